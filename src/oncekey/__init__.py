@@ -1,0 +1,1 @@
+"""Retry any request. It happens once."""
