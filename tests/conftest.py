@@ -1,0 +1,148 @@
+"""Options, servers and house rules for the whole suite."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import hypothesis
+import psycopg
+import pytest
+
+from tests.servers.redis import DATABASES
+from tests.servers.shared import Shared
+
+_SHARED = pytest.StashKey[Shared]()
+_skips: list[str] = []
+
+# A slow machine is not a failure; the long run looks deeper.
+hypothesis.settings.register_profile("usual", deadline=None, print_blob=True)
+hypothesis.settings.register_profile("long", deadline=None, print_blob=True, max_examples=3000)
+
+
+# ------------------------------------------------------------------ which tests run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("oncekey")
+    group.addoption("--fast", action="store_true", help="leave out what takes seconds")
+    group.addoption("--long", action="store_true", help="run only what takes minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    fast, long = config.getoption("--fast"), config.getoption("--long")
+
+    def wanted(item: pytest.Item) -> bool:
+        is_long = item.get_closest_marker("long") is not None
+        return is_long == long and not (fast and item.get_closest_marker("slow"))
+
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+# ------------------------------------------------------------------ servers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("long" if config.getoption("--long") else "usual")
+    told = getattr(config, "workerinput", {}).get("servers")
+    shared = Shared(told)
+    config.stash[_SHARED] = shared
+    config.add_cleanup(shared.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Under xdist: the workers are told where the servers are."""
+    node.workerinput["servers"] = node.config.stash[_SHARED].offer_all()
+
+
+def _offer(request: pytest.FixtureRequest, name: str) -> str:
+    offer = request.config.stash[_SHARED].offer(name)
+    if offer.reason:
+        pytest.skip(offer.reason)
+    return offer.url
+
+
+@pytest.fixture(scope="session")
+def _database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh database for this process; dropped at the end, for the server may be the user's."""
+    url, name = _offer(request, "postgres"), f"oncekey_{uuid.uuid4().hex}"
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f'CREATE DATABASE "{name}"'.encode())
+        yield name
+        admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest, _database: str) -> str:
+    """A database of this process's own on a real PostgreSQL."""
+    return urlsplit(_offer(request, "postgres"))._replace(path=f"/{_database}").geturl()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_url(request: pytest.FixtureRequest, _database: str) -> str:
+    """The same database, through a PgBouncer in transaction mode."""
+    return urlsplit(_offer(request, "pgbouncer"))._replace(path=f"/{_database}").geturl()
+
+
+@pytest.fixture(scope="session")
+def redis_url(request: pytest.FixtureRequest) -> str:
+    """A database number of this process's own on a real Valkey or Redis."""
+    url = urlsplit(_offer(request, "redis"))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return url._replace(path=f"/{int(worker) % DATABASES}").geturl()
+
+
+# ------------------------------------------------------------------ what was tested, and what not
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if config.getoption("dist", "no") == "no":
+        return ["servers: started when a test asks for one"]
+    config.stash[_SHARED].offer_all()
+    return _server_lines(config)
+
+
+def _server_lines(config: pytest.Config) -> list[str]:
+    return [
+        f"NOT TESTED: {name}: {offer.reason}" if offer.reason else f"{name}: {offer.about}"
+        for name, offer in config.stash[_SHARED].seen().items()
+    ]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skips.append(report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skips.append(report.nodeid)
+
+
+def _skips_fail() -> bool:
+    return bool(_skips) and os.environ.get("CI") == "true"
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    is_worker = hasattr(session.config, "workerinput")
+    if not is_worker and _skips_fail() and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    terminalreporter.section("servers")
+    for line in _server_lines(config) or ["none was asked for"]:
+        terminalreporter.write_line(line, red=line.startswith("NOT TESTED"))
+    if _skips:
+        what = "FAILED: under CI=true every test must run" if _skips_fail() else "NOT TESTED"
+        terminalreporter.write_line(f"{what}: {len(_skips)} skipped, listed above", red=True)

@@ -1,0 +1,30 @@
+"""Real servers for tests and benchmarks, started as children of whoever asks.
+
+    with start_postgres() as server:
+        server.url, server.version, server.pid
+        server.kill()       # SIGKILL to the whole process tree, as a crash would
+        server.restart()    # same folder, same port, same url
+
+Each server has a private folder, a free port on the loopback address and a password of its own.
+As root it runs as `nobody`. It dies with the process that started it, however that ends, and its
+folder is removed. What cannot be had raises `Unavailable`, which says why and what would help.
+"""
+
+from tests.servers.pgbouncer import PgBouncer, start_pgbouncer
+from tests.servers.postgres import Postgres, start_postgres
+from tests.servers.process import Server
+from tests.servers.programs import Program, Unavailable, find_tool
+from tests.servers.redis import Redis, start_redis
+
+__all__ = [
+    "PgBouncer",
+    "Postgres",
+    "Program",
+    "Redis",
+    "Server",
+    "Unavailable",
+    "find_tool",
+    "start_pgbouncer",
+    "start_postgres",
+    "start_redis",
+]

@@ -1,0 +1,60 @@
+"""A private Valkey or Redis."""
+
+import secrets
+from collections.abc import Sequence
+
+import redis
+
+from tests.servers.process import Server
+from tests.servers.programs import SOURCES, find_tool, reachable
+
+DATABASES = 128
+
+
+def start_redis(*, durable: bool = False, sources: Sequence[str] = SOURCES) -> "Redis":
+    """Start an empty server with an append-only file; `durable` syncs it before every answer."""
+    return Redis(durable, tuple(sources)).start()
+
+
+class Redis(Server):
+    def __init__(self, durable: bool, sources: tuple[str, ...]) -> None:
+        super().__init__("redis", reachable(find_tool("redis", sources)))
+        self._durable = durable
+        self._password = secrets.token_hex(8)
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def version(self) -> str:
+        return redis_version(self.url)
+
+    def command(self) -> list[str]:
+        settings = {
+            "bind": "127.0.0.1",
+            "port": self.port,
+            "dir": self.folder,
+            "requirepass": self._password,
+            "databases": DATABASES,
+            "appendonly": "yes",
+            "appendfsync": "always" if self._durable else "everysec",
+            "save": '""',
+            "maxmemory-policy": "noeviction",
+        }
+        lines = "".join(f"{name} {value}\n" for name, value in settings.items())
+        return [str(self.program.path), str(self.write("redis.conf", lines))]
+
+    def ready(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url, socket_timeout=2) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+def redis_version(url: str) -> str:
+    with redis.Redis.from_url(url, socket_timeout=5) as client:
+        info = client.info("server")
+    name = info.get("server_name", "redis")
+    return f"{name} {info.get(f'{name}_version', info['redis_version'])}"

@@ -1,0 +1,83 @@
+"""The servers that a whole test run shares: each started once, when first asked for.
+
+Under xdist the process that hands out the tests starts them and tells its workers the urls.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import psycopg
+import redis
+
+from tests.servers.pgbouncer import start_pgbouncer
+from tests.servers.postgres import postgres_version, start_postgres
+from tests.servers.process import Server
+from tests.servers.programs import Unavailable
+from tests.servers.redis import redis_version, start_redis
+
+NAMES = ("postgres", "redis", "pgbouncer")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A server to test with, or the reason why there is none."""
+
+    url: str = ""
+    about: str = ""
+    reason: str = ""
+
+
+class Shared:
+    def __init__(self, offers: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        """`offers` is what another process has told; without it servers are started here."""
+        self._offers = {name: Offer(**told) for name, told in (offers or {}).items()}
+        self._running: list[Server] = []
+
+    def offer(self, name: str) -> Offer:
+        if name not in self._offers:
+            try:
+                self._offers[name] = self._given(name) or self._started(name)
+            except Unavailable as unavailable:
+                self._offers[name] = Offer(reason=str(unavailable))
+        return self._offers[name]
+
+    def offer_all(self) -> dict[str, dict[str, str]]:
+        """All servers, as plain data for another process."""
+        return {name: asdict(self.offer(name)) for name in NAMES}
+
+    def seen(self) -> dict[str, Offer]:
+        """What was asked for so far."""
+        return dict(self._offers)
+
+    def close(self) -> None:
+        while self._running:
+            self._running.pop().close()
+
+    def _given(self, name: str) -> Offer | None:
+        """A server of the user's own, named by ONCEKEY_TEST_<NAME>_URL."""
+        variable = f"ONCEKEY_TEST_{name.upper()}_URL"
+        url = os.environ.get(variable)
+        if not url:
+            return None
+        try:
+            version = redis_version(url) if name == "redis" else postgres_version(url)
+        except (psycopg.Error, redis.RedisError) as error:
+            raise Unavailable(f"{variable} is set, but: {error}") from error
+        return Offer(url=url, about=f"{version} (from {variable})")
+
+    def _started(self, name: str) -> Offer:
+        starters: dict[str, Callable[[], Server]] = {
+            "postgres": start_postgres,
+            "redis": start_redis,
+            "pgbouncer": self._start_pgbouncer,
+        }
+        server = starters[name]()
+        self._running.append(server)
+        return Offer(url=server.url, about=f"{server.version} ({server.program.source})")
+
+    def _start_pgbouncer(self) -> Server:
+        behind = self.offer("postgres")
+        if behind.reason:
+            raise Unavailable(f"pgbouncer has nothing to stand in front of: {behind.reason}")
+        return start_pgbouncer(behind.url)
