@@ -63,7 +63,10 @@ class Shared:
         try:
             version = redis_version(url) if name == "redis" else postgres_version(url)
         except (psycopg.Error, redis.RedisError) as error:
-            raise Unavailable(f"{variable} is set, but: {error}") from error
+            why = str(error).partition("\n")[0]
+            raise Unavailable(
+                f"start the server that {variable} names, or unset it: {why}"
+            ) from error
         return Offer(url=url, about=f"{version} (from {variable})")
 
     def _started(self, name: str) -> Offer:
