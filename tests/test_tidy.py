@@ -86,6 +86,6 @@ def test_requirements_are_hashed_and_name_no_registry() -> None:
         text = path.read_text()
         assert "://" not in text
         assert "index-url" not in text
-        for pin in re.split(r"\n(?=\w)", text):
+        for pin in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
             assert re.match(r"[\w.-]+==", pin), pin
             assert "--hash=sha256:" in pin, pin
