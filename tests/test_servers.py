@@ -1,5 +1,6 @@
 """The servers under the other tests: crash tests mean something only if a crash is one."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,18 +57,25 @@ def test_redis_keeps_writes_through_a_crash(own_redis: Redis) -> None:
 
 
 def test_a_server_dies_with_the_process_that_started_it() -> None:
-    script = "from tests.servers import start_redis as s; print(s().pid, flush=True); input()"
+    script = (
+        "from tests.servers import start_redis\n"
+        "server = start_redis()\n"
+        "print(server.pid, server.folder.parent, flush=True)\n"
+        "input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        pid_text, folder = parent.stdout.readline().split()
+        pid = int(pid_text)
         assert _alive(pid)
         parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 10
     while _alive(pid):
         assert time.monotonic() < deadline, "the server outlived its parent"
         time.sleep(0.01)
+    shutil.rmtree(folder)  # the next run would do it, too
 
 
 def test_shared_servers_answer(postgres_url: str, redis_url: str) -> None:
