@@ -22,7 +22,7 @@ RESERVED = {
     "time.clock_gettime": "clock.py",
     "datetime.now": "clock.py",
     "datetime.datetime.now": "clock.py",
-    "random": "core/backoff.py testing/",
+    "random": "guard.py testing/",
     "secrets": "guard.py",
     "uuid": "guard.py",
     "os.urandom": "guard.py",
