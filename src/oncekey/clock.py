@@ -1,0 +1,90 @@
+"""The only place that reads time.
+
+Three clocks, for three questions. *Monotonic* measures how long something took in this process.
+*Boot* measures leases between processes of one machine: it does not jump when somebody sets the
+wall clock. *Wall* gives dates to people and measures retention, which must survive a reboot.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import Protocol
+
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Clock(Protocol):
+    """What the engine and the embedded stores ask of time."""
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start; never goes back in one process."""
+
+    def boot(self) -> float:
+        """Seconds since the machine booted, the same for all its processes, sleep included."""
+
+    def boot_id(self) -> str:
+        """Differs from boot to boot: readings of `boot()` compare only under the same id."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, as the host believes."""
+
+
+class SystemClock:
+    """The real clocks of this machine."""
+
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    @staticmethod
+    def boot() -> float:
+        # Where the system has no clock that counts sleep, its monotonic clock is the nearest: a
+        # lease then lasts longer over a suspend, which delays a take-over but never allows one too
+        # early.
+        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+    @staticmethod
+    @functools.cache
+    def boot_id() -> str:
+        try:
+            return _BOOT_ID_FILE.read_text().strip()
+        except OSError:
+            # No id to be had: the boot's wall time, in steps coarse enough that clock corrections
+            # rarely show.
+            return f"boot-{round((time.time() - time.monotonic()) / 3600)}"
+
+
+class FakeClock:
+    """A clock for tests: it moves only when told to."""
+
+    def __init__(self, start: float = 1_000_000.0) -> None:
+        self._now = start
+        self._wall_offset = 0.0
+        self._boot_id = "boot-1"
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def boot(self) -> float:
+        return self._now
+
+    def boot_id(self) -> str:
+        return self._boot_id
+
+    def wall(self) -> float:
+        return self._now + self._wall_offset
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+
+    def step_wall(self, seconds: float) -> None:
+        """Set the wall clock ahead (or back): nothing that measures leases may notice."""
+        self._wall_offset += seconds
+
+    def reboot(self) -> None:
+        """The machine restarts: boot readings start again under another id."""
+        self._boot_id += "+"
+        self._wall_offset += self._now
+        self._now = 0.0

@@ -1,0 +1,241 @@
+"""The life of a record: every transition and every decision, in two literal tables.
+
+Theory of operation
+-------------------
+A record is owned by at most one attempt at a time.
+Ownership is a *lease* (it ends by the store's clock unless renewed), proved by two values that
+every write presents: the *fence*, a counter that rises with every change of owner, and the *token*,
+random bytes that only this attempt knows. A store carries a write out only if state, fence and
+token are still what the writer believes. So whatever an attempt does after it lost its record has
+no effect, however long it slept in between, and no decision taken on an old read can win over what
+happened since.
+
+Two kinds of change need more than equality. A take-over needs the lease to be over, and starting
+over needs the record to be expired, *by the store's clock at the write*: `When`. Reading "lapsed"
+and then writing would let a take-over beat the renewal that landed in between.
+
+A lost reply is harmless, because a repeated write finds its own token: `landed()` tells "somebody
+else was there" from "it was me, a moment ago".
+
+`TRANSITIONS` is the state machine. `DECISIONS` says what a request gets, by what it found.
+Everything else in this file only reads them. The diagram in ARCHITECTURE.md is generated from
+`TRANSITIONS`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from oncekey.core.fingerprint import Comparison
+from oncekey.core.policy import Policy
+from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.verbs import Swap, When
+
+RUNNING, COMPLETED, RELEASED, UNKNOWN = (
+    State.RUNNING,
+    State.COMPLETED,
+    State.RELEASED,
+    State.UNKNOWN,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """From which states, to which, under what condition, and whether ownership changes (the fence
+    rises).
+    """
+
+    sources: tuple[State, ...]
+    to: State
+    when: When
+    raise_fence: bool
+
+
+TRANSITIONS = {
+    "renew": Transition((RUNNING,), RUNNING, When.ANY, False),
+    "shorten": Transition((RUNNING,), RUNNING, When.OVERLONG, False),
+    "complete": Transition((RUNNING,), COMPLETED, When.ANY, False),
+    "release": Transition((RUNNING,), RELEASED, When.ANY, False),
+    "take over": Transition((RUNNING,), RUNNING, When.LAPSED, True),
+    "doubt": Transition((RUNNING,), UNKNOWN, When.LAPSED, True),
+    "run again": Transition((RELEASED,), RUNNING, When.ANY, True),
+    "start over": Transition((RUNNING, COMPLETED, RELEASED, UNKNOWN), RUNNING, When.EXPIRED, True),
+    "resolve as completed": Transition((UNKNOWN,), COMPLETED, When.ANY, True),
+    "resolve as released": Transition((UNKNOWN,), RELEASED, When.ANY, True),
+}
+
+
+class Situation(enum.Enum):
+    """What a request finds under its record id; the last five are derived by the store's clock."""
+
+    IN_FLIGHT = "running, lease live"
+    OVERLONG = "running, deadline further away than one lease"
+    LAPSED = "running, lapsed"
+    WORN_OUT = "running, lapsed too often"
+    EXPIRED = "expired"
+    FAILED = "released after failure"
+    NO_EFFECT = "released without effect"
+    COMPLETED = "completed"
+    BODILESS = "completed without body"
+    UNKNOWN = "unknown"
+
+
+class Action(enum.Enum):
+    """What to do about it."""
+
+    START_OVER = "run, as if nothing had been there"
+    RUN_AGAIN = "run again"
+    RECOVER = "as the operation's recovery says"
+    DOUBT = "declare the outcome unknown"
+    SHORTEN = "cut the deadline to one lease, then look again"
+    IN_FLIGHT = "refuse or wait: still running"
+    REPLAY = "replay"
+    FACT_ONLY = "tell that it happened; the answer was not kept"
+    UNKNOWN = "refuse: outcome unknown"
+    MISMATCH = "refuse: other request"
+    NEWER = "refuse for now: written by a newer release"
+
+
+_SAME, _OTHER, _NEWER = Comparison.SAME, Comparison.DIFFERENT, Comparison.UNKNOWN_VERSION
+
+#       found                 same request            other request          unknown fingerprint
+# version
+_ROWS = (
+    (Situation.EXPIRED, Action.START_OVER, Action.START_OVER, Action.START_OVER),
+    (Situation.NO_EFFECT, Action.RUN_AGAIN, Action.RUN_AGAIN, Action.RUN_AGAIN),
+    (Situation.FAILED, Action.RUN_AGAIN, Action.MISMATCH, Action.NEWER),
+    (Situation.IN_FLIGHT, Action.IN_FLIGHT, Action.MISMATCH, Action.NEWER),
+    (Situation.OVERLONG, Action.SHORTEN, Action.MISMATCH, Action.NEWER),
+    (Situation.LAPSED, Action.RECOVER, Action.MISMATCH, Action.NEWER),
+    (Situation.WORN_OUT, Action.DOUBT, Action.MISMATCH, Action.NEWER),
+    (Situation.COMPLETED, Action.REPLAY, Action.MISMATCH, Action.NEWER),
+    (Situation.BODILESS, Action.FACT_ONLY, Action.MISMATCH, Action.NEWER),
+    (Situation.UNKNOWN, Action.UNKNOWN, Action.MISMATCH, Action.NEWER),
+)
+DECISIONS = {
+    (situation, comparison): action
+    for situation, *actions in _ROWS
+    for comparison, action in zip((_SAME, _OTHER, _NEWER), actions, strict=True)
+}
+
+
+def situation(record: Record, lapses_max: int) -> Situation:
+    """What this record is, to somebody who finds it."""
+    if record.expires_in_s <= 0:
+        return Situation.EXPIRED
+    match record.state:
+        case State.COMPLETED:
+            whole = record.answer is not None and record.answer.body is not None
+            return Situation.COMPLETED if whole else Situation.BODILESS
+        case State.RELEASED:
+            return Situation.NO_EFFECT if record.no_effect else Situation.FAILED
+        case State.UNKNOWN:
+            return Situation.UNKNOWN
+    if record.lapsed:
+        return Situation.WORN_OUT if record.lapses + 1 >= lapses_max else Situation.LAPSED
+    return Situation.OVERLONG if record.overlong else Situation.IN_FLIGHT
+
+
+def decide(record: Record, comparison: Comparison, policy: Policy) -> Action:
+    """What a request gets that finds this record. Never `RECOVER`: the policy has had its say."""
+    action = DECISIONS[situation(record, policy.lapses_max), comparison]
+    if action is Action.RECOVER:
+        # The record's own recovery was declared by the code that ran it; a deploy in between must
+        # not weaken it.
+        blocked = "block" in (record.recovery, policy.recovery)
+        return Action.DOUBT if blocked else Action.RUN_AGAIN
+    return action
+
+
+def _swap(name: str, found: Record | Held, **changes: object) -> Swap:
+    transition = TRANSITIONS[name]
+    if found.state not in transition.sources:
+        raise ValueError(f"a record that is {found.state} cannot {name}")
+    return Swap(
+        id=found.id,
+        state=found.state,
+        fence=found.fence,
+        token=found.token,
+        to=transition.to,
+        when=transition.when,
+        raise_fence=transition.raise_fence,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A record as its owner knows it: what every write of an attempt presents."""
+
+    id: bytes
+    fence: int
+    token: bytes
+    state: State = State.RUNNING
+
+
+def renew(held: Held, *, lease_s: float, retention_s: float) -> Swap:
+    """Touches only the deadline and the beat."""
+    return _swap("renew", held, lease_s=lease_s, retention_s=retention_s)
+
+
+def shorten(found: Record) -> Swap:
+    """After the store's clock was set back: from now on one lease, unless the owner renews."""
+    return _swap("shorten", found, lease_s=found.lease_s, retention_s=found.retention_s)
+
+
+def complete(
+    held: Held, answer: Answer, *, retention_s: float, resource_id: str | None = None
+) -> Swap:
+    return _swap("complete", held, retention_s=retention_s, answer=answer, resource_id=resource_id)
+
+
+def release(held: Held, *, no_effect: bool, retention_s: float) -> Swap:
+    return _swap("release", held, retention_s=retention_s, no_effect=no_effect)
+
+
+def doubt(found: Record, *, new_token: bytes, retention_s: float) -> Swap:
+    """Nobody knows how it ended: a fence and token of its own, so that no zombie can end it
+    either.
+    """
+    return _swap(
+        "doubt", found, new_token=new_token, retention_s=retention_s, lapses=found.lapses + 1
+    )
+
+
+def take(found: Record, claim: Claim) -> Swap:
+    """Become the owner of a record that is expired, released or lapsed."""
+    if found.expired:
+        name, fresh, attempt, lapses = "start over", True, 1, 0
+    elif found.state is State.RELEASED:
+        name, fresh, attempt, lapses = "run again", False, found.attempt + 1, found.lapses
+    else:
+        name, fresh, attempt, lapses = "take over", False, found.attempt + 1, found.lapses + 1
+    return _swap(
+        name,
+        found,
+        new_token=claim.token,
+        claim=claim,
+        lease_s=claim.lease_s,
+        retention_s=claim.retention_s,
+        fresh=fresh,
+        attempt=attempt,
+        lapses=lapses,
+    )
+
+
+def resolve(found: Record, *, new_token: bytes, answer: Answer | None, retention_s: float) -> Swap:
+    """An operator found out: completed with this answer, or released (None) so that a retry runs."""
+    name = "resolve as released" if answer is None else "resolve as completed"
+    return _swap(name, found, new_token=new_token, answer=answer, retention_s=retention_s)
+
+
+def landed(swap: Swap, found: Record | None) -> bool:
+    """Whether a refused swap is refused only because the same swap was carried out before (its
+    reply was lost).
+    """
+    if found is None or found.state is not swap.to:
+        return False
+    return found.token == (swap.new_token or swap.token) and (
+        found.fence > swap.fence if swap.raise_fence else found.fence == swap.fence
+    )

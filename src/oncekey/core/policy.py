@@ -1,0 +1,194 @@
+"""Policies: the rules for one application or one route.
+
+A policy is sparse: what it does not set it inherits. The route's policy lies over the
+application's, which lies over the profile's, which lies over `DEFAULTS`; `policy.over(base)` is
+that one operation. Every number carries its unit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from oncekey.errors import Misuse
+
+
+class _Inherit(enum.Enum):
+    INHERIT = "inherit"
+
+    def __repr__(self) -> str:
+        return "inherit"
+
+
+INHERIT: Final[Any] = _Inherit.INHERIT
+
+
+class Verdict(enum.Enum):
+    """What an answer means for its record."""
+
+    KEEP = "keep"
+    """Final: stored, and replayed to every retry."""
+    FAILED = "failed"
+    """Released after failure: a retry with the same request runs again."""
+    NO_EFFECT = "no effect"
+    """Released without effect: a retry may even bring another request."""
+
+
+_REFUSALS = frozenset({307, 308, 401, 403, 405, 407, 408, 409, 413, 415, 425, 429})
+
+
+def keep_definitive(status: int) -> Verdict:
+    """The default: what the handler decided is kept, what it refused or could not do is not."""
+    if status >= 500:
+        return Verdict.FAILED
+    return Verdict.NO_EFFECT if status in _REFUSALS else Verdict.KEEP
+
+
+def keep_success(status: int) -> Verdict:
+    """Only 2xx is kept; every error may be tried again."""
+    if 200 <= status < 300:
+        return Verdict.KEEP
+    return keep_definitive(status) if status in _REFUSALS else Verdict.FAILED
+
+
+def keep_errors_too(status: int) -> Verdict:
+    """5xx is kept as well: for effects that nobody dares to repeat after an internal error."""
+    return Verdict.KEEP if status >= 500 else keep_definitive(status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The rules for an application or a route; fields left out are inherited.
+
+    >>> Policy(lease_s=60).over(DEFAULTS).retention_s
+    86400.0
+    """
+
+    required: bool = INHERIT
+    """Refuse requests that bring no key."""
+    methods: Iterable[str] = INHERIT
+    """Methods that are guarded; a key on any other method is ignored."""
+    scope: Literal["operation", "tenant"] = INHERIT
+    """Whether one key may be used once per operation, or once for the whole tenant."""
+    lease_s: float = INHERIT
+    """How long a claim holds without renewal; it is renewed every third of it while the handler
+    runs.
+    """
+    run_s_max: float = INHERIT
+    """A handler is not renewed past this: one that hangs for ever gives its record up."""
+    retention_s: float = INHERIT
+    """How long an answer is kept, counted from completion."""
+    unknown_retention_s: float = INHERIT
+    """How long an unknown outcome waits for an operator."""
+    in_flight: Literal["refuse", "wait"] = INHERIT
+    """What a retry gets while the first request still runs."""
+    wait_s: float = INHERIT
+    """How long a retry waits, where `in_flight` says so, before it is refused."""
+    keep: Callable[[int], Verdict] = INHERIT
+    """What an answer's status means for its record."""
+    recovery: Literal["rerun", "block"] = INHERIT
+    """What happens to an attempt whose lease is over: run again, or declare the outcome unknown."""
+    lapses_max: int = INHERIT
+    """An attempt that died this often is not run again but declared unknown."""
+    request_bytes_max: int = INHERIT
+    answer_bytes_max: int = INHERIT
+    """A larger answer is sent, but only the fact is kept: a retry is told so and never runs again.
+    """
+    key_chars_min: int = INHERIT
+    store_down: Literal["refuse", "run"] = INHERIT
+    """Whether a request may run unprotected when the store cannot be reached."""
+    headers_kept: Iterable[str] | None = INHERIT
+    """Names of headers to keep; None keeps all but those that must never be kept."""
+    field_digests: bool = INHERIT
+    """Keep a keyed digest of each top-level field, so that a mismatch can name what differs."""
+    waiters_per_key_max: int = INHERIT
+    waiters_max: int = INHERIT
+    """Most retries that wait at once, for one key and in one process; more are refused at once."""
+
+    def over(self, base: Policy) -> Policy:
+        """This policy, with what it does not set taken from `base`."""
+        missing = {name: getattr(base, name) for name in _FIELDS if getattr(self, name) is INHERIT}
+        return dataclasses.replace(self, **missing)
+
+    def settled(self) -> Policy:
+        """This policy over `DEFAULTS`, with every value checked."""
+        policy = self.over(DEFAULTS)
+        _check(policy)
+        methods = frozenset(method.upper() for method in policy.methods)
+        kept = policy.headers_kept
+        names = None if kept is None else frozenset(name.lower() for name in kept)
+        return dataclasses.replace(policy, methods=methods, headers_kept=names)
+
+
+_FIELDS = tuple(f.name for f in dataclasses.fields(Policy))
+_POSITIVE = (
+    "lease_s",
+    "run_s_max",
+    "retention_s",
+    "unknown_retention_s",
+    "lapses_max",
+    "request_bytes_max",
+    "answer_bytes_max",
+    "key_chars_min",
+)
+_NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "scope": ("operation", "tenant"),
+    "in_flight": ("refuse", "wait"),
+    "recovery": ("rerun", "block"),
+    "store_down": ("refuse", "run"),
+}
+
+
+def _check(policy: Policy) -> None:
+    for name in _POSITIVE:
+        if not getattr(policy, name) > 0:
+            raise Misuse(f"Policy({name}={getattr(policy, name)!r}): must be more than 0")
+    for name in _NOT_NEGATIVE:
+        if not getattr(policy, name) >= 0:
+            raise Misuse(f"Policy({name}={getattr(policy, name)!r}): must not be negative")
+    for name, choices in _CHOICES.items():
+        if getattr(policy, name) not in choices:
+            raise Misuse(f"Policy({name}={getattr(policy, name)!r}): choose one of {choices}")
+    if isinstance(policy.methods, str) or isinstance(policy.headers_kept, str):
+        raise Misuse(
+            "Policy(methods=…) and Policy(headers_kept=…) take a list of names, not one string"
+        )
+    if policy.key_chars_min > 255:
+        raise Misuse(
+            f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
+        )
+    if not callable(policy.keep):
+        raise Misuse(
+            "Policy(keep=…) takes a function from a status to a Verdict, such as keep_success"
+        )
+
+
+DEFAULTS: Final = Policy(
+    required=False,
+    # PUT and DELETE are idempotent by HTTP's own rules and become guarded by naming them.
+    methods=("POST", "PATCH"),
+    scope="operation",
+    # Long enough that a paused process or a slow garbage collection is not taken for dead, short
+    # enough that a client of a dead one learns its outcome within a minute.
+    lease_s=30.0,
+    run_s_max=900.0,
+    retention_s=86_400.0,
+    unknown_retention_s=30 * 86_400.0,
+    in_flight="refuse",
+    wait_s=10.0,
+    keep=keep_definitive,
+    recovery="rerun",
+    lapses_max=5,
+    request_bytes_max=1_048_576,
+    answer_bytes_max=1_048_576,
+    key_chars_min=1,
+    store_down="refuse",
+    headers_kept=None,
+    field_digests=False,
+    waiters_per_key_max=100,
+    waiters_max=1000,
+)

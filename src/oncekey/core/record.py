@@ -1,0 +1,163 @@
+"""The record: everything kept for one record id, and the encoding of what is replayed.
+
+Stores measure time by their own clock. A `Record` that a store returns therefore carries no
+deadline but what was *left* of it when the store looked: `lease_left_s`, `expires_in_s`. Nothing
+here compares clocks of two machines.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from oncekey.errors import CorruptRecord
+
+TOKEN_BYTES = 16
+
+
+class State(enum.StrEnum):
+    """What is kept; *lapsed* and *expired* are derived from time, never stored."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    RELEASED = "released"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the client was told, byte for byte. `body` is None where only the fact was kept (too
+    large).
+    """
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes | None = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An attempt that wants to own a record: all that a store needs to write it down."""
+
+    id: bytes
+    token: bytes
+    tenant: str
+    operation: str
+    key: str
+    fingerprint: bytes
+    fingerprint_version: int
+    lease_s: float
+    retention_s: float
+    recovery: str = "rerun"
+    schema_version: int = 0
+    field_digests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record as a store found it."""
+
+    id: bytes
+    token: bytes
+    tenant: str
+    operation: str
+    key: str
+    fingerprint: bytes
+    fingerprint_version: int
+    lease_s: float
+    retention_s: float
+    recovery: str
+    schema_version: int
+    field_digests: Mapping[str, str]
+    state: State
+    fence: int
+    attempt: int
+    lapses: int
+    beat: int
+    no_effect: bool
+    """Released without effect: the next attempt may bring another request."""
+    answer: Answer | None
+    resource_id: str | None
+    age_s: float
+    """Since the first attempt, by the store's clock."""
+    lease_left_s: float
+    """Until the lease is over; 0 or less means lapsed. Only meaningful while running."""
+    expires_in_s: float
+    """Until the record may be removed; 0 or less means expired."""
+    replays: int = 0
+    conflicts: int = 0
+
+    @property
+    def lapsed(self) -> bool:
+        """Running, but its lease is over."""
+        return self.state is State.RUNNING and self.lease_left_s <= 0
+
+    @property
+    def expired(self) -> bool:
+        """To be treated as if it were not there."""
+        return self.expires_in_s <= 0
+
+    @property
+    def overlong(self) -> bool:
+        """Its deadline is further away than one lease: the store's clock was set back since."""
+        return self.state is State.RUNNING and self.lease_left_s > self.lease_s * 1.001
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """A record's state without its content, for those who wait for it to change."""
+
+    state: State
+    fence: int
+    lease_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A named part of a handler whose result is kept. `result` is None while only its start is
+    marked.
+    """
+
+    name: str
+    digest: bytes
+    result: bytes | None
+
+
+# The encoding of headers: a version byte, then each line as two length-prefixed strings. Lines are
+# kept as lines, in order and never joined. Readers refuse a version they do not know rather than
+# guess.
+_HEADERS_VERSION = 1
+_LENGTHS = struct.Struct("!HI")
+
+
+def encode_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Headers as bytes, for stores."""
+    parts = [bytes((_HEADERS_VERSION,))]
+    for name, value in headers:
+        parts += (_LENGTHS.pack(len(name), len(value)), name, value)
+    return b"".join(parts)
+
+
+def decode_headers(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    """The inverse of `encode_headers`."""
+    if not data or data[0] != _HEADERS_VERSION:
+        raise CorruptRecord(
+            f"kept headers have version {data[:1].hex() or 'none'}, this release reads "
+            f"{_HEADERS_VERSION:02x}; a newer release wrote them: finish its deployment or roll back"
+        )
+    headers = []
+    at = 1
+    while at < len(data):
+        try:
+            name_length, value_length = _LENGTHS.unpack_from(data, at)
+        except struct.error as error:
+            raise CorruptRecord(f"kept headers end within a length, at byte {at}") from error
+        at += _LENGTHS.size
+        end = at + name_length + value_length
+        if end > len(data):
+            raise CorruptRecord(f"kept headers end within a line, at byte {at}")
+        headers.append((data[at : at + name_length], data[at + name_length : end]))
+        at = end
+    return tuple(headers)

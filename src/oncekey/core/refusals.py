@@ -1,0 +1,85 @@
+"""The refusals that the engine gives, in the words that a client's developer reads."""
+
+from __future__ import annotations
+
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.record import Record
+
+
+def in_flight(record: Record) -> Problem:
+    # Half of what it has taken so far is a fair guess at what is still to come; never beyond the
+    # lease.
+    retry_after_s = max(1.0, min(record.age_s / 2, record.lease_left_s))
+    return Problem(
+        Kind.IN_FLIGHT,
+        "A request with this key is still running. Retry with the same key and the same request.",
+        retryable=True,
+        retry_after_s=retry_after_s,
+    )
+
+
+def contended() -> Problem:
+    return Problem(
+        Kind.IN_FLIGHT,
+        "Other requests with this key keep changing its record. Retry with the same key.",
+        retryable=True,
+        retry_after_s=1.0,
+    )
+
+
+def mismatch(fields: tuple[str, ...]) -> Problem:
+    which = f" These fields differ: {', '.join(fields)}." if fields else ""
+    return Problem(
+        Kind.MISMATCH,
+        f"This key was used before with another request.{which} Use a new key for a new request.",
+        fields=fields,
+    )
+
+
+def unknown() -> Problem:
+    return Problem(
+        Kind.OUTCOME_UNKNOWN,
+        "An earlier request with this key began and nobody knows how it ended. Do not retry: ask "
+        "whoever runs this service to find out and to resolve it.",
+    )
+
+
+def fact_only(record: Record) -> Problem:
+    status = record.answer.status if record.answer else 0
+    headers = dict(record.answer.headers) if record.answer else {}
+    return Problem(
+        Kind.ANSWER_NOT_KEPT,
+        f"The request with this key was completed with status {status}, but its answer was not "
+        "kept. It will not run again; read the resource instead.",
+        location=headers.get(b"location"),
+    )
+
+
+def newer() -> Problem:
+    return Problem(
+        Kind.NEWER_RECORD,
+        "This key's record was written by a newer release of this service. Retry with the same "
+        "key.",
+        retryable=True,
+        retry_after_s=5.0,
+    )
+
+
+def store_down() -> Problem:
+    return Problem(
+        Kind.STORE_UNAVAILABLE,
+        "The store that remembers requests does not answer, so the request was not run. Retry "
+        "with the same key.",
+        retryable=True,
+        retry_after_s=1.0,
+    )
+
+
+def unrecorded(lease_left_s: float) -> Problem:
+    return Problem(
+        Kind.STORE_UNAVAILABLE,
+        "The request ran, but its answer could not be recorded. Retry with the same key to learn "
+        "it.",
+        retryable=True,
+        retry_after_s=max(lease_left_s, 1.0),
+    )

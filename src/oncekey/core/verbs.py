@@ -1,0 +1,165 @@
+"""What can be asked of a store, as values: the verbs and their outcomes.
+
+The engine yields verbs; `oncekey.stores.base` says in words what a store must do for each.
+Everything a store writes goes through `Insert` and `Swap`, so these two carry the whole burden of
+proof.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oncekey.core.record import Answer, Claim, Record, State, Step
+
+
+class When(enum.Enum):
+    """What must hold *by the store's clock, at the write*, for a swap to happen."""
+
+    ANY = "any"
+    LAPSED = "lapsed"
+    EXPIRED = "expired"
+    OVERLONG = "overlong"
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Write a new running record, or find the one that is there. → `Inserted | Found`"""
+
+    claim: Claim
+
+    @property
+    def id(self) -> bytes:
+        return self.claim.id
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Change a record if its state, fence and token are as expected and `when` holds. → `Done |
+    Refused`
+    """
+
+    id: bytes
+    state: State
+    fence: int
+    token: bytes
+    when: When
+    to: State
+    raise_fence: bool
+    retention_s: float
+    lease_s: float | None = None
+    """Given exactly when `to` is running: the new deadline is the store's now plus this."""
+    new_token: bytes | None = None
+    claim: Claim | None = None
+    """On a take-over: the request, recovery and schema version of the new attempt."""
+    fresh: bool = False
+    """Start over: created now, counters 0, kept answer and steps forgotten."""
+    attempt: int | None = None
+    lapses: int | None = None
+    no_effect: bool = False
+    answer: Answer | None = None
+    resource_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was changed; `record` is what stands there instead, None if nothing does."""
+
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """→ `Record | None`"""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """→ `Glimpse | None`"""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AppendStep:
+    """Keep a step if the attempt still runs under this fence and token. → `Done | Refused`"""
+
+    id: bytes
+    fence: int
+    token: bytes
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """→ `list[Step]` in the order in which they were first appended."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Add to counters; decides nothing, loses nothing that matters. → None"""
+
+    replays: Mapping[bytes, int]
+    conflicts: Mapping[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """→ ids of at most `limit` records that are lapsed or expired: a hint, oldest first."""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Remove at most `limit` expired records. → how many were removed"""
+
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """→ at most `limit` records without bodies, by id, after the id `after`."""
+
+    limit: int
+    after: bytes = b""
+    state: State | None = None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """→ `dict[State, int]`"""
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Blank the content of at most `limit` finished records of a tenant, keep their ids. → how
+    many
+    """
+
+    tenant: str
+    limit: int
+
+
+Verb = Insert | Swap | Find | Peek | AppendStep | Steps | Tally | Due | Sweep | Scan | Count | Purge

@@ -1,0 +1,52 @@
+"""Every exception that oncekey raises.
+
+    OncekeyError ├── Misuse               the program is wrong: a bad setting, a call in the wrong
+    place ├── StoreError │   ├── StoreUnavailable the store did not answer; `sent` says whether it
+    may have acted │   ├── StoreUnfit       the store answers, but must not be used as it is:
+    schema, eviction, durability │   └── CorruptRecord    what the store returned cannot be read └──
+    LeaseLost            raised in a handler that asked whether it still owns its record
+
+Refusals (in flight, mismatch, unknown, …) are not exceptions but values: see
+`oncekey.core.problem`.
+"""
+
+from __future__ import annotations
+
+
+class OncekeyError(Exception):
+    """The base of everything below, so that one `except` can catch it."""
+
+
+class Misuse(OncekeyError):
+    """The program uses oncekey wrongly; the message says what to write instead."""
+
+
+class StoreError(OncekeyError):
+    """Something about the store."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer.
+
+    `sent` is False only when the question provably never left this process. A question that may
+    have been sent may also have been carried out: repeat it with the same token, never assume that
+    it failed.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class StoreUnfit(StoreError):
+    """The store works but would not keep the promises; the message names the setting or command
+    that helps.
+    """
+
+
+class CorruptRecord(StoreError):
+    """A stored record could not be decoded; it is never guessed at."""
+
+
+class LeaseLost(OncekeyError):
+    """This attempt no longer owns its record: whatever it writes through oncekey will be refused."""

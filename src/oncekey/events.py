@@ -1,0 +1,130 @@
+"""What happened, as frozen values, and the one protocol by which anybody can listen.
+
+Events carry no key and no content, only the key's short hash. A hook that raises is reported once
+and otherwise ignored: watching must not change what is watched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+_log = logging.getLogger("oncekey")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Where it happened."""
+
+    operation: str
+    key_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Event):
+    """A handler starts: the first attempt, or a later one."""
+
+    attempt: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver(Event):
+    """An attempt whose lease was over lost its record to a new one."""
+
+    attempt: int
+    lapses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completed(Event):
+    """An answer is recorded."""
+
+    status: int
+    attempt: int
+    run_s: float
+    """From claim to record."""
+    first_attempt_age_s: float
+    """From the first attempt of all to this answer: how long the client waited in the end."""
+    body_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Event):
+    """The record was given back; a retry may run."""
+
+    no_effect: bool
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(Event):
+    """A retry got the kept answer."""
+
+    status: int
+    first_attempt_age_s: float
+    """From the first attempt to this retry's answer."""
+    attempt: int
+    earlier_replays: int
+    """As far as they were counted: how often this key was retried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declined(Event):
+    """A request was refused; `reason` is a `Kind` of `oncekey.core.problem`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWasLost(Event):
+    """An attempt learnt that it does not own its record any more, or cannot know."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeUnknown(Event):
+    """Nobody knows how it ended: an operator must look."""
+
+    attempt: int
+    lapses: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAsked(Event):
+    """A verb went to the store and came back."""
+
+    verb: str
+    seconds: float
+    error: str | None
+    """The kind of failure, None if the store answered."""
+
+
+class Hook(Protocol):
+    """Called with every event, on the request path: be quick, hand slow work elsewhere."""
+
+    def __call__(self, event: Event) -> None: ...
+
+
+class Hooks:
+    """Several hooks as one. Falsy when there are none, so that nobody builds events for nobody."""
+
+    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+        self._hooks = tuple(hooks)
+        self._broken: set[int] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def __call__(self, event: Event) -> None:
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                if id(hook) not in self._broken:
+                    self._broken.add(id(hook))
+                    _log.exception("the hook %r failed; its further failures are not logged", hook)

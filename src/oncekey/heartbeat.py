@@ -1,0 +1,164 @@
+"""The heartbeat: renews the leases of attempts that still run.
+
+It is a thread with a connection of its own, for sync and async applications alike: a handler that
+blocks the event loop, or a crowd that keeps every other connection busy, must not cost a healthy
+attempt its lease. Most handlers end before their first renewal is due; for them the heartbeat is
+one `append`.
+
+It is stopped and joined, never cancelled, and a renewal that crosses with the attempt's own
+completion is harmless: it needs a running record and changes neither fence nor token.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from oncekey.attempt import Attempt
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.verbs import Done, Refused
+from oncekey.errors import StoreError
+from oncekey.guard import LEASE_MARGIN, Guard
+from oncekey.stores.base import Store
+from oncekey.stores.gather import BATCH_ROWS_MAX, Line
+
+_log = logging.getLogger("oncekey")
+
+BEATS_PER_LEASE = 3
+RETRY_S = 0.2
+
+
+class Schedule:
+    """Who is due for renewal, and when. Pure."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Attempt]] = []
+        self._count = 0
+
+    def add(self, attempt: Attempt, at: float) -> None:
+        self._count += 1  # attempts do not compare; equal times are served in order
+        heappush(self._heap, (at, self._count, attempt))
+
+    def next_at(self) -> float | None:
+        """When somebody is due next; forgets those who have ended."""
+        while self._heap and self._heap[0][2].finished:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def take(self, now: float, limit: int = BATCH_ROWS_MAX) -> list[Attempt]:
+        """At most `limit` attempts that are due and have not ended."""
+        due: list[Attempt] = []
+        while len(due) < limit and self._heap and self._heap[0][0] <= now:
+            attempt = heappop(self._heap)[2]
+            if not attempt.finished:
+                due.append(attempt)
+        return due
+
+
+class Heartbeat:
+    """Renews attempts from `add` until they are finished, or ran for `run_s_max`."""
+
+    def __init__(self, store: Store, guard: Guard, clock: Clock | None = None) -> None:
+        self._guard = guard
+        self._clock = clock or SystemClock()
+        self._store = store
+        self._condition = threading.Condition()
+        self._schedule = Schedule()
+        self._wakes_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._stopping = False
+
+    def add(self, attempt: Attempt) -> None:
+        """Keep this attempt's lease alive."""
+        at = attempt.claimed_at + attempt.lease_s / BEATS_PER_LEASE
+        with self._condition:
+            if self._thread is None or self._pid != os.getpid():
+                self._start()
+            self._schedule.add(attempt, at)
+            if at < self._wakes_at:
+                self._condition.notify()
+
+    def _start(self) -> None:
+        if (
+            self._pid != os.getpid()
+        ):  # threads do not survive a fork, and the parent's attempts are not ours
+            self._schedule, self._pid = Schedule(), os.getpid()
+        self._stopping = False
+        self._wakes_at = float("inf")
+        self._thread = threading.Thread(target=self._run, name="oncekey-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, after the renewal that is under way."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+            thread, self._thread = self._thread, None
+        if thread is not None and self._pid == os.getpid():
+            thread.join()
+
+    def _run(self) -> None:
+        line = Line(self._store)
+        try:
+            while (due := self._await_due()) is not None:
+                self._beat(line, due)
+        finally:
+            line.close()
+
+    def _await_due(self) -> list[Attempt] | None:
+        """Sleep until somebody is due; None when it is time to stop."""
+        with self._condition:
+            while not self._stopping:
+                now = self._clock.monotonic()
+                if due := self._schedule.take(now):
+                    return due
+                at = self._schedule.next_at()
+                self._wakes_at = float("inf") if at is None else at
+                self._condition.wait(None if at is None else max(at - now, 0.001))
+            return None
+
+    def _beat(self, line: Line, due: list[Attempt]) -> None:
+        now = self._clock.monotonic()
+        alive = [a for a in due if not self._hangs(a, now)]
+        if not alive:
+            return
+        alive.sort(key=lambda attempt: attempt.held.id)
+        try:
+            outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])
+        except StoreError as error:
+            _log.warning("could not renew %d leases: %s", len(alive), error)
+            self._again(alive, RETRY_S)
+            return
+        self._settle(zip(alive, outcomes, strict=True), asked_at=now)
+
+    def _settle(self, outcomes: Iterable[tuple[Attempt, object]], asked_at: float) -> None:
+        for attempt, outcome in outcomes:
+            if isinstance(outcome, Done | Refused):
+                if self._guard.renewed(attempt, outcome, asked_at):
+                    self._again([attempt], attempt.lease_s / BEATS_PER_LEASE)
+            else:  # its row is held by somebody else, most likely its own completion
+                self._again([attempt], RETRY_S)
+
+    def _again(self, attempts: list[Attempt], delay_s: float) -> None:
+        now = self._clock.monotonic()
+        for attempt in attempts:
+            # Signalled before the deadline, so that a handler can stop while it still owns its
+            # record.
+            if now >= attempt.lease_until - attempt.lease_s * LEASE_MARGIN:
+                self._guard.lose(attempt, "could not be renewed")
+        with self._condition:
+            for attempt in attempts:
+                if not attempt.finished:
+                    self._schedule.add(
+                        attempt, now + min(delay_s, attempt.lease_s / BEATS_PER_LEASE)
+                    )
+
+    def _hangs(self, attempt: Attempt, now: float) -> bool:
+        if now - attempt.claimed_at < attempt.policy.run_s_max:
+            return False
+        self._guard.lose(attempt, f"ran longer than run_s_max={attempt.policy.run_s_max:g}")
+        return True

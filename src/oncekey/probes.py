@@ -1,0 +1,47 @@
+"""Named points where tests stop, race or kill a process. Inert in production: one test of an empty
+dict.
+
+A probe marks a moment at which a crash has consequences of its own. The names are the reading order
+of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+PROBES = (
+    "before_insert",  # nothing is known to the store yet
+    "after_insert",  # the record runs, the handler has not started
+    "after_handler",  # the effect happened, its answer is not recorded
+    "before_complete",  # the answer is about to be recorded
+    "after_complete",  # recorded, not one byte of it is sent
+    "after_send",  # everything is done
+    "before_release",  # the handler failed, the record still runs
+    "after_release",
+    "before_take_over",  # a lapsed record was read, not yet taken over
+    "after_take_over",
+    "before_renew",
+    "after_renew",
+)
+
+_actions: dict[str, Callable[[], None]] = {}
+
+
+def probe(name: str) -> None:
+    """Do what a test asked for at this point; nothing otherwise."""
+    if _actions:
+        action = _actions.get(name)
+        if action is not None:
+            action()
+
+
+def arm(name: str, action: Callable[[], None]) -> None:
+    """Run `action` whenever the named point is passed."""
+    if name not in PROBES:
+        raise ValueError(f"no probe is called {name!r}; there are: {', '.join(PROBES)}")
+    _actions[name] = action
+
+
+def disarm() -> None:
+    """Forget every action."""
+    _actions.clear()

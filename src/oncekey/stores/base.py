@@ -1,0 +1,147 @@
+"""The contract of a store, in words. `oncekey.testing.contract` is the same contract as tests.
+
+A store is written once for sync and async: `perform` is a generator that yields questions in the
+store's own language (a statement, a script call) and is sent the answers; `connect` and `aconnect`
+give something that can answer them. Stores judge nothing: they compare, write and return what they
+found.
+
+Time
+    Every deadline is measured by the store's own clock, read inside the operation that uses it. A
+    store turns `lease_s` and `retention_s` into deadlines itself and returns what is left of them.
+    On every write: lease deadline = now + `lease_s` (none unless running); expiry = now +
+    (`lease_s` or 0) + `retention_s`. A record is *lapsed* when it runs and its lease deadline is
+    not after now; *expired* when its expiry is not after now; *overlong* when it runs and its lease
+    deadline is later than now + 1.001 times its `lease_s`.
+
+Fence
+    Positive, and greater than every fence that this id ever had, also when its record was removed
+    in between. `Insert` and every swap with `raise_fence` take a new one.
+
+Insert → Inserted(fence) | Found(record)
+    Atomic: of any number of concurrent inserts of one id exactly one is `Inserted`, the others find
+    its record. Writes state running, attempt 1, lapses 0, beat 0. A record that is there is
+    returned as it is, expired or not, with its answer, and *nothing is written*. Repeating an
+    insert whose reply was lost finds the record with the claim's own token; telling that apart is
+    the engine's business. A store that could neither insert nor find (a concurrent removal, an
+    older snapshot) repeats, at most `INSERT_ROUNDS_MAX` times.
+
+Swap → Done(fence) | Refused(record or None)
+    One atomic compare-and-set: only if state, fence *and* token equal what the swap expects, and
+    `when` holds by the store's clock at the moment of the write. Then: state `to`; fence raised if
+    `raise_fence`; token `new_token` if given; deadlines as above; beat + 1; `attempt` and `lapses`
+    if given; `no_effect`; `answer` and `resource_id` as given where `to` is completed. With
+    `claim`: its fingerprint, version, recovery, schema version, field digests, lease and retention
+    replace the record's. With `fresh`: created now, replays and conflicts 0, kept answer, resource
+    id and steps forgotten. A write that is acknowledged is as durable as the store's declared
+    durability; a reply lost on the way must not be hidden by a retry inside the store.
+
+Find → Record | None, Peek → Glimpse | None
+    The newest acknowledged state, never a replica's.
+
+AppendStep → Done(fence) | Refused(record or None)
+    Only while running under this fence and token. A step of the same name is replaced in its place.
+Steps → list[Step]
+
+Tally → None
+    Adds to `replays` and `conflicts` of the records that exist. Changes nothing else, and no
+    deadline.
+
+Due(limit) → list of ids, Sweep(limit) → int
+    `Sweep` removes expired records with their steps and answers, judged at the removal; never a
+    live lease.
+
+Scan → list[Record] with bodies left out (None), in id order. Count → dict[State, int].
+Purge(tenant, limit) → int
+    Blanks key, answer headers and body, resource id, field digests and steps of that tenant's
+    records that do not run and were not blanked yet; the ids, states and fingerprints stay until
+    they expire, so that a purge never causes a second run.
+
+Errors
+    `StoreUnavailable(sent=False)` only when the question provably was not sent;
+    `StoreUnavailable(sent=True)` for anything that may have been carried out; `StoreUnfit` when the
+    store must not be used as it is. A verb that the store cannot take raises some other exception
+    and changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from oncekey.core.op import Op
+from oncekey.core.verbs import Verb
+
+INSERT_ROUNDS_MAX = 5
+
+
+class Again(enum.Enum):
+    """The outcome of a verb that could not be served within its batch and must be asked again,
+    alone.
+    """
+
+    AGAIN = "again"
+
+
+AGAIN = Again.AGAIN
+
+
+class Connection(Protocol):
+    """Answers questions, blocking."""
+
+    def ask(self, question: Any) -> Any: ...
+    def close(self) -> None: ...
+
+
+class AsyncConnection(Protocol):
+    """Answers questions, awaited."""
+
+    async def ask(self, question: Any) -> Any: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What survives, in the words that the documentation uses."""
+
+    process_crash: bool
+    """Acknowledged writes survive the death of the application."""
+    store_crash: bool
+    """… and that of the store's process."""
+    power_loss: bool
+    """… and the loss of power on the store's machine."""
+    note: str
+
+
+class Store(Protocol):
+    """What the engine needs of a store."""
+
+    name: str
+    durability: Durability
+
+    def group(self, verb: Verb) -> Hashable:
+        """Verbs of one group share round trips; each group travels on a connection of its own."""
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        """Carry out verbs of one group together; outcomes in the same order.
+
+        No two of them change the same id. An outcome may be `AGAIN` where more than one verb was
+        given.
+        """
+
+    def prepare(self) -> Op[None]:
+        """Asked once per connection, before anything else: check that the store is fit, or raise
+        `StoreUnfit`.
+        """
+
+    def migrate(self) -> Op[list[str]]:
+        """Bring the schema up to date; the names of what was applied. Safe to run twice and beside
+        running code.
+        """
+
+    def connect(self) -> Connection:
+        """A new connection; raises `StoreUnavailable(sent=False)`."""
+
+    async def aconnect(self) -> AsyncConnection:
+        """A new connection; raises `StoreUnavailable(sent=False)`."""

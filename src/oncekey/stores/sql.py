@@ -1,0 +1,119 @@
+"""What the SQL stores share: the order of columns, rows as records, and numbered migrations.
+
+Migrations
+    `schema/<engine>/NNNN_name.sql`, applied in order, each in one transaction, and noted in the
+    table `oncekey_schema`. A migration may only add what older code ignores, or remove what no
+    supported release uses any more, so that old and new code run side by side during a deployment.
+    Its first line says which releases can still work with it: `-- oldest reader: N`, the lowest
+    schema number that code must know.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from oncekey.core.record import Answer, Record, State, decode_headers
+from oncekey.errors import StoreUnfit
+
+COLUMNS = (
+    *("id", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version"),
+    *("lease_s", "retention_s", "recovery", "schema_version", "field_digests", "state", "fence"),
+    *("attempt", "lapses", "beat", "no_effect", "status", "headers", "body", "resource_id"),
+    *("age_s", "lease_left_s", "expires_in_s", "replays", "conflicts"),
+)
+"""The order in which a store's SELECT names them; `record` reads rows in it."""
+
+
+def record(row: Sequence[Any]) -> Record:
+    """A row, in the order of `COLUMNS`, as a record. `status` is null exactly where no answer is
+    kept.
+    """
+    status, headers, body = row[18], row[19], row[20]
+    answer = None
+    if status is not None:
+        answer = Answer(
+            status, decode_headers(bytes(headers)), None if body is None else bytes(body)
+        )
+    return Record(
+        id=bytes(row[0]),
+        token=bytes(row[1]),
+        tenant=row[2],
+        operation=row[3],
+        key=row[4],
+        fingerprint=bytes(row[5]),
+        fingerprint_version=row[6],
+        lease_s=row[7],
+        retention_s=row[8],
+        recovery=row[9],
+        schema_version=row[10],
+        field_digests=decode_digests(row[11]),
+        state=State(row[12]),
+        fence=row[13],
+        attempt=row[14],
+        lapses=row[15],
+        beat=row[16],
+        no_effect=bool(row[17]),
+        answer=answer,
+        resource_id=row[21],
+        age_s=row[22],
+        lease_left_s=row[23],
+        expires_in_s=row[24],
+        replays=row[25],
+        conflicts=row[26],
+    )
+
+
+def encode_digests(digests: Mapping[str, str]) -> str | None:
+    """Field digests as text; null, the common case, costs nothing."""
+    return json.dumps(dict(digests), separators=(",", ":")) if digests else None
+
+
+def decode_digests(text: str | None) -> Mapping[str, str]:
+    """The inverse of `encode_digests`."""
+    digests: dict[str, str] = json.loads(text) if text else {}
+    return digests
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    number: int
+    name: str
+    oldest_reader: int
+    sql: str
+
+
+_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+_OLDEST_READER = re.compile(r"-- oldest reader: (\d+)\n")
+
+
+def migrations(engine: str) -> list[Migration]:
+    """All migrations of an engine, in order."""
+    found = []
+    for entry in resources.files("oncekey.stores").joinpath("schema", engine).iterdir():
+        named = _FILE.fullmatch(entry.name)
+        if named is None:
+            continue
+        sql = entry.read_text(encoding="utf-8")
+        reader = _OLDEST_READER.match(sql)
+        if reader is None:
+            raise ValueError(f"{entry.name}: the first line must be '-- oldest reader: N'")
+        found.append(Migration(int(named[1]), named[2], int(reader[1]), sql))
+    return sorted(found, key=lambda migration: migration.number)
+
+
+def check_schema(engine: str, applied: int | None, oldest_reader: int | None, url: str) -> None:
+    """Refuse a schema that this code cannot work with; `url` must not hold a password."""
+    newest = migrations(engine)[-1].number
+    if applied is None or applied < newest:
+        found = "has no oncekey tables" if applied is None else f"is at schema {applied}"
+        raise StoreUnfit(f"{url} {found}, this release needs {newest}: run `oncekey migrate {url}`")
+    if oldest_reader is not None and oldest_reader > newest:
+        raise StoreUnfit(
+            f"{url} is at schema {applied}, which only releases that know schema {oldest_reader} can "
+            f"use; this one knows {newest}: upgrade oncekey here, or roll the newer release back"
+        )
