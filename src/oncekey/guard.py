@@ -9,6 +9,7 @@ say when the store does not answer.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -39,10 +40,12 @@ from oncekey.core.verbs import (
     Swap,
     Verb,
 )
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.probes import probe
 from oncekey.tallies import Tallies
 from oncekey.waiters import Waiters
+
+_log = logging.getLogger("oncekey")
 
 ROUNDS_MAX = 8
 """How often a request looks again after what it found changed under its hands."""
@@ -140,13 +143,19 @@ class Guard:
 
     # ----------------------------------------------------------------------------------- begin
 
-    def begin(self, call: Call, policy: Policy) -> Op[Decision]:
-        """What to do with a request: run it, replay, refuse."""
-        claim = self.claim(call, policy)
+    def begin(self, call: Call, policy: Policy, claim: Claim | None = None) -> Op[Decision]:
+        """What to do with a request: run it, replay, refuse.
+
+        Whoever may be interrupted makes the claim first, so as to know what to `forget`.
+        """
+        claim = claim or self.claim(call, policy)
         try:
             decision = yield from self._begin(claim, call, policy)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
+        except StoreError as error:
+            _log.error("requests with a key are refused: %s", error)
+            decision = Refuse(refusals.store_down())
         if isinstance(decision, Refuse):
             self.tallies.count(self.tallies.conflicts, claim.id)
             self._emit(events.Declined, claim, reason=str(decision.problem.kind))

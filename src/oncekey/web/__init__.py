@@ -1,0 +1,1 @@
+"""HTTP in: middleware for ASGI and WSGI applications."""

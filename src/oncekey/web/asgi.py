@@ -1,0 +1,428 @@
+"""The ASGI middleware: one line makes an application's state-changing requests safe to retry.
+
+    app.add_middleware(IdempotencyMiddleware, store="sqlite:///keys.db", tenant=account_of)
+
+It is pure ASGI. A guarded handler runs in a task of its own: a client that hangs up does not stop it, and shutting down waits for it. Not
+one byte of its answer is sent before the answer is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+from oncekey import attempt as attempts
+from oncekey.attempt import Attempt
+from oncekey.core.headers import first_headers, kept_headers, replay_headers
+from oncekey.core.op import Op, arun
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.problem import Problem
+from oncekey.core.profiles import Profile
+from oncekey.core.record import Answer, Claim
+from oncekey.core.verbs import Find
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.events import Hook
+from oncekey.guard import Bypass, Call, Execute, Refuse, Replay, Stored, Unstored
+from oncekey.probes import probe
+from oncekey.stores.base import Store
+from oncekey.stores.gather import AsyncGatherer
+from oncekey.web.capture import Capture
+from oncekey.web.edge import Edge, Tenant, log, too_large
+from oncekey.web.request import Headers, Request
+from oncekey.web.routes import Route
+from oncekey.web.status import status_answer, status_verb
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+DRAIN_S_MAX = 30.0
+UNSTORED = (b"idempotency-stored", b"false")
+# Ways to send a file past the application: what is not seen cannot be kept.
+_UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
+
+
+class IdempotencyMiddleware:
+    """Guards an ASGI application. `tenant` gives the stable account of a request, never a token."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        store: str | Store,
+        tenant: Tenant,
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy] | None = None,
+        profile: str | Profile = "oncekey",
+        hooks: Iterable[Hook] = (),
+        status_path: str | None = None,
+        drain_s_max: float = DRAIN_S_MAX,
+    ) -> None:
+        self.app = app
+        self.edge = Edge(
+            store=store,
+            tenant=tenant,
+            policy=policy,
+            routes=routes,
+            profile=profile,
+            hooks=hooks,
+            status_path=status_path,
+        )
+        self._gatherer = AsyncGatherer(self.edge.store)
+        self._running: set[asyncio.Task[None]] = set()
+        self._drain_s_max = drain_s_max
+        self._methods = self.edge.routes.methods
+        self._key_header = self.edge.key_header
+        self._always = self.edge.routes.required or self._key_header is None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            if scope["method"] in self._methods:
+                if self._always or any(name == self._key_header for name, _ in scope["headers"]):
+                    await self._guard(scope, receive, send)
+                    return
+            elif self.edge.status_path is not None and scope["path"] == self.edge.status_path:
+                await self._tell_status(scope, send)
+                return
+        elif scope["type"] == "lifespan":
+            await self.app(scope, self._draining(receive), self._starting(send))
+            return
+        await self.app(scope, receive, send)
+
+    # ------------------------------------------------------------------------- one request
+
+    async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
+        edge = self.edge
+        request = _request(scope)
+        route = edge.routes.match(request.method, request.path)
+        if request.method not in route.policy.methods:
+            await self.app(scope, receive, send)
+            return
+        body = await _read(receive, request, route.policy.request_bytes_max)
+        if body is None:  # the client left before it had said what it wants
+            return
+        call = body if isinstance(body, Problem) else await self._call(request, route, body)
+        if isinstance(call, Problem):
+            await _send(send, edge.refusal(call))
+        elif call is None:
+            await self.app(scope, _resupply(body, receive), send)
+        else:
+            edge.start()
+            run = _Run(self, scope, send, route, call, body)
+            await run.decide()
+
+    async def _call(self, request: Request, route: Route, body: bytes) -> Call | Problem | None:
+        edge = self.edge
+        key = edge.key(request, route, body)
+        if key is None:
+            return edge.missing() if route.policy.required else None
+        if isinstance(key, Problem):
+            return key
+        if (old := edge.check_age(request, route)) is not None:
+            return old
+        tenant = edge.tenant(request)
+        if inspect.isawaitable(tenant):
+            tenant = await tenant
+        tenant = edge.check_tenant(tenant)
+        if isinstance(tenant, Problem):
+            return tenant
+        return edge.call(request, route, tenant, key, body)
+
+    async def _tell_status(self, scope: Scope, send: Send) -> None:
+        request = _request(scope)
+        tenant = self.edge.tenant(request)
+        if inspect.isawaitable(tenant):
+            tenant = await tenant
+        verb = status_verb(self.edge, request, tenant)
+        record = await self.ask(_once(verb)) if isinstance(verb, Find) else verb
+        await _send(send, status_answer(self.edge, record))
+
+    async def ask(self, op: Op[Any]) -> Any:
+        """Drive an operation of the engine."""
+        return await arun(op, self._gatherer.ask)
+
+    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Run beside the request that asked for it: hanging up does not stop it, draining waits for it."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    def forget(self, claim: Claim) -> None:
+        """Release, in the background, an insert that may have happened unheard."""
+        self.spawn(self.ask(self.edge.guard.forget(claim)))
+
+    # ------------------------------------------------------------------------ start and end
+
+    def _starting(self, send: Send) -> Send:
+        async def starting(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                try:
+                    await self.start()
+                except StoreUnfit as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    return
+            elif message["type"].startswith("lifespan.shutdown."):
+                await self.close()
+            await send(message)
+
+        return starting
+
+    def _draining(self, receive: Receive) -> Receive:
+        async def draining() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self.drain()
+            return message
+
+        return draining
+
+    async def start(self) -> None:
+        """Check the store before the first request. One that is only down may come up later."""
+        try:
+            await self._gatherer.ask(Find(bytes(32)))
+        except StoreUnavailable as error:
+            log.warning("the store does not answer yet, requests with a key get 503: %s", error)
+        self.edge.start()
+
+    async def drain(self) -> None:
+        """Wait for the handlers that still run, at most `drain_s_max`."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=self._drain_s_max)
+            if late:
+                log.warning("%d handlers did not end within %g s", len(late), self._drain_s_max)
+
+    async def close(self) -> None:
+        """Stop what runs beside the requests and give the connections back."""
+        await asyncio.to_thread(self.edge.stop)
+        await self._gatherer.close()
+
+
+class _Run:
+    """One guarded request, from decision to the last byte."""
+
+    def __init__(
+        self,
+        middleware: IdempotencyMiddleware,
+        scope: Scope,
+        send: Send,
+        route: Route,
+        call: Call,
+        body: bytes,
+    ) -> None:
+        self._middleware = middleware
+        self._edge = middleware.edge
+        self._scope = _inner(scope)
+        self._send = send
+        self._route = route
+        self._call = call
+        self._body: bytes | None = body
+        self._capture = Capture(route.policy.answer_bytes_max)
+        self._attempt: Attempt | None = None
+        self._silenced = False
+
+    async def decide(self) -> None:
+        """Ask the engine, then run, replay or refuse."""
+        guard = self._edge.guard
+        claim = guard.claim(self._call, self._route.policy)
+        try:
+            decision = await self._middleware.ask(guard.begin(self._call, self._route.policy, claim))
+        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
+            self._middleware.forget(claim)
+            raise
+        match decision:
+            case Execute(attempt):
+                await self._execute(attempt)
+            case Replay():
+                await self._replay(decision)
+            case Refuse(problem, lost_claim):
+                if lost_claim is not None:
+                    self._middleware.forget(lost_claim)
+                await _send(self._send, self._edge.refusal(problem))
+            case Bypass():
+                await self._middleware.app(self._scope, self._receive, self._send_unprotected)
+
+    async def _execute(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._edge.heartbeat.add(attempt)
+        task = self._middleware.spawn(self._run_app(attempt))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                task.add_done_callback(_log_failure)
+            raise
+
+    async def _run_app(self, attempt: Attempt) -> None:
+        attempts.enter(attempt)
+        try:
+            await self._middleware.app(self._scope, self._receive, self._captured)
+            if not self._capture.complete and not attempt.finished:
+                raise RuntimeError("the application returned without a complete answer")
+        except BaseException:
+            if not attempt.finished:
+                no_effect = attempt.verdict is Verdict.NO_EFFECT
+                await self._middleware.ask(self._edge.guard.abandon(attempt, no_effect=no_effect))
+            raise
+
+    async def _receive(self) -> Message:
+        """The body, which was read already; then nothing, since a client that hangs up stops nothing."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("unreachable")
+
+    async def _captured(self, message: Message) -> None:
+        """Stands where the application believes the client to be."""
+        capture = self._capture
+        if message["type"] == "http.response.start":
+            capture.start(message["status"], message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            if capture.flowing:
+                await self._flow(message)
+            elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
+                await self._conclude()
+        # Anything else (early hints, trailers, debug information) belongs to a client that is not here.
+
+    async def _conclude(self) -> None:
+        """The answer is known as far as it will be kept: record it, then let it go out."""
+        attempt, capture, edge = self._attempt, self._capture, self._edge
+        if attempt is None:
+            raise AssertionError("an answer without an attempt")
+        probe("after_handler")
+        matched = "endpoint" in self._scope or "route" in self._scope
+        verdict = edge.verdict(attempt.verdict, self._route.policy, capture.status, matched)
+        if verdict is not Verdict.KEEP:
+            no_effect = verdict is Verdict.NO_EFFECT
+            await self._middleware.ask(edge.guard.abandon(attempt, no_effect=no_effect))
+            await self._release(capture.headers)
+            return
+        policy, profile = self._route.policy, edge.profile
+        answer = Answer(
+            capture.status, kept_headers(capture.headers, policy, profile), capture.body()
+        )
+        finished = await self._middleware.ask(edge.guard.finish(attempt, answer, self._call))
+        match finished:
+            case Stored(expires_in_s):
+                expires_at = edge.expires_at(expires_in_s)
+                headers = first_headers(capture.headers, profile, self._call.key, expires_at)
+                await self._release(headers)
+            case Unstored():
+                await self._release([*capture.headers, UNSTORED])
+            case Replay():
+                self._silenced = True
+                await self._replay(finished)
+            case Refuse(problem):
+                self._silenced = True
+                await _send(self._send, edge.refusal(problem))
+
+    async def _release(self, headers: Any) -> None:
+        """Send what was held back."""
+        capture = self._capture
+        with contextlib.suppress(OSError):  # the client is gone; its answer is safe
+            await self._send(
+                {"type": "http.response.start", "status": capture.status, "headers": headers}
+            )
+            await self._send(
+                {
+                    "type": "http.response.body",
+                    "body": capture.taken(),
+                    "more_body": not capture.complete,
+                }
+            )
+        probe("after_send")
+
+    async def _flow(self, message: Message) -> None:
+        """The rest of an answer that is too large to keep."""
+        if not message.get("more_body", False):
+            self._capture.complete = True
+        if not self._silenced:
+            with contextlib.suppress(OSError):
+                await self._send(message)
+
+    async def _replay(self, replay: Replay) -> None:
+        expires_at = self._edge.expires_at(replay.expires_in_s)
+        headers = replay_headers(replay.answer, self._edge.profile, self._call.key, expires_at)
+        await _send(self._send, Answer(replay.answer.status, tuple(headers), replay.answer.body))
+
+    async def _send_unprotected(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
+        await self._send(message)
+
+
+def _request(scope: Scope) -> Request:
+    return Request(
+        scope["method"], scope["path"], scope["query_string"], Headers(scope["headers"]), scope
+    )
+
+
+def _inner(scope: Scope) -> Scope:
+    """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this client alone."""
+    inner = dict(scope)
+    extensions = scope.get("extensions")
+    if extensions:
+        inner["extensions"] = {
+            name: value for name, value in extensions.items() if name not in _UNCAPTURABLE
+        }
+    # A kept answer is sent to whoever retries, so it must not be coded for whoever came first. Middleware outside this
+    # one still sees the header and may code each answer for its own client.
+    inner["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
+    return inner
+
+
+async def _read(receive: Receive, request: Request, limit: int) -> bytes | Problem | None:
+    """The whole body; None if the client left."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        return too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            return too_large(limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _resupply(body: Any, receive: Receive) -> Receive:
+    """A `receive` that gives a body which was read already, then goes on as before."""
+    pending = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def resupplied() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return resupplied
+
+
+async def _send(send: Send, answer: Answer) -> None:
+    with contextlib.suppress(OSError):
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": list(answer.headers),
+            }
+        )
+        await send({"type": "http.response.body", "body": answer.body or b""})
+
+
+def _once(verb: Find) -> Op[Any]:
+    return (yield verb)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a handler failed after its client had left", exc_info=error)

@@ -1,0 +1,52 @@
+"""Capture: collects an answer within limits, and knows when it must be let through unkept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_UNBOUNDED = b"text/event-stream"
+
+
+class Capture:
+    """An answer as it comes from the application."""
+
+    __slots__ = ("_bytes_max", "_chunks", "_size", "complete", "flowing", "headers", "status")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = False
+        """The application has said its last byte."""
+        self.flowing = False
+        """Too large to keep, or endless: what follows is not collected any more."""
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head of the answer."""
+        self.status = status
+        self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+        for name, value in self.headers:
+            if name == b"content-type" and value.lower().startswith(_UNBOUNDED):
+                self._bytes_max = -1
+
+    def add(self, chunk: bytes, *, last: bool) -> bool:
+        """Collect a part; True when the answer is known as far as it will be kept."""
+        if self.status == 0:
+            raise RuntimeError("the application sent a body before it sent a status")
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        self.complete = last
+        self.flowing = self._size > self._bytes_max
+        return self.complete or self.flowing
+
+    def body(self) -> bytes | None:
+        """What is kept: all of it, or None where only the fact is."""
+        return None if self.flowing else b"".join(self._chunks)
+
+    def taken(self) -> bytes:
+        """What was collected, to be sent; it is not needed again."""
+        taken = b"".join(self._chunks)
+        self._chunks.clear()
+        return taken

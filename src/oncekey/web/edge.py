@@ -1,0 +1,199 @@
+"""The edge: what ASGI and WSGI share. It reads requests into calls and knows no sync from async.
+
+From the raw request to the engine's `Call`: key, tenant, size, fingerprint, in the order in which a refusal must not have cost
+anything. And back: what an answer means for its record.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core import fingerprint as fingerprints
+from oncekey.core import key as keys
+from oncekey.core import profiles
+from oncekey.core.fingerprint import BadBody
+from oncekey.core.key import BadKey
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
+from oncekey.core.record import Answer
+from oncekey.errors import Misuse
+from oncekey.events import Hook, Hooks
+from oncekey.guard import Call, Guard
+from oncekey.heartbeat import Heartbeat
+from oncekey.recovery import Sweeper
+from oncekey.stores.base import Store
+from oncekey.stores.url import open_store
+from oncekey.web.request import Request
+from oncekey.web.routes import Route, Routes
+
+log = logging.getLogger("oncekey")
+
+Tenant = Callable[[Request], Any]
+
+
+def single_tenant(request: Request) -> str:
+    """For an application that has no accounts: everybody shares one namespace of keys."""
+    return "single"
+
+
+class Edge:
+    """The settings of one middleware and the parts that it runs on."""
+
+    def __init__(
+        self,
+        *,
+        store: str | Store,
+        tenant: Tenant,
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy] | None = None,
+        profile: str | Profile = "oncekey",
+        hooks: Iterable[Hook] = (),
+        status_path: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not callable(tenant):
+            raise Misuse(
+                "tenant=… takes a function from the request to the stable id of its account, never a "
+                "token or an address; tenant=oncekey.single_tenant says that there is only one"
+            )
+        self.profile = profiles.profile(profile)
+        self.routes = Routes((policy or Policy()).over(self.profile.policy), routes)
+        self.tenant = tenant
+        self.status_path = status_path
+        self.store = open_store(store) if isinstance(store, str) else store
+        self.clock = clock or SystemClock()
+        self.guard = Guard(
+            clock=self.clock, hooks=Hooks(hooks), retention_from=self.profile.retention_from
+        )
+        self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
+        self.sweeper = Sweeper(self.store, self.guard.tallies)
+        key_in = self.profile.key_in
+        self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
+        self._started = False
+
+    # ---------------------------------------------------------------------- reading a request
+
+    def key(self, request: Request, route: Route, body: bytes) -> str | Problem | None:
+        """The key that the request brings, None if it brings none."""
+        chars_min = route.policy.key_chars_min
+        match self.profile.key_in:
+            case Header(name):
+                lines = request.headers.all(name)
+                if not lines:
+                    return None
+                found: str | BadKey = keys.parse(lines, chars_min=chars_min)
+            case QueryParameter(name):
+                values = fingerprints.query_values(request.query, name)
+                if not values:
+                    return None
+                found = keys.check(values[0], chars_min=chars_min) if len(values) == 1 else BadKey(
+                    f"The query names {name} {len(values)} times. Send it once."
+                )
+            case BodyField(name):
+                value = fingerprints.extract_field(content_type(request), body, name)
+                if isinstance(value, BadBody):
+                    return Problem(Kind.MALFORMED_REQUEST, value.reason)
+                if value is None:
+                    return None
+                found = keys.check(value, chars_min=chars_min)
+        if isinstance(found, BadKey):
+            return Problem(Kind.INVALID_KEY, found.reason)
+        return self.profile.check_key(found)
+
+    def missing(self) -> Problem:
+        """The refusal of a request that brings no key where one is required."""
+        return Problem(
+            Kind.MISSING_KEY,
+            f"This operation needs an idempotency key: send {self.profile.key_in.describe()}, new for "
+            "each intent and the same for every retry of it.",
+        )
+
+    def check_tenant(self, tenant: object) -> str | Problem:
+        """A tenant function's result, if it can be one."""
+        if isinstance(tenant, str) and tenant:
+            return tenant
+        if tenant is None or tenant == "":
+            return Problem(
+                Kind.NO_TENANT,
+                "The account that this request belongs to is not known, so its key cannot be looked "
+                "up. Authenticate first.",
+            )
+        raise Misuse(f"the tenant function returned {type(tenant).__name__}; it must return a str")
+
+    def call(
+        self, request: Request, route: Route, tenant: str, key: str, body: bytes
+    ) -> Call | Problem:
+        """The request as the engine sees it."""
+        key_in = self.profile.key_in
+        kind = content_type(request)
+        fingerprint = fingerprints.of(
+            request.method,
+            request.path,
+            request.query,
+            kind,
+            body,
+            exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
+            exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
+        )
+        if isinstance(fingerprint, BadBody):
+            return Problem(Kind.MALFORMED_REQUEST, fingerprint.reason)
+        if not route.policy.field_digests:
+            return Call(tenant, route.operation, key, fingerprint)
+        digests = fingerprints.field_digests(kind, body, key)
+        return Call(tenant, route.operation, key, fingerprint, digests)
+
+    def check_age(self, request: Request, route: Route) -> Problem | None:
+        """For profiles whose clients say when they first sent: refuse what is older than memory."""
+        return self.profile.check_age(request.headers, route.policy.retention_s, self.clock.wall())
+
+    # ------------------------------------------------------------------- judging an answer
+
+    def verdict(self, said: Verdict | None, policy: Policy, status: int, matched: bool) -> Verdict:
+        """What an answer means for its record. What the handler said counts most."""
+        if said is not None:
+            return said
+        if status == 404 and not matched:  # the router's refusal, not the handler's answer
+            return Verdict.NO_EFFECT
+        return policy.keep(status)
+
+    def expires_at(self, expires_in_s: float) -> float:
+        return self.clock.wall() + expires_in_s
+
+    def refusal(self, problem: Problem) -> Answer:
+        return self.profile.render(problem)
+
+    # ------------------------------------------------------------------------ start and end
+
+    def start(self) -> None:
+        """Begin housekeeping, and say once which operations run again after a crash."""
+        self.sweeper.start()
+        if self._started:
+            return
+        self._started = True
+        if rerun := self.routes.named(lambda policy: policy.recovery == "rerun"):
+            log.warning(
+                "if a process dies while it runs one of these, a retry runs it again: %s. Where that "
+                "could repeat an effect outside the database, set Policy(recovery='block')",
+                ", ".join(rerun),
+            )
+
+    def stop(self) -> None:
+        """Stop the threads; waits for what they have under way."""
+        self.heartbeat.stop()
+        self.sweeper.stop()
+
+
+def content_type(request: Request) -> str:
+    """The content type as sent, empty if none was."""
+    return request.headers.get("content-type", "")
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(
+        Kind.TOO_LARGE,
+        f"The request's body is larger than {limit} bytes, more than this operation takes with a key.",
+    )

@@ -1,0 +1,46 @@
+"""A request, as the tenant function and the edge see it, whichever server brought it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Headers(Mapping[str, str]):
+    """Header lines with case-insensitive names; a name that comes twice reads as its first line."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: Sequence[tuple[bytes, bytes]]) -> None:
+        self.lines = lines
+
+    def all(self, name: str) -> list[bytes]:
+        """The values of all lines of that name."""
+        wanted = name.lower().encode("latin-1")
+        return [value for line, value in self.lines if line.lower() == wanted]
+
+    def __getitem__(self, name: str) -> str:
+        values = self.all(name)
+        if not values:
+            raise KeyError(name)
+        return values[0].decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({line.decode("latin-1").lower(): None for line, _ in self.lines})
+
+    def __len__(self) -> int:
+        return len({line.lower() for line, _ in self.lines})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything but the body."""
+
+    method: str
+    path: str
+    """The concrete path, decoded."""
+    query: bytes
+    headers: Headers
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    """The ASGI scope or WSGI environ, with what earlier middleware left there."""

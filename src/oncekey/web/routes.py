@@ -1,0 +1,73 @@
+"""Routes: which policy and which operation name a request has.
+
+A route is written as people write it: `"POST /orders/{id}/pay"`, or without a method for all of them. `{name}` stands for one path
+segment. The template is the operation's name, so that a key's scope does not depend on the id in the path; a request that no
+template matches has its own path as the operation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from oncekey.core.policy import Policy
+from oncekey.errors import Misuse
+
+_WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
+_VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What applies to a request."""
+
+    operation: str
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    method: str | None
+    text: str
+    pattern: re.Pattern[str]
+    policy: Policy
+
+
+class Routes:
+    """The routes of one application; the first template that matches counts."""
+
+    def __init__(self, default: Policy, routes: Mapping[str, Policy] | None = None) -> None:
+        self._default = default.settled()
+        self._templates = [_compile(text, p, default) for text, p in (routes or {}).items()]
+        policies = [self._default, *(template.policy for template in self._templates)]
+        self.methods = frozenset[str]().union(*(policy.methods for policy in policies))
+        """Methods that are guarded on any route."""
+        self.required = any(policy.required for policy in policies)
+        """Whether any route requires a key."""
+
+    def named(self, condition: Callable[[Policy], bool]) -> list[str]:
+        """The routes whose policy meets a condition, as they are written."""
+        found = [f"{t.method or 'any'} {t.text}" for t in self._templates if condition(t.policy)]
+        return [*found, "any other route"] if condition(self._default) else found
+
+    def match(self, method: str, path: str) -> Route:
+        """The route of a request."""
+        for template in self._templates:
+            if template.method in (None, method) and template.pattern.fullmatch(path):
+                return Route(f"{method} {template.text}", template.policy)
+        return Route(f"{method} {path}", self._default)
+
+
+def _compile(text: str, policy: Policy, default: Policy) -> _Template:
+    written = _WRITTEN.fullmatch(text)
+    if written is None:
+        raise Misuse(f"routes={{{text!r}: …}}: write a route as 'POST /orders/{{id}}'")
+    method, path = written[1], written[2]
+    pieces = _VARIABLE.split(path)
+    pattern = re.compile("[^/]+".join(re.escape(piece) for piece in pieces))
+    settled = policy.over(default).settled()
+    if method is not None and method not in settled.methods:
+        # Whoever names a method wants it guarded.
+        settled = Policy(methods=(*settled.methods, method)).over(settled).settled()
+    return _Template(method, path, pattern, settled)

@@ -1,0 +1,60 @@
+"""The status query: a client asks, within its own scope, what became of a key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qs
+
+from oncekey.core import key as keys
+from oncekey.core.key import BadKey, record_id
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.record import Answer, Record, State
+from oncekey.core.verbs import Find
+from oncekey.web.edge import Edge
+from oncekey.web.request import Request
+
+_HEADER = "idempotency-key"
+
+
+def status_verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
+    """What to ask the store: the key is in the header, the operation ("POST /orders") in the query."""
+    found = keys.parse(request.headers.all(_HEADER))
+    if isinstance(found, BadKey):
+        return Problem(Kind.INVALID_KEY, found.reason)
+    account = edge.check_tenant(tenant)
+    if isinstance(account, Problem):
+        return account
+    operation = parse_qs(request.query.decode("latin-1")).get("operation", [""])[0]
+    method, _, path = operation.partition(" ")
+    if not path.startswith("/"):
+        return Problem(
+            Kind.MALFORMED_REQUEST,
+            "Name the operation that the key was used for in the query: ?operation=POST%20/orders",
+        )
+    route = edge.routes.match(method, path)
+    scoped = None if route.policy.scope == "tenant" else route.operation
+    return Find(record_id(account, scoped, found))
+
+
+def status_answer(edge: Edge, found: Record | Problem | None) -> Answer:
+    """What the client is told: never the kept answer itself, which only the same request gets."""
+    if isinstance(found, Problem):
+        return edge.refusal(found)
+    if found is None or found.expired:
+        return edge.refusal(
+            Problem(Kind.NOT_FOUND, "No request with this key is known, or it has expired.")
+        )
+    body: dict[str, Any] = {
+        "state": "lapsed" if found.lapsed else str(found.state),
+        "operation": found.operation,
+        "attempt": found.attempt,
+        "age_s": round(found.age_s, 3),
+        "expires_in_s": round(found.expires_in_s, 3),
+    }
+    if found.state is State.COMPLETED and found.answer is not None:
+        body["status"] = found.answer.status
+    if found.resource_id is not None:
+        body["resource_id"] = found.resource_id
+    headers = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
+    return Answer(200, headers, json.dumps(body).encode())

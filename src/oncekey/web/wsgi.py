@@ -1,0 +1,353 @@
+"""The WSGI middleware: the same rules for Flask, Django and every other WSGI application.
+
+    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="sqlite:///keys.db", tenant=account_of)
+
+The application runs in the server's thread. Not one byte of its answer is handed to the server before the answer is recorded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from oncekey import attempt as attempts
+from oncekey.attempt import Attempt
+from oncekey.core.headers import first_headers, kept_headers, replay_headers
+from oncekey.core.op import Op, run
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.profiles import Profile
+from oncekey.core.record import Answer, Claim
+from oncekey.core.verbs import Find
+from oncekey.events import Hook
+from oncekey.guard import Bypass, Call, Execute, Finished, Refuse, Replay, Stored, Unstored
+from oncekey.probes import probe
+from oncekey.stores.base import Store
+from oncekey.stores.gather import Gatherer
+from oncekey.web.capture import Capture
+from oncekey.web.edge import Edge, Tenant, too_large
+from oncekey.web.request import Headers, Request
+from oncekey.web.routes import Route
+from oncekey.web.status import status_answer, status_verb
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+UNSTORED = (b"idempotency-stored", b"false")
+_READ_BYTES = 65_536
+
+
+class IdempotencyMiddleware:
+    """Guards a WSGI application. `tenant` gives the stable account of a request, never a token."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        store: str | Store,
+        tenant: Tenant,
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy] | None = None,
+        profile: str | Profile = "oncekey",
+        hooks: Iterable[Hook] = (),
+        status_path: str | None = None,
+    ) -> None:
+        self.app = app
+        self.edge = Edge(
+            store=store,
+            tenant=tenant,
+            policy=policy,
+            routes=routes,
+            profile=profile,
+            hooks=hooks,
+            status_path=status_path,
+        )
+        self._gatherer = Gatherer(self.edge.store)
+        header = self.edge.key_header
+        self._key_variable = None if header is None else _variable(header)
+        self._always = self.edge.routes.required or header is None
+        atexit.register(self.close)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        method = environ["REQUEST_METHOD"]
+        if method in self.edge.routes.methods:
+            if self._always or self._key_variable in environ:
+                return self._guard(environ, start_response)
+        elif self.edge.status_path is not None and environ["PATH_INFO"] == self.edge.status_path:
+            return self._tell_status(environ, start_response)
+        return self.app(environ, start_response)
+
+    def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        edge = self.edge
+        request = _request(environ)
+        route = edge.routes.match(request.method, request.path)
+        if request.method not in route.policy.methods:
+            return self.app(environ, start_response)
+        body = _read(environ, route.policy.request_bytes_max)
+        call = body if isinstance(body, Problem) else self._call(request, route, body)
+        if isinstance(call, Problem):
+            return _respond(start_response, edge.refusal(call))
+        environ = _resupply(environ, body)
+        if call is None:
+            return self.app(environ, start_response)
+        edge.start()
+        return self._decide(_inner(environ), start_response, route, call)
+
+    def _call(self, request: Request, route: Route, body: Any) -> Call | Problem | None:
+        edge = self.edge
+        key = edge.key(request, route, body)
+        if key is None:
+            return edge.missing() if route.policy.required else None
+        if isinstance(key, Problem):
+            return key
+        if (old := edge.check_age(request, route)) is not None:
+            return old
+        tenant = edge.check_tenant(edge.tenant(request))
+        if isinstance(tenant, Problem):
+            return tenant
+        return edge.call(request, route, tenant, key, body)
+
+    def _decide(
+        self, environ: Environ, start_response: StartResponse, route: Route, call: Call
+    ) -> Iterable[bytes]:
+        guard = self.edge.guard
+        match self.ask(guard.begin(call, route.policy)):
+            case Execute(attempt):
+                self.edge.heartbeat.add(attempt)
+                return self._execute(environ, start_response, route, call, attempt)
+            case Replay() as replay:
+                return _respond(start_response, self._replayed(replay, call))
+            case Refuse(problem, lost_claim):
+                if lost_claim is not None:
+                    self._forget(lost_claim)
+                return _respond(start_response, self.edge.refusal(problem))
+            case Bypass():
+                return self.app(environ, _marking(start_response))
+            case other:
+                raise AssertionError(f"the engine decided {other!r}")
+
+    def _execute(
+        self,
+        environ: Environ,
+        start_response: StartResponse,
+        route: Route,
+        call: Call,
+        attempt: Attempt,
+    ) -> Iterable[bytes]:
+        capture = Capture(route.policy.answer_bytes_max)
+        attempts.enter(attempt)
+        try:
+            rest = _collect(self.app, environ, capture)
+            probe("after_handler")
+            answer = self._conclude(environ, capture, route, call, attempt)
+        except BaseException:
+            if not attempt.finished:
+                no_effect = attempt.verdict is Verdict.NO_EFFECT
+                self.ask(self.edge.guard.abandon(attempt, no_effect=no_effect))
+            raise
+        finally:
+            attempts.leave()
+        if answer is None:
+            _start(start_response, capture.status, capture.headers)
+            probe("after_send")
+            return rest
+        rest.close()
+        return _respond(start_response, answer)
+
+    def _conclude(
+        self, environ: Environ, capture: Capture, route: Route, call: Call, attempt: Attempt
+    ) -> Answer | None:
+        """Record the answer. None: send the application's own; else: send this one instead."""
+        edge, policy = self.edge, route.policy
+        matched = _matched(environ)
+        verdict = edge.verdict(attempt.verdict, policy, capture.status, matched)
+        if verdict is not Verdict.KEEP:
+            no_effect = verdict is Verdict.NO_EFFECT
+            self.ask(edge.guard.abandon(attempt, no_effect=no_effect))
+            return None
+        headers = kept_headers(capture.headers, policy, edge.profile)
+        kept = Answer(capture.status, headers, capture.body())
+        finished: Finished = self.ask(edge.guard.finish(attempt, kept, call))
+        match finished:
+            case Stored(expires_in_s):
+                expires_at = edge.expires_at(expires_in_s)
+                capture.headers = first_headers(
+                    capture.headers, edge.profile, call.key, expires_at
+                )
+                return None
+            case Unstored():
+                capture.headers.append(UNSTORED)
+                return None
+            case Replay():
+                return self._replayed(finished, call)
+            case Refuse(problem):
+                return edge.refusal(problem)
+
+    def _replayed(self, replay: Replay, call: Call) -> Answer:
+        expires_at = self.edge.expires_at(replay.expires_in_s)
+        headers = replay_headers(replay.answer, self.edge.profile, call.key, expires_at)
+        return Answer(replay.answer.status, tuple(headers), replay.answer.body)
+
+    def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        request = _request(environ)
+        verb = status_verb(self.edge, request, self.edge.tenant(request))
+        found = self._gatherer.ask(verb) if isinstance(verb, Find) else verb
+        return _respond(start_response, status_answer(self.edge, found))
+
+    def _forget(self, claim: Claim) -> None:
+        """Release, in the background, an insert that may have happened unheard."""
+        forget = self.edge.guard.forget(claim)
+        threading.Thread(target=self.ask, args=(forget,), name="oncekey-forget", daemon=True).start()
+
+    def ask(self, op: Op[Any]) -> Any:
+        """Drive an operation of the engine."""
+        return run(op, self._gatherer.ask)
+
+    def close(self) -> None:
+        """Stop what runs beside the requests and give the connections back."""
+        atexit.unregister(self.close)
+        self.edge.stop()
+        self._gatherer.close()
+
+
+class _Rest:
+    """What is left to send: the parts that were collected, then whatever the application still has."""
+
+    def __init__(self, capture: Capture, chunks: Iterator[bytes], source: Iterable[bytes]) -> None:
+        self._capture = capture
+        self._chunks = chunks
+        self._source = source
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._capture.taken()
+        yield from self._chunks
+
+    def close(self) -> None:
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            close()
+
+
+def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
+    """Run the application until its answer is known as far as it will be kept."""
+
+    def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
+        capture.start(int(status[:3]), lines)
+        return written.append
+
+    written: list[bytes] = []
+    source = app(environ, start)
+    chunks = iter(source)
+    try:
+        for chunk in chunks:
+            written.append(chunk)
+            known = capture.add(b"".join(written), last=False)
+            written.clear()
+            if known:
+                return _Rest(capture, chunks, source)
+        capture.add(b"".join(written), last=True)
+    except BaseException:
+        _Rest(capture, chunks, source).close()
+        raise
+    return _Rest(capture, iter(()), source)
+
+
+def _matched(environ: Environ) -> bool:
+    """Whether the framework found a route; where it leaves no trace, a 404 counts as the router's."""
+    request = environ.get("werkzeug.request")
+    return getattr(request, "url_rule", None) is not None or "django.route" in environ
+
+
+def _variable(header: bytes) -> str:
+    return "HTTP_" + header.decode("latin-1").upper().replace("-", "_")
+
+
+def _request(environ: Environ) -> Request:
+    lines = [
+        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in environ.items()
+        if name.startswith("HTTP_")
+    ]
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            lines.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
+    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    return Request(
+        environ["REQUEST_METHOD"],
+        path.encode("latin-1").decode("utf-8", "replace"),
+        environ.get("QUERY_STRING", "").encode("latin-1"),
+        Headers(lines),
+        environ,
+    )
+
+
+def _read(environ: Environ, limit: int) -> bytes | Problem:
+    """The whole body, never more than was declared or than is allowed."""
+    declared = environ.get("CONTENT_LENGTH") or ""
+    length = int(declared) if declared.isdigit() else None
+    if length is None and not environ.get("wsgi.input_terminated"):
+        return b""
+    if length is not None and length > limit:
+        return too_large(limit)
+    wanted = limit + 1 if length is None else length
+    chunks: list[bytes] = []
+    while wanted > 0:
+        chunk = environ["wsgi.input"].read(min(wanted, _READ_BYTES))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        wanted -= len(chunk)
+    body = b"".join(chunks)
+    if length is None:
+        return too_large(limit) if len(body) > limit else body
+    if len(body) < length:
+        return Problem(
+            Kind.MALFORMED_REQUEST,
+            f"The request ended after {len(body)} of the {length} bytes that it declared.",
+        )
+    return body
+
+
+def _resupply(environ: Environ, body: Any) -> Environ:
+    """An environ that gives a body which was read already."""
+    return environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+
+
+def _inner(environ: Environ) -> Environ:
+    """The environ for a guarded application: nothing in it lets an answer depend on this client alone.
+
+    A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
+    Middleware outside this one still sees the header and may code each answer for its own client.
+    """
+    hidden = ("HTTP_ACCEPT_ENCODING", "wsgi.file_wrapper")
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
+def _marking(start_response: StartResponse) -> StartResponse:
+    def marked(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        name, value = UNSTORED
+        return start_response(status, [*headers, (name.decode(), value.decode())], exc_info)
+
+    return marked
+
+
+def _start(
+    start_response: StartResponse, status: int, headers: Iterable[tuple[bytes, bytes]]
+) -> None:
+    try:
+        reason = HTTPStatus(status).phrase
+    except ValueError:
+        reason = "Unknown"
+    lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+    start_response(f"{status} {reason}", lines)
+
+
+def _respond(start_response: StartResponse, answer: Answer) -> list[bytes]:
+    _start(start_response, answer.status, answer.headers)
+    return [answer.body or b""]
