@@ -1,0 +1,1 @@
+"""What oncekey is tested with, for everybody who builds on it."""

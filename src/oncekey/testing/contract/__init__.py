@@ -1,0 +1,79 @@
+"""The contract of `oncekey.stores.base` as tests: what any store, ours or yours, has to pass.
+
+Subclass `StoreContract` in a test module, under a name that pytest collects, and give it a
+`subject`: your store, empty, and a way to let its time pass.
+
+    import pytest
+    from oncekey.testing.contract import StoreContract, Subject
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def subject(self, tmp_path):
+            store = MyStore(tmp_path)                         # migrated, empty, for this test alone
+            return Subject(store, elapse=store.pretend)       # pretend(60): a minute has passed
+
+`elapse(seconds)` makes the store believe that time has passed; with a negative number, that its
+clock was set back. Shifting every deadline and date that it keeps the other way does as well.
+Without `elapse` the suite really waits: it then takes minutes, and the tests of a clock that is set
+back are skipped.
+
+Every test runs over both faces of the store: `Gatherer` for threads and `AsyncGatherer` for event
+loops. A test that fails names the sentence that the store breaks. To run one subject alone,
+subclass its class, for example `InsertContract`.
+"""
+
+import pytest
+
+_SUBJECTS = "batches content fences insert purge races repeats steps subject swap sweep times watch"
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _SUBJECTS.split()))
+
+# ruff: noqa: E402  (pytest explains a failed assertion only in modules that are imported after)
+from oncekey.testing.contract.batches import BatchContract
+from oncekey.testing.contract.content import ContentContract
+from oncekey.testing.contract.fences import FenceContract
+from oncekey.testing.contract.insert import InsertContract
+from oncekey.testing.contract.purge import PurgeContract
+from oncekey.testing.contract.races import RaceContract
+from oncekey.testing.contract.repeats import RepeatContract
+from oncekey.testing.contract.steps import StepContract
+from oncekey.testing.contract.subject import Case, Contract, Subject
+from oncekey.testing.contract.swap import SwapContract
+from oncekey.testing.contract.sweep import SweepContract
+from oncekey.testing.contract.times import TimeContract
+from oncekey.testing.contract.watch import WatchContract
+
+__all__ = [
+    "BatchContract",
+    "Case",
+    "ContentContract",
+    "Contract",
+    "FenceContract",
+    "InsertContract",
+    "PurgeContract",
+    "RaceContract",
+    "RepeatContract",
+    "StepContract",
+    "StoreContract",
+    "Subject",
+    "SwapContract",
+    "SweepContract",
+    "TimeContract",
+    "WatchContract",
+]
+
+
+class StoreContract(
+    InsertContract,
+    SwapContract,
+    FenceContract,
+    RepeatContract,
+    TimeContract,
+    StepContract,
+    WatchContract,
+    SweepContract,
+    PurgeContract,
+    ContentContract,
+    BatchContract,
+    RaceContract,
+):
+    """All of it."""

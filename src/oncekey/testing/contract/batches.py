@@ -1,0 +1,174 @@
+"""Batches: verbs that travel together fare as if each had gone alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.verbs import (
+    AppendStep,
+    Count,
+    Done,
+    Due,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Purge,
+    Refused,
+    Scan,
+    Steps,
+    Sweep,
+    Tally,
+    Verb,
+)
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.gather import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from oncekey.testing.contract.subject import Case, Contract, new_id
+
+CROWD = 300  # more than one batch may hold
+
+# Texts that some engines cannot keep. A store may take them or raise, but must not change them, nor
+# let those suffer who came along.
+AWKWARD = {"half a surrogate pair": "a\ud800b", "a NUL": "a\x00b", "both": "\x00\udfff"}
+
+
+def is_kept(case: Case, claim: Claim, outcome: Any) -> bool:
+    """Whether a claim that may be awkward was taken, having changed nothing otherwise."""
+    if isinstance(outcome, Exception):
+        assert not isinstance(outcome, StoreUnavailable), outcome
+        assert case.ask(Find(claim.id)) is None
+        return False
+    assert isinstance(outcome, Inserted)
+    assert case.find(claim.id).tenant == claim.tenant
+    return True
+
+
+class BatchContract(Contract):
+    def test_a_crowd_is_served_each_with_its_own_outcome(self, case: Case) -> None:
+        assert CROWD > BATCH_ROWS_MAX
+        claims = [case.claim() for _ in range(CROWD)]
+        outcomes = case.together([Insert(claim) for claim in claims])
+        assert all(isinstance(outcome, Inserted) for outcome in outcomes), outcomes
+        found = case.together([Find(claim.id) for claim in claims])
+        assert [record.token for record in found] == [claim.token for claim in claims]
+        assert [record.fence for record in found] == [outcome.fence for outcome in outcomes]
+
+    def test_bodies_beyond_the_byte_cap_are_all_kept(self, case: Case) -> None:
+        bodies = [bytes((number,)) * (BATCH_BYTES_MAX // 5) for number in range(12)]
+        records = [case.begin() for _ in bodies]
+        swaps = [
+            case.complete(record, Answer(200, (), body))
+            for record, body in zip(records, bodies, strict=True)
+        ]
+        outcomes = case.together(swaps)
+        assert outcomes == [Done(record.fence) for record in records]
+        for record, body in zip(records, bodies, strict=True):
+            assert case.find(record.id).answer == Answer(200, (), body)
+
+    def test_verbs_of_every_kind_can_be_asked_at_once(self, case: Case) -> None:
+        running = [case.begin() for _ in range(6)]
+        ended = case.stage(State.COMPLETED)
+        step = Step("charge", b"d", b"r")
+        new = case.claim()
+        verbs: list[Verb] = [
+            Insert(new),
+            Insert(case.rival(running[0])),
+            case.renew(running[1]),
+            case.complete(running[2]),
+            case.release(running[3]),
+            case.renew(ended),
+            AppendStep(running[4].id, running[4].fence, running[4].token, step),
+            Find(running[5].id),
+            Find(new_id()),
+            Peek(ended.id),
+            Steps(ended.id),
+            Tally({running[5].id: 1}, {}),
+            Due(10),
+            Sweep(10),
+            Scan(1),
+            Count(),
+            Purge("nobody", 10),
+        ]
+        outcomes = case.together(verbs)
+        kinds = [Inserted, Found, Done, Done, Done, Refused, Done, Record, type(None)]
+        assert [type(outcome) for outcome in outcomes[:9]] == kinds
+        peeked, steps, tallied, due, swept, scanned, counts, purged = outcomes[9:]
+        assert (peeked.state, steps, tallied, due, swept) == (State.COMPLETED, [], None, [], 0)
+        assert len(scanned) == 1
+        assert set(counts) == set(State)
+        assert purged == 0
+
+    def test_swaps_that_fail_do_not_disturb_those_that_succeed(self, case: Case) -> None:
+        good = [case.begin() for _ in range(10)]
+        bad = [case.stage(State.RELEASED) for _ in range(10)]
+        swaps = [case.complete(record) for pair in zip(good, bad, strict=True) for record in pair]
+        outcomes = case.together(swaps)
+        assert outcomes[::2] == [Done(record.fence) for record in good]
+        for outcome, record in zip(outcomes[1::2], bad, strict=True):
+            assert isinstance(outcome, Refused)
+            assert outcome.record is not None
+            case.same(outcome.record, record)
+
+    def test_one_id_twice_in_a_crowd_has_one_winner(self, case: Case) -> None:
+        first = case.claim()
+        second = case.claim(id=first.id)
+        others = [case.claim() for _ in range(20)]
+        outcomes = case.together([Insert(claim) for claim in (first, *others, second)])
+        assert all(isinstance(outcome, Inserted) for outcome in outcomes[1:-1])
+        pair = [outcomes[0], outcomes[-1]]
+        assert {type(outcome) for outcome in pair} == {Inserted, Found}
+        winner = first if isinstance(pair[0], Inserted) else second
+        assert case.find(first.id).token == winner.token
+
+    def test_a_chain_of_changes_to_one_record_keeps_its_order_of_outcomes(self, case: Case) -> None:
+        """Renewals and one completion at once: the renewals that come after it are refused."""
+        record = case.begin()
+        verbs = [case.renew(record)] * 5 + [case.complete(record)] + [case.renew(record)] * 5
+        outcomes = case.together(verbs)
+        assert outcomes[5] == Done(record.fence)
+        after = case.find(record.id)
+        renewed = sum(isinstance(outcome, Done) for outcome in outcomes) - 1
+        assert (after.state, after.beat) == (State.COMPLETED, renewed + 1)
+
+    @pytest.mark.parametrize("text", AWKWARD.values(), ids=list(AWKWARD))
+    def test_a_bad_member_fails_alone(self, case: Case, text: str) -> None:
+        good = [case.claim() for _ in range(10)]
+        bad = case.claim(tenant=text)
+        outcomes = case.together([Insert(claim) for claim in (*good[:5], bad, *good[5:])])
+        is_kept(case, bad, outcomes.pop(5))
+        assert all(isinstance(outcome, Inserted) for outcome in outcomes), outcomes
+        assert [case.find(claim.id).token for claim in good] == [claim.token for claim in good]
+
+    @pytest.mark.parametrize("text", AWKWARD.values(), ids=list(AWKWARD))
+    def test_after_a_bad_verb_the_store_goes_on(self, case: Case, text: str) -> None:
+        for _ in range(3):
+            bad = case.claim(tenant=text)
+            [outcome] = case.together([Insert(bad)])
+            is_kept(case, bad, outcome)
+            assert case.done(case.complete(case.begin())).state is State.COMPLETED
+
+    @pytest.mark.parametrize("text", AWKWARD.values(), ids=list(AWKWARD))
+    def test_a_bad_completion_leaves_the_record_running(self, case: Case, text: str) -> None:
+        """It may then be released, or completed with something that can be kept."""
+        record, neighbour = case.begin(), case.begin()
+        swaps = [case.complete(record, resource_id=text), case.complete(neighbour)]
+        outcome, beside = case.together(swaps)
+        assert beside == Done(neighbour.fence)
+        if isinstance(outcome, Done):
+            assert case.find(record.id).resource_id == text
+        else:
+            assert not isinstance(outcome, StoreUnavailable)
+            case.same(case.find(record.id), record)
+            case.done(case.release(record))
+
+    def test_looking_for_what_cannot_be_there_finds_nothing_or_raises(self, case: Case) -> None:
+        case.begin()
+        for text in AWKWARD.values():
+            scanned, purged = case.together([Scan(10, tenant=text), Purge(text, 10)])
+            assert scanned == [] or isinstance(scanned, Exception)
+            assert purged == 0 or isinstance(purged, Exception)
+        assert case.ask(Count())[State.RUNNING] == 1

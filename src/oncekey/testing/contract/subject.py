@@ -1,0 +1,276 @@
+"""What the tests hold in their hands: a store, one of its two faces, and records to begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pytest
+
+from oncekey.core import lifecycle
+from oncekey.core.lifecycle import Held
+from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
+from oncekey.core.verbs import Done, Find, Insert, Inserted, Refused, Swap, Verb
+from oncekey.stores.base import Store
+from oncekey.stores.gather import AsyncGatherer, Gatherer
+
+ANSWER = Answer(201, ((b"content-type", b"text/plain"), (b"location", b"/orders/1")), b"created")
+ID_BYTES = 32
+
+_chance = random.SystemRandom()  # ids must differ even where a test runner seeds the shared one
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A store under test: empty, ready to be used, and for this test alone."""
+
+    store: Store
+    elapse: Callable[[float], None] = time.sleep
+    """Make the store believe that so many seconds have passed; less than 0: was set back."""
+
+    @property
+    def sleeps(self) -> bool:
+        return self.elapse is time.sleep
+
+
+# ------------------------------------------------------------------------------------ the two faces
+
+
+class Face(Protocol):
+    """A store, asked by plain calls, whatever its colour."""
+
+    def ask(self, verb: Verb) -> Any:
+        """The outcome of one verb."""
+
+    def together(self, verbs: Sequence[Verb], gatherers: int = 1) -> list[Any]:
+        """The outcomes of verbs asked at the same time, exceptions among them as values.
+
+        They are dealt out in turn to so many gatherers, each with connections of its own.
+        """
+
+    def close(self) -> None: ...
+
+
+class SyncFace:
+    """Asked by threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._gatherers = [Gatherer(store)]
+
+    def ask(self, verb: Verb) -> Any:
+        return self._gatherers[0].ask(verb)
+
+    def together(self, verbs: Sequence[Verb], gatherers: int = 1) -> list[Any]:
+        while len(self._gatherers) < gatherers:
+            self._gatherers.append(Gatherer(self._store))
+        start = threading.Barrier(len(verbs))
+
+        def ask(number: int, verb: Verb) -> Any:
+            start.wait()
+            return self._gatherers[number % gatherers].ask(verb)
+
+        with ThreadPoolExecutor(len(verbs)) as threads:
+            futures = [threads.submit(ask, number, verb) for number, verb in enumerate(verbs)]
+        return [future.exception() or future.result() for future in futures]
+
+    def close(self) -> None:
+        for gatherer in self._gatherers:
+            gatherer.close()
+
+
+class AsyncFace:
+    """Asked by tasks of an event loop that runs only while somebody asks."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._gatherers = [AsyncGatherer(store)]
+        self._runner = asyncio.Runner()
+
+    def ask(self, verb: Verb) -> Any:
+        return self._runner.run(self._gatherers[0].ask(verb))
+
+    def together(self, verbs: Sequence[Verb], gatherers: int = 1) -> list[Any]:
+        while len(self._gatherers) < gatherers:
+            self._gatherers.append(AsyncGatherer(self._store))
+
+        async def ask() -> list[Any]:
+            asked = (self._gatherers[n % gatherers].ask(verb) for n, verb in enumerate(verbs))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+        return self._runner.run(ask())
+
+    def close(self) -> None:
+        with self._runner:
+            for gatherer in self._gatherers:
+                self._runner.run(gatherer.close())
+
+
+FACES: dict[str, Callable[[Store], Face]] = {"sync": SyncFace, "async": AsyncFace}
+
+
+# ---------------------------------------------------------------------------------------- one test
+
+
+class Case:
+    """A store under test, and short ways to bring records into every state."""
+
+    def __init__(self, subject: Subject, face: Face) -> None:
+        self.subject = subject
+        self.ask = face.ask
+        self.together = face.together
+        # Real waiting must be short, and yet long enough for a slow machine not to lose a lease.
+        self.lease_s, self.retention_s = (2.0, 3.0) if subject.sleeps else (30.0, 600.0)
+        self.tolerance_s = self.lease_s / 5
+
+    # -------------------------------------------------------------------------------------- time
+
+    def elapse(self, seconds: float) -> None:
+        self.subject.elapse(seconds)
+
+    def lapse(self) -> None:
+        """Let every lease run out, and no retention."""
+        self.elapse(self.lease_s)
+
+    def expire(self) -> None:
+        """Let everything run out."""
+        self.elapse(self.lease_s + self.retention_s)
+
+    def set_back(self, seconds: float) -> None:
+        if self.subject.sleeps:
+            pytest.skip("without `elapse` the store's clock cannot be set back")
+        self.elapse(-seconds)
+
+    def about(self, seconds: float) -> Any:
+        """Equal to a time left that was read a moment ago."""
+        return pytest.approx(seconds, abs=self.tolerance_s)
+
+    # ----------------------------------------------------------------------------------- records
+
+    def claim(self, **changes: Any) -> Claim:
+        """An attempt with an id and a token of its own."""
+        claim = Claim(
+            id=new_id(),
+            token=new_token(),
+            tenant="acct_1",
+            operation="POST /orders",
+            key="order-17",
+            fingerprint=b"\x01" * 32,
+            fingerprint_version=1,
+            lease_s=self.lease_s,
+            retention_s=self.retention_s,
+        )
+        return dataclasses.replace(claim, **changes)
+
+    def rival(self, record: Record, **changes: Any) -> Claim:
+        """Another attempt at the same record."""
+        return self.claim(id=record.id, **changes)
+
+    def begin(self, claim: Claim | None = None) -> Record:
+        """A record that runs."""
+        claim = claim or self.claim()
+        assert isinstance(self.ask(Insert(claim)), Inserted)
+        return self.find(claim.id)
+
+    def find(self, record_id: bytes) -> Record:
+        """The record, which must be there."""
+        record = self.ask(Find(record_id))
+        assert isinstance(record, Record)
+        return record
+
+    def stage(self, state: State, claim: Claim | None = None) -> Record:
+        """A record in a state, brought there on the usual way."""
+        record = self.begin(claim)
+        match state:
+            case State.COMPLETED:
+                self.done(self.complete(record))
+            case State.RELEASED:
+                self.done(self.release(record))
+            case State.UNKNOWN:
+                self.lapse()
+                self.done(self.doubt(record))
+        return self.find(record.id)
+
+    # ------------------------------------------------------------------------------------- swaps
+
+    def renew(self, record: Record) -> Swap:
+        return lifecycle.renew(owner(record), lease_s=self.lease_s, retention_s=self.retention_s)
+
+    def complete(self, record: Record, answer: Answer = ANSWER, **changes: Any) -> Swap:
+        given: dict[str, Any] = {"retention_s": self.retention_s, "resource_id": "order_1"}
+        return lifecycle.complete(owner(record), answer, **(given | changes))
+
+    def release(self, record: Record, *, no_effect: bool = False) -> Swap:
+        return lifecycle.release(owner(record), no_effect=no_effect, retention_s=self.retention_s)
+
+    def doubt(self, record: Record) -> Swap:
+        return lifecycle.doubt(record, new_token=new_token(), retention_s=self.retention_s)
+
+    def resolve(self, record: Record, answer: Answer | None = ANSWER) -> Swap:
+        return lifecycle.resolve(
+            record, new_token=new_token(), answer=answer, retention_s=self.retention_s
+        )
+
+    def take(self, record: Record, **changes: Any) -> Swap:
+        return lifecycle.take(record, self.rival(record, **changes))
+
+    # --------------------------------------------------------------------------------- judgement
+
+    def done(self, swap: Swap) -> Record:
+        """Carry the swap out, which must succeed; the record after it."""
+        outcome = self.ask(swap)
+        assert isinstance(outcome, Done), outcome
+        record = self.find(swap.id)
+        assert record.fence == outcome.fence
+        return record
+
+    def refused(self, verb: Verb, found: Record) -> None:
+        """Ask for what must be refused; the record must stand as it was found."""
+        outcome = self.ask(verb)
+        assert isinstance(outcome, Refused), outcome
+        assert outcome.record is not None
+        self.same(outcome.record, found)
+        self.same(self.find(found.id), found)
+
+    def same(self, record: Record, other: Record) -> None:
+        """Nothing happened in between but time too short to matter."""
+        assert timeless(record) == timeless(other)
+        assert record.age_s == self.about(other.age_s)
+        assert record.expires_in_s == self.about(other.expires_in_s)
+        if record.state is State.RUNNING:
+            assert record.lease_left_s == self.about(other.lease_left_s)
+
+
+class Contract:
+    """The base of every subject: each test runs over both faces of the store."""
+
+    @pytest.fixture(params=list(FACES))
+    def case(self, request: pytest.FixtureRequest, subject: Subject) -> Iterator[Case]:
+        face = FACES[request.param](subject.store)
+        yield Case(subject, face)
+        face.close()
+
+
+def new_id() -> bytes:
+    return _chance.randbytes(ID_BYTES)
+
+
+def new_token() -> bytes:
+    return _chance.randbytes(TOKEN_BYTES)
+
+
+def owner(record: Record) -> Held:
+    """The record as the attempt that is in it knows it."""
+    return Held(record.id, record.fence, record.token)
+
+
+def timeless(record: Record) -> Record:
+    """The record without what changes by itself."""
+    return dataclasses.replace(record, age_s=0.0, lease_left_s=0.0, expires_in_s=0.0)

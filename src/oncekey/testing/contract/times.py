@@ -1,0 +1,167 @@
+"""Time: every deadline is measured by the store's own clock, at the operation that uses it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from oncekey.core import lifecycle
+from oncekey.core.record import State
+from oncekey.core.verbs import Found, Insert, Peek, Sweep
+from oncekey.testing.contract.subject import Case, Contract, owner
+
+
+class TimeContract(Contract):
+    def test_a_new_record_has_one_lease_and_then_its_retention(self, case: Case) -> None:
+        record = case.begin()
+        assert record.age_s == case.about(0)
+        assert record.lease_left_s == case.about(case.lease_s)
+        assert record.expires_in_s == case.about(case.lease_s + case.retention_s)
+
+    def test_time_left_runs_down_and_age_runs_up(self, case: Case) -> None:
+        record = case.begin()
+        passed = case.lease_s / 2
+        case.elapse(passed)
+        later = case.find(record.id)
+        assert later.age_s == case.about(passed)
+        assert later.lease_left_s == case.about(case.lease_s - passed)
+        assert later.expires_in_s == case.about(case.lease_s + case.retention_s - passed)
+        found = case.ask(Insert(case.rival(record)))
+        assert isinstance(found, Found)
+        case.same(found.record, later)
+        assert case.ask(Peek(record.id)).lease_left_s == case.about(later.lease_left_s)
+
+    def test_a_lease_is_over_at_its_deadline(self, case: Case) -> None:
+        record = case.begin()
+        assert not record.lapsed
+        case.elapse(case.lease_s)
+        assert case.find(record.id).lapsed
+        assert not case.find(record.id).expired
+
+    def test_lapsed_too_early_to_be_taken_over(self, case: Case) -> None:
+        record = case.begin()
+        case.elapse(case.lease_s / 2)
+        case.refused(case.take(record), case.find(record.id))
+
+    def test_a_renewal_starts_a_new_lease_from_now(self, case: Case) -> None:
+        record = case.begin()
+        case.elapse(case.lease_s / 2)
+        after = case.done(case.renew(record))
+        assert after.lease_left_s == case.about(case.lease_s)
+        assert after.expires_in_s == case.about(case.lease_s + case.retention_s)
+
+    def test_a_renewal_may_be_longer_than_the_first_lease(self, case: Case) -> None:
+        record = case.begin()
+        longer = lifecycle.renew(
+            owner(record), lease_s=case.lease_s * 3, retention_s=case.retention_s
+        )
+        after = case.done(longer)
+        assert after.lease_left_s == case.about(case.lease_s * 3)
+        assert after.lease_s == case.lease_s
+
+    def test_a_renewal_saves_a_lapsed_lease_that_nobody_took(self, case: Case) -> None:
+        record = case.begin()
+        case.lapse()
+        after = case.done(case.renew(record))
+        assert not after.lapsed
+        case.refused(case.take(record), after)
+
+    @pytest.mark.parametrize("state", [State.COMPLETED, State.RELEASED, State.UNKNOWN])
+    def test_retention_counts_from_the_end_not_from_the_beginning(
+        self, case: Case, state: State
+    ) -> None:
+        """A handler that runs longer than its retention does not lose its answer."""
+        record = case.begin()
+        for _ in range(3):
+            case.elapse(case.retention_s / 2)
+            record = case.done(case.renew(record))
+        match state:
+            case State.COMPLETED:
+                ended = case.done(case.complete(record))
+            case State.RELEASED:
+                ended = case.done(case.release(record))
+            case _:
+                case.lapse()
+                ended = case.done(case.doubt(record))
+        assert ended.expires_in_s == case.about(case.retention_s)
+        assert case.ask(Sweep(10)) == 0
+
+    def test_each_write_brings_its_own_retention(self, case: Case) -> None:
+        longer = case.retention_s * 4
+        after = case.done(case.complete(case.begin(), retention_s=longer))
+        assert after.expires_in_s == case.about(longer)
+
+    def test_what_has_ended_has_no_lease(self, case: Case) -> None:
+        record = case.done(case.complete(case.begin()))
+        case.elapse(case.lease_s * 1.2)
+        later = case.find(record.id)
+        assert later.state is State.COMPLETED
+        assert not later.lapsed
+        assert not later.expired
+
+    @pytest.mark.parametrize("state", State)
+    def test_a_record_expires_at_its_expiry(self, case: Case, state: State) -> None:
+        record = case.stage(state)
+        case.elapse(record.expires_in_s - case.tolerance_s)
+        assert not case.find(record.id).expired
+        case.elapse(case.tolerance_s)
+        assert case.find(record.id).expired
+
+    def test_a_take_over_starts_a_lease_of_its_own(self, case: Case) -> None:
+        record = case.begin()
+        case.lapse()
+        lease_s, retention_s = case.lease_s * 2, case.retention_s * 2
+        after = case.done(case.take(record, lease_s=lease_s, retention_s=retention_s))
+        assert after.lease_left_s == case.about(lease_s)
+        assert after.expires_in_s == case.about(lease_s + retention_s)
+        assert (after.lease_s, after.retention_s) == (lease_s, retention_s)
+
+    def test_leases_shorter_than_a_second_are_leases(self, case: Case) -> None:
+        lease_s = 0.25
+        record = case.begin(case.claim(lease_s=lease_s, retention_s=case.retention_s))
+        assert record.lease_s == lease_s
+        case.elapse(lease_s)
+        assert case.find(record.id).lapsed
+        assert case.find(record.id).expires_in_s == case.about(case.retention_s)
+
+    def test_a_retention_of_years_is_kept_exactly(self, case: Case) -> None:
+        years = 10 * 365 * 86_400.0
+        after = case.done(case.complete(case.begin(), retention_s=years))
+        assert after.expires_in_s == case.about(years)
+
+    # ---------------------------------------------------------------- a clock that was set back
+
+    def test_p8_a_deadline_further_away_than_one_lease_is_cut_to_one(self, case: Case) -> None:
+        record = case.begin()
+        case.set_back(3600)
+        found = case.find(record.id)
+        assert found.overlong
+        assert found.lease_left_s == case.about(case.lease_s + 3600)
+        after = case.done(lifecycle.shorten(found))
+        assert not after.overlong
+        assert after.lease_left_s == case.about(case.lease_s)
+        case.lapse()
+        assert case.done(case.take(case.find(record.id))).attempt == 2
+
+    def test_p8_a_lease_of_the_right_length_is_not_cut(self, case: Case) -> None:
+        """Whoever saw it overlong may come late: the owner renewed meanwhile."""
+        record = case.begin()
+        case.set_back(3600)
+        seen = case.find(record.id)
+        renewed = case.done(case.renew(record))
+        case.refused(lifecycle.shorten(seen), renewed)
+
+    def test_p8_only_what_runs_is_overlong(self, case: Case) -> None:
+        completed = case.stage(State.COMPLETED)
+        case.set_back(3600)
+        found = case.find(completed.id)
+        assert not found.overlong
+        pretended = dataclasses.replace(found, state=State.RUNNING)
+        case.refused(lifecycle.shorten(pretended), found)
+
+    def test_p8_the_owner_of_a_cut_lease_still_owns_it(self, case: Case) -> None:
+        record = case.begin()
+        case.set_back(3600)
+        case.done(lifecycle.shorten(case.find(record.id)))
+        assert case.done(case.complete(record)).state is State.COMPLETED
