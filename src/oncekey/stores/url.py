@@ -1,0 +1,136 @@
+"""A store from an address: `open_store("sqlite:///keys.db")`.
+
+Only the module of the chosen store is imported, and with it its driver, so that nobody needs the
+drivers of stores that they do not use.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from oncekey.errors import Misuse
+from oncekey.stores.base import Store
+from oncekey.stores.memory import MemoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of store: how its addresses begin, and what it needs."""
+
+    schemes: tuple[str, ...]
+    example: str
+    module: str | None = None
+    """Offers `open_url(url) -> Store`."""
+    drivers: tuple[str, ...] = ()
+    extra: str | None = None
+    """What installs the drivers: `oncekey[extra]`."""
+
+
+KINDS = (
+    Kind(("memory",), "memory://"),
+    Kind(("sqlite",), "sqlite:///keys.db", "oncekey.stores.sqlite"),
+    Kind(
+        ("postgresql", "postgres"),
+        "postgresql://user:password@host/database",
+        "oncekey.stores.postgres",
+        drivers=("asyncpg", "psycopg"),
+        extra="postgres",
+    ),
+    Kind(
+        ("redis", "rediss", "unix", "redis+unix", "valkey", "valkeys"),
+        "redis://user:password@host:6379/0",
+        "oncekey.stores.redis",
+        drivers=("redis", "hiredis"),
+        extra="redis",
+    ),
+)
+_BY_SCHEME = {scheme: kind for kind in KINDS for scheme in kind.schemes}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def open_store(url: str) -> Store:
+    """The store that a URL names. Nothing is connected yet. Raises `Misuse` for what names none."""
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        raise Misuse(_no_scheme(url))
+    kind = _BY_SCHEME.get(scheme[1].lower())
+    if kind is None:
+        raise Misuse(f"{redact(url)}: there is no store for {scheme[0]}. {_choice()}")
+    if not _readable(url):
+        raise Misuse(
+            f"{redact(url)}: its host or port cannot be read. It should look like {kind.example}; "
+            "write special characters in the password as %40 for @, %2F for / and so on"
+        )
+    if kind.module is None:
+        return MemoryStore()
+    return _open(url, kind, kind.module)
+
+
+def _readable(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        if "," not in parts.netloc:  # PostgreSQL takes several hosts, each with its port
+            _ = parts.port  # the standard library reads it only when asked
+    except ValueError:
+        return False
+    return True
+
+
+def _open(url: str, kind: Kind, module: str) -> Store:
+    try:
+        store: Store = importlib.import_module(module).open_url(url)
+    except ImportError as error:
+        # Without a name it is a driver that gave up on a library of its own; with any name but a
+        # driver's it is a mistake of ours.
+        name = error.name and error.name.partition(".")[0]
+        if not kind.drivers or name not in (None, *kind.drivers):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise Misuse(
+            f"{redact(url)}: its driver cannot be imported ({reason}): "
+            f"pip install 'oncekey[{kind.extra}]'"
+        ) from error
+    return store
+
+
+def _no_scheme(url: str) -> str:
+    if not url:
+        return f"the store's URL is empty. {_choice()}"
+    if re.search(r"\w\s*=", url):
+        return f"{redact(url)!r} is not a URL. {_choice()}"
+    return (
+        f"{redact(url)!r} is not a URL. If it is a path to a SQLite file, write "
+        f"sqlite:///{redact(url)}. {_choice()}"
+    )
+
+
+def _choice() -> str:
+    examples = [f"{', '.join(f'{s}://' for s in kind.schemes)} ({kind.example})" for kind in KINDS]
+    return f"Stores, each with an example: {'; '.join(examples)}"
+
+
+# ------------------------------------------------------------------------ passwords
+
+_SECRET_FIELD = re.compile(
+    r"(?i)\b(\w*(?:password|passwd|secret))\s*=\s*(?:'(?:[^'\\]|\\.)*'|[^&\s]*)"
+)
+
+
+def redact(url: str) -> str:
+    """The URL as it may be shown: without its password, wherever it stands.
+
+    A password may hold unescaped `@`, `/` and `#`, where parsers disagree on what belongs to it.
+    Everything from the first colon to the last `@` is therefore left out: rather a host too little
+    than a password too much.
+    """
+    shown = _SECRET_FIELD.sub(r"\1=***", url)
+    scheme, separator, rest = shown.partition("://")
+    if not separator:
+        scheme, rest = "", shown
+    user, at, place = rest.rpartition("@")
+    if at and ":" in user:
+        rest = f"{user.partition(':')[0]}:***@{place}"
+    return f"{scheme}{separator}{rest}"

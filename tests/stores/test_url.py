@@ -1,0 +1,184 @@
+"""Which store a URL names, what is said when it names none, and that passwords are not shown."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncekey.errors import Misuse
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.url import KINDS, open_store, redact
+
+PASSWORD = "hunter2"
+
+
+class Absent(importlib.abc.MetaPathFinder):
+    """Makes packages look as if they were not installed."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] in self._names:
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return None
+
+
+def hide(monkeypatch: pytest.MonkeyPatch, *packages: str, store: str) -> None:
+    """Take the driver away, and what was imported with it."""
+    for module in list(sys.modules):
+        if module.partition(".")[0] in packages:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delitem(sys.modules, f"oncekey.stores.{store}", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(*packages), *sys.meta_path])
+
+
+# ------------------------------------------------------------------------ choosing
+
+
+def test_memory_is_a_new_store_each_time() -> None:
+    first, second = open_store("memory://"), open_store("memory://")
+
+    assert isinstance(first, MemoryStore)
+    assert first is not second
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("sqlite:///keys.db", "sqlite"),
+        ("postgresql://u:p@127.0.0.1/db", "postgres"),
+        ("postgres://u:p@127.0.0.1/db", "postgres"),
+        ("postgresql://u:p@127.0.0.1:5432,127.0.0.2:5433/db", "postgres"),
+        ("POSTGRESQL://u:p@127.0.0.1/db", "postgres"),
+        ("redis://127.0.0.1:6379/0", "redis"),
+        ("rediss://127.0.0.1:6379/0", "redis"),
+        ("unix:///run/redis.sock", "redis"),
+        ("redis+unix:///run/redis.sock", "redis"),
+        ("valkey://127.0.0.1:6379/0", "redis"),
+        ("valkeys://127.0.0.1:6379/0", "redis"),
+    ],
+)
+def test_the_scheme_chooses_and_nothing_is_connected(url: str, name: str) -> None:
+    assert type(open_store(url)).__module__.startswith(f"oncekey.stores.{name}")
+
+
+# ------------------------------------------------------------------------ what is said instead
+
+
+@pytest.mark.parametrize("url", ["mongodb://host/db", "https://example.org", "file:///keys.db"])
+def test_an_unknown_scheme_is_answered_with_the_choice(url: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        open_store(url)
+
+    said = str(caught.value)
+    assert f"no store for {url.partition('//')[0]}//" in said
+    for kind in KINDS:
+        assert kind.example in said
+        assert all(f"{scheme}://" in said for scheme in kind.schemes)
+
+
+@pytest.mark.parametrize("path", ["keys.db", "./keys.db", "/var/lib/oncekey/keys.db"])
+def test_a_bare_path_is_answered_with_its_url(path: str) -> None:
+    with pytest.raises(Misuse, match=f"write sqlite:///{path}"):
+        open_store(path)
+
+
+def test_an_empty_url_is_answered_with_the_choice() -> None:
+    with pytest.raises(Misuse, match="is empty"):
+        open_store("")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"host=127.0.0.1 password={PASSWORD} dbname=x",
+        f"host=127.0.0.1 password={PASSWORD}://x",
+        f"mongodb://user:{PASSWORD}@host/db",
+        f"postgresql://user:{PASSWORD}/x@host/db",
+        f"postgresql://user:{PASSWORD}@host:port/db",
+        f"redis://user:{PASSWORD}@[::1/0",
+        f"user:{PASSWORD}@host/db",
+    ],
+)
+def test_p12_what_cannot_be_opened_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        open_store(url)
+
+    assert PASSWORD not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "store", "extra"),
+    [
+        ("postgresql://u:hunter2@h/db", "psycopg", "postgres", "postgres"),
+        ("postgresql://u:hunter2@h/db", "asyncpg", "postgres", "postgres"),
+        ("redis://u:hunter2@h/0", "redis", "redis", "redis"),
+        ("redis://u:hunter2@h/0", "hiredis", "redis", "redis"),
+    ],
+)
+def test_a_missing_driver_is_answered_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, store: str, extra: str
+) -> None:
+    hide(monkeypatch, package, store=store)
+
+    with pytest.raises(Misuse) as caught:
+        open_store(url)
+
+    assert package in str(caught.value)
+    assert f"pip install 'oncekey[{extra}]'" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_mistake_of_ours_is_not_called_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "oncekey.stores.redis", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"oncekey\.stores\.redis"):
+        open_store("redis://127.0.0.1/0")
+
+
+# ------------------------------------------------------------------------ passwords
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlite:///keys.db", "sqlite:///keys.db"),
+        ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+        ("postgresql://user@host/db", "postgresql://user@host/db"),
+        ("postgresql://user:hunter2@host/db", "postgresql://user:***@host/db"),
+        ("redis://:hunter2@host:6379/0", "redis://:***@host:6379/0"),
+        ("postgresql://user:hun@ter2@host/db", "postgresql://user:***@host/db"),
+        ("postgresql://user:hun/ter2#?@host/db", "postgresql://user:***@host/db"),
+        (
+            "postgresql://host/db?user=u&password=hunter2",
+            "postgresql://host/db?user=u&password=***",
+        ),
+        (
+            "postgresql://host/db?sslpassword=hunter2&sslmode=require",
+            "postgresql://host/db?sslpassword=***&sslmode=require",
+        ),
+        ("host=h password='hunter2 and more' user=u", "host=h password=*** user=u"),
+    ],
+)
+def test_p12_redact(url: str, shown: str) -> None:
+    assert redact(url) == shown
+
+
+@given(
+    scheme=st.sampled_from([scheme for kind in KINDS for scheme in kind.schemes]),
+    user=st.text("abcXYZ0189_.-", max_size=8),
+    noise=st.text(max_size=12),
+)
+def test_p12_no_password_survives_whatever_it_holds(scheme: str, user: str, noise: str) -> None:
+    secret = f"{noise}s3cr3t{noise}"
+
+    assert redact(f"{scheme}://{user}:{secret}@host:1/db") == f"{scheme}://{user}:***@host:1/db"
