@@ -23,7 +23,9 @@ from starlette.routing import Route
 import oncekey
 from oncekey.web.asgi import IdempotencyMiddleware
 
-SCHEMA = "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, account TEXT, item TEXT, quantity INT)"
+SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, account TEXT, item TEXT, quantity INT)"
+)
 
 
 def account_of(request: oncekey.Request) -> str | None:

@@ -2,8 +2,9 @@
 
     app.add_middleware(IdempotencyMiddleware, store="sqlite:///keys.db", tenant=account_of)
 
-It is pure ASGI. A guarded handler runs in a task of its own: a client that hangs up does not stop it, and shutting down waits for it. Not
-one byte of its answer is sent before the answer is recorded.
+It is pure ASGI. A guarded handler runs in a task of its own: a client that hangs up does not stop
+it, and shutting down waits for it. Not one byte of its answer is sent before the answer is
+recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey.attempt import Attempt
-from oncekey.core.headers import first_headers, kept_headers, replay_headers
 from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
@@ -106,7 +106,10 @@ class IdempotencyMiddleware:
         body = await _read(receive, request, route.policy.request_bytes_max)
         if body is None:  # the client left before it had said what it wants
             return
-        call = body if isinstance(body, Problem) else await self._call(request, route, body)
+        if isinstance(body, Problem):
+            await _send(send, edge.refusal(body))
+            return
+        call = await self._call(request, route, body)
         if isinstance(call, Problem):
             await _send(send, edge.refusal(call))
         elif call is None:
@@ -147,7 +150,9 @@ class IdempotencyMiddleware:
         return await arun(op, self._gatherer.ask)
 
     def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
-        """Run beside the request that asked for it: hanging up does not stop it, draining waits for it."""
+        """Run beside the request that asked for it: hanging up does not stop it, draining waits
+        for it.
+        """
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -231,7 +236,9 @@ class _Run:
         guard = self._edge.guard
         claim = guard.claim(self._call, self._route.policy)
         try:
-            decision = await self._middleware.ask(guard.begin(self._call, self._route.policy, claim))
+            decision = await self._middleware.ask(
+                guard.begin(self._call, self._route.policy, claim)
+            )
         except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
             self._middleware.forget(claim)
             raise
@@ -271,7 +278,9 @@ class _Run:
             raise
 
     async def _receive(self) -> Message:
-        """The body, which was read already; then nothing, since a client that hangs up stops nothing."""
+        """The body, which was read already; then nothing, since a client that hangs up stops
+        nothing.
+        """
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -288,7 +297,8 @@ class _Run:
                 await self._flow(message)
             elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
                 await self._conclude()
-        # Anything else (early hints, trailers, debug information) belongs to a client that is not here.
+        # Anything else (early hints, trailers, debug information) belongs to a client that is not
+        # here.
 
     async def _conclude(self) -> None:
         """The answer is known as far as it will be kept: record it, then let it go out."""
@@ -297,22 +307,17 @@ class _Run:
             raise AssertionError("an answer without an attempt")
         probe("after_handler")
         matched = "endpoint" in self._scope or "route" in self._scope
-        verdict = edge.verdict(attempt.verdict, self._route.policy, capture.status, matched)
+        verdict = edge.verdict(attempt, capture, matched=matched)
         if verdict is not Verdict.KEEP:
             no_effect = verdict is Verdict.NO_EFFECT
             await self._middleware.ask(edge.guard.abandon(attempt, no_effect=no_effect))
             await self._release(capture.headers)
             return
-        policy, profile = self._route.policy, edge.profile
-        answer = Answer(
-            capture.status, kept_headers(capture.headers, policy, profile), capture.body()
-        )
-        finished = await self._middleware.ask(edge.guard.finish(attempt, answer, self._call))
+        kept = edge.kept(attempt, capture)
+        finished = await self._middleware.ask(edge.guard.finish(attempt, kept, self._call))
         match finished:
-            case Stored(expires_in_s):
-                expires_at = edge.expires_at(expires_in_s)
-                headers = first_headers(capture.headers, profile, self._call.key, expires_at)
-                await self._release(headers)
+            case Stored():
+                await self._release(edge.first(capture, self._call.key, finished))
             case Unstored():
                 await self._release([*capture.headers, UNSTORED])
             case Replay():
@@ -347,9 +352,7 @@ class _Run:
                 await self._send(message)
 
     async def _replay(self, replay: Replay) -> None:
-        expires_at = self._edge.expires_at(replay.expires_in_s)
-        headers = replay_headers(replay.answer, self._edge.profile, self._call.key, expires_at)
-        await _send(self._send, Answer(replay.answer.status, tuple(headers), replay.answer.body))
+        await _send(self._send, self._edge.replayed(replay, self._call.key))
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -364,15 +367,17 @@ def _request(scope: Scope) -> Request:
 
 
 def _inner(scope: Scope) -> Scope:
-    """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this client alone."""
+    """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this
+    client alone.
+    """
     inner = dict(scope)
     extensions = scope.get("extensions")
     if extensions:
         inner["extensions"] = {
             name: value for name, value in extensions.items() if name not in _UNCAPTURABLE
         }
-    # A kept answer is sent to whoever retries, so it must not be coded for whoever came first. Middleware outside this
-    # one still sees the header and may code each answer for its own client.
+    # A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
+    # Middleware outside this one still sees the header and may code each answer for its own client.
     inner["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
     return inner
 
@@ -397,7 +402,7 @@ async def _read(receive: Receive, request: Request, limit: int) -> bytes | Probl
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _resupply(body: Any, receive: Receive) -> Receive:
+def _resupply(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives a body which was read already, then goes on as before."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -1,7 +1,7 @@
 """The edge: what ASGI and WSGI share. It reads requests into calls and knows no sync from async.
 
-From the raw request to the engine's `Call`: key, tenant, size, fingerprint, in the order in which a refusal must not have cost
-anything. And back: what an answer means for its record.
+From the raw request to the engine's `Call`: key, tenant, size, fingerprint, in the order in which a
+refusal must not have cost anything. And back: what an answer means for its record.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from oncekey.attempt import Attempt
 from oncekey.clock import Clock, SystemClock
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
 from oncekey.core import profiles
+from oncekey.core.canonical import parse_pairs
 from oncekey.core.fingerprint import BadBody
+from oncekey.core.first_sent import check_first_sent
+from oncekey.core.headers import first_headers, kept_headers, replay_headers, says_transient
 from oncekey.core.key import BadKey
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Kind, Problem
@@ -22,11 +26,12 @@ from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook, Hooks
-from oncekey.guard import Call, Guard
+from oncekey.guard import Call, Guard, Replay, Stored
 from oncekey.heartbeat import Heartbeat
 from oncekey.recovery import Sweeper
 from oncekey.stores.base import Store
 from oncekey.stores.url import open_store
+from oncekey.web.capture import Capture
 from oncekey.web.request import Request
 from oncekey.web.routes import Route, Routes
 
@@ -87,12 +92,12 @@ class Edge:
                     return None
                 found: str | BadKey = keys.parse(lines, chars_min=chars_min)
             case QueryParameter(name):
-                values = fingerprints.query_values(request.query, name)
+                values = [v for n, v in parse_pairs(request.query) if n == name.encode()]
                 if not values:
                     return None
-                found = keys.check(values[0], chars_min=chars_min) if len(values) == 1 else BadKey(
-                    f"The query names {name} {len(values)} times. Send it once."
-                )
+                found = BadKey(f"The query names {name} {len(values)} times. Send it once.")
+                if len(values) == 1:
+                    found = keys.check(values[0].decode("latin-1"), chars_min=chars_min)
             case BodyField(name):
                 value = fingerprints.extract_field(content_type(request), body, name)
                 if isinstance(value, BadBody):
@@ -100,16 +105,16 @@ class Edge:
                 if value is None:
                     return None
                 found = keys.check(value, chars_min=chars_min)
-        if isinstance(found, BadKey):
-            return Problem(Kind.INVALID_KEY, found.reason)
-        return self.profile.check_key(found)
+        if isinstance(found, str):
+            found = self.profile.key(found)
+        return Problem(Kind.INVALID_KEY, found.reason) if isinstance(found, BadKey) else found
 
     def missing(self) -> Problem:
         """The refusal of a request that brings no key where one is required."""
         return Problem(
             Kind.MISSING_KEY,
-            f"This operation needs an idempotency key: send {self.profile.key_in.describe()}, new for "
-            "each intent and the same for every retry of it.",
+            f"This operation needs an idempotency key: send {_describe(self.profile)}, new for each "
+            "intent and the same for every retry of it.",
         )
 
     def check_tenant(self, tenant: object) -> str | Problem:
@@ -148,23 +153,43 @@ class Edge:
 
     def check_age(self, request: Request, route: Route) -> Problem | None:
         """For profiles whose clients say when they first sent: refuse what is older than memory."""
-        return self.profile.check_age(request.headers, route.policy.retention_s, self.clock.wall())
+        stamp = self.profile.first_sent_in
+        if stamp is None:
+            return None
+        lines = request.headers.all(stamp.name)
+        return check_first_sent(lines, stamp.name, self.clock.wall(), route.policy.retention_s)
 
     # ------------------------------------------------------------------- judging an answer
 
-    def verdict(self, said: Verdict | None, policy: Policy, status: int, matched: bool) -> Verdict:
+    def verdict(self, attempt: Attempt, capture: Capture, *, matched: bool) -> Verdict:
         """What an answer means for its record. What the handler said counts most."""
-        if said is not None:
-            return said
-        if status == 404 and not matched:  # the router's refusal, not the handler's answer
+        if attempt.verdict is not None:
+            return attempt.verdict
+        if says_transient(capture.headers, self.profile):
+            return Verdict.FAILED
+        if capture.status == 404 and not matched:  # the router's refusal, not the handler's answer
             return Verdict.NO_EFFECT
-        return policy.keep(status)
+        return attempt.policy.keep(capture.status)
 
-    def expires_at(self, expires_in_s: float) -> float:
-        return self.clock.wall() + expires_in_s
+    def kept(self, attempt: Attempt, capture: Capture) -> Answer:
+        """What of an answer is stored."""
+        headers = kept_headers(capture.headers, attempt.policy, self.profile)
+        return Answer(capture.status, headers, capture.body())
+
+    def first(self, capture: Capture, key: str, stored: Stored) -> list[tuple[bytes, bytes]]:
+        """The headers of a first answer, once it is recorded."""
+        answer = Answer(capture.status, tuple(capture.headers), capture.body())
+        return first_headers(answer, self.profile, key, self.clock.wall() + stored.expires_in_s)
+
+    def replayed(self, replay: Replay, key: str) -> Answer:
+        """A kept answer as it is sent again."""
+        answer = replay.answer
+        expires_at = self.clock.wall() + replay.expires_in_s
+        headers = replay_headers(answer, self.profile, key, expires_at)
+        return Answer(answer.status, tuple(headers), answer.body)
 
     def refusal(self, problem: Problem) -> Answer:
-        return self.profile.render(problem)
+        return profiles.render(problem, self.profile)
 
     # ------------------------------------------------------------------------ start and end
 
@@ -185,6 +210,16 @@ class Edge:
         """Stop the threads; waits for what they have under way."""
         self.heartbeat.stop()
         self.sweeper.stop()
+
+
+def _describe(profile: Profile) -> str:
+    match profile.key_in:
+        case Header(name):
+            return f"the header {name}"
+        case BodyField(name):
+            return f"the body field {name}"
+        case QueryParameter(name):
+            return f"the query parameter {name}"
 
 
 def content_type(request: Request) -> str:

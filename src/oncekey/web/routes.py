@@ -1,8 +1,9 @@
 """Routes: which policy and which operation name a request has.
 
-A route is written as people write it: `"POST /orders/{id}/pay"`, or without a method for all of them. `{name}` stands for one path
-segment. The template is the operation's name, so that a key's scope does not depend on the id in the path; a request that no
-template matches has its own path as the operation.
+A route is written as people write it: `"POST /orders/{id}/pay"`, or without a method for all of
+them. `{name}` stands for one path segment. The template is the operation's name, so that a key's
+scope does not depend on the id in the path; a request that no template matches has its own path as
+the operation.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ _HEADER = "idempotency-key"
 
 
 def status_verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
-    """What to ask the store: the key is in the header, the operation ("POST /orders") in the query."""
+    """What to ask the store: the key is in the header, the operation ("POST /orders") in the
+    query.
+    """
     found = keys.parse(request.headers.all(_HEADER))
     if isinstance(found, BadKey):
         return Problem(Kind.INVALID_KEY, found.reason)

@@ -2,7 +2,8 @@
 
     app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="sqlite:///keys.db", tenant=account_of)
 
-The application runs in the server's thread. Not one byte of its answer is handed to the server before the answer is recorded.
+The application runs in the server's thread. Not one byte of its answer is handed to the server
+before the answer is recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey.attempt import Attempt
-from oncekey.core.headers import first_headers, kept_headers, replay_headers
 from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Kind, Problem
@@ -89,7 +89,9 @@ class IdempotencyMiddleware:
         if request.method not in route.policy.methods:
             return self.app(environ, start_response)
         body = _read(environ, route.policy.request_bytes_max)
-        call = body if isinstance(body, Problem) else self._call(request, route, body)
+        if isinstance(body, Problem):
+            return _respond(start_response, edge.refusal(body))
+        call = self._call(request, route, body)
         if isinstance(call, Problem):
             return _respond(start_response, edge.refusal(call))
         environ = _resupply(environ, body)
@@ -98,7 +100,7 @@ class IdempotencyMiddleware:
         edge.start()
         return self._decide(_inner(environ), start_response, route, call)
 
-    def _call(self, request: Request, route: Route, body: Any) -> Call | Problem | None:
+    def _call(self, request: Request, route: Route, body: bytes) -> Call | Problem | None:
         edge = self.edge
         key = edge.key(request, route, body)
         if key is None:
@@ -121,7 +123,7 @@ class IdempotencyMiddleware:
                 self.edge.heartbeat.add(attempt)
                 return self._execute(environ, start_response, route, call, attempt)
             case Replay() as replay:
-                return _respond(start_response, self._replayed(replay, call))
+                return _respond(start_response, self.edge.replayed(replay, call.key))
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     self._forget(lost_claim)
@@ -144,7 +146,7 @@ class IdempotencyMiddleware:
         try:
             rest = _collect(self.app, environ, capture)
             probe("after_handler")
-            answer = self._conclude(environ, capture, route, call, attempt)
+            answer = self._conclude(environ, capture, call, attempt)
         except BaseException:
             if not attempt.finished:
                 no_effect = attempt.verdict is Verdict.NO_EFFECT
@@ -160,38 +162,28 @@ class IdempotencyMiddleware:
         return _respond(start_response, answer)
 
     def _conclude(
-        self, environ: Environ, capture: Capture, route: Route, call: Call, attempt: Attempt
+        self, environ: Environ, capture: Capture, call: Call, attempt: Attempt
     ) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
-        edge, policy = self.edge, route.policy
-        matched = _matched(environ)
-        verdict = edge.verdict(attempt.verdict, policy, capture.status, matched)
+        edge = self.edge
+        verdict = edge.verdict(attempt, capture, matched=_matched(environ))
         if verdict is not Verdict.KEEP:
             no_effect = verdict is Verdict.NO_EFFECT
             self.ask(edge.guard.abandon(attempt, no_effect=no_effect))
             return None
-        headers = kept_headers(capture.headers, policy, edge.profile)
-        kept = Answer(capture.status, headers, capture.body())
+        kept = edge.kept(attempt, capture)
         finished: Finished = self.ask(edge.guard.finish(attempt, kept, call))
         match finished:
-            case Stored(expires_in_s):
-                expires_at = edge.expires_at(expires_in_s)
-                capture.headers = first_headers(
-                    capture.headers, edge.profile, call.key, expires_at
-                )
+            case Stored():
+                capture.headers = edge.first(capture, call.key, finished)
                 return None
             case Unstored():
                 capture.headers.append(UNSTORED)
                 return None
             case Replay():
-                return self._replayed(finished, call)
+                return edge.replayed(finished, call.key)
             case Refuse(problem):
                 return edge.refusal(problem)
-
-    def _replayed(self, replay: Replay, call: Call) -> Answer:
-        expires_at = self.edge.expires_at(replay.expires_in_s)
-        headers = replay_headers(replay.answer, self.edge.profile, call.key, expires_at)
-        return Answer(replay.answer.status, tuple(headers), replay.answer.body)
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = _request(environ)
@@ -202,7 +194,9 @@ class IdempotencyMiddleware:
     def _forget(self, claim: Claim) -> None:
         """Release, in the background, an insert that may have happened unheard."""
         forget = self.edge.guard.forget(claim)
-        threading.Thread(target=self.ask, args=(forget,), name="oncekey-forget", daemon=True).start()
+        threading.Thread(
+            target=self.ask, args=(forget,), name="oncekey-forget", daemon=True
+        ).start()
 
     def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
@@ -216,7 +210,9 @@ class IdempotencyMiddleware:
 
 
 class _Rest:
-    """What is left to send: the parts that were collected, then whatever the application still has."""
+    """What is left to send: the parts that were collected, then whatever the application still
+    has.
+    """
 
     def __init__(self, capture: Capture, chunks: Iterator[bytes], source: Iterable[bytes]) -> None:
         self._capture = capture
@@ -314,13 +310,14 @@ def _read(environ: Environ, limit: int) -> bytes | Problem:
     return body
 
 
-def _resupply(environ: Environ, body: Any) -> Environ:
+def _resupply(environ: Environ, body: bytes) -> Environ:
     """An environ that gives a body which was read already."""
     return environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
 
 
 def _inner(environ: Environ) -> Environ:
-    """The environ for a guarded application: nothing in it lets an answer depend on this client alone.
+    """The environ for a guarded application: nothing in it lets an answer depend on this client
+    alone.
 
     A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
     Middleware outside this one still sees the header and may code each answer for its own client.

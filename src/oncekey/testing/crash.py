@@ -1,0 +1,54 @@
+"""Make a process die, freeze or report at a named probe.
+
+A parent tells a child through its environment: `ONCEKEY_AT="after_handler=kill"`. The child calls
+`arm_from_environment()` before it serves. Several, separated by commas, may be given:
+
+    kill     the process ends at once, as by `kill -9`: no cleanup, no `finally`
+    stop     the process freezes, as by SIGSTOP, until its parent sends SIGCONT; only the first time
+    exit     the process ends with status 0 the polite way (`os._exit`)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from oncekey import probes
+
+VARIABLE = "ONCEKEY_AT"
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_once() -> Callable[[], None]:
+    stopped = []
+
+    def stop() -> None:
+        if not stopped:
+            stopped.append(True)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    return stop
+
+
+def arm(plan: str) -> None:
+    """Arm the probes that `plan` names, for instance `"after_insert=stop,after_handler=kill"`."""
+    for item in filter(None, plan.split(",")):
+        name, _, action = item.partition("=")
+        match action:
+            case "kill":
+                probes.arm(name, _kill)
+            case "stop":
+                probes.arm(name, _stop_once())
+            case "exit":
+                probes.arm(name, lambda: os._exit(0))
+            case _:
+                raise ValueError(f"{item!r}: write probe=kill, probe=stop or probe=exit")
+
+
+def arm_from_environment() -> None:
+    """Arm what the parent process asked for; nothing if it did not."""
+    arm(os.environ.get(VARIABLE, ""))

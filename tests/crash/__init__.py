@@ -1,0 +1,1 @@
+"""Real processes, killed or frozen at every probe."""

@@ -1,0 +1,103 @@
+"""A server process under test: started, asked, frozen, killed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncekey.testing.crash import VARIABLE
+
+ROOT = Path(__file__).parents[2]
+START_S_MAX = 20.0
+ANSWER_S_MAX = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a client got; `status` 0 means that the connection broke."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Child:
+    """One server process."""
+
+    def __init__(self, store: str, ledger: Path, *, at: str = "", **policy: Any) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port: int = listener.getsockname()[1]
+        arguments = [str(self.port), store, str(ledger), json.dumps(policy)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.server", *arguments],
+            cwd=ROOT,
+            env={**os.environ, VARIABLE: at},
+        )
+
+    def wait_ready(self) -> None:
+        """Until it answers; fails if it ends or takes too long."""
+        deadline = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}")
+            try:
+                if self._ask("GET", "/healthz").status == 200:
+                    return
+            except ConnectionRefusedError:
+                time.sleep(0.02)
+        raise AssertionError(f"the server was not ready after {START_S_MAX} s")
+
+    def pay(self, key: str, **order: Any) -> Reply:
+        """One request with a key."""
+        try:
+            headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+            return self._ask("POST", "/pay", json.dumps(order), headers)
+        except (OSError, http.client.HTTPException):
+            return Reply(0, {}, b"")
+
+    def _ask(self, method: str, path: str, body: str = "", headers: Any = None) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_S_MAX)
+        try:
+            connection.request(method, path, body or None, headers or {})
+            answer = connection.getresponse()
+            lines = {name.lower(): value for name, value in answer.getheaders()}
+            return Reply(answer.status, lines, answer.read())
+        finally:
+            connection.close()
+
+    def wait_frozen(self) -> None:
+        """Until the process has stopped itself at a probe."""
+        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            raise AssertionError(f"the server ended instead of freezing: {status}")
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def serving(store: str, ledger: Path, *, at: str = "", **policy: Any) -> Iterator[Child]:
+    """A server that is ready, and gone afterwards."""
+    child = Child(store, ledger, at=at, **policy)
+    try:
+        child.wait_ready()
+        yield child
+    finally:
+        child.close()

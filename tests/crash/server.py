@@ -1,0 +1,51 @@
+"""The application that the crash tests kill: every run of its handler leaves one line in a ledger file.
+
+    python -m tests.crash.server PORT STORE_URL LEDGER POLICY_JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from oncekey import Policy, current, single_tenant
+from oncekey.testing.crash import arm_from_environment
+from oncekey.web.asgi import IdempotencyMiddleware
+
+
+def build(store: str, ledger: str, policy: Policy) -> Starlette:
+    async def pay(request: Request) -> JSONResponse:
+        order = await request.json()
+        attempt = current()
+        # One write to a file opened for appending: it survives the death of this process whole.
+        line = json.dumps({"key": attempt.key, "attempt": attempt.attempt, "pid": os.getpid()})
+        with open(ledger, "ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
+        if order.get("fail_attempt") == attempt.attempt:
+            return JSONResponse({"error": "out of order"}, status_code=503)
+        return JSONResponse({"paid_by": os.getpid(), "attempt": attempt.attempt}, status_code=201)
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"pid": os.getpid()})
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"]), Route("/healthz", health)])
+    app.add_middleware(IdempotencyMiddleware, store=store, tenant=single_tenant, policy=policy)
+    return app
+
+
+def main() -> None:
+    port, store, ledger, policy = sys.argv[1:]
+    arm_from_environment()
+    app = build(store, ledger, Policy(**json.loads(policy)))
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error")
+
+
+if __name__ == "__main__":
+    main()
