@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
-from heapq import heappop, heappush
 
 from oncekey.attempt import Attempt
 from oncekey.clock import Clock, SystemClock
@@ -32,29 +31,41 @@ RETRY_S = 0.2
 
 
 class Schedule:
-    """Who is due for renewal, and when. Pure."""
+    """Who is due for renewal, and when. Pure.
+
+    One lane per delay: within a lane, who was added first is due first, so that adding, finding
+    the next and dropping whoever has ended cost the same however many there are.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Attempt]] = []
-        self._count = 0
+        self._lanes: dict[float, dict[Attempt, float]] = {}
 
-    def add(self, attempt: Attempt, at: float) -> None:
-        self._count += 1  # attempts do not compare; equal times are served in order
-        heappush(self._heap, (at, self._count, attempt))
+    def add(self, attempt: Attempt, now: float, delay_s: float) -> float:
+        """When it will be due."""
+        lane = self._lanes.get(delay_s)
+        if lane is None:
+            lane = self._lanes[delay_s] = {}
+        at = lane[attempt] = now + delay_s
+        return at
+
+    def drop(self, attempt: Attempt) -> None:
+        for lane in self._lanes.values():
+            lane.pop(attempt, None)
 
     def next_at(self) -> float | None:
-        """When somebody is due next; forgets those who have ended."""
-        while self._heap and self._heap[0][2].finished:
-            heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        """When somebody is due next."""
+        return min((next(iter(lane.values())) for lane in self._lanes.values() if lane), default=None)
 
     def take(self, now: float, limit: int = BATCH_ROWS_MAX) -> list[Attempt]:
-        """At most `limit` attempts that are due and have not ended."""
+        """At most `limit` attempts that are due; they are not scheduled any more."""
         due: list[Attempt] = []
-        while len(due) < limit and self._heap and self._heap[0][0] <= now:
-            attempt = heappop(self._heap)[2]
-            if not attempt.finished:
+        for lane in self._lanes.values():
+            for attempt, at in lane.items():
+                if at > now or len(due) == limit:
+                    break
                 due.append(attempt)
+        for attempt in due:
+            self.drop(attempt)
         return due
 
 
@@ -73,14 +84,18 @@ class Heartbeat:
         self._stopping = False
 
     def add(self, attempt: Attempt) -> None:
-        """Keep this attempt's lease alive."""
-        at = attempt.claimed_at + attempt.lease_s / BEATS_PER_LEASE
+        """Keep this attempt's lease alive, until `drop`."""
         with self._condition:
             if self._thread is None or self._pid != os.getpid():
                 self._start()
-            self._schedule.add(attempt, at)
-            if at < self._wakes_at:
+            delay_s = attempt.lease_s / BEATS_PER_LEASE
+            if self._schedule.add(attempt, attempt.claimed_at, delay_s) < self._wakes_at:
                 self._condition.notify()
+
+    def drop(self, attempt: Attempt) -> None:
+        """The attempt has ended. A renewal that is under way is harmless."""
+        with self._condition:
+            self._schedule.drop(attempt)
 
     def _start(self) -> None:
         if (
@@ -123,7 +138,7 @@ class Heartbeat:
 
     def _beat(self, line: Line, due: list[Attempt]) -> None:
         now = self._clock.monotonic()
-        alive = [a for a in due if not self._hangs(a, now)]
+        alive = [a for a in due if not a.finished and not self._hangs(a, now)]
         if not alive:
             return
         alive.sort(key=lambda attempt: attempt.held.id)
@@ -153,9 +168,8 @@ class Heartbeat:
         with self._condition:
             for attempt in attempts:
                 if not attempt.finished:
-                    self._schedule.add(
-                        attempt, now + min(delay_s, attempt.lease_s / BEATS_PER_LEASE)
-                    )
+                    delay = min(delay_s, attempt.lease_s / BEATS_PER_LEASE)
+                    self._schedule.add(attempt, now, delay)
 
     def _hangs(self, attempt: Attempt, now: float) -> bool:
         if now - attempt.claimed_at < attempt.policy.run_s_max:

@@ -14,8 +14,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 from oncekey.core.op import Pause, arun, run
@@ -34,21 +33,17 @@ holds.
 W = TypeVar("W")
 
 
-@dataclass(slots=True)
 class Ticket(Generic[W]):
     """One verb in the queue, and whoever waits for its outcome."""
 
-    verb: Verb
-    waiter: W
-    size: int = field(init=False)
-    changes: bytes | None = field(init=False)
-    """The id that the verb changes: at most one per batch, so that exactly one of several can win.
-    """
+    __slots__ = ("changes", "size", "verb", "waiter")
 
-    def __post_init__(self) -> None:
-        verb = self.verb
+    def __init__(self, verb: Verb, waiter: W) -> None:
+        self.verb = verb
+        self.waiter = waiter
         self.size = 512
-        self.changes = None
+        self.changes: bytes | None = None
+        """The id that the verb changes: at most one per batch, so that exactly one can win."""
         if isinstance(verb, Insert):
             self.changes = verb.claim.id
         elif isinstance(verb, Swap):
@@ -228,16 +223,16 @@ class AsyncGatherer:
         self._lanes: dict[Hashable, _AsyncLane] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def ask(self, question: Any) -> Any:
+    def ask(self, question: Any) -> Awaitable[Any]:
         """The outcome of a verb; or, for a `Pause`, that time has passed."""
         if type(question) is Pause:
-            return await asyncio.sleep(question.seconds)
+            return asyncio.sleep(question.seconds)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # a new event loop cannot use the connections of the old one
             self._lanes, self._loop = {}, loop
-        waiter = loop.create_future()
+        waiter: asyncio.Future[Any] = loop.create_future()
         self._lane(self.store.group(question)).ask(question, waiter)
-        return await waiter
+        return waiter
 
     def ask_alone(self, ticket: Ticket[asyncio.Future[Any]]) -> None:
         self._lane(ALONE, rows_max=1).ask(ticket.verb, ticket.waiter)

@@ -276,6 +276,8 @@ class _Run:
                 no_effect = attempt.verdict is Verdict.NO_EFFECT
                 await self._middleware.ask(self._edge.guard.abandon(attempt, no_effect=no_effect))
             raise
+        finally:
+            self._edge.heartbeat.drop(attempt)
 
     async def _receive(self) -> Message:
         """The body, which was read already; then nothing, since a client that hangs up stops

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Headers(Mapping[str, str]):
-    """Header lines with case-insensitive names; a name that comes twice reads as its first line."""
+    """Header lines, whose names are lower case; a name that comes twice reads as its first line."""
 
     __slots__ = ("lines",)
 
@@ -18,7 +18,7 @@ class Headers(Mapping[str, str]):
     def all(self, name: str) -> list[bytes]:
         """The values of all lines of that name."""
         wanted = name.lower().encode("latin-1")
-        return [value for line, value in self.lines if line.lower() == wanted]
+        return [value for line, value in self.lines if line == wanted]
 
     def __getitem__(self, name: str) -> str:
         values = self.all(name)
@@ -27,10 +27,10 @@ class Headers(Mapping[str, str]):
         return values[0].decode("latin-1")
 
     def __iter__(self) -> Iterator[str]:
-        return iter({line.decode("latin-1").lower(): None for line, _ in self.lines})
+        return iter({line.decode("latin-1"): None for line, _ in self.lines})
 
     def __len__(self) -> int:
-        return len({line.lower() for line, _ in self.lines})
+        return len({line for line, _ in self.lines})
 
 
 @dataclass(frozen=True, slots=True)

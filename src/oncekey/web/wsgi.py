@@ -153,6 +153,7 @@ class IdempotencyMiddleware:
                 self.ask(self.edge.guard.abandon(attempt, no_effect=no_effect))
             raise
         finally:
+            self.edge.heartbeat.drop(attempt)
             attempts.leave()
         if answer is None:
             _start(start_response, capture.status, capture.headers)
