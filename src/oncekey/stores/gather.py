@@ -179,7 +179,10 @@ class _AsyncLane:
     async def _work(self) -> None:
         try:
             while batch := self._queue.take():
-                await self._serve(batch)
+                # A claim that nobody waits for any more is better not made.
+                wanted = [t for t in batch if not (t.waiter.cancelled() and type(t.verb) is Insert)]
+                if wanted:
+                    await self._serve(wanted)
         finally:
             self._worker = None
 

@@ -271,8 +271,8 @@ class _Run:
             await self._middleware.app(self._scope, self._receive, self._captured)
             if not self._capture.complete and not attempt.finished:
                 raise RuntimeError("the application returned without a complete answer")
-        except BaseException:
-            if not attempt.finished:
+        except BaseException as error:
+            if not attempt.finished and self._edge.failed_honestly(attempt, error):
                 no_effect = attempt.verdict is Verdict.NO_EFFECT
                 await self._middleware.ask(self._edge.guard.abandon(attempt, no_effect=no_effect))
             raise

@@ -171,6 +171,14 @@ class Edge:
             return Verdict.NO_EFFECT
         return attempt.policy.keep(capture.status)
 
+    def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
+        """Whether a handler that raised may be run again at once.
+
+        One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
+        must not be repeated, it is left to lapse and becomes unknown.
+        """
+        return isinstance(error, Exception) or attempt.policy.recovery == "rerun"
+
     def kept(self, attempt: Attempt, capture: Capture) -> Answer:
         """What of an answer is stored."""
         headers = kept_headers(capture.headers, attempt.policy, self.profile)

@@ -147,8 +147,8 @@ class IdempotencyMiddleware:
             rest = _collect(self.app, environ, capture)
             probe("after_handler")
             answer = self._conclude(environ, capture, call, attempt)
-        except BaseException:
-            if not attempt.finished:
+        except BaseException as error:
+            if not attempt.finished and self.edge.failed_honestly(attempt, error):
                 no_effect = attempt.verdict is Verdict.NO_EFFECT
                 self.ask(self.edge.guard.abandon(attempt, no_effect=no_effect))
             raise
