@@ -1,0 +1,119 @@
+"""Every metric, in one literal table: what it counts, in which unit, by which labels.
+
+Names are chosen so that Prometheus shows the same ones whether `PrometheusHook` serves them or an
+OpenTelemetry exporter translates them: one set of dashboards and alerts fits both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: they are dictionary keys
+class Metric:
+    """A counter; or, where it has buckets, a histogram."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...]
+    unit: str = "1"
+    """As OpenTelemetry writes it: "s", or "1" for plain numbers."""
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def prometheus_name(self) -> str:
+        suffix = {"s": "_seconds"}.get(self.unit, "") if self.buckets else "_total"
+        return f"oncekey_{self.name}{suffix}"
+
+    @property
+    def opentelemetry_name(self) -> str:
+        return f"oncekey.{self.name}"
+
+
+_QUICK_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_RUN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_WAIT_S = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+_TIMES = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+ATTEMPTS = Metric(
+    "attempts",
+    "Handlers that started; order is first for a key's first run, later for every other.",
+    ("operation", "order"),
+)
+COMPLETIONS = Metric(
+    "completions",
+    "Answers recorded, by class of status (2xx, 4xx, ...) and by whether the body was kept.",
+    ("operation", "status", "body"),
+)
+RELEASES = Metric(
+    "releases",
+    "Records given back so that a retry may run; reason is failure or no-effect.",
+    ("operation", "reason"),
+)
+REPLAYS = Metric("replays", "Retries that got the kept answer.", ("operation",))
+REFUSALS = Metric(
+    "refusals",
+    "Requests refused, by reason: in-flight is a conflict, mismatch another request.",
+    ("operation", "reason"),
+)
+TAKE_OVERS = Metric(
+    "take_overs", "Records taken from an attempt whose lease had lapsed.", ("operation",)
+)
+LEASE_LOSSES = Metric(
+    "lease_losses",
+    "Attempts that learnt that they no longer own their record, or cannot know.",
+    ("operation", "reason"),
+)
+UNKNOWN_OUTCOMES = Metric(
+    "unknown_outcomes",
+    "Records declared unknown: nobody knows how they ended, an operator must look.",
+    ("operation",),
+)
+STORE_ERRORS = Metric(
+    "store_errors",
+    "Questions that the store did not answer; error is lost if it may have acted, else not-sent.",
+    ("verb", "error"),
+)
+STORE_DURATION = Metric(
+    "store_duration",
+    "How long the store took, answered or not.",
+    ("verb",),
+    unit="s",
+    buckets=_QUICK_S,
+)
+RUN_DURATION = Metric(
+    "run_duration",
+    "From the claim to the recorded answer: the handler's run time.",
+    ("operation",),
+    unit="s",
+    buckets=_RUN_S,
+)
+RETRY_WAIT = Metric(
+    "retry_wait",
+    "From a key's first attempt to the answer that a retry got; how is replayed or ran.",
+    ("operation", "how"),
+    unit="s",
+    buckets=_WAIT_S,
+)
+RETRIES_PER_KEY = Metric(
+    "retries_per_key",
+    "At every replay: the how-many-th replay of its key it was, as far as they were counted.",
+    ("operation",),
+    buckets=_TIMES,
+)
+
+CATALOGUE = (
+    ATTEMPTS,
+    COMPLETIONS,
+    RELEASES,
+    REPLAYS,
+    REFUSALS,
+    TAKE_OVERS,
+    LEASE_LOSSES,
+    UNKNOWN_OUTCOMES,
+    STORE_ERRORS,
+    STORE_DURATION,
+    RUN_DURATION,
+    RETRY_WAIT,
+    RETRIES_PER_KEY,
+)

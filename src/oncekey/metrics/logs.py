@@ -1,0 +1,103 @@
+"""What happened, as log lines by the standard library.
+
+Levels for whoever is woken up: ERROR needs a person, WARNING says that something died, hung or did
+not answer, INFO tells of retries, DEBUG of everything else. Keys appear only as short hashes; the
+event itself travels along as `record.oncekey`, for formatters that write fields.
+"""
+
+from __future__ import annotations
+
+import logging
+from logging import DEBUG, ERROR, INFO, WARNING
+
+from oncekey import events
+from oncekey.core.printable import printable
+from oncekey.core.problem import Kind
+
+_WORRYING = frozenset({Kind.OUTCOME_UNKNOWN, Kind.STORE_UNAVAILABLE})
+
+
+class LoggingHook:
+    """Writes every event to `logger`, by default the one called "oncekey"."""
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._logger = logger or logging.getLogger("oncekey")
+
+    def __call__(self, event: events.Event) -> None:
+        level = level_of(event)
+        if self._logger.isEnabledFor(level):
+            where = f"{printable(event.operation)} key={event.key_hash}"
+            self._logger.log(level, "%s: %s", where, text_of(event), extra={"oncekey": event})
+
+
+def level_of(event: events.Event) -> int:
+    """How urgent it is."""
+    match event:
+        case events.OutcomeUnknown():
+            return ERROR
+        case events.TakenOver() | events.LeaseWasLost():
+            return WARNING
+        case events.StoreAsked():
+            return DEBUG if event.error is None else WARNING
+        case events.Declined():
+            return WARNING if event.reason in _WORRYING else INFO
+        case events.Released():
+            return DEBUG if event.no_effect else INFO
+        case events.Replayed():
+            return INFO
+        case _:
+            return DEBUG
+
+
+def text_of(event: events.Event) -> str:
+    """What it means, and where somebody has to act, what to do."""
+    match event:
+        case events.Started():
+            return f"attempt {event.attempt} starts (fence {event.fence})"
+        case events.TakenOver():
+            return (
+                f"attempt {event.attempt} takes over from one whose lease lapsed "
+                f"(lapse {event.lapses}): it died, hung, or could not renew"
+            )
+        case events.Completed():
+            kept = "" if event.body_kept else ", without its body"
+            return (
+                f"attempt {event.attempt} recorded status {event.status}{kept} "
+                f"after {event.run_s:.3f} s"
+            )
+        case events.Released():
+            why = "without effect" if event.no_effect else "after a failure"
+            return f"attempt {event.attempt} gave the record back {why}; a retry may run"
+        case events.Replayed():
+            return (
+                f"replayed status {event.status}, {event.first_attempt_age_s:.3f} s after the "
+                f"first attempt ({event.earlier_replays} replays before)"
+            )
+        case events.Declined():
+            return f"refused: {printable(event.reason)}"
+        case events.LeaseWasLost():
+            return (
+                f"attempt {event.attempt} lost its lease ({printable(event.reason)}): what it "
+                "still writes is refused; the record answers its client"
+            )
+        case events.OutcomeUnknown():
+            return (
+                f"nobody knows how attempt {event.attempt} ended (lapse {event.lapses}); its "
+                "retries are refused until somebody finds out. `oncekey list --state unknown` "
+                "shows the record"
+            )
+        case events.StoreAsked():
+            return _store_text(event)
+        case _:
+            return type(event).__name__
+
+
+def _store_text(event: events.StoreAsked) -> str:
+    if event.error is None:
+        return f"the store answered {event.verb} in {event.seconds:.4f} s"
+    if event.error == "not sent":
+        return f"the store could not be asked ({event.verb}); tried for {event.seconds:.3f} s"
+    return (
+        f"the store did not answer {event.verb} within {event.seconds:.3f} s and may have acted; "
+        "asking again is safe"
+    )

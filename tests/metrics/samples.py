@@ -1,0 +1,52 @@
+"""One of each event, as the engine emits them."""
+
+from oncekey import events
+
+OPERATION = "POST /charges"
+HASH = "3f2a9c0b1d4e"
+
+
+def sample(
+    event: type[events.Event], operation: str = OPERATION, **changes: object
+) -> events.Event:
+    """An event of this kind, with other values where the test wants them."""
+    defaults: dict[type[events.Event], dict[str, object]] = {
+        events.Started: {"attempt": 1, "fence": 1},
+        events.TakenOver: {"attempt": 2, "lapses": 1},
+        events.Completed: {
+            "status": 201,
+            "attempt": 1,
+            "run_s": 0.2,
+            "first_attempt_age_s": 0.2,
+            "body_kept": True,
+        },
+        events.Released: {"no_effect": False, "attempt": 1},
+        events.Replayed: {
+            "status": 201,
+            "first_attempt_age_s": 42.0,
+            "attempt": 1,
+            "earlier_replays": 0,
+        },
+        events.Declined: {"reason": "in-flight"},
+        events.LeaseWasLost: {"attempt": 1, "reason": "taken over"},
+        events.OutcomeUnknown: {"attempt": 1, "lapses": 1},
+        events.StoreAsked: {"verb": "insert", "seconds": 0.003, "error": None},
+    }
+    fields = {"operation": operation, "key_hash": HASH, **defaults[event], **changes}
+    return event(**fields)  # type: ignore[arg-type]
+
+
+KINDS: list[type[events.Event]] = [
+    kind
+    for kind in vars(events).values()
+    if isinstance(kind, type) and issubclass(kind, events.Event) and kind is not events.Event
+]
+
+
+def one_of_each() -> list[events.Event]:
+    """Every kind of event, and the store's failure besides its success."""
+    return [
+        *(sample(kind) for kind in KINDS),
+        sample(events.StoreAsked, error="lost"),
+        sample(events.Completed, attempt=2),
+    ]
