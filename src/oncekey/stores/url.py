@@ -48,6 +48,7 @@ KINDS = (
     ),
 )
 _BY_SCHEME = {scheme: kind for kind in KINDS for scheme in kind.schemes}
+_ALIASES = {"redis+unix": "unix"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -56,7 +57,8 @@ def open_store(url: str) -> Store:
     scheme = _SCHEME.match(url)
     if scheme is None:
         raise Misuse(_no_scheme(url))
-    kind = _BY_SCHEME.get(scheme[1].lower())
+    name = scheme[1].lower()
+    kind = _BY_SCHEME.get(name)
     if kind is None:
         raise Misuse(f"{redact(url)}: there is no store for {scheme[0]}. {_choice()}")
     if not _readable(url):
@@ -66,7 +68,7 @@ def open_store(url: str) -> Store:
         )
     if kind.module is None:
         return MemoryStore()
-    return _open(url, kind, kind.module)
+    return _open(f"{_ALIASES.get(name, name)}://{url[scheme.end() :]}", kind, kind.module)
 
 
 def _readable(url: str) -> bool:
