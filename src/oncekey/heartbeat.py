@@ -22,7 +22,8 @@ from oncekey.core.verbs import Done, Refused
 from oncekey.errors import StoreError
 from oncekey.guard import LEASE_MARGIN, Guard
 from oncekey.stores.base import Store
-from oncekey.stores.gather import BATCH_ROWS_MAX, Line
+from oncekey.stores.gather import BATCH_ROWS_MAX
+from oncekey.stores.line import Line
 
 _log = logging.getLogger("oncekey")
 
@@ -54,7 +55,9 @@ class Schedule:
 
     def next_at(self) -> float | None:
         """When somebody is due next."""
-        return min((next(iter(lane.values())) for lane in self._lanes.values() if lane), default=None)
+        return min(
+            (next(iter(lane.values())) for lane in self._lanes.values() if lane), default=None
+        )
 
     def take(self, now: float, limit: int = BATCH_ROWS_MAX) -> list[Attempt]:
         """At most `limit` attempts that are due; they are not scheduled any more."""

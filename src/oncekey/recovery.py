@@ -14,7 +14,7 @@ import threading
 from oncekey.core.verbs import Sweep, Tally
 from oncekey.errors import StoreError
 from oncekey.stores.base import Store
-from oncekey.stores.gather import Line
+from oncekey.stores.line import Line
 from oncekey.tallies import Tallies
 
 _log = logging.getLogger("oncekey")

@@ -11,16 +11,19 @@ own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from oncekey.core.op import Pause, arun, run
-from oncekey.core.verbs import Insert, Swap, Verb
+from oncekey.core.op import Pause
+from oncekey.core.verbs import AppendStep, Insert, Swap, Verb
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
+from oncekey.stores.base import AGAIN, Store
+from oncekey.stores.line import AsyncLine, Line
 
 BATCH_ROWS_MAX = 128
 BATCH_BYTES_MAX = 1_048_576
@@ -50,10 +53,13 @@ class Ticket(Generic[W]):
             self.changes = verb.id
             if verb.answer is not None and verb.answer.body is not None:
                 self.size += len(verb.answer.body)
+        elif isinstance(verb, AppendStep):
+            self.changes = verb.id
+            self.size += len(verb.step.result or b"")
 
 
 class Queue(Generic[W]):
-    """Which waiting verbs go together in the next round trip. Pure: no I/O, no clock, no threads."""
+    """Which waiting verbs go together in the next round trip. Pure: no I/O, clock or threads."""
 
     def __init__(self, *, rows_max: int = BATCH_ROWS_MAX, bytes_max: int = BATCH_BYTES_MAX) -> None:
         self._rows_max = rows_max
@@ -71,6 +77,11 @@ class Queue(Generic[W]):
                 sent=False,
             )
         self._waiting.append(ticket)
+
+    def discard(self, ticket: Ticket[W]) -> None:
+        """Forget a verb that nobody waits for any more, if it has not left yet."""
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(ticket)
 
     def oldest(self) -> Ticket[W] | None:
         """Who has waited longest."""
@@ -110,56 +121,20 @@ def _order(ticket: Ticket[Any]) -> bytes:
     return ticket.changes or b""
 
 
-def _copy(error: Exception) -> Exception:
+def _copy(error: StoreUnavailable) -> StoreUnavailable:
     """An exception of one's own: raised in several places, one instance would collect all their
     tracebacks.
     """
-    if isinstance(error, StoreUnavailable):
-        return StoreUnavailable(str(error), sent=error.sent)
-    return error
+    copy = StoreUnavailable(str(error), sent=error.sent)
+    copy.__cause__ = error.__cause__
+    return copy
 
 
-def _interrupted() -> StoreUnavailable:
-    return StoreUnavailable("interrupted while waiting for the store", sent=True)
+def _interrupted(*, sent: bool) -> StoreUnavailable:
+    return StoreUnavailable("interrupted while waiting for the store", sent=sent)
 
 
 # --------------------------------------------------------------------------------------- async
-
-
-class AsyncLine:
-    """A connection that is made, checked and made anew as needed."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._connection: AsyncConnection | None = None
-
-    async def perform(self, verbs: Sequence[Verb]) -> list[Any]:
-        """Carry out verbs of one group; on `StoreUnavailable` the connection is given up."""
-        try:
-            connection = self._connection or await self._connect()
-            return await arun(self._store.perform(verbs), connection.ask)
-        except StoreUnavailable:
-            await self.close()
-            raise
-
-    async def _connect(self) -> AsyncConnection:
-        connection = await self._store.aconnect()
-        try:
-            await arun(self._store.prepare(), connection.ask)
-        except BaseException:
-            await connection.close()
-            raise
-        self._connection = connection
-        return connection
-
-    def abandon(self) -> None:
-        """Leave the connection to itself: it was interrupted, nobody knows what it still carries."""
-        self._connection = None
-
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
 
 
 class _AsyncLane:
@@ -174,39 +149,41 @@ class _AsyncLane:
     def ask(self, verb: Verb, waiter: asyncio.Future[Any]) -> None:
         self._queue.add(Ticket(verb, waiter))
         if self._worker is None:
-            self._worker = waiter.get_loop().create_task(self._work())
+            # It serves everybody: the context of whoever came first must not stick to it.
+            nobody = contextvars.Context()
+            self._worker = waiter.get_loop().create_task(self._work(), context=nobody)
 
     async def _work(self) -> None:
+        batch: list[Ticket[asyncio.Future[Any]]] = []
         try:
             while batch := self._queue.take():
                 # A claim that nobody waits for any more is better not made.
                 wanted = [t for t in batch if not (t.waiter.cancelled() and type(t.verb) is Insert)]
                 if wanted:
                     await self._serve(wanted)
+        except BaseException:  # cancelled: nobody may be left waiting for a worker that is gone
+            self._line.abandon()
+            _fail(batch, _interrupted(sent=True))
+            while batch := self._queue.take():
+                _fail(batch, _interrupted(sent=False))
+            raise
         finally:
             self._worker = None
 
     async def _serve(self, batch: list[Ticket[asyncio.Future[Any]]]) -> None:
         try:
             outcomes = await self._line.perform([ticket.verb for ticket in batch])
+            served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
-            for ticket in batch:
-                if not ticket.waiter.done():
-                    ticket.waiter.set_exception(_copy(error))
+            _fail(batch, error)
         except Exception as error:
             if len(batch) > 1:  # one bad member fails alone
                 for ticket in batch:
                     await self._serve([ticket])
             elif not batch[0].waiter.done():
                 batch[0].waiter.set_exception(error)
-        except BaseException:
-            self._line.abandon()
-            for ticket in batch:
-                if not ticket.waiter.done():
-                    ticket.waiter.set_exception(_interrupted())
-            raise
         else:
-            for ticket, outcome in zip(batch, outcomes, strict=True):
+            for ticket, outcome in served:
                 if outcome is AGAIN:
                     self._gatherer.ask_alone(ticket)
                 elif not ticket.waiter.done():
@@ -216,6 +193,12 @@ class _AsyncLane:
         if self._worker is not None:
             await self._worker
         await self._line.close()
+
+
+def _fail(batch: Sequence[Ticket[asyncio.Future[Any]]], error: StoreUnavailable) -> None:
+    for ticket in batch:
+        if not ticket.waiter.done():
+            ticket.waiter.set_exception(_copy(error))
 
 
 class AsyncGatherer:
@@ -248,48 +231,13 @@ class AsyncGatherer:
 
     async def close(self) -> None:
         """Serve what is queued, then give the connections back."""
-        for lane in list(self._lanes.values()):
+        while self._lanes:  # serving one lane may open another, for what has to be asked again
+            group, lane = next(iter(self._lanes.items()))
             await lane.close()
-        self._lanes.clear()
+            self._lanes.pop(group, None)
 
 
 # ---------------------------------------------------------------------------------------- sync
-
-
-class Line:
-    """A connection that is made, checked and made anew as needed."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._connection: Connection | None = None
-
-    def perform(self, verbs: Sequence[Verb]) -> list[Any]:
-        """Carry out verbs of one group; on `StoreUnavailable` the connection is given up."""
-        try:
-            connection = self._connection or self._connect()
-            return run(self._store.perform(verbs), connection.ask)
-        except StoreUnavailable:
-            self.close()
-            raise
-
-    def _connect(self) -> Connection:
-        connection = self._store.connect()
-        try:
-            run(self._store.prepare(), connection.ask)
-        except BaseException:
-            connection.close()
-            raise
-        self._connection = connection
-        return connection
-
-    def abandon(self) -> None:
-        """Leave the connection to itself: it was interrupted, nobody knows what it still carries."""
-        self._connection = None
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 class _Waiter:
@@ -320,36 +268,66 @@ class _Lane:
         self._line = Line(gatherer.store)
         self._queue: Queue[_Waiter] = Queue(rows_max=rows_max)
         self._mutex = threading.Lock()
+        self._idle = threading.Condition(self._mutex)
         self._led = False
 
     def ask(self, verb: Verb) -> Any:
         waiter = _Waiter()
+        ticket = Ticket(verb, waiter)
         with self._mutex:
-            self._queue.add(Ticket(verb, waiter))
-            lead = not self._led
+            self._queue.add(ticket)
+            leads = not self._led
             self._led = True
-        if not lead:
-            waiter.event.wait()
+        if not leads:
+            self._follow(ticket)
         if not waiter.settled:
             self._lead(waiter)
         if waiter.error is not None:
             raise waiter.error
         return self._gatherer.ask_alone(verb) if waiter.outcome is AGAIN else waiter.outcome
 
-    def _lead(self, waiter: _Waiter) -> None:
-        while not waiter.settled:
+    def _follow(self, ticket: Ticket[_Waiter]) -> None:
+        """Wait until the verb is served, or until it is this thread's turn to lead."""
+        waiter = ticket.waiter
+        try:
+            waiter.event.wait()
+        except BaseException:  # a signal's: whoever leaves must not be left a lead that it loses
             with self._mutex:
-                batch = self._queue.take()
-            self._serve(batch)
-        with self._mutex:
-            heir = self._queue.oldest()
-            self._led = heir is not None
+                self._queue.discard(ticket)
+                if waiter.event.is_set() and not waiter.settled:
+                    self._hand_over()
+            raise
+
+    def _lead(self, waiter: _Waiter) -> None:
+        batch: list[Ticket[_Waiter]] = []
+        try:
+            while not waiter.settled:
+                with self._mutex:
+                    batch = self._queue.take()
+                self._serve(batch)
+        except BaseException:
+            self._line.abandon()
+            for ticket in batch:
+                if not ticket.waiter.settled:
+                    ticket.waiter.settle(None, _interrupted(sent=True))
+            raise
+        finally:
+            with self._mutex:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Make the thread that has waited longest the leader. Needs the mutex."""
+        heir = self._queue.oldest()
+        self._led = heir is not None
         if heir is not None:
             heir.waiter.event.set()
+        else:
+            self._idle.notify_all()
 
     def _serve(self, batch: list[Ticket[_Waiter]]) -> None:
         try:
             outcomes = self._line.perform([ticket.verb for ticket in batch])
+            served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
             for ticket in batch:
                 ticket.waiter.settle(None, _copy(error))
@@ -359,18 +337,18 @@ class _Lane:
                     self._serve([ticket])
             else:
                 batch[0].waiter.settle(None, error)
-        except BaseException:
-            self._line.abandon()
-            for ticket in batch:
-                ticket.waiter.settle(None, _interrupted())
-            raise
         else:
-            for ticket, outcome in zip(batch, outcomes, strict=True):
+            for ticket, outcome in served:
                 ticket.waiter.settle(outcome)
 
     def close(self) -> None:
-        with self._mutex:
+        with self._idle:
+            self._idle.wait_for(lambda: not self._led)
             self._line.close()
+
+
+_inherited: list[dict[Hashable, _Lane]] = []
+"""The lanes of a forked child's parent: kept, for a connection is closed when it is collected."""
 
 
 class Gatherer:
@@ -387,8 +365,8 @@ class Gatherer:
         if type(question) is Pause:
             threading.Event().wait(question.seconds)
             return None
-        if os.getpid() != self._pid:  # a forked child must not speak on its parent's connections
-            self._lanes, self._mutex, self._pid = {}, threading.Lock(), os.getpid()
+        if os.getpid() != self._pid:
+            self._leave_to_parent()
         return self._lane(self.store.group(question)).ask(question)
 
     def ask_alone(self, verb: Verb) -> Any:
@@ -401,8 +379,15 @@ class Gatherer:
                 lane = self._lanes.setdefault(group, _Lane(self, rows_max))
         return lane
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child: never speak on the parent's connections, not even to close them."""
+        _inherited.append(self._lanes)
+        self._lanes, self._mutex, self._pid = {}, threading.Lock(), os.getpid()
+
     def close(self) -> None:
-        """Give the connections back."""
-        for lane in list(self._lanes.values()):
+        """Wait until what is queued is served, then give the connections back."""
+        if os.getpid() != self._pid:
+            self._leave_to_parent()
+        for group, lane in list(self._lanes.items()):
             lane.close()
-        self._lanes.clear()
+            self._lanes.pop(group, None)

@@ -95,7 +95,10 @@ class AsyncFace:
         self._runner = asyncio.Runner()
 
     def ask(self, verb: Verb) -> Any:
-        return self._runner.run(self._gatherers[0].ask(verb))
+        [outcome] = self.together([verb])
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def together(self, verbs: Sequence[Verb], gatherers: int = 1) -> list[Any]:
         while len(self._gatherers) < gatherers:

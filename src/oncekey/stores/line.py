@@ -1,0 +1,84 @@
+"""A line: one connection to a store that is made, checked, and made anew after it broke."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from oncekey.core.op import arun, run
+from oncekey.core.verbs import Verb
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.base import AsyncConnection, Connection, Store
+
+
+class Line:
+    """A connection that is made, checked and made anew as needed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._connection: Connection | None = None
+
+    def perform(self, verbs: Sequence[Verb]) -> list[Any]:
+        """Carry out verbs of one group; on `StoreUnavailable` the connection is given up."""
+        try:
+            connection = self._connection or self._connect()
+            return run(self._store.perform(verbs), connection.ask)
+        except StoreUnavailable:
+            self.close()
+            raise
+
+    def _connect(self) -> Connection:
+        connection = self._store.connect()
+        try:
+            run(self._store.prepare(), connection.ask)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def abandon(self) -> None:
+        """Leave the connection to itself: interrupted, nobody knows what it still carries."""
+        self._connection = None
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be broken; it is given up either way
+                connection.close()
+
+
+class AsyncLine:
+    """The same for async callers."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._connection: AsyncConnection | None = None
+
+    async def perform(self, verbs: Sequence[Verb]) -> list[Any]:
+        try:
+            connection = self._connection or await self._connect()
+            return await arun(self._store.perform(verbs), connection.ask)
+        except StoreUnavailable:
+            await self.close()
+            raise
+
+    async def _connect(self) -> AsyncConnection:
+        connection = await self._store.aconnect()
+        try:
+            await arun(self._store.prepare(), connection.ask)
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+    def abandon(self) -> None:
+        self._connection = None
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be broken; it is given up either way
+                await connection.close()
