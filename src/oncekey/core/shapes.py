@@ -1,0 +1,213 @@
+"""What a refusal's body looks like: problem+json, or the way that a provider's clients expect.
+
+A shape is a function `(problem, status, docs_url) -> Shaped`. Codes that a provider publishes for
+the case are used as published; where it has none, the kind's own name stands in its spelling, so
+that a client can always tell one kind from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from oncekey.core.problem import MEANINGS, Kind, Problem, as_json, detail_of, docs_link
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A body that `json` can write, and what describes it."""
+
+    body: Mapping[str, Any]
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+Shape = Callable[[Problem, int, str], Shaped]
+
+
+def problem_json(problem: Problem, status: int, docs_url: str) -> Shaped:
+    return Shaped(as_json(problem, status, docs_url), b"application/problem+json")
+
+
+# -------------------------------------------------------------------------------- stripe
+
+_ABOUT_THE_FIRST = frozenset(
+    {Kind.MISMATCH, Kind.IN_FLIGHT, Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.TOO_OLD}
+)
+_STRIPE_CODES = {Kind.IN_FLIGHT: "idempotency_key_in_use", Kind.NOT_FOUND: "resource_missing"}
+
+
+def stripe(problem: Problem, status: int, docs_url: str) -> Shaped:
+    """`error` must be the top-level member: stripe-node takes any JSON body without it for
+    success, whatever the status. `type` decides which exception its libraries raise.
+    """
+    kind = problem.kind
+    if status >= 500:
+        error_type = "api_error"
+    else:
+        error_type = "idempotency_error" if kind in _ABOUT_THE_FIRST else "invalid_request_error"
+    error = {
+        "type": error_type,
+        "code": _STRIPE_CODES.get(kind, _snake(kind)),
+        "message": detail_of(problem),
+        "doc_url": docs_link(kind, docs_url),
+    }
+    return Shaped({"error": error})
+
+
+# -------------------------------------------------------------------------------- square
+
+_SQUARE_CODES = {
+    Kind.MISSING_KEY: "MISSING_REQUIRED_PARAMETER",
+    Kind.INVALID_KEY: "INVALID_VALUE",
+    Kind.NO_TENANT: "UNAUTHORIZED",
+    Kind.MALFORMED_REQUEST: "BAD_REQUEST",
+    Kind.TOO_LARGE: "REQUEST_ENTITY_TOO_LARGE",
+    Kind.MISMATCH: "IDEMPOTENCY_KEY_REUSED",
+    Kind.IN_FLIGHT: "CONFLICT",
+    Kind.NEWER_RECORD: "SERVICE_UNAVAILABLE",
+    Kind.STORE_UNAVAILABLE: "SERVICE_UNAVAILABLE",
+    Kind.NOT_FOUND: "NOT_FOUND",
+}
+_ABOUT_THE_KEY = frozenset({Kind.MISSING_KEY, Kind.INVALID_KEY, Kind.MISMATCH})
+
+
+def square(problem: Problem, status: int, docs_url: str) -> Shaped:
+    kind = problem.kind
+    category = "API_ERROR" if status >= 500 else "INVALID_REQUEST_ERROR"
+    error = {
+        "category": "AUTHENTICATION_ERROR" if status == 401 else category,
+        "code": _SQUARE_CODES.get(kind, _snake(kind).upper()),
+        "detail": detail_of(problem),
+    }
+    if kind in _ABOUT_THE_KEY:
+        error["field"] = "idempotency_key"
+    return Shaped({"errors": [error]})
+
+
+# -------------------------------------------------------------------------------- paypal
+
+_PAYPAL_NAMES = {
+    401: "AUTHENTICATION_FAILURE",
+    404: "RESOURCE_NOT_FOUND",
+    409: "RESOURCE_CONFLICT",
+    422: "UNPROCESSABLE_ENTITY",
+    503: "SERVICE_UNAVAILABLE",
+}
+_PAYPAL_ISSUES = {
+    Kind.MISSING_KEY: "PAYPAL_REQUEST_ID_REQUIRED",
+    Kind.MISMATCH: "PAYPAL_REQUEST_ID_PREVIOUSLY_USED",
+    Kind.IN_FLIGHT: "PREVIOUS_REQUEST_IN_PROGRESS",
+}
+
+
+def paypal(problem: Problem, status: int, docs_url: str) -> Shaped:
+    issue = _PAYPAL_ISSUES.get(problem.kind, _snake(problem.kind).upper())
+    body = {
+        "name": _PAYPAL_NAMES.get(status, "INVALID_REQUEST"),
+        "message": MEANINGS[problem.kind].title,
+        "details": [{"issue": issue, "description": detail_of(problem)}],
+        "links": [{"href": docs_link(problem.kind, docs_url), "rel": "information_link"}],
+    }
+    return Shaped(body)
+
+
+# --------------------------------------------------------------------------------- adyen
+
+# 704: request already processed or in progress. 703: a resource is not available for now.
+_ADYEN_CODES = {
+    Kind.IN_FLIGHT: "704",
+    Kind.MISMATCH: "704",
+    Kind.NEWER_RECORD: "703",
+    Kind.STORE_UNAVAILABLE: "703",
+}
+
+
+def adyen(problem: Problem, status: int, docs_url: str) -> Shaped:
+    error_type = "internal" if status >= 500 else "validation"
+    body = {
+        "status": status,
+        "errorCode": _ADYEN_CODES.get(problem.kind, str(problem.kind)),
+        "message": detail_of(problem),
+        "errorType": "security" if status == 401 else error_type,
+    }
+    return Shaped(body)
+
+
+# ---------------------------------------------------------------------------- aws, azure
+
+# botocore retries TransactionInProgressException for its name, whatever the status says.
+_AWS_CODES = {
+    Kind.MISSING_KEY: "MissingParameter",
+    Kind.INVALID_KEY: "InvalidParameterValue",
+    Kind.MISMATCH: "IdempotentParameterMismatch",
+    Kind.IN_FLIGHT: "TransactionInProgressException",
+    Kind.NEWER_RECORD: "ServiceUnavailable",
+    Kind.STORE_UNAVAILABLE: "ServiceUnavailable",
+}
+
+
+def aws(problem: Problem, status: int, docs_url: str) -> Shaped:
+    """Its JSON protocol reads the code from the body, its REST protocol from the header."""
+    code = _AWS_CODES.get(problem.kind, _camel(problem.kind))
+    body = {"__type": code, "message": detail_of(problem)}
+    return Shaped(body, headers=((b"x-amzn-errortype", code.encode("ascii")),))
+
+
+def azure(problem: Problem, status: int, docs_url: str) -> Shaped:
+    """The guidelines ask for the code in a header too, equal to the body's."""
+    code = _camel(problem.kind)
+    error = {"code": code, "message": detail_of(problem)}
+    return Shaped({"error": error}, headers=((b"x-ms-error-code", code.encode("ascii")),))
+
+
+# ----------------------------------------------------------------------------------- gcp
+
+# The canonical codes. ABORTED: retry on a higher level. FAILED_PRECONDITION: do not retry before
+# somebody has put the state right. UNAVAILABLE: retry.
+_GCP_CODES = {
+    Kind.NO_TENANT: "UNAUTHENTICATED",
+    Kind.IN_FLIGHT: "ABORTED",
+    Kind.ANSWER_NOT_KEPT: "ALREADY_EXISTS",
+    Kind.OUTCOME_UNKNOWN: "FAILED_PRECONDITION",
+    Kind.TOO_OLD: "FAILED_PRECONDITION",
+    Kind.NEWER_RECORD: "UNAVAILABLE",
+    Kind.STORE_UNAVAILABLE: "UNAVAILABLE",
+    Kind.NOT_FOUND: "NOT_FOUND",
+}
+_GCP_TYPE = "type.googleapis.com/google.rpc."
+
+
+def gcp(problem: Problem, status: int, docs_url: str) -> Shaped:
+    reason = _snake(problem.kind).upper()
+    error = {
+        "code": status,
+        "message": detail_of(problem),
+        "status": _GCP_CODES.get(problem.kind, "INVALID_ARGUMENT"),
+        "details": [{"@type": f"{_GCP_TYPE}ErrorInfo", "reason": reason, "domain": "oncekey"}],
+    }
+    return Shaped({"error": error})
+
+
+SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
+    {
+        "problem": problem_json,
+        "stripe": stripe,
+        "square": square,
+        "paypal": paypal,
+        "adyen": adyen,
+        "aws": aws,
+        "azure": azure,
+        "gcp": gcp,
+    }
+)
+
+
+def _snake(kind: Kind) -> str:
+    return kind.replace("-", "_")
+
+
+def _camel(kind: Kind) -> str:
+    return "".join(part.capitalize() for part in kind.split("-"))

@@ -1,0 +1,249 @@
+"""Profiles: what each demands and answers, and what official clients make of it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from oncekey.core.key import BadKey
+from oncekey.core.policy import DEFAULTS, Policy, keep_definitive, keep_success
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.profiles import (
+    PROFILES,
+    BodyField,
+    Header,
+    Profile,
+    QueryParameter,
+    profile,
+    render,
+)
+from oncekey.core.record import Answer
+from oncekey.core.shapes import Shaped
+from oncekey.errors import Misuse
+
+RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE}
+SECRET = "key-that-nobody-may-see"
+UUID = "8E03978E-40d5-43e8-bc93-6894a57f9324"
+
+
+def refusal(kind: Kind, name: str | Profile) -> Answer:
+    retryable = kind in RETRYABLE
+    problem = Problem(kind, "Details.", retryable, retry_after_s=1.5 if retryable else None)
+    return render(problem, profile(name))
+
+
+def body(answer: Answer) -> Any:
+    assert answer.body is not None
+    return json.loads(answer.body)
+
+
+def header(answer: Answer, name: bytes) -> bytes | None:
+    found = [value for each, value in answer.headers if each == name]
+    assert len(found) <= 1, f"{name!r} stands there more than once"
+    return found[0] if found else None
+
+
+# ---------------------------------------------------------------------------- the table
+
+H, B, Q = Header, BodyField, QueryParameter
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize(
+    ("name", "key_in", "chars", "missing", "mismatch", "in_flight", "retention_s", "counted_from"),
+    [
+        ("oncekey", H("Idempotency-Key"), 255, 400, 422, 409, DAY_S, "completion"),
+        ("ietf", H("Idempotency-Key"), 255, 400, 422, 409, DAY_S, "completion"),
+        ("stripe", H("Idempotency-Key"), 255, 400, 400, 409, DAY_S, "first use"),
+        ("square", B("idempotency_key"), 45, 400, 400, 409, 3 * DAY_S, "completion"),
+        ("paypal", H("PayPal-Request-Id"), 108, 400, 422, 409, 3 * DAY_S, "completion"),
+        ("adyen", H("Idempotency-Key"), 64, 400, 422, 422, 7 * DAY_S, "first use"),
+        ("aws", B("ClientToken"), 64, 400, 400, 400, DAY_S, "completion"),
+        ("azure", H("Repeatability-Request-ID"), 255, 400, 400, 409, 600, "first use"),
+        ("gcp", Q("requestId"), 255, 400, 400, 409, DAY_S, "completion"),
+    ],
+)
+def test_the_table(
+    name: str,
+    key_in: Header | BodyField | QueryParameter,
+    chars: int,
+    missing: int,
+    mismatch: int,
+    in_flight: int,
+    retention_s: float,
+    counted_from: str,
+) -> None:
+    row = PROFILES[name]
+    assert (row.name, row.key_in, row.key_chars_max) == (name, key_in, chars)
+    statuses = [row.status(k) for k in (Kind.MISSING_KEY, Kind.MISMATCH, Kind.IN_FLIGHT)]
+    assert statuses == [missing, mismatch, in_flight]
+    assert row.policy.settled().retention_s == retention_s
+    assert row.retention_from == counted_from
+
+
+@pytest.mark.parametrize(
+    ("name", "scope", "methods", "in_flight", "keep"),
+    [
+        ("oncekey", "operation", "POST PATCH", "refuse", keep_definitive),
+        ("ietf", "operation", "POST PATCH", "refuse", keep_definitive),
+        ("stripe", "tenant", "POST", "wait", keep_definitive),
+        ("square", "operation", "POST", "refuse", keep_success),
+        ("paypal", "operation", "POST", "refuse", keep_definitive),
+        ("adyen", "tenant", "POST", "refuse", keep_definitive),
+        ("aws", "tenant", "POST", "refuse", keep_definitive),
+        ("azure", "operation", "POST PUT PATCH DELETE", "refuse", keep_definitive),
+        ("gcp", "tenant", "POST PUT PATCH DELETE", "wait", keep_definitive),
+    ],
+)
+def test_the_policies(name: str, scope: str, methods: str, in_flight: str, keep: object) -> None:
+    policy = PROFILES[name].policy.settled()
+    assert (policy.scope, policy.in_flight, policy.keep) == (scope, in_flight, keep)
+    assert policy.methods == frozenset(methods.split())
+
+
+def test_an_application_lies_over_its_profile() -> None:
+    policy = Policy(scope="operation").over(PROFILES["stripe"].policy).over(DEFAULTS)
+    assert (policy.scope, policy.in_flight, policy.lease_s) == ("operation", "wait", 30.0)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_profile_can_say_everything(name: str, kind: Kind) -> None:
+    """Shaped, counted, not to be cached, and with Retry-After where that is known."""
+    answer = refusal(kind, name)
+    assert answer.body is not None
+    assert 400 <= answer.status <= 599
+    assert json.loads(answer.body)
+    assert header(answer, b"content-length") == b"%d" % len(answer.body)
+    assert header(answer, b"cache-control") == b"no-store"
+    assert header(answer, b"retry-after") == (b"2" if kind in RETRYABLE else None)
+    assert all(name == name.lower() for name, _ in answer.headers)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_profile_tells_the_kinds_apart(name: str) -> None:
+    """Except where a provider has one code for two: a store that is down and a release that is
+    behind are both "not available"; Adyen's 704 is in flight or a mismatch, told by its header.
+    """
+
+    def seen(kind: Kind) -> str:
+        answer = refusal(kind, name)
+        marks = [header(answer, mark) for mark in (b"transient-error", b"x-amzn-errortype")]
+        return f"{answer.status} {body(answer)} {marks}"
+
+    rest = set(Kind) - {Kind.NEWER_RECORD}
+    assert len({seen(kind) for kind in rest}) == len(rest)
+
+
+# ------------------------------------------------------------------------------- deriving
+
+
+def test_statuses_are_one_argument_away() -> None:
+    base = PROFILES["oncekey"]
+    ours = base.derive(name="ours", in_flight_status=425, mismatch_status=409, missing_status=428)
+
+    assert ours.name == "ours"
+    assert refusal(Kind.IN_FLIGHT, ours).status == 425
+    assert refusal(Kind.MISMATCH, ours).status == 409
+    assert refusal(Kind.MISSING_KEY, ours).status == 428
+    assert body(refusal(Kind.MISMATCH, ours))["status"] == 409
+    assert base.status(Kind.MISMATCH) == 422, "the original is untouched"
+
+
+def test_derived_statuses_and_policies_lie_over_those_of_their_base() -> None:
+    base = PROFILES["stripe"].derive(
+        statuses={Kind.TOO_LARGE: 400}, policy=Policy(retention_s=60.0)
+    )
+    assert base.status(Kind.TOO_LARGE) == 400
+    assert base.status(Kind.MISMATCH) == 400
+    assert (base.policy.retention_s, base.policy.scope) == (60.0, "tenant")
+
+
+def test_a_shape_of_ones_own() -> None:
+    def ours(problem: Problem, status: int, docs_url: str) -> Shaped:
+        return Shaped({"fault": problem.kind, "see": docs_url}, b"application/vnd.ours+json")
+
+    answer = refusal(Kind.MISMATCH, PROFILES["oncekey"].derive(shape=ours, docs_url="/help"))
+    assert body(answer) == {"fault": "mismatch", "see": "/help"}
+    assert header(answer, b"content-type") == b"application/vnd.ours+json"
+
+
+def test_a_profile_by_name_or_itself() -> None:
+    assert profile("ietf") is PROFILES["ietf"]
+    assert profile(PROFILES["ietf"]) is PROFILES["ietf"]
+    with pytest.raises(Misuse, match=r"'strip'.*oncekey, ietf, stripe, square"):
+        profile("strip")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"in_flight_status": 200}, "in-flight must be from 400 to 599"),
+        ({"statuses": {Kind.TOO_OLD: 700}}, "too-old must be from 400"),
+        ({"shape": "soap"}, "no shape 'soap': choose from problem, stripe"),
+        ({"key_chars_max": 256}, "from 1 to 255"),
+        ({"key_chars_max": 0}, "from 1 to 255"),
+        ({"key_echo": "Key"}, "'Key' is not the name of a header in lower case"),
+        ({"replay_marker": ("a b", "true")}, "'a b'"),
+        ({"request_id_headers": ("x-id\r\n",)}, "is not the name of a header"),
+        ({"retention_from": "birth"}, "'completion' or 'first use'"),
+        ({"docs_url": "https://a/>;x"}, "docs_url"),
+        ({"docs_url": "a b"}, "docs_url"),
+        ({"in_flight": 425}, "Profile has no in_flight: choose from"),
+        ({"own_names": frozenset()}, "Profile has no own_names"),
+    ],
+)
+def test_mistakes_are_named_when_a_profile_is_made(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(Misuse, match=complaint):
+        PROFILES["oncekey"].derive(**changes)
+
+
+def test_profiles_are_values() -> None:
+    assert PROFILES["oncekey"].derive() == PROFILES["oncekey"]
+    assert hash(PROFILES["oncekey"].derive()) == hash(PROFILES["oncekey"])
+    assert PROFILES["oncekey"].derive(mismatch_status=409) != PROFILES["oncekey"]
+    statuses = {Kind.MISMATCH: 409}
+    made = Profile(name="made", statuses=statuses)
+    statuses[Kind.MISMATCH] = 200
+    assert made.status(Kind.MISMATCH) == 409
+
+
+# ----------------------------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize(
+    ("name", "chars"),
+    [("adyen", 64), ("square", 45), ("aws", 64), ("paypal", 108), ("stripe", 255)],
+)
+def test_keys_are_as_long_as_the_provider_takes_them(name: str, chars: int) -> None:
+    assert PROFILES[name].key("k" * chars) == "k" * chars
+    outcome = PROFILES[name].key("k" * (chars + 1))
+    if chars < 255:  # what is longer is refused before any profile sees it
+        assert outcome == BadKey(f"The key is longer than {chars} characters. Send a shorter one.")
+
+
+@pytest.mark.parametrize("name", ["azure", "gcp"])
+def test_e9_uuids_are_the_same_in_either_case_where_only_uuids_are_taken(name: str) -> None:
+    """OASIS has servers take the 36 characters of a UUID in either case; Azure and Google Cloud
+    take nothing else.
+    """
+    assert PROFILES[name].key(UUID) == PROFILES[name].key(UUID.lower()) == UUID.lower()
+    for other in ("order-17", UUID[:-1], UUID + "0", UUID.replace("-", ""), "g" + UUID[1:]):
+        assert isinstance(PROFILES[name].key(other), BadKey)
+
+
+@pytest.mark.parametrize("name", sorted(set(PROFILES) - {"azure", "gcp"}))
+def test_e9_elsewhere_case_counts(name: str) -> None:
+    assert PROFILES[name].key(UUID) == UUID
+
+
+def test_reasons_do_not_repeat_the_key() -> None:
+    for row in PROFILES.values():
+        outcome = row.key(SECRET * 9)
+        assert not isinstance(outcome, BadKey) or SECRET not in outcome.reason
+
+
+def test_azure_asks_when_a_request_was_first_sent() -> None:
+    assert PROFILES["azure"].first_sent_in == Header("Repeatability-First-Sent")
+    assert refusal(Kind.TOO_OLD, "azure").status == 412
+    assert refusal(Kind.MALFORMED_REQUEST, "azure").status == 400
