@@ -1,0 +1,161 @@
+"""The headers of an answer: which are kept, and what the first answer and its replays carry.
+
+Header lines stay lines: in their order, never joined and never split (two cookies are two lines).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from oncekey.core.dates import http_date
+from oncekey.core.policy import Policy
+from oncekey.core.profiles import Profile
+from oncekey.core.record import Answer
+
+Lines = list[tuple[bytes, bytes]]
+
+# True of one connection, or of one moment: the server writes them anew for every message.
+_OF_ONE_MESSAGE = frozenset(
+    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade http2-settings "
+    b"date age content-length traceparent tracestate traceresponse server-timing".split()
+)
+# Secrets and session state: useful to a thief of the store, harmful when they come a second time.
+_SECRET = frozenset(
+    b"set-cookie set-cookie2 authorization proxy-authorization www-authenticate proxy-authenticate "
+    b"authentication-info proxy-authentication-info x-auth-token".split()
+)
+_NEVER = _OF_ONE_MESSAGE | _SECRET
+_CSRF = re.compile(rb"csrf|xsrf")
+_SET_COOKIE = frozenset({b"set-cookie"})
+# Without these nobody can read the body: no list leaves them out.
+_FOR_THE_BODY = frozenset({b"content-type", b"content-encoding"})
+
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_BREAKS_A_LINE = re.compile(rb"[\r\n\0]")
+
+
+def kept_headers(
+    headers: Iterable[tuple[bytes, bytes]], policy: Policy, profile: Profile
+) -> tuple[tuple[bytes, bytes], ...]:
+    """What of a handler's headers is stored, under a settled policy. Names become lower case.
+
+    Never kept: what belongs to one message, secrets, what this profile writes itself, and lines
+    that would break the message they are replayed in. `policy.headers_kept` narrows the rest; of
+    what is never kept it can only bring back Set-Cookie, by naming it.
+    """
+    lines = [(name.lower(), value) for name, value in headers]
+    never = _NEVER.union(profile.own_names, _named_by_connection(lines))
+    allowed: frozenset[bytes] | None = None
+    if policy.headers_kept is not None:
+        allowed = _FOR_THE_BODY.union(name.encode("latin-1") for name in policy.headers_kept)
+        never -= allowed & _SET_COOKIE
+    return tuple(
+        (name, value)
+        for name, value in lines
+        if name not in never
+        and (allowed is None or name in allowed)
+        and not _CSRF.search(name)
+        and _TOKEN.fullmatch(name)
+        and not _BREAKS_A_LINE.search(value)
+    )
+
+
+def first_headers(
+    answer: Answer, profile: Profile, key: str, expires_at_wall: float | None
+) -> Lines:
+    """The headers of a handler's own answer, all of them, with what is to be said about its key.
+
+    `expires_at_wall` is None where the answer was not kept.
+    """
+    added = _about_the_key(answer, profile, key, expires_at_wall, kept=expires_at_wall is not None)
+    return _lines(answer, profile, added)
+
+
+def replay_headers(
+    answer: Answer, profile: Profile, key: str, expires_at_wall: float | None
+) -> Lines:
+    """The headers of a kept answer that is sent again. Date is left to the server: it is fresh.
+
+    The first answer's request id is not this one's: it moves to a header of its own.
+    """
+    added = _about_the_key(answer, profile, key, expires_at_wall, kept=True)
+    if profile.replay_marker:
+        added.append(_line(*profile.replay_marker))
+    lines = [line for line in _lines(answer, profile, added) if not _is_request_id(line, profile)]
+    if not any(name == b"cache-control" for name, _ in lines):
+        lines.append((b"cache-control", b"no-store"))
+    return lines
+
+
+def says_transient(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> bool:
+    """Whether a handler marked its answer as transient, in a profile that has a header for that:
+    such an answer is not kept.
+    """
+    if profile.transient_header is None:
+        return False
+    marker = profile.transient_header.encode("ascii")
+    return any(
+        name.lower() == marker and value.strip().lower() == b"true" for name, value in headers
+    )
+
+
+# ------------------------------------------------------------------------------- parts
+
+
+def _named_by_connection(lines: Lines) -> Iterator[bytes]:
+    for name, value in lines:
+        if name == b"connection":
+            yield from (option.strip(b" \t").lower() for option in value.split(b","))
+
+
+def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
+    """The answer's own lines, its length counted, then what is added. Added lines replace those of
+    the same name, and nobody but the profile writes what is the profile's to say.
+    """
+    replaced = profile.own_names
+    if answer.body is not None:  # else it streams, and only the handler knows how
+        added = [*_length(answer.status, answer.body), *added]
+        replaced |= {b"content-length", b"transfer-encoding"}
+    replaced = replaced.union(name for name, _ in added)
+    return [line for line in answer.headers if line[0].lower() not in replaced] + added
+
+
+def _length(status: int, body: bytes) -> Lines:
+    """Content-Length, but for the statuses that must not have one."""
+    bare = status < 200 or status in (204, 304)
+    return [] if bare else [(b"content-length", b"%d" % len(body))]
+
+
+def _about_the_key(
+    answer: Answer, profile: Profile, key: str, expires_at_wall: float | None, *, kept: bool
+) -> Lines:
+    lines: Lines = []
+    if profile.original_request_header:
+        ids = [line[1] for line in answer.headers if _is_request_id(line, profile)]
+        lines += [(profile.original_request_header.encode("ascii"), first) for first in ids[:1]]
+    if profile.key_echo:
+        lines.append((profile.key_echo.encode("ascii"), _echo(key)))
+    if profile.expiry_header and expires_at_wall is not None:
+        lines.append((profile.expiry_header.encode("ascii"), http_date(expires_at_wall)))
+    if profile.should_retry_header and kept and answer.status >= 400:
+        # However often a client retries, it gets this error: it is kept.
+        lines.append(_line(profile.should_retry_header, "false"))
+    if profile.result_header:
+        lines.append(_line(profile.result_header, "accepted"))
+    return lines
+
+
+def _is_request_id(line: tuple[bytes, bytes], profile: Profile) -> bool:
+    return line[0].decode("latin-1").lower() in profile.request_id_headers
+
+
+def _line(name: str, value: str) -> tuple[bytes, bytes]:
+    return name.encode("ascii"), value.encode("ascii")
+
+
+def _echo(key: str) -> bytes:
+    """The key so that it reads back as itself: bare as clients send it, quoted where it must be."""
+    if '"' in key or "," in key:
+        key = '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return key.encode("ascii")
