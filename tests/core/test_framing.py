@@ -1,0 +1,35 @@
+"""Frames: no two different lists of parts look alike."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncekey.core.framing import as_bytes, frame
+
+PART = st.none() | st.binary(max_size=12) | st.sampled_from([b"-", b"0:", b"1:a", b"2:ab0:"])
+
+
+def unframe(framed: bytes) -> list[bytes | None]:
+    parts: list[bytes | None] = []
+    while framed:
+        if framed.startswith(b"-"):
+            parts.append(None)
+            framed = framed[1:]
+        else:
+            length, _, rest = framed.partition(b":")
+            parts.append(rest[: int(length)])
+            framed = rest[int(length) :]
+    return parts
+
+
+@given(st.lists(PART))
+def test_a_frame_can_be_taken_apart_again(parts: list[bytes | None]) -> None:
+    assert unframe(frame(parts)) == parts
+
+
+@given(st.text(st.characters(), max_size=8), st.text(st.characters(), max_size=8))
+def test_every_string_has_bytes_of_its_own(one: str, other: str) -> None:
+    assert (as_bytes(one) == as_bytes(other)) == (one == other)
+
+
+def test_lone_surrogates_have_bytes() -> None:
+    assert as_bytes("\ud800") != as_bytes("\udfff")
