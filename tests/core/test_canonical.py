@@ -1,0 +1,460 @@
+"""Canonical JSON (E20), forms (E21) and queries (E23): by value, and never looser."""
+
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from oncekey.core.canonical import (
+    FIELDS_MAX,
+    BadBody,
+    canonical_json,
+    canonical_pairs,
+    essence,
+    is_json,
+    json_members,
+    parse_form,
+    parse_json,
+    parse_pairs,
+)
+
+
+def canonical(text: str) -> bytes:
+    """The canonical form of a JSON text that has one."""
+    outcome = canonical_json(text.encode("utf-8", "surrogatepass"))
+    assert isinstance(outcome, bytes), f"{text!r}: {outcome}"
+    return outcome
+
+
+def refused(body: bytes) -> str:
+    """Why this JSON body is refused, in whatever way it is read."""
+    outcomes = [
+        canonical_json(body),
+        canonical_json(body, without="key"),
+        parse_json(body),
+        json_members(body),
+    ]
+    reasons = [outcome.reason for outcome in outcomes if isinstance(outcome, BadBody)]
+    assert len(reasons) == len(outcomes), f"{body!r} was accepted"
+    assert len(set(reasons)) == 1
+    assert reasons[0].isprintable()
+    return reasons[0]
+
+
+# -------------------------------------------------------------------------- JSON by value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1.0", "1"),
+        ("1e2", "100"),
+        ("1E+2", "100.000"),
+        ("1e21", "1000000000000000000000"),
+        ("1e23", "100000000000000000000000"),
+        ("12345678901234567890.0", "12345678901234567890"),
+        ("-0.0", "0"),
+        ("-0", "0"),
+        ("0e5", "0.00"),
+        ("0.10", "0.1"),
+        ("1e-1", "0.1"),
+        ("25e-1", "2.5"),
+        ("1.5e300", "15" + "0" * 299),
+        ("5e-324", "0.5e-323"),
+        ('{"a":1,"b":[2,{"c":3,"d":4}]}', ' { "b" : [ 2 , {"d":4,"c":3} ],\n"a":1}\r\n\t'),
+        (r'"\u00e9"', '"é"'),
+        (r'"\ud83d\ude00"', '"😀"'),
+        (r'"\/"', '"/"'),
+        (r'"\u0022\u005c\u000A"', r'"\"\\\n"'),
+        (r'{"\u0061":1}', '{"a":1}'),
+        ("\ufeff[1]", "[1]"),
+    ],
+)
+def test_e20_spellings_of_one_value_are_equal(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1", "true"),
+        ("1", '"1"'),
+        ("0", "false"),
+        ("0", "null"),
+        ("null", '"null"'),
+        ("[]", "{}"),
+        ("[]", "null"),
+        ("[1,2]", "[2,1]"),
+        ("[[1],2]", "[1,[2]]"),
+        ('{"a":null}', "{}"),
+        ('{"a":"b"}', '["a","b"]'),
+        ('{"a":1}', '{"A":1}'),
+        ("9007199254740992", "9007199254740993"),
+        ("123456789012345678901234567890", "123456789012345678901234567891"),
+        ("12345678901234567890.0", "12345678901234567891.0"),
+        ("0.1", "0.1000000000000000055"),
+        ("0.1000000000000000055", "0.1000000000000000056"),
+        ("0.99999999999999999999999", "1"),
+        ("9007199254740993.5", "9007199254740994"),
+        ("1e400", "1e401"),
+        ("1e400", "-1e400"),
+        ("1e-400", "0"),
+        ("1e-400", "1e-401"),
+        ("1e99999", "1e99998"),
+        ("1e-99999999999999999999", "0"),
+        ("1e400", '"1e400"'),
+        ('"é"', '"e\u0301"'),
+        (r'"\ud800"', r'"\udc00"'),
+        (r'"\\u0061"', '"a"'),
+        (r'"\u0000"', '""'),
+    ],
+)
+def test_e20_different_values_are_different(one: str, other: str) -> None:
+    assert canonical(one) != canonical(other)
+
+
+def test_e20_a_number_beyond_floats_leaves_the_rest_free() -> None:
+    assert canonical('{"a":0.1000000000000000055,"b":"é"}') == canonical(
+        '{ "b" : "\\u00e9", "a" : 0.1000000000000000055 }'
+    )
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.decimals(-10, 10, places=2).map(float)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    | st.sampled_from(['"', "\\", "\\u0022", "1", "true", "\x00", "é", "😀"])
+)
+NAMES = st.sampled_from(["a", "b", "c", "é", '"', "\\"]) | st.text(max_size=3).filter(str.isascii)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def spelled(value: Any, chance: random.Random) -> str:
+    """Some JSON text of this value."""
+    blank = chance.choice(["", "", " ", "\n\t"])
+    match value:
+        case dict():
+            names = list(value)
+            chance.shuffle(names)
+            members = (f"{spelled(name, chance)}:{spelled(value[name], chance)}" for name in names)
+            return f"{blank}{{{','.join(members)}{blank}}}"
+        case list():
+            return f"{blank}[{blank}{','.join(spelled(item, chance) for item in value)}]"
+        case str():
+            return blank + spelled_string(value, chance) + blank
+        case float():
+            exact = Decimal(repr(value))
+            return blank + chance.choice([repr(value), f"{exact:E}", f"{exact:f}", f"{exact}"])
+        case bool() | None:
+            return blank + json.dumps(value)
+    return blank + chance.choice([f"{value}", f"{value}.0", f"{value}e0", f"{value}.00E+0"])
+
+
+def spelled_string(text: str, chance: random.Random) -> str:
+    def char(plain: str) -> str:
+        code = plain.encode("utf-16-be", "surrogatepass").hex()
+        units = "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
+        plain_form = json.dumps(plain, ensure_ascii=False)[1:-1]
+        return chance.choice([units, plain_form, plain_form, plain_form])
+
+    return f'"{"".join(map(char, text))}"'
+
+
+def exactly(text: str) -> Any:
+    """An independent reading: numbers exact, and booleans that are no numbers."""
+
+    def tagged(value: Any) -> Any:
+        match value:
+            case dict():
+                return {name: tagged(member) for name, member in value.items()}
+            case list():
+                return [tagged(item) for item in value]
+            case Decimal():
+                return ("number", value)
+        return value if isinstance(value, str) else ("constant", repr(value))
+
+    return tagged(json.loads(text, parse_float=Decimal, parse_int=Decimal))
+
+
+@given(VALUES, st.randoms(use_true_random=False))
+def test_e20_order_spacing_escapes_and_number_spelling_never_matter(
+    value: Any, chance: random.Random
+) -> None:
+    one, other = spelled(value, chance), spelled(value, chance)
+    assert exactly(one) == exactly(other)
+    assert canonical(one) == canonical(other)
+
+
+@given(VALUES, VALUES, st.randoms(use_true_random=False))
+@example(1, True, random.Random(0))
+@example([0.5], ["0.5"], random.Random(0))
+def test_p5_e20_what_differs_by_value_differs(one: Any, other: Any, chance: random.Random) -> None:
+    texts = spelled(one, chance), spelled(other, chance)
+    same = exactly(texts[0]) == exactly(texts[1])
+    assert (canonical(texts[0]) == canonical(texts[1])) == same
+
+
+NUMBERS = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True
+)
+
+
+@given(NUMBERS, NUMBERS)
+def test_p5_e20_numbers_that_differ_never_look_alike(one: str, other: str) -> None:
+    if Decimal(one) != Decimal(other):
+        assert canonical(one) != canonical(other)
+
+
+@given(VALUES, st.randoms(use_true_random=False))
+def test_e20_a_canonical_form_is_its_own_canonical_form(value: Any, chance: random.Random) -> None:
+    once = canonical(spelled(value, chance))
+    assert canonical(once.decode()) == once
+
+
+# ------------------------------------------------------------------------ JSON refused
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"amount":1,"amount":9}',
+        '{"amount":9,"amount":9}',
+        '[{"x":{"amount":1,"amount":9}}]',
+        r'{"amount":1,"\u0061mount":9}',
+        r'{"amount":1,"amount":"\""}',
+        r'{"amount":1,"amount":"\u0022"}',
+        r'{"amount":1,"amount":1,"x":"\u0022\u0022"}',
+        '{"amount":1,"amount":0.1000000000000000055}',
+        '{"amount":0.1000000000000000055,"amount":1e400}',
+        '{"amount":[],"b":"","amount":{"c":"d"}}',
+    ],
+)
+def test_e20_a_name_given_twice_is_refused_and_named(text: str) -> None:
+    reason = refused(text.encode())
+    assert '"amount" twice' in reason
+
+
+def test_a_name_given_twice_is_shown_escaped_and_short() -> None:
+    assert r'"\u0000\u001b' in refused(rb'{"\u0000\u001b":1,"\u0000\u001b":2}')
+    long = b'"%b"' % (b"x" * 5000)
+    assert len(refused(b"{%b:1,%b:2}" % (long, long))) < 300
+
+
+def pairs_twice(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        raise KeyError
+    return found
+
+
+MEMBERS = st.recursive(
+    st.sampled_from(["0", '""', '"b"', r'"\""', r'"\\"', r'"\u0022"', "1e400", "0.5", '"é"']),
+    lambda inner: (
+        st.lists(
+            st.tuples(st.sampled_from(['"a"', '"b"', r'"\u0061"', r'"\""', '""']), inner),
+            max_size=4,
+        ).map(lambda pairs: "{" + ",".join(f"{name}:{value}" for name, value in pairs) + "}")
+        | st.lists(inner, max_size=3).map(lambda items: f"[{','.join(items)}]")
+    ),
+    max_leaves=10,
+)
+
+
+@given(MEMBERS)
+def test_e20_names_given_twice_are_found_at_any_depth_and_only_those(text: str) -> None:
+    try:
+        json.loads(text, object_pairs_hook=pairs_twice)
+    except KeyError:
+        assert "twice" in refused(text.encode())
+    else:
+        assert canonical(text)
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "[NaN]", '{"a":NaN}', "[NaN,49]"])
+def test_e20_what_is_not_a_number_is_refused(text: str) -> None:
+    assert "is not JSON" in refused(text.encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[1,]", b"{'a':1}", b"01", b"1 2", b'"\t"', b"tru", b".5", b"\xef\xbb\xbf"],
+)
+def test_malformed_json_is_refused_with_its_place(body: bytes) -> None:
+    assert "not valid JSON (line 1, column" in refused(body)
+
+
+@pytest.mark.parametrize("body", [b'"\xe9"', b'"\xed\xa0\x80"', '{"a":1}'.encode("utf-16")])
+def test_json_that_is_not_utf_8_is_refused(body: bytes) -> None:
+    assert "UTF-8" in refused(body)
+
+
+@pytest.mark.parametrize("pair", [b"[]", b'{"a":}'])
+def test_p11_json_nested_too_deeply_is_refused(pair: bytes) -> None:
+    opening, closing = pair[:-1], pair[-1:]
+    assert "nested too deeply" in refused(opening * 100_000 + b"1" + closing * 100_000)
+    assert isinstance(canonical_json(opening * 100 + b"1" + closing * 100), bytes)
+
+
+def test_p11_numbers_of_too_many_digits_are_refused() -> None:
+    assert "too many digits" in refused(b"9" * 5000)
+    assert canonical("9" * 4000) == b"9" * 4000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1e999999999999999999999",
+        "0e999999999999999999999",
+        "0." + "0" * 100_000 + "1",
+        "1" * 100_000 + ".5",
+        "1." + "0" * 100_000,
+    ],
+)
+def test_p11_no_number_costs_more_than_its_length(text: str) -> None:
+    assert len(canonical(text)) < 4 * len(text) + 100
+
+
+# ------------------------------------------------------------------------ leaving a field out
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ('{"key":"a","x":1}', '{"x":1}', True),
+        ('{"key":"a","x":1}', '{"key":"b","x":1}', True),
+        ('{"key":"a","x":1}', '{"key":"a","x":2}', False),
+        ('{"x":{"key":"a"}}', '{"x":{"key":"b"}}', False),
+        ('["key"]', "[]", False),
+    ],
+)
+def test_e11_only_a_field_of_the_outermost_object_is_left_out(
+    one: str, other: str, same: bool
+) -> None:
+    found = [canonical_json(text.encode(), without="key") for text in (one, other)]
+    assert (found[0] == found[1]) == same
+
+
+# -------------------------------------------------------------------------------- members
+
+
+def test_members_are_canonical_one_by_one() -> None:
+    assert json_members(b'{"b": 1.0, "a": {"y":1, "x":"\\u00e9"}}') == {
+        "b": b"1",
+        "a": b'{"x":"\\u00e9","y":1}',
+    }
+    assert json_members(b"[1]") == {}
+
+
+# ------------------------------------------------------------------------ forms and queries
+
+
+def form(encoded: bytes, without: str | None = None) -> bytes:
+    return canonical_pairs(parse_pairs(encoded), without=without)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"a=x+y", b"a=x%20y"),
+        (b"a=1&b=2", b"b=2&a=1"),
+        (b"a=%7E", b"a=~"),
+        (b"a=%c3%a9", b"a=%C3%A9"),
+        (b"a%5Bb%5D=1", b"a[b]=1"),
+        (b"a", b"a="),
+        (b"a=1&&b=2&", b"a=1&b=2"),
+        (b"a=1&b=2&a=3", b"b=2&a=1&a=3"),
+    ],
+)
+def test_e21_e23_spellings_of_the_same_pairs_are_equal(one: bytes, other: bytes) -> None:
+    assert form(one) == form(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"a=1&a=2", b"a=2&a=1"),
+        (b"a=", b""),
+        (b"a=+", b"a=%2B"),
+        (b"a=%FF", b"a=%FE"),
+        (b"a=1&b=2", b"a=1%26b%3D2"),
+        (b"a=b=c", b"a%3Db=c"),
+        (b"a=1&b=2", b"a=2&b=1"),
+        (b"a=1", b"a=1&a=1"),
+        (b"a=", b"=a"),
+        (b"a=1&b=", b"a=&b=1"),
+    ],
+)
+def test_e21_e23_different_pairs_are_different(one: bytes, other: bytes) -> None:
+    assert form(one) != form(other)
+
+
+def test_e21_pairs_are_decoded_in_order_with_blank_values() -> None:
+    expected = [(b"b", b"x y"), (b"a", b""), (b"c", b"\xff=+"), (b"", b"1")]
+    assert parse_pairs(b"b=x+y&a&c=%ff=%2b&&=1") == expected
+
+
+PAIRS = st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3)), max_size=5)
+
+
+def percent(pairs: list[tuple[bytes, bytes]]) -> bytes:
+    def every(text: bytes) -> bytes:
+        return b"".join(b"%%%02X" % byte for byte in text)
+
+    return b"&".join(every(name) + b"=" + every(value) for name, value in pairs)
+
+
+@given(PAIRS, PAIRS)
+def test_p5_e21_forms_are_equal_only_with_equal_values_for_each_name(
+    one: list[tuple[bytes, bytes]], other: list[tuple[bytes, bytes]]
+) -> None:
+    def by_name(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
+        names = {name for name, _ in pairs}
+        return {name: [value for key, value in pairs if key == name] for name in names}
+
+    assert (form(percent(one)) == form(percent(other))) == (by_name(one) == by_name(other))
+
+
+def test_e11_a_form_field_is_left_out() -> None:
+    assert form(b"key=a&x=1&key=b", without="key") == form(b"x=1")
+    assert form(b"k%65y=a&x=1", without="key") == form(b"x=1")
+    assert form(b"key=a&x=1") != form(b"x=1")
+
+
+def test_p11_a_form_of_too_many_fields_is_refused() -> None:
+    assert isinstance(parse_form(b"&".join([b"a"] * FIELDS_MAX)), list)
+    outcome = parse_form(b"&".join([b"a"] * (FIELDS_MAX + 1)))
+    assert isinstance(outcome, BadBody)
+    assert str(FIELDS_MAX) in outcome.reason
+
+
+# -------------------------------------------------------------------------- content types
+
+
+@pytest.mark.parametrize(
+    ("content_type", "expected", "json_like"),
+    [
+        ("application/json", "application/json", True),
+        ("Application/JSON ; charset=utf-8", "application/json", True),
+        ("application/vnd.api+json;v=1", "application/vnd.api+json", True),
+        ("text/plain", "text/plain", False),
+        ("application/jsonl", "application/jsonl", False),
+        ("", "", False),
+    ],
+)
+def test_e24_only_the_essence_of_a_content_type_counts(
+    content_type: str, expected: str, json_like: bool
+) -> None:
+    assert essence(content_type) == expected
+    assert is_json(expected) is json_like
