@@ -1,0 +1,298 @@
+"""Verbs as script calls for Redis, and replies as outcomes. Pure: `redis.py` sends and receives.
+
+The scripts are `schema/redis/*.lua`, one for each verb that names a record. Numbers travel as
+decimal integers, times and fences in microseconds; content as bytes that no script looks into.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any
+
+from oncekey.core.framing import as_bytes
+from oncekey.core.record import (
+    Answer,
+    Claim,
+    Glimpse,
+    Record,
+    State,
+    Step,
+    decode_headers,
+    encode_headers,
+)
+from oncekey.core.verbs import (
+    AppendStep,
+    Done,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Refused,
+    Steps,
+    Swap,
+)
+from oncekey.errors import CorruptRecord
+from oncekey.stores.sql import decode_digests, encode_digests
+
+Command = tuple[Any, ...]
+
+# As `look` in record.lua has them. The body is last, so that it is easily left out.
+# fmt: off
+FIELDS = (
+    "state", "fence", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version",
+    "lease_us", "retention_us", "recovery", "schema_version", "field_digests", "attempt", "lapses",
+    "beat", "no_effect", "status", "headers", "resource_id", "created", "lease_until", "expires",
+    "replays", "conflicts", "body",
+)
+# fmt: on
+
+STATES = {state.value.encode(): state for state in State}
+_STEP = struct.Struct("!?H")  # whether there is a result; the length of the digest
+_STEP_NUMBER_DIGITS = 8
+
+
+# ------------------------------------------------------------------ scripts
+
+
+def _text(name: str) -> str:
+    folder = resources.files("oncekey.stores").joinpath("schema", "redis")
+    parts = [
+        folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name)
+    ]
+    return "\n".join(parts)
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+_NAMES = (
+    *("insert", "swap", "find", "peek", "append_step", "steps"),
+    *("tally", "sweep", "purge", "schema", "mark"),
+)
+TEXTS = {_sha(text): text for text in map(_text, _NAMES)}
+"""What to load where the server does not know a script."""
+_SHAS = dict(zip(_NAMES, TEXTS, strict=True))
+
+
+def call(name: str, key: str, *arguments: Any) -> Command:
+    """The command that runs a script on one record."""
+    return ("EVALSHA", _SHAS[name], 1, key, *arguments)
+
+
+# ------------------------------------------------------------------ verbs as commands
+
+
+def micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _insert(verb: Insert, key: str) -> Command:
+    claim = verb.claim
+    return call(
+        "insert",
+        key,
+        claim.token,
+        micros(claim.lease_s),
+        micros(claim.retention_s),
+        as_bytes(claim.tenant),
+        as_bytes(claim.operation),
+        as_bytes(claim.key),
+        claim.fingerprint,
+        claim.fingerprint_version,
+        claim.recovery,
+        claim.schema_version,
+        encode_digests(claim.field_digests) or b"",
+    )
+
+
+def _swap(verb: Swap, key: str) -> Command:
+    return call(
+        "swap",
+        key,
+        verb.state,
+        verb.fence,
+        verb.token,
+        verb.when.value,
+        verb.to,
+        int(verb.raise_fence),
+        micros(verb.lease_s or 0.0),
+        micros(verb.retention_s),
+        int(verb.fresh),
+        int(verb.no_effect),
+        *_changes(verb),
+    )
+
+
+def _changes(verb: Swap) -> list[Any]:
+    """Names and values of what this swap writes besides state, fence and deadlines."""
+    changes: list[Any] = []
+    if verb.new_token is not None:
+        changes += ("token", verb.new_token)
+    if verb.attempt is not None:
+        changes += ("attempt", verb.attempt)
+    if verb.lapses is not None:
+        changes += ("lapses", verb.lapses)
+    if verb.claim is not None:
+        changes += _request(verb.claim)
+    if verb.to is State.COMPLETED:
+        if verb.answer is not None:
+            changes += (
+                "status",
+                verb.answer.status,
+                "headers",
+                encode_headers(verb.answer.headers),
+            )
+            if verb.answer.body is not None:
+                changes += ("body", verb.answer.body)
+        if verb.resource_id is not None:
+            changes += ("resource_id", as_bytes(verb.resource_id))
+    return changes
+
+
+def _request(claim: Claim) -> list[Any]:
+    """What a new attempt brings; the key too, for a purge may have blanked it."""
+    return [
+        *("tenant", as_bytes(claim.tenant)),
+        *("operation", as_bytes(claim.operation)),
+        *("key", as_bytes(claim.key)),
+        *("fingerprint", claim.fingerprint),
+        *("fingerprint_version", claim.fingerprint_version),
+        *("recovery", claim.recovery),
+        *("schema_version", claim.schema_version),
+        *("field_digests", encode_digests(claim.field_digests) or b""),
+        *("lease_us", micros(claim.lease_s)),
+        *("retention_us", micros(claim.retention_s)),
+    ]
+
+
+def _find(verb: Find, key: str) -> Command:
+    return call("find", key)
+
+
+def _peek(verb: Peek, key: str) -> Command:
+    return call("peek", key)
+
+
+def _append_step(verb: AppendStep, key: str) -> Command:
+    step = verb.step
+    value = (
+        _STEP.pack(step.result is not None, len(step.digest)) + step.digest + (step.result or b"")
+    )
+    return call("append_step", key, verb.fence, verb.token, as_bytes(step.name), value)
+
+
+def _steps(verb: Steps, key: str) -> Command:
+    return call("steps", key)
+
+
+# ------------------------------------------------------------------ replies as outcomes
+
+
+def _text_of(value: bytes) -> str:
+    return value.decode("utf-8", "surrogatepass")
+
+
+def record(record_id: bytes, row: Sequence[Any], now: int) -> Record:
+    """A record from its fields, in the order of `FIELDS`; the body may be left out."""
+    status, headers, body = row[17], row[18], row[25] if len(row) > 25 else None
+    answer = None
+    if status is not None:
+        # A purge leaves the status alone: that it happened, not what was said.
+        answer = Answer(int(status), decode_headers(headers) if headers else (), body)
+    try:
+        return Record(
+            id=record_id,
+            state=STATES[row[0]],
+            fence=int(row[1]),
+            token=row[2],
+            tenant=_text_of(row[3]),
+            operation=_text_of(row[4]),
+            key=_text_of(row[5]),
+            fingerprint=row[6],
+            fingerprint_version=int(row[7]),
+            lease_s=int(row[8]) / 1_000_000,
+            retention_s=int(row[9]) / 1_000_000,
+            recovery=row[10].decode(),
+            schema_version=int(row[11]),
+            field_digests=decode_digests(row[12]),
+            attempt=int(row[13]),
+            lapses=int(row[14] or 0),
+            beat=int(row[15] or 0),
+            no_effect=row[16] == b"1",
+            answer=answer,
+            resource_id=None if row[19] is None else _text_of(row[19]),
+            age_s=(now - int(row[20])) / 1_000_000,
+            lease_left_s=(int(row[21]) - now) / 1_000_000,
+            expires_in_s=(int(row[22]) - now) / 1_000_000,
+            replays=int(row[23] or 0),
+            conflicts=int(row[24] or 0),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptRecord(
+            f"the record {record_id.hex()} cannot be read ({error!r}): "
+            "something other than oncekey wrote to its key"
+        ) from error
+
+
+def _inserted(verb: Insert, reply: Any) -> Inserted | Found:
+    if type(reply) is int:
+        return Inserted(reply)
+    return Found(record(verb.claim.id, reply[:-1], reply[-1]))
+
+
+def _done(verb: Swap | AppendStep, reply: Any) -> Done | Refused:
+    if type(reply) is int:
+        return Done(reply)
+    return Refused(None if reply is None else record(verb.id, reply[:-1], reply[-1]))
+
+
+def _found(verb: Find, reply: Any) -> Record | None:
+    return None if reply is None else record(verb.id, reply[:-1], reply[-1])
+
+
+def _glimpsed(verb: Peek, reply: Any) -> Glimpse | None:
+    if reply is None:
+        return None
+    state, fence, lease_until, now = reply
+    return Glimpse(STATES[state], int(fence), (int(lease_until) - now) / 1_000_000)
+
+
+def _listed(verb: Steps, reply: Any) -> list[Step]:
+    names, values = reply[::2], reply[1::2]
+    ordered = sorted(zip(values, names, strict=True))  # each value begins with the step's number
+    return [_step(name, value) for value, name in ordered]
+
+
+def _step(name: bytes, value: bytes) -> Step:
+    has_result, digest_length = _STEP.unpack_from(value, _STEP_NUMBER_DIGITS)
+    digest_at = _STEP_NUMBER_DIGITS + _STEP.size
+    result_at = digest_at + digest_length
+    return Step(
+        _text_of(name), value[digest_at:result_at], value[result_at:] if has_result else None
+    )
+
+
+COMMANDS: dict[type, Callable[[Any, str], Command]] = {
+    Insert: _insert,
+    Swap: _swap,
+    Find: _find,
+    Peek: _peek,
+    AppendStep: _append_step,
+    Steps: _steps,
+}
+"""What to send for a verb, given its record's key."""
+
+OUTCOMES: dict[type, Callable[[Any, Any], Any]] = {
+    Insert: _inserted,
+    Swap: _done,
+    Find: _found,
+    Peek: _glimpsed,
+    AppendStep: _done,
+    Steps: _listed,
+}
+"""What the reply to it means."""

@@ -1,0 +1,139 @@
+"""Whether a Redis server can keep the promises, by what it says of itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores.base import Durability
+
+SCHEMA = 1
+VERSION_MIN = (6, 2)
+EVICTION = "eviction"
+
+
+def read_info(reply: bytes | str) -> dict[str, str]:
+    """The lines of INFO."""
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
+    pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
+    return {name: value.strip() for name, colon, value in pairs if colon}
+
+
+# ---------------------------------------------------------------------------------------- at start
+
+
+def check_server(info: Mapping[str, str], address: str, allow: Collection[str]) -> None:
+    """Raise if this server must not be used; the message names what helps."""
+    if info.get("loading", "0") != "0":
+        raise StoreUnavailable(f"{address} is still loading its data", sent=False)
+    version = info.get("redis_version", "")  # Valkey says here which Redis it is like
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < VERSION_MIN:
+        needed = ".".join(map(str, VERSION_MIN))
+        raise StoreUnfit(f"{address} is Redis {version}: use {needed} or newer, or Valkey")
+    if info.get("role", "master") != "master":
+        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        raise StoreUnfit(f"{address} is a replica: connect to its primary, {primary}")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and EVICTION not in allow:
+        raise StoreUnfit(
+            f"{address} evicts keys when its memory is full (maxmemory-policy {policy}), and an "
+            "evicted record lets its request run a second time. Run `redis-cli CONFIG SET "
+            "maxmemory-policy noeviction`, then `redis-cli CONFIG REWRITE` (a managed service has "
+            "it among its parameters), or give the records a server of their own. To take the "
+            "risk, add allow=eviction to the URL"
+        )
+
+
+def check_cluster(info: Mapping[str, str], address: str) -> None:
+    """Raise unless one node serves all keys; `info` is what CLUSTER INFO says."""
+    nodes, state = info.get("cluster_size", "?"), info.get("cluster_state", "?")
+    if nodes != "1" or state != "ok":
+        raise StoreUnfit(
+            f"{address} is a node of a Redis Cluster ({nodes} nodes hold keys, state {state}), and "
+            "oncekey does not find its way in a cluster yet: use a server with cluster-enabled no"
+        )
+
+
+def check_schema(version: int, oldest_reader: int, address: str) -> None:
+    """Raise if this code cannot work with what another release has written."""
+    if version < SCHEMA:
+        raise StoreUnfit(
+            f"{address} is at schema {version}, this release needs {SCHEMA}: "
+            f"run `oncekey migrate {address}`"
+        )
+    if oldest_reader > SCHEMA:
+        raise StoreUnfit(
+            f"{address} is at schema {version}, which needs a release that knows schema "
+            f"{oldest_reader}; this one knows {SCHEMA}: upgrade oncekey here, or finish rolling "
+            "the newer release back"
+        )
+
+
+_COMMANDS = (
+    "evalsha script|load hset hget hmget hkeys hdel hincrby exists persist pexpireat unlink set "
+    "scan time wait info config|get cluster|info"
+)
+
+
+def acl_rule(prefix: str) -> str:
+    """What a user must be allowed: these commands, on these keys."""
+    return f"~{prefix}:* " + " ".join(f"+{command}" for command in _COMMANDS.split())
+
+
+# -------------------------------------------------------------------------------------- durability
+
+UNCERTAIN = Durability(True, False, False, "as the server is set, which could not be learnt yet")
+_NOT_KEPT = Durability(
+    process_crash=True,
+    store_crash=False,
+    power_loss=False,
+    note="appendonly is off, so a restart of the server forgets what is newer than its snapshot",
+)
+_SYNCED = Durability(True, True, True, "append-only file, synced before every answer")
+_NOT_SYNCED = Durability(
+    process_crash=True,
+    # It writes the file before it answers, except while a sync is under way: then seconds later.
+    store_crash=False,
+    power_loss=False,
+    note="append-only file, synced later: a loss of power forgets the last seconds, a crash of the "
+    "server what it had not written while a sync was under way; appendfsync always forgets nothing",
+)
+
+
+def durability(info: Mapping[str, str], appendfsync: str | None) -> Durability:
+    """What this server survives, as far as it could be learnt."""
+    match info.get("aof_enabled"):
+        case None:
+            return UNCERTAIN
+        case "1":
+            return _SYNCED if appendfsync == "always" else _NOT_SYNCED
+        case _:
+            return _NOT_KEPT
+
+
+# ----------------------------------------------------------------------------------- while it runs
+
+# What a server says when it carries a command out not at all, and what that means.
+_REFUSALS = {
+    "OOM": "its memory is full and nothing was written: raise maxmemory, or shorten retention",
+    "READONLY": "it is a replica now; a new connection may find the primary",
+    "MASTERDOWN": "it is a replica that has lost its primary",
+    "CLUSTERDOWN": "its cluster is down",
+    "MOVED": "another node of its cluster holds this key",
+    "ASK": "it is moving this key to another node of its cluster",
+    "TRYAGAIN": "it is moving this key to another node of its cluster",
+    "BUSY": "a script has been running for too long; `redis-cli SCRIPT KILL` ends it",
+    "NOSCRIPT": "it forgot a script that was loaded a moment ago",
+    "MISCONF": "it cannot write to its disk; see its log",
+    "NOREPLICAS": "too few replicas are connected, as min-replicas-to-write says",
+}
+# A code is the first word; before Redis 7, an error inside a script stands within another one.
+_CODE = re.compile(r"(?:^|-)([A-Z]{3,})\b")
+
+
+def refusal(text: str, code: str | None) -> str | None:
+    """Why the server carried nothing out; None if the error says something else."""
+    found = _CODE.search(text)
+    return _REFUSALS.get(code or "") or (_REFUSALS.get(found[1]) if found else None)

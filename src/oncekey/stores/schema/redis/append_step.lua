@@ -1,0 +1,23 @@
+-- AppendStep: keep a step while the attempt runs under this fence and token.
+--
+-- ARGV  1 fence, 2 token, 3 name of the step, 4 its value
+-- Gives the fence (a number), the record that stands there instead (a list), or nil if none does.
+--
+-- A hash has no order: each value begins with the number of its step, eight digits, kept when it
+-- is replaced.
+
+local found = redis.call('HMGET', key, 'state', 'fence', 'token')
+if not found[1] then return false end
+if found[1] ~= 'running' or found[2] ~= ARGV[1] or found[3] ~= ARGV[2] then return look(clock()) end
+
+persist()
+local field = 'step:' .. ARGV[3]
+local kept = redis.call('HGET', key, field)
+local number
+if kept then
+  number = string.sub(kept, 1, 8)
+else
+  number = string.format('%08d', redis.call('HINCRBY', key, 'steps', 1))
+end
+redis.call('HSET', key, field, number .. ARGV[4])
+return tonumber(found[2])

@@ -1,0 +1,12 @@
+-- Purge: blank the content of a record of the tenant ARGV[1] that neither runs nor is blank yet.
+-- Gives 1 if it was blanked.
+--
+-- State, fence, fingerprint and expiry stay, so that a retry is still recognised and not run again.
+-- Removing comes first: it needs no memory, so a full server allows it.
+
+local found = redis.call('HMGET', key, 'tenant', 'state', 'key')
+if found[1] ~= ARGV[1] or found[2] == 'running' or found[3] == '' then return 0 end
+redis.call('HDEL', key, 'headers', 'body', 'resource_id', 'field_digests')
+forget_steps()
+redis.call('HSET', key, 'key', '')
+return 1

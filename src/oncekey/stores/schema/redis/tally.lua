@@ -1,0 +1,6 @@
+-- Tally: add ARGV[1] replays and ARGV[2] conflicts to a record that is there; no deadline changes.
+
+if redis.call('EXISTS', key) == 0 then return 0 end
+redis.call('HINCRBY', key, 'replays', ARGV[1])
+redis.call('HINCRBY', key, 'conflicts', ARGV[2])
+return 1
