@@ -1,4 +1,4 @@
-"""Canonical JSON (E20), forms (E21) and queries (E23): by value, and never looser."""
+"""Canonical JSON (E20): by value, and never looser."""
 
 import json
 import random
@@ -10,16 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncekey.core.canonical import (
-    FIELDS_MAX,
     BadBody,
     canonical_json,
-    canonical_pairs,
     essence,
     is_json,
     json_members,
-    parse_form,
     parse_json,
-    parse_pairs,
 )
 
 
@@ -355,88 +351,6 @@ def test_members_are_canonical_one_by_one() -> None:
         "a": b'{"x":"\\u00e9","y":1}',
     }
     assert json_members(b"[1]") == {}
-
-
-# ------------------------------------------------------------------------ forms and queries
-
-
-def form(encoded: bytes, without: str | None = None) -> bytes:
-    return canonical_pairs(parse_pairs(encoded), without=without)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (b"a=x+y", b"a=x%20y"),
-        (b"a=1&b=2", b"b=2&a=1"),
-        (b"a=%7E", b"a=~"),
-        (b"a=%c3%a9", b"a=%C3%A9"),
-        (b"a%5Bb%5D=1", b"a[b]=1"),
-        (b"a", b"a="),
-        (b"a=1&&b=2&", b"a=1&b=2"),
-        (b"a=1&b=2&a=3", b"b=2&a=1&a=3"),
-    ],
-)
-def test_e21_e23_spellings_of_the_same_pairs_are_equal(one: bytes, other: bytes) -> None:
-    assert form(one) == form(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (b"a=1&a=2", b"a=2&a=1"),
-        (b"a=", b""),
-        (b"a=+", b"a=%2B"),
-        (b"a=%FF", b"a=%FE"),
-        (b"a=1&b=2", b"a=1%26b%3D2"),
-        (b"a=b=c", b"a%3Db=c"),
-        (b"a=1&b=2", b"a=2&b=1"),
-        (b"a=1", b"a=1&a=1"),
-        (b"a=", b"=a"),
-        (b"a=1&b=", b"a=&b=1"),
-    ],
-)
-def test_e21_e23_different_pairs_are_different(one: bytes, other: bytes) -> None:
-    assert form(one) != form(other)
-
-
-def test_e21_pairs_are_decoded_in_order_with_blank_values() -> None:
-    expected = [(b"b", b"x y"), (b"a", b""), (b"c", b"\xff=+"), (b"", b"1")]
-    assert parse_pairs(b"b=x+y&a&c=%ff=%2b&&=1") == expected
-
-
-PAIRS = st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=3)), max_size=5)
-
-
-def percent(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    def every(text: bytes) -> bytes:
-        return b"".join(b"%%%02X" % byte for byte in text)
-
-    return b"&".join(every(name) + b"=" + every(value) for name, value in pairs)
-
-
-@given(PAIRS, PAIRS)
-def test_p5_e21_forms_are_equal_only_with_equal_values_for_each_name(
-    one: list[tuple[bytes, bytes]], other: list[tuple[bytes, bytes]]
-) -> None:
-    def by_name(pairs: list[tuple[bytes, bytes]]) -> dict[bytes, list[bytes]]:
-        names = {name for name, _ in pairs}
-        return {name: [value for key, value in pairs if key == name] for name in names}
-
-    assert (form(percent(one)) == form(percent(other))) == (by_name(one) == by_name(other))
-
-
-def test_e11_a_form_field_is_left_out() -> None:
-    assert form(b"key=a&x=1&key=b", without="key") == form(b"x=1")
-    assert form(b"k%65y=a&x=1", without="key") == form(b"x=1")
-    assert form(b"key=a&x=1") != form(b"x=1")
-
-
-def test_p11_a_form_of_too_many_fields_is_refused() -> None:
-    assert isinstance(parse_form(b"&".join([b"a"] * FIELDS_MAX)), list)
-    outcome = parse_form(b"&".join([b"a"] * (FIELDS_MAX + 1)))
-    assert isinstance(outcome, BadBody)
-    assert str(FIELDS_MAX) in outcome.reason
 
 
 # -------------------------------------------------------------------------- content types
