@@ -44,7 +44,8 @@ def keep_definitive(status: int) -> Verdict:
     """The default: what the handler decided is kept, what it refused or could not do is not."""
     if status >= 500:
         return Verdict.FAILED
-    return Verdict.NO_EFFECT if status in _REFUSALS else Verdict.KEEP
+    # Below 200 nothing is final; an application that ends with such a status has said nothing.
+    return Verdict.NO_EFFECT if status < 200 or status in _REFUSALS else Verdict.KEEP
 
 
 def keep_success(status: int) -> Verdict:

@@ -1,0 +1,999 @@
+"""The ASGI middleware, message by message, on the memory store with a clock that is driven."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import oncekey
+from oncekey import Policy
+from oncekey.clock import FakeClock
+from oncekey.core.record import State
+from oncekey.core.verbs import Count, Scan
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.memory import MemoryStore
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.web.client import Reply, ask
+
+pytestmark = pytest.mark.anyio
+
+Handler = Callable[[Any, Any], Awaitable[None]]
+
+
+class World:
+    """An application whose handler a test can replace, its store and its clock."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        self.runs = 0
+        self.handler: Handler = self.answer_with({"ok": True})
+        settings = {"store": self.store, "tenant": tenant_of, **settings}
+        self.app = IdempotencyMiddleware(self._app, **settings)
+        self.app.edge.clock = self.app.edge.guard._clock = self.clock
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.runs += 1
+        scope["endpoint"] = self.handler
+        await self.handler(receive, send)
+
+    def answer_with(
+        self, body: Any, status: int = 201, headers: Any = (), parts: int = 1
+    ) -> Handler:
+        async def handler(receive: Any, send: Any) -> None:
+            raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+            lines = [(b"content-type", b"application/json"), *headers]
+            await send({"type": "http.response.start", "status": status, "headers": lines})
+            size = max(1, -(-len(raw) // parts))
+            chunks = [raw[n : n + size] for n in range(0, len(raw), size)] or [b""]
+            for n, chunk in enumerate(chunks):
+                more = n < len(chunks) - 1
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+        return handler
+
+    def counting(self) -> Handler:
+        async def handler(receive: Any, send: Any) -> None:
+            await self.answer_with({"run": self.runs})(receive, send)
+
+        return handler
+
+    def states(self) -> list[State]:
+        return [record.state for record in Gatherer(self.store).ask(Scan(100))]
+
+    def stored(self) -> int:
+        return int(sum(Gatherer(self.store).ask(Count()).values()))
+
+
+def tenant_of(request: oncekey.Request) -> str | None:
+    return request.headers.get("x-account", "acme")
+
+
+# ------------------------------------------------------------------- the main road
+
+
+async def test_p3_a_retry_gets_the_same_answer() -> None:
+    world = World()
+    world.handler = world.answer_with(
+        b"\x00\xffpaid", 201, [(b"location", b"/orders/1"), (b"link", b"<a>"), (b"link", b"<b>")]
+    )
+    first = await ask(world.app, "k1")
+    again = await ask(world.app, "k1")
+    assert world.runs == 1
+    assert (first.status, first.body) == (again.status, again.body) == (201, b"\x00\xffpaid")
+    assert not first.replayed
+    assert again.replayed
+    assert again.header("location") == "/orders/1"
+    assert again.all("link") == [b"<a>", b"<b>"]
+    assert first.header("idempotency-key") == again.header("idempotency-key") == "k1"
+    assert first.header("idempotency-expires") is not None
+
+
+async def test_p4_nothing_is_sent_before_the_answer_is_recorded() -> None:
+    world = World()
+    seen: list[tuple[str, list[State]]] = []
+    reply = await ask(
+        world.app, "k1", on_message=lambda m: seen.append((m["type"], world.states()))
+    )
+    assert reply.status == 201
+    assert seen == [
+        ("http.response.start", [State.COMPLETED]),
+        ("http.response.body", [State.COMPLETED]),
+    ]
+
+
+async def test_p5_another_request_never_gets_the_stored_answer() -> None:
+    world = World()
+    await ask(world.app, "k1", {"amount": 1})
+    other = await ask(world.app, "k1", {"amount": 2})
+    assert (other.status, other.kind) == (422, "mismatch")
+    assert world.runs == 1
+
+
+async def test_p5_e15_another_tenant_never_gets_the_stored_answer() -> None:
+    world = World()
+    world.handler = world.counting()
+    alice = await ask(world.app, "k1", headers=[(b"x-account", b"alice")])
+    bob = await ask(world.app, "k1", headers=[(b"x-account", b"bob")])
+    assert alice.json() == {"run": 1}
+    assert bob.json() == {"run": 2}
+    assert not bob.replayed
+
+
+async def test_e16_the_concrete_path_is_part_of_the_request() -> None:
+    """Two confirmations with empty bodies under one route template."""
+    world = World(routes={"POST /intents/{id}/confirm": Policy()})
+    await ask(world.app, "k1", b"", path="/intents/1/confirm")
+    other = await ask(world.app, "k1", b"", path="/intents/2/confirm")
+    assert other.kind == "mismatch"
+    assert world.runs == 1
+
+
+async def test_e16_the_same_key_for_another_operation_is_another_key() -> None:
+    world = World()
+    await ask(world.app, "k1", path="/orders")
+    other = await ask(world.app, "k1", path="/refunds")
+    assert other.status == 201
+    assert world.runs == 2
+
+
+async def test_e16_scope_tenant_refuses_the_key_on_another_operation() -> None:
+    world = World(policy=Policy(scope="tenant"))
+    await ask(world.app, "k1", path="/orders")
+    assert (await ask(world.app, "k1", path="/refunds")).kind == "mismatch"
+
+
+async def test_e17_credentials_rotate_and_the_account_stays() -> None:
+    world = World()
+    await ask(world.app, "k1", headers=[(b"authorization", b"Bearer old")])
+    again = await ask(world.app, "k1", headers=[(b"authorization", b"Bearer new")])
+    assert again.replayed
+
+
+async def test_e19_the_environment_belongs_into_the_tenant() -> None:
+    world = World(tenant=lambda request: f"acme/{request.headers['x-mode']}")
+    world.handler = world.counting()
+    await ask(world.app, "k1", headers=[(b"x-mode", b"test")])
+    live = await ask(world.app, "k1", headers=[(b"x-mode", b"live")])
+    assert live.json() == {"run": 2}
+
+
+async def test_the_tenant_function_may_be_async_and_sees_the_scope() -> None:
+    async def tenant(request: oncekey.Request) -> str:
+        await asyncio.sleep(0)
+        return str(request.scope["user"])
+
+    world = World(tenant=tenant)
+    world.handler = world.counting()
+    assert (await ask(world.app, "k1", user="a")).json() == {"run": 1}
+    assert (await ask(world.app, "k1", user="b")).json() == {"run": 2}
+    assert (await ask(world.app, "k1", user="a")).json() == {"run": 1}
+
+
+async def test_no_tenant_no_run() -> None:
+    world = World(tenant=lambda request: None)
+    refused = await ask(world.app, "k1")
+    assert (refused.status, refused.kind) == (401, "no-tenant")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+# ------------------------------------------------------------------- in flight
+
+
+def held(world: World) -> tuple[Handler, asyncio.Event, asyncio.Event]:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(receive: Any, send: Any) -> None:
+        started.set()
+        await go_on.wait()
+        await world.counting()(receive, send)
+
+    return handler, started, go_on
+
+
+async def test_e31_a_duplicate_in_flight_is_told_when_to_come_back() -> None:
+    world = World()
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    refused = await ask(world.app, "k1")
+    go_on.set()
+    assert (refused.status, refused.kind) == (409, "in-flight")
+    assert refused.json()["retryable"] is True
+    assert int(refused.header("retry-after") or 0) >= 1
+    assert (await first).json() == {"run": 1}
+    assert (await ask(world.app, "k1")).replayed
+    assert world.runs == 1
+
+
+async def test_e29_a_mismatch_wins_over_in_flight() -> None:
+    world = World()
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1", {"amount": 1}))
+    await started.wait()
+    assert (await ask(world.app, "k1", {"amount": 2})).kind == "mismatch"
+    go_on.set()
+    await first
+
+
+async def test_e31_a_duplicate_may_wait_for_the_answer() -> None:
+    world = World(policy=Policy(in_flight="wait", wait_s=30))
+    world.app.edge.guard._clock = oncekey.clock.SystemClock()
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    second = asyncio.ensure_future(ask(world.app, "k1"))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await first).body == (await second).body
+    assert (await second).replayed
+    assert world.runs == 1
+
+
+async def test_p11_a_thousand_waiters_are_served_or_refused_within_limits() -> None:
+    policy = Policy(in_flight="wait", wait_s=30, waiters_per_key_max=100)
+    world = World(policy=policy)
+    world.app.edge.guard._clock = oncekey.clock.SystemClock()
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    crowd = [asyncio.ensure_future(ask(world.app, "k1")) for _ in range(1000)]
+    done, waiting = await asyncio.wait(crowd, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    while len(done) < 900:
+        more, waiting = await asyncio.wait(waiting, timeout=5, return_when="FIRST_COMPLETED")
+        done |= more
+    assert {task.result().kind for task in done} == {"in-flight"}
+    go_on.set()
+    replies = [await task for task in waiting]
+    assert len(replies) == 100
+    assert all(reply.replayed for reply in replies)
+    assert (await first).status == 201
+    assert world.runs == 1
+
+
+# ------------------------------------------------------------------- leases
+
+
+async def test_p2_e33_a_stale_owner_answers_from_the_record_it_finds() -> None:
+    """The first handler outlives its lease, a retry takes over: both clients get the heir's answer."""
+    world = World(policy=Policy(lease_s=10))
+    heirs: list[Reply] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        run = world.runs
+        if run == 1:
+            world.clock.advance(11)
+            heirs.append(await ask(world.app, "k1"))
+        await world.answer_with({"run": run})(receive, send)
+
+    world.handler = handler
+    stale = await ask(world.app, "k1")
+    assert heirs[0].json() == {"run": 2}
+    assert stale.json() == {"run": 2}
+    assert stale.replayed
+    assert (await ask(world.app, "k1")).json() == {"run": 2}
+
+
+async def test_p2_a_lapsed_attempt_that_nobody_took_over_may_complete() -> None:
+    world = World(policy=Policy(lease_s=10))
+
+    async def handler(receive: Any, send: Any) -> None:
+        world.clock.advance(11)
+        await world.answer_with({"run": 1})(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).status == 201
+    assert (await ask(world.app, "k1")).replayed
+
+
+async def test_e34_block_declares_the_outcome_unknown() -> None:
+    world = World(policy=Policy(lease_s=10, recovery="block"))
+    told: list[Reply] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        world.clock.advance(11)
+        told.append(await ask(world.app, "k1"))
+        await world.answer_with({"run": 1})(receive, send)
+
+    world.handler = handler
+    stale = await ask(world.app, "k1")
+    assert [told[0].kind, stale.kind] == ["outcome-unknown"] * 2
+    assert told[0].json()["retryable"] is False
+    assert world.runs == 1
+
+
+async def test_e68_a_record_does_not_expire_while_it_runs() -> None:
+    """The lease is not the retention: a handler may outlive a short retention."""
+    world = World(policy=Policy(lease_s=100, retention_s=10))
+    told: list[Reply] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        world.clock.advance(50)
+        told.append(await ask(world.app, "k1"))
+        await world.answer_with({"run": 1})(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).status == 201
+    assert told[0].kind == "in-flight"
+    world.clock.advance(9)
+    assert (await ask(world.app, "k1")).replayed
+    world.clock.advance(2)
+    world.handler = world.counting()
+    assert (await ask(world.app, "k1")).json() == {"run": 2}
+
+
+async def test_the_handler_sees_its_attempt() -> None:
+    world = World(policy=Policy(lease_s=10))
+    seen: list[tuple[Any, ...]] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        attempt = oncekey.current()
+        seen.append((attempt.key, attempt.tenant, attempt.attempt, attempt.resumed))
+        attempt.resource_id = "order_1"
+        if world.runs == 1:
+            world.clock.advance(11)
+            await ask(world.app, "k1")
+            with pytest.raises(oncekey.LeaseLost):
+                oncekey.current().mark_lost() and oncekey.current().ensure_owned()
+        await world.answer_with({})(receive, send)
+
+    world.handler = handler
+    await ask(world.app, "k1")
+    assert seen == [("k1", "acme", 1, False), ("k1", "acme", 2, True)]
+    [record] = Gatherer(world.store).ask(Scan(10))
+    assert record.resource_id == "order_1"
+
+
+async def test_outside_a_guarded_handler_there_is_no_attempt() -> None:
+    assert oncekey.current_or_none() is None
+    with pytest.raises(oncekey.Misuse, match="outside a guarded handler"):
+        oncekey.current()
+
+
+# ------------------------------------------------------------------- what is kept
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 303, 400, 402, 404, 410, 422])
+async def test_e40_definitive_answers_are_kept(status: int) -> None:
+    world = World()
+    world.handler = world.answer_with(b"", status)
+    await ask(world.app, "k1")
+    again = await ask(world.app, "k1")
+    assert (again.status, again.replayed, world.runs) == (status, True, 1)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_e39_server_errors_release_after_failure(status: int) -> None:
+    world = World()
+    world.handler = world.answer_with({}, status)
+    assert (await ask(world.app, "k1", {"a": 1})).status == status
+    assert (await ask(world.app, "k1", {"a": 2})).kind == "mismatch"
+    world.handler = world.answer_with({}, 201)
+    assert (await ask(world.app, "k1", {"a": 1})).status == 201
+
+
+REFUSED = [307, 308, 401, 403, 405, 407, 408, 409, 413, 415, 425, 429]
+
+
+@pytest.mark.parametrize("status", REFUSED)
+async def test_p7_e40_refusals_leave_nothing_that_answers_or_blocks(status: int) -> None:
+    world = World()
+    world.handler = world.answer_with({}, status)
+    assert (await ask(world.app, "k1", {"a": 1})).status == status
+    world.handler = world.counting()
+    assert (await ask(world.app, "k1", {"a": 2})).json() == {"run": 2}
+
+
+async def test_p7_a_router_404_leaves_nothing() -> None:
+    async def router(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"no such route"})
+
+    store = MemoryStore()
+    app = IdempotencyMiddleware(router, store=store, tenant=tenant_of)
+    for _ in range(2):
+        reply = await ask(app, "k1")
+        assert (reply.status, reply.replayed) == (404, False)
+    assert [r.no_effect for r in Gatherer(store).ask(Scan(10))] == [True]
+
+
+async def test_e38_an_exception_releases_after_failure() -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        raise ZeroDivisionError
+
+    world.handler = handler
+    with pytest.raises(ZeroDivisionError):
+        await ask(world.app, "k1")
+    world.handler = world.counting()
+    assert (await ask(world.app, "k1")).json() == {"run": 2}
+
+
+async def test_an_application_that_never_answers_is_released() -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    world.handler = handler
+    with pytest.raises(RuntimeError, match="without a complete answer"):
+        await ask(world.app, "k1")
+    assert world.states() == [State.RELEASED]
+
+
+@pytest.mark.parametrize(
+    ("say", "status", "then"),
+    [("final", 503, "kept"), ("transient", 201, "again"), ("no_effect", 201, "any")],
+)
+async def test_e39_the_handler_has_the_last_word(say: str, status: int, then: str) -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        getattr(oncekey.current(), say)()
+        await world.answer_with({"run": world.runs}, status)(receive, send)
+
+    world.handler = handler
+    await ask(world.app, "k1", {"a": 1})
+    same = await ask(world.app, "k1", {"a": 1})
+    other = await ask(world.app, "k1", {"a": 2})
+    assert same.replayed == (then == "kept")
+    assert (other.status == status) == (then == "any")
+
+
+async def test_e59_an_answer_over_the_limit_is_sent_whole_but_only_the_fact_is_kept() -> None:
+    world = World(policy=Policy(answer_bytes_max=1000))
+    whole = bytes(range(256)) * 20
+    world.handler = world.answer_with(whole, 201, [(b"location", b"/exports/7")], parts=9)
+    first = await ask(world.app, "k1")
+    again = await ask(world.app, "k1")
+    assert (first.status, first.body) == (201, whole)
+    assert again.kind == "answer-not-kept"
+    assert again.header("location") == "/exports/7"
+    assert world.runs == 1
+
+
+async def test_e60_a_stream_that_fails_after_the_limit_stays_completed() -> None:
+    world = World(policy=Policy(answer_bytes_max=10))
+
+    async def handler(receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 20, "more_body": True})
+        raise ConnectionError
+
+    world.handler = handler
+    with pytest.raises(ConnectionError):
+        await ask(world.app, "k1")
+    assert (await ask(world.app, "k1")).kind == "answer-not-kept"
+
+
+async def test_e60_an_event_stream_flows_at_once() -> None:
+    world = World()
+    seen: list[bytes] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        lines = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": lines})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        seen.append(b"".join(sent))
+        await send({"type": "http.response.body", "body": b"data: 2\n\n", "more_body": False})
+
+    sent: list[bytes] = []
+    world.handler = handler
+    reply = await ask(world.app, "k1", on_message=lambda m: sent.append(m.get("body", b"")))
+    assert seen == [b"data: 1\n\n"]
+    assert reply.body == b"data: 1\n\ndata: 2\n\n"
+
+
+async def test_e58_an_answer_is_not_coded_for_one_client() -> None:
+    world = World()
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(dict(scope["headers"]).get(b"accept-encoding"))
+        await world.answer_with({})(receive, send)
+
+    guarded = IdempotencyMiddleware(app, store=world.store, tenant=tenant_of)
+    await ask(guarded, "k1", headers=[(b"accept-encoding", b"gzip")])
+    await ask(guarded, None, headers=[(b"accept-encoding", b"gzip")])
+    assert seen == [None, b"gzip"]
+
+
+async def test_e51_extensions_that_bypass_the_capture_are_hidden() -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(sorted(scope["extensions"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    guarded = IdempotencyMiddleware(app, store=MemoryStore(), tenant=tenant_of)
+    await ask(guarded, "k1", extensions={"http.response.pathsend": {}, "tls": {}})
+    assert seen == [["tls"]]
+
+
+async def test_p12_e53_secrets_are_sent_once_and_never_stored() -> None:
+    world = World()
+    world.handler = world.answer_with({}, 201, [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")])
+    first = await ask(world.app, "k1")
+    again = await ask(world.app, "k1")
+    assert first.all("set-cookie") == [b"a=1", b"b=2"]
+    assert again.all("set-cookie") == []
+    [record] = Gatherer(world.store).ask(Scan(10))
+    assert b"set-cookie" not in dict(record.answer.headers)
+
+
+# ------------------------------------------------------------------- clients and servers that leave
+
+
+async def test_e35_a_client_that_hangs_up_does_not_stop_the_handler() -> None:
+    world = World()
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    go_on.set()
+    await world.app.drain()
+    again = await ask(world.app, "k1")
+    assert again.replayed
+    assert world.runs == 1
+
+
+async def test_p7_e35_a_client_that_leaves_before_its_claim_is_answered_spends_nothing() -> None:
+    world = World()
+    request = asyncio.ensure_future(ask(world.app, "k1"))
+    await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await world.app.drain()
+    assert State.RUNNING not in world.states()
+    assert (await ask(world.app, "k1")).status == 201
+
+
+async def test_e36_an_answer_that_cannot_be_delivered_is_kept() -> None:
+    world = World()
+
+    def broken(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    await ask(world.app, "k1", on_message=broken)
+    assert (await ask(world.app, "k1")).replayed
+
+
+async def test_a_handler_that_waits_for_a_disconnect_waits_in_vain() -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b"{}"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await receive()
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).status == 201
+
+
+async def test_a_client_that_leaves_within_its_body_runs_nothing() -> None:
+    world = World()
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    messages = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/orders",
+        "query_string": b"",
+        "headers": [(b"idempotency-key", b"k1")],
+    }
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    await world.app(scope, receive, send)
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_background_work_does_not_delay_the_answer() -> None:
+    world = World()
+    order: list[str] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        await world.answer_with({})(receive, send)
+        order.append("background")
+
+    world.handler = handler
+    await ask(world.app, "k1", on_message=lambda m: order.append("sent"))
+    assert order == ["sent", "sent", "background"]
+
+
+async def lifespan(app: Any, *, fail: bool = False) -> list[str]:
+    told: list[str] = []
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        told.append(message["type"] + message.get("message", ""))
+
+    await app({"type": "lifespan"}, receive, send)
+    return told
+
+
+async def inner_lifespan(scope: Any, receive: Any, send: Any) -> None:
+    assert (await receive())["type"] == "lifespan.startup"
+    await send({"type": "lifespan.startup.complete"})
+    assert (await receive())["type"] == "lifespan.shutdown"
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+async def test_start_and_shutdown_pass_through() -> None:
+    app = IdempotencyMiddleware(inner_lifespan, store=MemoryStore(), tenant=tenant_of)
+    assert await lifespan(app) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+class Unfit(MemoryStore):
+    def prepare(self) -> Any:
+        raise StoreUnfit("run `oncekey migrate URL`")
+        yield
+
+
+async def test_a_store_that_must_not_be_used_stops_the_start() -> None:
+    app = IdempotencyMiddleware(inner_lifespan, store=Unfit(), tenant=tenant_of)
+    told = await lifespan(app)
+    assert told[0] == "lifespan.startup.failedrun `oncekey migrate URL`"
+
+
+async def test_without_lifespan_an_unfit_store_refuses_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(store=Unfit())
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        refused = await ask(world.app, "k1")
+    assert (refused.status, refused.kind) == (503, "store-unavailable")
+    assert "oncekey migrate" in caplog.text
+    assert world.runs == 0
+
+
+# ------------------------------------------------------------------- store trouble
+
+
+class Flaky(MemoryStore):
+    """Fails the next performs as told: before they happen, or after (the reply is lost)."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.before: list[StoreUnavailable] = []
+        self.after: list[StoreUnavailable] = []
+
+    def perform(self, verbs: Any) -> Any:
+        if self.before:
+            raise self.before.pop(0)
+        outcomes = yield from super().perform(verbs)
+        if self.after:
+            raise self.after.pop(0)
+        return outcomes
+
+
+def down(sent: bool) -> StoreUnavailable:
+    return StoreUnavailable("no answer", sent=sent)
+
+
+def flaky_world(**settings: Any) -> tuple[World, Flaky]:
+    world = World(**settings)
+    store = Flaky(world.clock)
+    world.store = store
+    world.app = IdempotencyMiddleware(world._app, store=store, tenant=tenant_of, **settings)
+    return world, store
+
+
+async def test_p9_lost_replies_to_insert_and_complete_are_harmless() -> None:
+    world, store = flaky_world()
+    world.handler = world.counting()
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.after = [down(True), down(True)]
+        await world.counting()(receive, send)
+
+    store.after = [down(True), down(True)]
+    world.handler = handler
+    first = await ask(world.app, "k1")
+    assert (first.status, first.json()) == (201, {"run": 1})
+    assert (await ask(world.app, "k1")).body == first.body
+    assert world.runs == 1
+
+
+async def test_e42_store_down_at_the_claim_refuses_and_runs_nothing() -> None:
+    world, store = flaky_world()
+    store.before = [down(False)] * 4
+    refused = await ask(world.app, "k1")
+    assert (refused.status, refused.kind) == (503, "store-unavailable")
+    assert refused.json()["retryable"] is True
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_e42_run_unprotected_only_when_the_insert_was_not_sent() -> None:
+    world, store = flaky_world(policy=Policy(store_down="run"))
+    store.before = [down(False)] * 4
+    unprotected = await ask(world.app, "k1")
+    assert (unprotected.status, unprotected.header("idempotency-stored")) == (201, "false")
+    store.before = [down(False), down(True), down(False), down(False)]
+    assert (await ask(world.app, "k2")).status == 503
+    assert world.runs == 1
+
+
+async def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None:
+    world, store = flaky_world()
+    store.after = [down(True)]
+    store.before = []
+
+    class Once(Flaky):
+        pass
+
+    original, calls = store.perform, [0]
+
+    def perform(verbs: Any) -> Any:
+        calls[0] += 1
+        if 1 < calls[0] <= 4:
+            raise down(True)
+        return (yield from original(verbs))
+
+    store.perform = perform  # type: ignore[method-assign]
+    refused = await ask(world.app, "k1")
+    await world.app.drain()
+    assert refused.status == 503
+    assert world.states() == [State.RELEASED]
+    assert (await ask(world.app, "k1", {"another": "request"})).status == 201
+
+
+async def test_e43_store_down_at_complete_under_rerun_answers_503() -> None:
+    world, store = flaky_world(policy=Policy(lease_s=0.2))
+    world.app.edge.guard._clock = oncekey.clock.SystemClock()
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.before = [down(True)] * 100
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    refused = await ask(world.app, "k1")
+    store.before = []
+    assert (refused.status, refused.kind) == (503, "store-unavailable")
+    world.clock.advance(1)
+    world.handler = world.counting()
+    assert (await ask(world.app, "k1")).json() == {"run": 2}
+
+
+async def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None:
+    world, store = flaky_world(policy=Policy(lease_s=0.2, recovery="block"))
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.before = [down(True)] * 100
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    answered = await ask(world.app, "k1")
+    store.before = []
+    assert (answered.status, answered.header("idempotency-stored")) == (201, "false")
+    world.clock.advance(1)
+    assert (await ask(world.app, "k1")).kind == "outcome-unknown"
+    assert world.runs == 1
+
+
+# ------------------------------------------------------------------- keys and methods
+
+
+async def test_e26_methods_that_are_not_guarded_pass_through() -> None:
+    world = World(policy=Policy(required=True))
+    for method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE"):
+        assert (await ask(world.app, "k1", method=method)).status == 201
+    assert (world.runs, world.stored()) == (5, 0)
+
+
+async def test_e26_put_and_delete_are_guarded_when_named() -> None:
+    world = World(routes={"DELETE /orders/{id}": Policy()})
+    await ask(world.app, "k1", b"", method="DELETE", path="/orders/1")
+    assert (await ask(world.app, "k1", b"", method="DELETE", path="/orders/1")).replayed
+    assert not (await ask(world.app, "k1", b"", method="DELETE", path="/other")).replayed
+
+
+async def test_no_key_passes_through_unless_it_is_required() -> None:
+    world = World(routes={"POST /payments": Policy(required=True)})
+    assert (await ask(world.app, None, path="/orders")).status == 201
+    refused = await ask(world.app, None, path="/payments")
+    assert (refused.status, refused.kind) == (400, "missing-key")
+    assert "Idempotency-Key" in refused.json()["detail"]
+    assert (world.runs, world.stored()) == (1, 0)
+
+
+async def test_a_request_without_key_still_gets_its_body() -> None:
+    world = World(routes={"POST /payments": Policy(required=True)})
+    got: list[bytes] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        got.append((await receive())["body"])
+        await world.answer_with({})(receive, send)
+
+    world.handler = handler
+    await ask(world.app, None, {"a": 1}, path="/orders")
+    assert json.loads(got[0]) == {"a": 1}
+
+
+BAD_KEYS: list[bytes] = [
+    b"",
+    b'""',
+    b"a b",
+    b"a, b",
+    "schlüssel".encode(),
+    b"a\x01b",
+    b"k" * 256,
+    b"null",
+    b"undefined",
+    b"[object Object]",
+    b"00000000-0000-0000-0000-000000000000",
+    b'"k";p=1',
+]
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+async def test_bad_keys_are_refused_and_nothing_is_stored(key: bytes) -> None:
+    world = World()
+    refused = await ask(world.app, key)
+    assert (refused.status, refused.kind) == (400, "invalid-key")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_e2_two_key_lines_are_refused_even_if_equal() -> None:
+    world = World()
+    refused = await ask(world.app, "k1", headers=[(b"idempotency-key", b"k1")])
+    assert (refused.status, refused.kind) == (400, "invalid-key")
+    assert world.stored() == 0
+
+
+async def test_e4_quoted_and_bare_are_one_key() -> None:
+    world = World()
+    await ask(world.app, '"k1"')
+    assert (await ask(world.app, "k1")).replayed
+
+
+BAD_BODIES = [b"{", b'{"a":1,"a":2}', b"[NaN]", b"\xff\xfe{", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
+async def test_malformed_json_is_refused_and_nothing_is_stored(body: bytes) -> None:
+    world = World()
+    refused = await ask(world.app, "k1", body)
+    assert (refused.status, refused.kind) == (400, "malformed-request")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_e25_a_body_over_the_limit_is_refused_before_the_claim() -> None:
+    world = World()
+    declared = await ask(world.app, "k1", b"x" * 5_000_000, content_type="text/plain")
+    chunked = await ask(
+        world.app, "k1", b"", content_type="text/plain", chunks=[b"x" * 500_000] * 10
+    )
+    assert [declared.kind, chunked.kind] == ["request-too-large"] * 2
+    assert declared.status == chunked.status == 413
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_a_lying_content_length_changes_nothing() -> None:
+    world = World()
+    headers = [(b"content-length", b"-5"), (b"content-length", b"banana")]
+    assert (await ask(world.app, "k1", b"", headers=headers)).status == 201
+
+
+async def test_e11_the_key_may_travel_in_the_body() -> None:
+    world = World(profile="square")
+    body = {"idempotency_key": "k1", "amount": 1}
+    assert (await ask(world.app, None, body)).status == 201
+    assert (await ask(world.app, None, body)).replayed
+    other = await ask(world.app, None, {**body, "amount": 2})
+    assert other.status == 400
+    assert world.runs == 1
+
+
+async def test_e11_the_key_may_travel_in_the_query() -> None:
+    world = World(profile="gcp")
+    query = b"requestId=8e03978e-40d5-43e8-bc93-6894a57f9324"
+    assert (await ask(world.app, None, query=query)).status == 201
+    assert (await ask(world.app, None, query=query)).replayed
+    assert world.runs == 1
+
+
+async def test_field_digests_name_what_differs_and_never_values() -> None:
+    world = World(policy=Policy(field_digests=True))
+    await ask(world.app, "k1", {"amount": 1299, "currency": "eur", "note": "x"})
+    other = await ask(world.app, "k1", {"amount": 9999, "currency": "eur", "memo": "y"})
+    assert other.json()["fields"] == ["amount", "memo", "note"]
+    assert b"1299" not in other.body
+
+
+async def test_websockets_pass_through() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    guarded = IdempotencyMiddleware(app, store=MemoryStore(), tenant=tenant_of)
+    await guarded({"type": "websocket"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["websocket"]
+
+
+# ------------------------------------------------------------------- status query
+
+
+async def test_e66_a_client_may_ask_what_became_of_its_key() -> None:
+    world = World(status_path="/idempotency")
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+
+    async def status(key: str, account: bytes = b"acme") -> Reply:
+        return await ask(
+            world.app,
+            key,
+            b"",
+            method="GET",
+            path="/idempotency",
+            query=b"operation=POST%20/orders",
+            headers=[(b"x-account", account)],
+        )
+
+    assert (await status("k1")).json()["state"] == "running"
+    go_on.set()
+    await first
+    told = (await status("k1")).json()
+    assert (told["state"], told["status"]) == ("completed", 201)
+    assert (await status("k2")).kind == "key-not-found"
+    assert (await status("k1", b"mallory")).kind == "key-not-found"
+    assert (await status("null")).kind == "invalid-key"
+
+
+async def test_e66_the_status_query_needs_to_know_the_operation() -> None:
+    world = World(status_path="/idempotency")
+    reply = await ask(world.app, "k1", b"", method="GET", path="/idempotency")
+    assert (reply.status, reply.kind) == (400, "malformed-request")
+
+
+# ------------------------------------------------------------------- misuse
+
+
+def test_a_tenant_is_required() -> None:
+    with pytest.raises(TypeError, match="tenant"):
+        IdempotencyMiddleware(inner_lifespan, store=MemoryStore())  # type: ignore[call-arg]
+    with pytest.raises(oncekey.Misuse, match="single_tenant"):
+        IdempotencyMiddleware(inner_lifespan, store=MemoryStore(), tenant="acme")  # type: ignore[arg-type]
+
+
+async def test_a_tenant_must_be_a_string() -> None:
+    world = World(tenant=lambda request: 42)
+    with pytest.raises(oncekey.Misuse, match="must return a str"):
+        await ask(world.app, "k1")
+    assert world.stored() == 0
+
+
+def test_start_says_which_operations_run_again(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(routes={"POST /payments": Policy(recovery="block")})
+    with caplog.at_level(logging.WARNING, "oncekey"):
+        world.app.edge.start()
+        world.app.edge.start()
+    world.app.edge.stop()
+    assert len(caplog.records) == 1
+    assert "any other route" in caplog.text
+    assert "/payments" not in caplog.text
