@@ -67,7 +67,7 @@ TRANSITIONS = {
 
 
 class Situation(enum.Enum):
-    """What a request finds under its record id; the last five are derived by the store's clock."""
+    """What a request finds under its record id; the first five are told by the store's clock."""
 
     IN_FLIGHT = "running, lease live"
     OVERLONG = "running, deadline further away than one lease"
@@ -225,7 +225,7 @@ def take(found: Record, claim: Claim) -> Swap:
 
 
 def resolve(found: Record, *, new_token: bytes, answer: Answer | None, retention_s: float) -> Swap:
-    """An operator found out: completed with this answer, or released (None) so that a retry runs."""
+    """An operator found out: completed with this answer, or released (None) to be retried."""
     name = "resolve as released" if answer is None else "resolve as completed"
     return _swap(name, found, new_token=new_token, answer=answer, retention_s=retention_s)
 

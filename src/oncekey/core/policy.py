@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -145,12 +146,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def _check(policy: Policy) -> None:
-    for name in _POSITIVE:
-        if not getattr(policy, name) > 0:
-            raise Misuse(f"Policy({name}={getattr(policy, name)!r}): must be more than 0")
-    for name in _NOT_NEGATIVE:
-        if not getattr(policy, name) >= 0:
-            raise Misuse(f"Policy({name}={getattr(policy, name)!r}): must not be negative")
+    for name in (*_POSITIVE, *_NOT_NEGATIVE):
+        value = getattr(policy, name)
+        if not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise Misuse(f"Policy({name}={value!r}): must be a number, not negative, not infinite")
+        if value == 0 and name in _POSITIVE:
+            raise Misuse(f"Policy({name}={value!r}): must be more than 0")
     for name, choices in _CHOICES.items():
         if getattr(policy, name) not in choices:
             raise Misuse(f"Policy({name}={getattr(policy, name)!r}): choose one of {choices}")

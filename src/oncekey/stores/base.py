@@ -30,8 +30,8 @@ Swap → Done(fence) | Refused(record or None)
     `when` holds by the store's clock at the moment of the write. Then: state `to`; fence raised if
     `raise_fence`; token `new_token` if given; deadlines as above; beat + 1; `attempt` and `lapses`
     if given; `no_effect`; `answer` and `resource_id` as given where `to` is completed. With
-    `claim`: its fingerprint, version, recovery, schema version, field digests, lease and retention
-    replace the record's. With `fresh`: created now, replays and conflicts 0, kept answer, resource
+    `claim`: its operation, key (which a purge may have blanked), fingerprint, version, recovery,
+    schema version, field digests, lease and retention replace the record's. With `fresh`: created now, replays and conflicts 0, kept answer, resource
     id and steps forgotten. A write that is acknowledged is as durable as the store's declared
     durability; a reply lost on the way must not be hidden by a retry inside the store.
 
@@ -40,6 +40,7 @@ Find → Record | None, Peek → Glimpse | None
 
 AppendStep → Done(fence) | Refused(record or None)
     Only while running under this fence and token. A step of the same name is replaced in its place.
+    Nothing else of the record changes, no deadline and no beat.
 Steps → list[Step]
 
 Tally → None
@@ -50,7 +51,8 @@ Due(limit) → list of ids, Sweep(limit) → int
     `Sweep` removes expired records with their steps and answers, judged at the removal; never a
     live lease.
 
-Scan → list[Record] with bodies left out (None), in id order. Count → dict[State, int].
+Scan → list[Record] with bodies left out (None), in id order. Count → dict[State, int],
+    every state named.
 Purge(tenant, limit) → int
     Blanks key, answer headers and body, resource id, field digests and steps of that tenant's
     records that do not run and were not blanked yet; the ids, states and fingerprints stay until

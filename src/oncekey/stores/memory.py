@@ -126,18 +126,17 @@ class MemoryStore:
         return "all"
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        yield from ()
         with self._mutex:
             now = self._now()
             return [_HANDLERS[type(verb)](self, verb, now) for verb in verbs]
-        yield
 
     def prepare(self) -> Op[None]:
-        return
-        yield
+        yield from ()
 
     def migrate(self) -> Op[list[str]]:
+        yield from ()
         return []
-        yield
 
     def connect(self) -> MemoryConnection:
         return MemoryConnection()

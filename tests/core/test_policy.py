@@ -1,0 +1,216 @@
+"""Policies: sparse layers, and what is refused with which advice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from oncekey.core.policy import (
+    DEFAULTS,
+    INHERIT,
+    Policy,
+    Verdict,
+    keep_definitive,
+    keep_errors_too,
+    keep_success,
+)
+from oncekey.errors import Misuse
+
+FIELDS = [field.name for field in dataclasses.fields(Policy)]
+
+# ------------------------------------------------------------------------------- layers
+
+
+def test_a_policy_sets_only_what_it_names() -> None:
+    policy = Policy(lease_s=60)
+    assert policy.lease_s == 60
+    assert [name for name in FIELDS if getattr(policy, name) is not INHERIT] == ["lease_s"]
+
+
+def test_the_defaults_set_everything() -> None:
+    assert [name for name in FIELDS if getattr(DEFAULTS, name) is INHERIT] == []
+    assert DEFAULTS.settled().lease_s == 30.0
+
+
+def test_a_layer_takes_what_it_does_not_set_from_the_one_below() -> None:
+    profile = Policy(lease_s=10, retention_s=100, required=True)
+    application = Policy(lease_s=20)
+    route = Policy(retention_s=300)
+    policy = route.over(application.over(profile)).settled()
+    assert (policy.lease_s, policy.retention_s, policy.required) == (20, 300, True)
+    assert policy.wait_s == DEFAULTS.wait_s
+
+
+def test_layering_does_not_depend_on_where_it_starts() -> None:
+    one, two, three = (
+        Policy(lease_s=1),
+        Policy(lease_s=2, wait_s=2),
+        Policy(wait_s=3, scope="tenant"),
+    )
+    assert one.over(two).over(three) == one.over(two.over(three))
+
+
+@pytest.mark.parametrize("value", [False, 0, None])
+def test_a_value_that_counts_as_false_is_set_all_the_same(value: Any) -> None:
+    base = Policy(required=True, wait_s=5, headers_kept=["x"])
+    policy = Policy(required=value, wait_s=value, headers_kept=value).over(base)
+    assert (policy.required, policy.wait_s, policy.headers_kept) == (value, value, value)
+
+
+def test_what_is_inherited_is_shown_as_such() -> None:
+    assert "retention_s=inherit" in repr(Policy(lease_s=60))
+
+
+# ----------------------------------------------------------------------------- settling
+
+
+def test_names_are_brought_into_one_case() -> None:
+    policy = Policy(methods=["post", "Patch"], headers_kept=["Content-Type", "ETag"]).settled()
+    assert policy.methods == {"POST", "PATCH"}
+    assert policy.headers_kept == {"content-type", "etag"}
+
+
+def test_settling_twice_is_settling() -> None:
+    policy = Policy(methods=["put"], headers_kept=["ETag"]).settled()
+    assert policy.settled() == policy
+
+
+def test_all_headers_may_be_kept() -> None:
+    assert Policy().settled().headers_kept is None
+    assert Policy(headers_kept=[]).settled().headers_kept == frozenset()
+
+
+# ------------------------------------------------------------------------------ refusals
+
+POSITIVE = [
+    "lease_s",
+    "run_s_max",
+    "retention_s",
+    "unknown_retention_s",
+    "lapses_max",
+    "request_bytes_max",
+    "answer_bytes_max",
+    "key_chars_min",
+]
+NOT_NEGATIVE = ["wait_s", "waiters_per_key_max", "waiters_max"]
+
+
+def refused(**setting: Any) -> str:
+    with pytest.raises(Misuse) as caught:
+        Policy(**setting).settled()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_zero_is_refused_where_it_makes_no_sense(name: str) -> None:
+    assert refused(**{name: 0}) == f"Policy({name}=0): must be more than 0"
+
+
+@pytest.mark.parametrize("name", NOT_NEGATIVE)
+def test_zero_waiting_is_allowed(name: str) -> None:
+    setting: dict[str, Any] = {name: 0}
+    assert getattr(Policy(**setting).settled(), name) == 0
+
+
+@pytest.mark.parametrize("name", [*POSITIVE, *NOT_NEGATIVE])
+@pytest.mark.parametrize(
+    "value", [-1, -0.5, math.nan, math.inf, "30", None, timedelta(seconds=30)], ids=repr
+)
+def test_what_is_no_number_of_that_unit_is_refused(name: str, value: Any) -> None:
+    wanted = f"Policy({name}={value!r}): must be a number, not negative, not infinite"
+    assert refused(**{name: value}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "choices"),
+    [
+        ("scope", "global", "('operation', 'tenant')"),
+        ("in_flight", "block", "('refuse', 'wait')"),
+        ("recovery", "retry", "('rerun', 'block')"),
+        ("store_down", "open", "('refuse', 'run')"),
+    ],
+)
+def test_an_unknown_choice_is_refused_with_the_known_ones(
+    name: str, value: str, choices: str
+) -> None:
+    assert refused(**{name: value}) == f"Policy({name}='{value}'): choose one of {choices}"
+
+
+@pytest.mark.parametrize("name", ["methods", "headers_kept"])
+def test_one_string_is_not_taken_for_its_letters(name: str) -> None:
+    assert "take a list of names, not one string" in refused(**{name: "POST"})
+
+
+def test_a_key_cannot_be_longer_than_a_key() -> None:
+    assert Policy(key_chars_min=255).settled().key_chars_min == 255
+    assert refused(key_chars_min=256) == (
+        "Policy(key_chars_min=256): keys have at most 255 characters"
+    )
+
+
+def test_keep_is_a_function() -> None:
+    assert "takes a function from a status to a Verdict" in refused(keep={200: True})
+
+
+def test_a_misspelt_field_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="lease"):
+        Policy(lease=30)  # type: ignore[call-arg]
+
+
+def test_a_bad_value_is_found_in_whichever_layer_it_stands() -> None:
+    with pytest.raises(Misuse, match="lease_s=0"):
+        Policy(retention_s=5).over(Policy(lease_s=0)).settled()
+
+
+# ------------------------------------------------------------------------------ verdicts
+
+KEEP, FAILED, NO_EFFECT = Verdict.KEEP, Verdict.FAILED, Verdict.NO_EFFECT
+
+#   status  definitive  success     errors too
+VERDICTS = [
+    (200,   KEEP,       KEEP,       KEEP),
+    (201,   KEEP,       KEEP,       KEEP),
+    (204,   KEEP,       KEEP,       KEEP),
+    (302,   KEEP,       FAILED,     KEEP),
+    (307,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (308,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (400,   KEEP,       FAILED,     KEEP),
+    (401,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (402,   KEEP,       FAILED,     KEEP),
+    (403,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (404,   KEEP,       FAILED,     KEEP),
+    (405,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (407,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (408,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (409,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (413,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (415,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (422,   KEEP,       FAILED,     KEEP),
+    (425,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (429,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (500,   FAILED,     FAILED,     KEEP),
+    (503,   FAILED,     FAILED,     KEEP),
+    (599,   FAILED,     FAILED,     KEEP),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "definitive", "success", "errors_too"), VERDICTS)
+def test_what_a_status_means(
+    status: int, definitive: Verdict, success: Verdict, errors_too: Verdict
+) -> None:
+    rules: list[Callable[[int], Verdict]] = [keep_definitive, keep_success, keep_errors_too]
+    assert [rule(status) for rule in rules] == [definitive, success, errors_too]
+
+
+def test_the_default_is_what_the_design_says() -> None:
+    assert DEFAULTS.keep is keep_definitive
+    assert (DEFAULTS.recovery, DEFAULTS.in_flight, DEFAULTS.store_down) == (
+        "rerun",
+        "refuse",
+        "refuse",
+    )
