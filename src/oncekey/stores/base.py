@@ -31,9 +31,10 @@ Swap → Done(fence) | Refused(record or None)
     `raise_fence`; token `new_token` if given; deadlines as above; beat + 1; `attempt` and `lapses`
     if given; `no_effect`; `answer` and `resource_id` as given where `to` is completed. With
     `claim`: its operation, key (which a purge may have blanked), fingerprint, version, recovery,
-    schema version, field digests, lease and retention replace the record's. With `fresh`: created now, replays and conflicts 0, kept answer, resource
-    id and steps forgotten. A write that is acknowledged is as durable as the store's declared
-    durability; a reply lost on the way must not be hidden by a retry inside the store.
+    schema version, field digests, lease and retention replace the record's. With `fresh`: created
+    now, replays and conflicts 0, kept answer, resource id and steps forgotten. A write that is
+    acknowledged is as durable as the store's declared durability; a reply lost on the way must not
+    be hidden by a retry inside the store.
 
 Find → Record | None, Peek → Glimpse | None
     The newest acknowledged state, never a replica's.
