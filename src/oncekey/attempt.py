@@ -117,7 +117,7 @@ class Attempt:
         """
         if self.lost:
             raise LeaseLost(
-                f"attempt {self.attempt} of {self.operation} lost its record; another attempt may be "
+                f"attempt {self.attempt} of {self.operation} lost its record; another may be "
                 "running: stop here, what this one answers will be discarded"
             )
 
@@ -153,8 +153,8 @@ def current() -> Attempt:
     attempt = _current.get()
     if attempt is None:
         raise Misuse(
-            "oncekey.current() was called outside a guarded handler: the request brought no key, or "
-            "its method or route is not guarded; use oncekey.current_or_none() where that is normal"
+            "oncekey.current() was called outside a guarded handler: the request brought no key, "
+            "or its method or route is not guarded; use oncekey.current_or_none() where that is normal"
         )
     return attempt
 

@@ -49,4 +49,4 @@ class CorruptRecord(StoreError):
 
 
 class LeaseLost(OncekeyError):
-    """This attempt no longer owns its record: whatever it writes through oncekey will be refused."""
+    """This attempt does not own its record any more: what it writes will be refused."""

@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Literal
 
 from oncekey import events
@@ -22,12 +21,10 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import lifecycle, refusals
 from oncekey.core.backoff import full_jitter
-from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.key import record_id, short_hash
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import (
     Done,
@@ -40,10 +37,35 @@ from oncekey.core.verbs import (
     Swap,
     Verb,
 )
+from oncekey.decision import (
+    Bypass,
+    Call,
+    Decision,
+    Execute,
+    Finished,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.probes import probe
 from oncekey.tallies import Tallies
 from oncekey.waiters import Waiters
+
+__all__ = [
+    "LEASE_MARGIN",
+    "Bypass",
+    "Call",
+    "Decision",
+    "Execute",
+    "Finished",
+    "Guard",
+    "Refuse",
+    "Replay",
+    "Stored",
+    "Unstored",
+]
 
 _log = logging.getLogger("oncekey")
 
@@ -55,64 +77,6 @@ ASKS_MAX = 4
 LEASE_MARGIN = 0.1
 """The part of a lease that is left unused: whoever acts on it must be done before it is over."""
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request, as far as the engine is concerned."""
-
-    tenant: str
-    operation: str
-    key: str
-    fingerprint: Fingerprint
-    field_digests: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Execute:
-    """Run the handler; then `finish` or `abandon` this attempt."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Send the kept answer."""
-
-    answer: Answer
-    expires_in_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Send the refusal; the handler does not run."""
-
-    problem: Problem
-    lost_claim: Claim | None = None
-    """An insert that may have happened unheard: `forget` it in the background."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bypass:
-    """Run the handler unprotected: the store is down and the policy says so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The answer is recorded: send it."""
-
-    expires_in_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unstored:
-    """The answer could not be recorded, and a retry could only learn that its outcome is unknown:
-    send it, marked.
-    """
-
-
-Decision = Execute | Replay | Refuse | Bypass
-Finished = Stored | Unstored | Replay | Refuse
 
 
 def _random_token() -> bytes:

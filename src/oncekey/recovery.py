@@ -71,7 +71,7 @@ class Sweeper:
             line.close()
 
     def round(self, line: Line) -> int:
-        """One round: counters, then batches until nothing is left. How many records were removed."""
+        """Counters, then batches until nothing is left. How many records were removed."""
         removed = 0
         try:
             self._write_tallies(line)

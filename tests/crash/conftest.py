@@ -17,15 +17,18 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A store with nothing in it that concerns the test: keys are random."""
     match request.param:
         case "sqlite":
-            url = f"sqlite:///{tmp_path / 'keys.db'}"
+            file = tmp_path / "keys.db"
+            place = Place(f"sqlite:///{file}", lambda s: elapse.sqlite(file, s))
         case "postgres":
             url = request.getfixturevalue("postgres_url")
+            place = Place(url, lambda s: elapse.postgres(url, s))
         case _:
             url = request.getfixturevalue("redis_url")
-    store = open_store(url)
+            place = Place(url, lambda s: elapse.redis(url, "oncekey", s))
+    store = open_store(place.url)
     connection = store.connect()
     try:
         run(store.migrate(), connection.ask)
     finally:
         connection.close()
-    return Place(url, lambda seconds: elapse.by_url(url, seconds))
+    return place

@@ -1,6 +1,6 @@
-"""The application that the crash tests kill: every run of its handler leaves one line in a ledger file.
+"""The application that the crash tests kill: every run leaves one line in a ledger file.
 
-    python -m tests.crash.server PORT STORE_URL LEDGER POLICY_JSON
+python -m tests.crash.server PORT STORE_URL LEDGER POLICY_JSON
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from oncekey.web.asgi import IdempotencyMiddleware
 
 
 def build(store: str, ledger: str, policy: Policy) -> Starlette:
+    ledger_file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
     async def pay(request: Request) -> JSONResponse:
         order = await request.json()
         attempt = current()
         # One write to a file opened for appending: it survives the death of this process whole.
         line = json.dumps({"key": attempt.key, "attempt": attempt.attempt, "pid": os.getpid()})
-        with open(ledger, "ab", buffering=0) as file:
-            file.write(line.encode() + b"\n")
+        os.write(ledger_file, line.encode() + b"\n")
         if order.get("fail_attempt") == attempt.attempt:
             return JSONResponse({"error": "out of order"}, status_code=503)
         return JSONResponse({"paid_by": os.getpid(), "attempt": attempt.attempt}, status_code=201)

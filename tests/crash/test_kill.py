@@ -1,7 +1,7 @@
 """A real process is killed at every probe, on every store; the client retries at another process.
 
-P6: nothing is stuck longer than a lease. P3: once answered, always the same answer. And the effect happens as often as the
-operation's recovery allows, never more.
+P6: nothing is stuck longer than a lease. P3: once answered, always the same answer. And the effect
+happens as often as the operation's recovery allows, never more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_p6_blocked_operations_become_unknown_instead_of_running_again(
     place: Place, tmp_path: Path, at: str
 ) -> None:
     ledger, key = tmp_path / "ledger", str(uuid.uuid4())
-    policy = {"lease_s": LEASE_S, "recovery": "block"}
+    policy: dict[str, Any] = {"lease_s": LEASE_S, "recovery": "block"}
     with serving(place.url, ledger, at=f"{at}=kill", **policy) as first:
         assert first.pay(key).status == 0
     before = effects(ledger, key)
@@ -93,9 +94,7 @@ def test_p6_blocked_operations_become_unknown_instead_of_running_again(
 
 
 @pytest.mark.parametrize("at", ["before_release", "after_release"])
-def test_p6_killed_while_it_gives_the_record_back(
-    place: Place, tmp_path: Path, at: str
-) -> None:
+def test_p6_killed_while_it_gives_the_record_back(place: Place, tmp_path: Path, at: str) -> None:
     ledger, key = tmp_path / "ledger", str(uuid.uuid4())
     with serving(place.url, ledger, at=f"{at}=kill", lease_s=LEASE_S) as first:
         assert first.pay(key, fail_attempt=1).status == 0

@@ -145,7 +145,7 @@ def decode_headers(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
     if not data or data[0] != _HEADERS_VERSION:
         raise CorruptRecord(
             f"kept headers have version {data[:1].hex() or 'none'}, this release reads "
-            f"{_HEADERS_VERSION:02x}; a newer release wrote them: finish its deployment or roll back"
+            f"{_HEADERS_VERSION:02x}; a newer release wrote them: finish its deployment, or undo it"
         )
     headers = []
     at = 1

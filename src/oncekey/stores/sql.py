@@ -114,6 +114,6 @@ def check_schema(engine: str, applied: int | None, oldest_reader: int | None, ur
         raise StoreUnfit(f"{url} {found}, this release needs {newest}: run `oncekey migrate {url}`")
     if oldest_reader is not None and oldest_reader > newest:
         raise StoreUnfit(
-            f"{url} is at schema {applied}, which only releases that know schema {oldest_reader} can "
-            f"use; this one knows {newest}: upgrade oncekey here, or roll the newer release back"
+            f"{url} is at schema {applied}, which only releases that know schema {oldest_reader} "
+            f"can use; this one knows {newest}: upgrade oncekey here, or roll the newer release back"
         )

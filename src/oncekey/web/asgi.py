@@ -308,8 +308,8 @@ class _Run:
         if attempt is None:
             raise AssertionError("an answer without an attempt")
         probe("after_handler")
-        matched = "endpoint" in self._scope or "route" in self._scope
-        verdict = edge.verdict(attempt, capture, matched=matched)
+        capture.matched = "endpoint" in self._scope or "route" in self._scope
+        verdict = edge.verdict(attempt, capture)
         if verdict is not Verdict.KEEP:
             no_effect = verdict is Verdict.NO_EFFECT
             await self._middleware.ask(edge.guard.abandon(attempt, no_effect=no_effect))

@@ -10,7 +10,16 @@ _UNBOUNDED = b"text/event-stream"
 class Capture:
     """An answer as it comes from the application."""
 
-    __slots__ = ("_bytes_max", "_chunks", "_size", "complete", "flowing", "headers", "status")
+    __slots__ = (
+        "_bytes_max",
+        "_chunks",
+        "_size",
+        "complete",
+        "flowing",
+        "headers",
+        "matched",
+        "status",
+    )
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -18,6 +27,8 @@ class Capture:
         self._size = 0
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        self.matched = False
+        """A route was found: a 404 is then the handler's word, not the router's."""
         self.complete = False
         """The application has said its last byte."""
         self.flowing = False

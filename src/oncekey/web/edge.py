@@ -62,8 +62,8 @@ class Edge:
     ) -> None:
         if not callable(tenant):
             raise Misuse(
-                "tenant=… takes a function from the request to the stable id of its account, never a "
-                "token or an address; tenant=oncekey.single_tenant says that there is only one"
+                "tenant=… takes a function from the request to the stable id of its account, never "
+                "a token or an address; tenant=oncekey.single_tenant says that there is only one"
             )
         self.profile = profiles.profile(profile)
         self.routes = Routes((policy or Policy()).over(self.profile.policy), routes)
@@ -113,8 +113,8 @@ class Edge:
         """The refusal of a request that brings no key where one is required."""
         return Problem(
             Kind.MISSING_KEY,
-            f"This operation needs an idempotency key: send {_describe(self.profile)}, new for each "
-            "intent and the same for every retry of it.",
+            f"This operation needs an idempotency key: send {_describe(self.profile)}, new for "
+            "each intent and the same for every retry of it.",
         )
 
     def check_tenant(self, tenant: object) -> str | Problem:
@@ -124,8 +124,8 @@ class Edge:
         if tenant is None or tenant == "":
             return Problem(
                 Kind.NO_TENANT,
-                "The account that this request belongs to is not known, so its key cannot be looked "
-                "up. Authenticate first.",
+                "The account that this request belongs to is not known, so its key cannot be "
+                "looked up. Authenticate first.",
             )
         raise Misuse(f"the tenant function returned {type(tenant).__name__}; it must return a str")
 
@@ -161,13 +161,15 @@ class Edge:
 
     # ------------------------------------------------------------------- judging an answer
 
-    def verdict(self, attempt: Attempt, capture: Capture, *, matched: bool) -> Verdict:
+    def verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
         """What an answer means for its record. What the handler said counts most."""
         if attempt.verdict is not None:
             return attempt.verdict
         if says_transient(capture.headers, self.profile):
             return Verdict.FAILED
-        if capture.status == 404 and not matched:  # the router's refusal, not the handler's answer
+        if (
+            capture.status == 404 and not capture.matched
+        ):  # the router's refusal, not the handler's answer
             return Verdict.NO_EFFECT
         return attempt.policy.keep(capture.status)
 
@@ -209,8 +211,8 @@ class Edge:
         self._started = True
         if rerun := self.routes.named(lambda policy: policy.recovery == "rerun"):
             log.warning(
-                "if a process dies while it runs one of these, a retry runs it again: %s. Where that "
-                "could repeat an effect outside the database, set Policy(recovery='block')",
+                "if a process dies while it runs one of these, a retry runs it again: %s. Where "
+                "that could repeat an effect outside the database, set Policy(recovery='block')",
                 ", ".join(rerun),
             )
 
@@ -238,5 +240,5 @@ def content_type(request: Request) -> str:
 def too_large(limit: int) -> Problem:
     return Problem(
         Kind.TOO_LARGE,
-        f"The request's body is larger than {limit} bytes, more than this operation takes with a key.",
+        f"The request's body is larger than {limit} bytes, more than is taken with a key here.",
     )

@@ -146,7 +146,7 @@ class IdempotencyMiddleware:
         try:
             rest = _collect(self.app, environ, capture)
             probe("after_handler")
-            answer = self._conclude(environ, capture, call, attempt)
+            answer = self._conclude(capture, call, attempt)
         except BaseException as error:
             if not attempt.finished and self.edge.failed_honestly(attempt, error):
                 no_effect = attempt.verdict is Verdict.NO_EFFECT
@@ -162,12 +162,10 @@ class IdempotencyMiddleware:
         rest.close()
         return _respond(start_response, answer)
 
-    def _conclude(
-        self, environ: Environ, capture: Capture, call: Call, attempt: Attempt
-    ) -> Answer | None:
+    def _conclude(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
         edge = self.edge
-        verdict = edge.verdict(attempt, capture, matched=_matched(environ))
+        verdict = edge.verdict(attempt, capture)
         if verdict is not Verdict.KEEP:
             no_effect = verdict is Verdict.NO_EFFECT
             self.ask(edge.guard.abandon(attempt, no_effect=no_effect))
@@ -236,6 +234,7 @@ def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         capture.start(int(status[:3]), lines)
+        capture.matched = _matched(environ)  # later the framework may have forgotten
         return written.append
 
     written: list[bytes] = []
@@ -256,7 +255,7 @@ def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
 
 
 def _matched(environ: Environ) -> bool:
-    """Whether the framework found a route; where it leaves no trace, a 404 counts as the router's."""
+    """Whether the framework found a route; where nobody can tell, a 404 is the router's."""
     request = environ.get("werkzeug.request")
     return getattr(request, "url_rule", None) is not None or "django.route" in environ
 

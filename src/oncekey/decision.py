@@ -1,0 +1,69 @@
+"""What the engine is asked and what it decides, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from oncekey.attempt import Attempt
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.problem import Problem
+from oncekey.core.record import Answer, Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request, as far as the engine is concerned."""
+
+    tenant: str
+    operation: str
+    key: str
+    fingerprint: Fingerprint
+    field_digests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Run the handler; then `finish` or `abandon` this attempt."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Send the kept answer."""
+
+    answer: Answer
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send the refusal; the handler does not run."""
+
+    problem: Problem
+    lost_claim: Claim | None = None
+    """An insert that may have happened unheard: `forget` it in the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """Run the handler unprotected: the store is down and the policy says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The answer is recorded: send it."""
+
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """The answer could not be recorded, and a retry could only learn that its outcome is unknown:
+    send it, marked.
+    """
+
+
+Decision = Execute | Replay | Refuse | Bypass
+Finished = Stored | Unstored | Replay | Refuse

@@ -1,0 +1,315 @@
+"""The WSGI middleware: the same rules, in the server's own thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import flask
+import pytest
+
+import oncekey
+from oncekey import Policy
+from oncekey.clock import FakeClock
+from oncekey.core.record import State
+from oncekey.core.verbs import Count, Scan
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.memory import MemoryStore
+from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.web.client import Reply, ask_wsgi
+
+
+class World:
+    """An application whose handler a test can replace, its store and its clock."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.store = MemoryStore(self.clock)
+        self.runs = 0
+        self.handler = self.answer_with({"ok": True})
+        settings = {"store": self.store, "tenant": tenant_of, **settings}
+        self.app = IdempotencyMiddleware(self._app, **settings)
+        self.app.edge.clock = self.app.edge.guard._clock = self.clock
+
+    def _app(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        self.runs += 1
+        environ["werkzeug.request"] = Matched()
+        answered: Iterable[bytes] = self.handler(environ, start_response)
+        return answered
+
+    def answer_with(self, body: Any, status: str = "201 Created", headers: Any = ()) -> Any:
+        def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+            start_response(status, [("Content-Type", "application/json"), *headers])
+            return [body if isinstance(body, bytes) else json.dumps(body).encode()]
+
+        return handler
+
+    def counting(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        answered: Iterable[bytes] = self.answer_with({"run": self.runs})(environ, start_response)
+        return answered
+
+    def states(self) -> list[State]:
+        return [record.state for record in Gatherer(self.store).ask(Scan(100))]
+
+    def stored(self) -> int:
+        return int(sum(Gatherer(self.store).ask(Count()).values()))
+
+
+class Matched:
+    url_rule = "/orders"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.app.close()
+
+
+def tenant_of(request: oncekey.Request) -> str | None:
+    return request.headers.get("x-account", "acme")
+
+
+def test_p3_a_retry_gets_the_same_answer(world: World) -> None:
+    world.handler = world.answer_with(b"\x00\xff", headers=[("Link", "<a>"), ("Link", "<b>")])
+    first = ask_wsgi(world.app, "k1")
+    again = ask_wsgi(world.app, "k1")
+    assert (first.status, first.body) == (again.status, again.body) == (201, b"\x00\xff")
+    assert again.all("link") == [b"<a>", b"<b>"]
+    assert (first.replayed, again.replayed, world.runs) == (False, True, 1)
+
+
+def test_p4_nothing_is_handed_over_before_the_answer_is_recorded(world: World) -> None:
+    seen: list[list[State]] = []
+
+    def start_response(status: str, headers: Any, exc_info: Any = None) -> Any:
+        seen.append(world.states())
+
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/orders",
+        "HTTP_IDEMPOTENCY_KEY": "k1",
+    }
+    assert b"".join(world.app(environ, start_response)) == b'{"ok": true}'
+    assert seen == [[State.COMPLETED]]
+
+
+def test_p5_another_request_tenant_or_path_is_another(world: World) -> None:
+    world.handler = world.counting
+    ask_wsgi(world.app, "k1", {"a": 1})
+    assert ask_wsgi(world.app, "k1", {"a": 2}).kind == "mismatch"
+    assert ask_wsgi(world.app, "k1", {"a": 1}, HTTP_X_ACCOUNT="bob").json() == {"run": 2}
+    assert ask_wsgi(world.app, "k1", {"a": 1}, path="/refunds").json() == {"run": 3}
+
+
+def test_e31_a_duplicate_in_flight_is_refused(world: World) -> None:
+    inner: list[Reply] = []
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        inner.append(ask_wsgi(world.app, "k1"))
+        return world.counting(environ, start_response)
+
+    world.handler = handler
+    assert ask_wsgi(world.app, "k1").status == 201
+    assert (inner[0].status, inner[0].kind) == (409, "in-flight")
+    assert world.runs == 1
+
+
+def test_p1_one_of_many_threads_runs(world: World) -> None:
+    gate = threading.Barrier(16)
+    replies: list[Reply] = []
+
+    def client() -> None:
+        gate.wait()
+        replies.append(ask_wsgi(world.app, "k1"))
+
+    threads = [threading.Thread(target=client) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert world.runs == 1
+    assert {reply.status for reply in replies} <= {201, 409}
+    assert ask_wsgi(world.app, "k1").replayed
+
+
+def test_p2_e33_a_stale_owner_answers_from_the_record_it_finds() -> None:
+    world = World(policy=Policy(lease_s=10))
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        run = world.runs
+        if run == 1:
+            world.clock.advance(11)
+            assert ask_wsgi(world.app, "k1").json() == {"run": 2}
+        answered: Iterable[bytes] = world.answer_with({"run": run})(environ, start_response)
+        return answered
+
+    world.handler = handler
+    stale = ask_wsgi(world.app, "k1")
+    assert (stale.json(), stale.replayed) == ({"run": 2}, True)
+    world.app.close()
+
+
+def test_e38_an_exception_releases_after_failure(world: World) -> None:
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        raise ZeroDivisionError
+
+    world.handler = handler
+    with pytest.raises(ZeroDivisionError):
+        ask_wsgi(world.app, "k1")
+    world.handler = world.counting
+    assert ask_wsgi(world.app, "k1").json() == {"run": 2}
+    assert oncekey.current_or_none() is None
+
+
+def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
+    closed: list[bool] = []
+
+    class Body:
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"half"
+            raise ZeroDivisionError
+
+        def close(self) -> None:
+            closed.append(True)
+
+    def handler(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [])
+        return Body()
+
+    world.handler = handler
+    with pytest.raises(ZeroDivisionError):
+        ask_wsgi(world.app, "k1")
+    assert closed == [True]
+    assert world.states() == [State.RELEASED]
+
+
+def test_bytes_written_the_old_way_are_captured(world: World) -> None:
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        write = start_response("200 OK", [])
+        write(b"one ")
+        return [b"two"]
+
+    world.handler = handler
+    assert ask_wsgi(world.app, "k1").body == b"one two"
+    assert ask_wsgi(world.app, "k1").body == b"one two"
+
+
+@pytest.mark.parametrize("status", ["500 Oops", "401 No", "409 Conflict"])
+def test_p7_refusals_and_failures_are_not_kept(world: World, status: str) -> None:
+    world.handler = world.answer_with({}, status)
+    assert ask_wsgi(world.app, "k1").status == int(status[:3])
+    world.handler = world.counting
+    assert ask_wsgi(world.app, "k1").json() == {"run": 2}
+
+
+def test_e59_an_answer_over_the_limit_is_sent_whole_but_only_the_fact_is_kept() -> None:
+    world = World(policy=Policy(answer_bytes_max=1000))
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("201 Created", [("Location", "/exports/7")])
+        return (bytes([n]) * 100 for n in range(50))
+
+    world.handler = handler
+    first = ask_wsgi(world.app, "k1")
+    again = ask_wsgi(world.app, "k1")
+    assert first.body == b"".join(bytes([n]) * 100 for n in range(50))
+    assert (again.kind, again.header("location")) == ("answer-not-kept", "/exports/7")
+    assert world.runs == 1
+    world.app.close()
+
+
+def test_e58_an_answer_is_not_coded_for_one_client(world: World) -> None:
+    seen: list[Any] = []
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        seen.append(environ.get("HTTP_ACCEPT_ENCODING"))
+        return world.counting(environ, start_response)
+
+    world.handler = handler
+    ask_wsgi(world.app, "k1", HTTP_ACCEPT_ENCODING="gzip")
+    ask_wsgi(world.app, None, HTTP_ACCEPT_ENCODING="gzip")
+    assert seen == [None, "gzip"]
+
+
+@pytest.mark.parametrize("key", ["", '""', "a b", "a,b", "null", "k" * 256, "schl\xfcssel"])
+def test_e2_bad_keys_are_refused_and_nothing_is_stored(world: World, key: str) -> None:
+    """In WSGI, two header lines arrive joined by a comma."""
+    refused = ask_wsgi(world.app, key)
+    assert (refused.status, refused.kind) == (400, "invalid-key")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+def test_a_body_shorter_than_declared_is_refused(world: World) -> None:
+    refused = ask_wsgi(world.app, "k1", b"{}", CONTENT_LENGTH="100")
+    assert (refused.status, refused.kind) == (400, "malformed-request")
+    assert "2 of the 100 bytes" in refused.json()["detail"]
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+def test_e25_a_body_over_the_limit_is_refused_before_it_is_read(world: World) -> None:
+    refused = ask_wsgi(world.app, "k1", b"", CONTENT_LENGTH="5000000")
+    assert (refused.status, refused.kind) == (413, "request-too-large")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+def test_a_chunked_body_is_read_where_the_server_ends_it(world: World) -> None:
+    got: list[bytes] = []
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        got.append(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        return world.counting(environ, start_response)
+
+    world.handler = handler
+    chunked: dict[str, Any] = {"CONTENT_LENGTH": "", "wsgi.input_terminated": True}
+    assert ask_wsgi(world.app, "k1", b'{"a": 1}', **chunked).status == 201
+    assert got == [b'{"a": 1}']
+    too_large = ask_wsgi(world.app, "k2", b"x" * 2_000_000, content_type="text/plain", **chunked)
+    assert too_large.kind == "request-too-large"
+
+
+def test_the_key_is_required_where_the_policy_says_so() -> None:
+    world = World(routes={"POST /payments": Policy(required=True)})
+    assert ask_wsgi(world.app, None).status == 201
+    assert ask_wsgi(world.app, None, path="/payments").kind == "missing-key"
+    world.app.close()
+
+
+def test_e66_status_query() -> None:
+    world = World(status_path="/idempotency")
+    ask_wsgi(world.app, "k1")
+    query = {"method": "GET", "path": "/idempotency", "query": "operation=POST%20/orders"}
+    assert ask_wsgi(world.app, "k1", b"", **query).json()["state"] == "completed"
+    assert ask_wsgi(world.app, "k2", b"", **query).kind == "key-not-found"
+    world.app.close()
+
+
+def test_flask_adopts_it_in_one_line() -> None:
+    app = flask.Flask(__name__)
+    runs: list[str] = []
+
+    @app.post("/orders")
+    def create() -> Any:
+        runs.append(oncekey.current().key)
+        return {"item": flask.request.json["item"]}, 201
+
+    @app.post("/missing")
+    def missing() -> Any:
+        runs.append("missing")
+        return {"error": "no such customer"}, 404
+
+    guarded = IdempotencyMiddleware(app.wsgi_app, store=MemoryStore(), tenant=tenant_of)
+    app.wsgi_app = guarded  # type: ignore[method-assign]
+    client = app.test_client()
+    key = {"Idempotency-Key": "k1"}
+    first = client.post("/orders", json={"item": "tea"}, headers=key)
+    again = client.post("/orders", json={"item": "tea"}, headers=key)
+    assert (first.status_code, again.data) == (201, first.data)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    for _ in range(2):
+        client.post("/missing", json={}, headers=key)
+        assert client.post("/nowhere", json={}, headers=key).status_code == 404
+    assert runs == ["k1", "missing"]
+    guarded.close()
