@@ -1,0 +1,240 @@
+"""The command line: which command, which store, and what is said when it cannot be done.
+
+Exit codes: 0 done, 1 nothing found (`show`, `list`), 2 could not be done: wrong usage, a URL that
+names no store, a store that is unfit or does not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from oncekey.cli import operate, show
+from oncekey.core.printable import printable
+from oncekey.core.record import State
+from oncekey.errors import Misuse, OncekeyError
+from oncekey.recovery import SWEEP_EVERY_S
+from oncekey.stores.base import Store
+from oncekey.stores.url import open_store, redact
+
+ENVIRONMENT = "ONCEKEY_STORE"
+ROWS_MAX = 1_000_000
+LIST_ROWS = 50
+LIST_ROWS_MAX = 10_000
+FAILED = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+Command = Callable[[Store, argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code."""
+    args = parser().parse_args(argv)
+    url: str = args.url or os.environ.get(ENVIRONMENT, "")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show all characters
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        command: Command = args.command
+        code = command(_open(url, may_create=command is operate.migrate), args)
+        sys.stdout.flush()
+        return code
+    except OncekeyError as error:
+        said = str(error).replace(url, redact(url)) if url else str(error)
+        print(f"oncekey: {printable(said, 1000)}", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # whoever read our output has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _open(url: str, *, may_create: bool) -> Store:
+    if not url:
+        raise Misuse(f"which store? Give its URL, or set {ENVIRONMENT}, as in sqlite:///keys.db")
+    store = open_store(url)
+    if store.name == "memory":
+        raise Misuse("memory:// lives inside the application and cannot be seen from here")
+    parts = urlsplit(url)
+    if parts.scheme.lower() == "sqlite" and not may_create:
+        path = Path(unquote(parts.path[1:]))
+        if not path.exists():  # opening it would make it, and hide that the path is wrong
+            raise Misuse(
+                f"there is no file {path.absolute()}. sqlite:///x is relative to the current "
+                "folder, sqlite:////x is absolute; `oncekey migrate` makes a new one"
+            )
+    return store
+
+
+# ------------------------------------------------------------------------ the parser
+
+EXAMPLES = f"""\
+The store is named by its URL; without one, by the environment variable {ENVIRONMENT}, which keeps
+passwords out of the list of processes:
+
+  export {ENVIRONMENT}=postgresql://oncekey:secret@db.internal/shop
+  oncekey list --state unknown
+
+`oncekey COMMAND --help` explains each. Exit codes: 0 done, 1 nothing found, 2 could not be done.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="oncekey",
+        description="Look at a store of idempotency keys and keep it in order.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"oncekey {version('oncekey')}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for add in (_migrate, _sweep, _show, _list, _count, _purge):
+        add(commands)
+    return top
+
+
+Commands = argparse._SubParsersAction  # the only name that argparse has for it
+
+
+def _command(
+    commands: Commands[argparse.ArgumentParser], name: str, run: Command, what: str, examples: str
+) -> argparse.ArgumentParser:
+    """A command with what all have: the URL and --json."""
+    lines = "\n".join(f"  oncekey {line}" for line in examples.splitlines())
+    added = commands.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.",
+        epilog=f"examples:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    added.add_argument("url", metavar="URL", nargs="?", help=f"the store; default: ${ENVIRONMENT}")
+    added.add_argument("--json", action="store_true", help="print JSON, for programs")
+    added.set_defaults(command=run)
+    return added
+
+
+def _migrate(commands: Commands[argparse.ArgumentParser]) -> None:
+    _command(
+        commands,
+        "migrate",
+        operate.migrate,
+        "bring the store's tables up to date; safe to repeat, and while the application runs",
+        "migrate postgresql://oncekey@db.internal/shop\nmigrate sqlite:///keys.db",
+    )
+
+
+def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "sweep",
+        operate.sweep,
+        "remove expired records, in small batches; what is live or unresolved stays",
+        "sweep sqlite:///keys.db\nsweep --limit 10000 redis://cache.internal/0\nsweep --watch",
+    )
+    added.add_argument(
+        "--limit",
+        metavar="N",
+        type=_rows(ROWS_MAX),
+        default=ROWS_MAX,
+        help="remove at most so many",
+    )
+    added.add_argument("--watch", action="store_true", help="go on until interrupted")
+    added.add_argument(
+        "--every-s",
+        metavar="S",
+        type=_seconds,
+        default=SWEEP_EVERY_S,
+        help="pause of --watch (default: 60 s)",
+    )
+
+
+def _show(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "show",
+        show.show,
+        "show one record, and what the next request with its key gets",
+        "show --id 9f86d081884c7d65\n"
+        "show --tenant acme --operation 'POST /charges' --key order-17\n"
+        "show --tenant single --key order-17 --body",
+    )
+    which = added.add_mutually_exclusive_group(required=True)
+    which.add_argument("--id", metavar="HEX", help="the record's id, or its first digits")
+    which.add_argument("--key", help="the key that the client sent; needs --tenant")
+    added.add_argument("--tenant", help="whose key (`single` where the application has one tenant)")
+    added.add_argument("--operation", help="what for; leave it out where the scope is the tenant")
+    added.add_argument("--body", action="store_true", help="show the kept headers and body")
+    _show_keys(added)
+
+
+def _list(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "list",
+        show.list_,
+        "list records, without their content",
+        "list --state unknown\nlist --tenant acme --limit 200\nlist --json sqlite:///keys.db",
+    )
+    added.add_argument("--state", choices=[str(state) for state in State])
+    added.add_argument("--tenant", help="only this tenant's records")
+    added.add_argument(
+        "--limit",
+        metavar="N",
+        type=_rows(LIST_ROWS_MAX),
+        default=LIST_ROWS,
+        help=f"at most so many (default: {LIST_ROWS})",
+    )
+    added.add_argument("--after", metavar="HEX", help="go on after this id")
+    _show_keys(added)
+
+
+def _count(commands: Commands[argparse.ArgumentParser]) -> None:
+    _command(commands, "count", show.count, "count records by state", "count\ncount --json")
+
+
+def _purge(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "purge",
+        operate.purge,
+        "blank the keys and answers of a tenant, for good; ids stay, so that nothing runs twice",
+        "purge --tenant acme postgresql://oncekey@db.internal/shop",
+    )
+    added.add_argument("--tenant", required=True)
+    added.add_argument(
+        "--limit", metavar="N", type=_rows(ROWS_MAX), default=ROWS_MAX, help="blank at most so many"
+    )
+
+
+def _show_keys(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--show-keys", action="store_true", help="keys instead of their hashes")
+
+
+def _rows(most: int) -> Callable[[str], int]:
+    def rows(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a number from 1 to {most}")
+        return int(text)
+
+    return rows
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError("must be a number of seconds, at most 86400")
+    return seconds

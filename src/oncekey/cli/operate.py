@@ -1,0 +1,124 @@
+"""Keeping in order: `migrate`, `sweep`, `purge`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+from oncekey.cli.table import Progress, print_json
+from oncekey.core.op import run
+from oncekey.core.record import State
+from oncekey.core.verbs import Purge, Scan, Sweep
+from oncekey.errors import StoreUnavailable
+from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
+from oncekey.stores.base import Store
+from oncekey.stores.line import Line
+
+
+def migrate(store: Store, args: argparse.Namespace) -> int:
+    with closing(store.connect()) as connection:
+        applied = run(store.migrate(), connection.ask)
+    if args.json:
+        print_json({"applied": applied})
+    elif applied:
+        print("\n".join(f"applied {name}" for name in applied))
+    else:
+        print("up to date: nothing to apply")
+    return 0
+
+
+# ------------------------------------------------------------------------ sweep
+
+
+def sweep(store: Store, args: argparse.Namespace) -> int:
+    with closing(Line(store)) as line:
+        if not args.watch:
+            _report_sweep(_sweep(line, args.limit), args)
+            return 0
+        return _watch(line, args)
+
+
+def _watch(line: Line, args: argparse.Namespace) -> int:
+    """Round after round until interrupted. A store that is away for a while does not end it."""
+    if not args.json:
+        print(f"sweeping every {args.every_s:g} s; Ctrl-C ends it", file=sys.stderr)
+    pause = threading.Event()
+    try:
+        while True:
+            try:
+                _report_sweep(_sweep(line, args.limit), args)
+            except StoreUnavailable as error:
+                print(f"oncekey: {error}; trying again in {args.every_s:g} s", file=sys.stderr)
+            pause.wait(args.every_s)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _sweep(line: Line, limit: int) -> int:
+    return _in_batches(
+        lambda rows: int(line.perform([Sweep(rows)])[0]), limit, "removed {:,} so far"
+    )
+
+
+def _report_sweep(removed: int, args: argparse.Namespace) -> None:
+    stopped = removed >= args.limit
+    if args.json:
+        print_json({"removed": removed, "limit_reached": stopped})
+        return
+    more = f"; stopped at --limit {args.limit}, there may be more" if stopped else ""
+    print(f"removed {_records(removed, 'expired ')}{more}", flush=True)
+
+
+# ------------------------------------------------------------------------ purge
+
+
+def purge(store: Store, args: argparse.Namespace) -> int:
+    with closing(Line(store)) as line:
+        blanked = _in_batches(
+            lambda rows: int(line.perform([Purge(args.tenant, rows)])[0]),
+            args.limit,
+            "blanked {:,} so far",
+        )
+        [running] = line.perform([Scan(1, state=State.RUNNING, tenant=args.tenant)])
+    left = bool(running) or blanked >= args.limit
+    if args.json:
+        print_json({"blanked": blanked, "complete": not left})
+        return 0
+    print(
+        f"blanked {_records(blanked)} of tenant {args.tenant!r}; their ids stay until they expire"
+    )
+    if left:
+        print(
+            "not complete: requests of this tenant still run, or --limit was reached; run it again",
+            file=sys.stderr,
+        )
+    return 0
+
+
+# ------------------------------------------------------------------------ both
+
+
+def _in_batches(batch: Callable[[int], int], limit: int, says: str) -> int:
+    """Call `batch` with a number of rows until it finds no more or `limit` is reached.
+
+    It pauses after each batch: whoever keeps a store in order must not keep it busy.
+    """
+    total, progress, pause = 0, Progress(), threading.Event()
+    try:
+        while total < limit:
+            count = batch(min(SWEEP_ROWS_MAX, limit - total))
+            total += count
+            if count == 0:
+                break
+            progress.say(says.format(total))
+            pause.wait(SWEEP_PAUSE_S if count >= SWEEP_ROWS_MAX else 0)
+    finally:
+        progress.done()
+    return total
+
+
+def _records(count: int, what: str = "") -> str:
+    return f"{count:,} {what}record{'' if count == 1 else 's'}"

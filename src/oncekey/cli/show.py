@@ -1,0 +1,160 @@
+"""Looking: `show`, `list`, `count`. Nothing here changes a record."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+
+from oncekey.cli.table import duration, facts, print_json, table
+from oncekey.cli.words import (
+    answer_described,
+    answer_in_full,
+    described,
+    expiry,
+    facts_of,
+    key_of,
+    state_of,
+)
+from oncekey.core.key import record_id, short_hash
+from oncekey.core.printable import printable
+from oncekey.core.record import Record, State
+from oncekey.core.verbs import Count, Find, Scan, Steps
+from oncekey.errors import Misuse
+from oncekey.stores.base import Store
+from oncekey.stores.line import Line
+
+ID_BYTES = 32
+ID_DIGITS_SHOWN = 16
+ID_DIGITS_MIN = 4
+NOTHING = 1
+"""The exit code when there is nothing to show."""
+
+
+# ------------------------------------------------------------------------ list
+
+
+def list_(store: Store, args: argparse.Namespace) -> int:
+    after = _digits(args.after).ljust(ID_BYTES * 2, "f") if args.after else ""
+    state = State(args.state) if args.state else None
+    scan = Scan(args.limit + 1, after=bytes.fromhex(after), state=state, tenant=args.tenant)
+    with closing(Line(store)) as line:
+        [records] = line.perform([scan])
+    more = records[args.limit - 1].id.hex() if len(records) > args.limit else None
+    records = records[: args.limit]
+    if args.json:
+        shown = [described(record, show_key=args.show_keys) for record in records]
+        print_json({"records": shown, "next": more})
+    elif records:
+        print(_listed(records, show_keys=args.show_keys))
+    if not records:
+        print("no records" + (" match" if state or args.tenant else ""), file=sys.stderr)
+        return NOTHING
+    if more:
+        print(f"{len(records)} shown, there are more: add --after {more}", file=sys.stderr)
+    return 0
+
+
+def _listed(records: list[Record], *, show_keys: bool) -> str:
+    header = ["ID", "STATE", "TENANT", "OPERATION", "KEY" if show_keys else "KEY HASH"]
+    rows = [
+        (
+            record.id.hex()[:ID_DIGITS_SHOWN],
+            state_of(record),
+            record.tenant,
+            record.operation,
+            key_of(record, show_key=show_keys),
+            record.attempt,
+            f"{duration(record.age_s)} ago",
+            expiry(record),
+        )
+        for record in records
+    ]
+    return table([*header, "ATTEMPT", "FIRST ATTEMPT", "EXPIRES"], rows)
+
+
+# ------------------------------------------------------------------------ show
+
+
+def show(store: Store, args: argparse.Namespace) -> int:
+    if args.key is not None and args.tenant is None:
+        raise Misuse("--key needs --tenant, for every tenant has keys of its own")
+    with closing(Line(store)) as line:
+        record = _find_by_digits(line, args.id) if args.id else _find_by_key(line, args)
+        if record is None:
+            print(_not_found(args), file=sys.stderr)
+            return NOTHING
+        [steps] = line.perform([Steps(record.id)])
+    if args.json:
+        whole = described(record, show_key=args.show_keys)
+        whole["steps"] = [{"name": step.name, "done": step.result is not None} for step in steps]
+        if args.body:
+            whole["answer"] = answer_described(record.answer)
+        print_json(whole)
+        return 0
+    print(facts(facts_of(record, steps, show_key=args.show_keys)))
+    if args.body and record.answer is not None:
+        print(f"\n{answer_in_full(record.answer)}")
+    return 0
+
+
+def _find_by_key(line: Line, args: argparse.Namespace) -> Record | None:
+    [record] = line.perform([Find(record_id(args.tenant, args.operation, args.key))])
+    found: Record | None = record
+    return found
+
+
+def _find_by_digits(line: Line, given: str) -> Record | None:
+    """The record whose id begins with these digits, if there is exactly one."""
+    digits = _digits(given)
+    if len(digits) < ID_DIGITS_MIN:
+        raise Misuse(f"--id needs at least {ID_DIGITS_MIN} digits")
+    lowest = int(digits.ljust(ID_BYTES * 2, "0"), 16)
+    after = (lowest - 1).to_bytes(ID_BYTES, "big") if lowest else b""
+    [records] = line.perform([Scan(2, after=after)])
+    ids = [record.id for record in records if record.id.hex().startswith(digits)]
+    if len(ids) > 1:
+        raise Misuse(f"more than one id begins with {digits}: give more digits")
+    if not ids:
+        return None
+    [record] = line.perform([Find(ids[0])])  # a scan leaves the body out
+    found: Record | None = record
+    return found
+
+
+def _digits(text: str) -> str:
+    digits = text.strip().lower()
+    if not digits or len(digits) > ID_BYTES * 2 or set(digits) - set("0123456789abcdef"):
+        raise Misuse(
+            f"an id is up to {ID_BYTES * 2} hexadecimal digits, as `oncekey list` shows it"
+        )
+    return digits
+
+
+def _not_found(args: argparse.Namespace) -> str:
+    if args.id:
+        return "no record has this id: it expired and was swept, or the store is another one"
+    tenant = printable(args.tenant)
+    if args.operation:
+        what = f"this key for operation {printable(args.operation)!r}: check its spelling"
+    else:
+        what = "this key for all its operations together: add --operation, if keys belong to one"
+    return (
+        f"tenant {tenant!r} has no record of {what}. `oncekey list --tenant {tenant}` shows what "
+        f"there is; the hash of this key is {short_hash(args.key)}"
+    )
+
+
+# ------------------------------------------------------------------------ count
+
+
+def count(store: Store, args: argparse.Namespace) -> int:
+    with closing(Line(store)) as line:
+        [counts] = line.perform([Count()])
+    by_state = {str(state): counts.get(state, 0) for state in State}
+    total = sum(by_state.values())
+    if args.json:
+        print_json({**by_state, "total": total})
+    else:
+        print(table(("STATE", "RECORDS"), [*by_state.items(), ("total", total)]))
+    return 0

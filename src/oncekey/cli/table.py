@@ -1,0 +1,92 @@
+"""What is printed: aligned columns, times in words, progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.printable import printable
+
+CELL_CHARS_MAX = 40
+PROGRESS_EVERY_S = 5.0
+
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as their widest cell; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    columns = list(zip(header, *cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    to_right = [
+        bool(rows) and all(isinstance(row[n], int) for row in rows) for n in range(len(header))
+    ]
+    lines = []
+    for row in (header, *cells):
+        padded = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, to_right, strict=True)
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """A list of names and values, one per line."""
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else printable(str(value), CELL_CHARS_MAX)
+
+
+def duration(seconds: float) -> str:
+    """A length of time in at most two units; its sign is left to the words around it.
+
+    >>> [duration(s) for s in (0.25, 12.04, 75, 3600, 200_000)]
+    ['0.25 s', '12 s', '1 min 15 s', '1 h', '2 d 7 h']
+    """
+    seconds = abs(seconds)
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    for size, unit, smaller, smaller_unit in _UNITS:
+        if whole >= size:
+            count, rest = whole // size, whole % size // smaller
+            return f"{count:,} {unit} {rest} {smaller_unit}" if rest else f"{count:,} {unit}"
+    return f"{whole} s"
+
+
+def print_json(value: Any) -> None:
+    """One document on one line, so that several make JSON Lines."""
+    print(json.dumps(value), flush=True)
+
+
+class Progress:
+    """Says how far long work is: on a terminal in one line that changes, else now and then."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Clock | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._clock = clock or SystemClock()
+        self._said_at = self._clock.monotonic()
+        self._line_open = False
+
+    def say(self, text: str) -> None:
+        if self._stream.isatty():
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+            self._line_open = True
+        elif self._clock.monotonic() - self._said_at >= PROGRESS_EVERY_S:
+            self._said_at = self._clock.monotonic()
+            print(text, file=self._stream, flush=True)
+
+    def done(self) -> None:
+        """Leave nothing behind on a terminal."""
+        if self._line_open:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._line_open = False

@@ -1,0 +1,211 @@
+"""Choosing a command and a store, and what is said when it cannot be done."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oncekey.cli.main import parser
+from tests.cli.conftest import Oncekey, Seed
+
+ROOT = Path(__file__).parent.parent.parent
+COMMANDS = ("migrate", "sweep", "show", "list", "count", "purge")
+
+
+# ------------------------------------------------------------------------ which store
+
+
+def test_the_url_may_come_from_the_environment(oncekey: Oncekey, seed: Seed) -> None:
+    seed.completed("order-17")
+
+    assert oncekey("count", "--json").json["completed"] == 1
+
+
+def test_a_url_that_is_given_wins(oncekey: Oncekey, seed: Seed, tmp_path: Path) -> None:
+    seed.completed("order-17")
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    oncekey("migrate", other)
+
+    assert oncekey("count", other, "--json").json["total"] == 0
+
+
+def test_without_any_url(oncekey: Oncekey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONCEKEY_STORE", raising=False)
+
+    ran = oncekey("count")
+
+    assert ran.code == 2
+    assert "ONCEKEY_STORE" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("keys.db", "write sqlite:///keys.db"),
+        ("mongodb://u:hunter2@h/db", "no store for mongodb://"),
+        ("memory://", "cannot be seen from here"),
+        ("sqlite:///", "sqlite:///keys.db"),
+        ("redis://:hunter2@127.0.0.1:1/0", "127.0.0.1:1"),
+    ],
+)
+def test_p12_a_store_that_cannot_be_used_is_one_line_without_passwords(
+    oncekey: Oncekey, url: str, says: str
+) -> None:
+    ran = oncekey("count", url)
+
+    assert ran.code == 2
+    assert ran.out == ""
+    assert says in ran.err
+    assert ran.err.startswith("oncekey: ")
+    assert ran.err.count("\n") == 1
+    assert "hunter2" not in ran.err
+
+
+def test_a_mistyped_path_is_told_and_not_created(oncekey: Oncekey, tmp_path: Path) -> None:
+    path = tmp_path / "kyes.db"
+
+    ran = oncekey("list", f"sqlite:///{path}")
+
+    assert ran.code == 2
+    assert f"no file {path}" in ran.err
+    assert not path.exists()
+
+
+def test_a_file_that_is_no_store(oncekey: Oncekey, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("milk, eggs, bread. " * 100)
+
+    ran = oncekey("list", f"sqlite:///{path}")
+
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "notes.txt" in ran.err
+
+
+# ------------------------------------------------------------------------ usage
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("polish",),
+        ("show",),
+        ("show", "--id", "abcd", "--key", "k"),
+        ("show", "--key", "k"),
+        ("show", "--id", "xyz"),
+        ("show", "--id", "abc"),
+        ("show", "--id", "a" * 65),
+        ("list", "--state", "sleeping"),
+        ("list", "--limit", "0"),
+        ("list", "--limit", "-1"),
+        ("list", "--limit", "many"),
+        ("list", "--after", "not hex"),
+        ("sweep", "--every-s", "0"),
+        ("sweep", "--every-s", "nan"),
+        ("purge",),
+    ],
+)
+def test_wrong_usage_is_2_and_said_on_stderr(
+    oncekey: Oncekey, seed: Seed, words: tuple[str, ...]
+) -> None:
+    ran = oncekey(*words)
+
+    assert ran.code == 2
+    assert ran.out == ""
+    assert ran.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_that_parse(oncekey: Oncekey, command: str) -> None:
+    ran = oncekey(command, "--help")
+
+    assert ran.code == 0
+    examples = re.findall(rf"^  oncekey ({command}.*)$", ran.out, re.MULTILINE)
+    assert examples
+    for example in examples:
+        parser().parse_args([word.strip("'") for word in re.findall(r"'[^']*'|\S+", example)])
+
+
+def test_help_of_all(oncekey: Oncekey) -> None:
+    ran = oncekey("--help")
+
+    assert ran.code == 0
+    assert all(re.search(rf"^    {command} ", ran.out, re.MULTILINE) for command in COMMANDS)
+    assert "ONCEKEY_STORE" in ran.out
+
+
+def test_every_command_is_documented_with_an_example() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+
+    sections = dict(re.findall(r"^## `oncekey (\w+)`$(.*?)(?=^## |\Z)", text, re.M | re.S))
+
+    assert set(sections) == set(COMMANDS)
+    for command, section in sections.items():
+        assert f"$ oncekey {command}" in section
+        options = set(re.findall(r"--[a-z-]+", parser_help(command))) - {"--help"}
+        assert options <= set(re.findall(r"--[a-z-]+", text)), f"{command}: {options}"
+
+
+def parser_help(command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "oncekey", command, "--help"], capture_output=True, text=True
+    )
+    return done.stdout
+
+
+# ------------------------------------------------------------------------ as a process
+
+
+def test_as_a_module_and_as_a_command(url: str, seed: Seed) -> None:
+    seed.completed("order-17")
+    script = Path(sys.executable).with_name("oncekey")
+
+    for words in ([sys.executable, "-m", "oncekey"], [str(script)]):
+        done = subprocess.run([*words, "count", "--json", url], capture_output=True, text=True)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert '"completed": 1' in done.stdout
+
+
+def test_a_reader_that_has_gone_is_no_error(url: str, seed: Seed) -> None:
+    seed.completed("order-17")
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    words = [sys.executable, "-m", "oncekey", "list"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_terminal_without_unicode(url: str, seed: Seed) -> None:
+    seed.completed("order-17", tenant="Käse-\N{SNOWMAN}")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "oncekey", "list"], capture_output=True, env=environment
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"K\xe4se-\u2603" in done.stdout
+
+
+def test_watch_sweeps_until_interrupted(url: str, hour_ago: Seed) -> None:
+    hour_ago.completed("old", retention_s=60.0)
+    words = [sys.executable, "-m", "oncekey", "sweep", "--watch", "--every-s", "0.01", "--json"]
+
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+
+    assert lines[0] == b'{"removed": 1, "limit_reached": false}\n'
+    assert lines[1:] == [b'{"removed": 0, "limit_reached": false}\n'] * 2
+    assert (process.returncode, err) == (0, b"")

@@ -1,0 +1,128 @@
+"""Keeping a store in order."""
+
+from pathlib import Path
+
+import pytest
+
+from oncekey.cli import operate
+from oncekey.core.record import Answer
+from oncekey.core.verbs import Find
+from oncekey.stores.line import Line
+from oncekey.stores.sqlite import SqliteStore
+from tests.cli.conftest import TENANT, Oncekey, Seed
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate, "SWEEP_PAUSE_S", 0.0)
+
+
+# ------------------------------------------------------------------------ migrate
+
+
+def test_migrate_makes_a_store_and_can_be_repeated(oncekey: Oncekey, url: str) -> None:
+    first, second = oncekey("migrate"), oncekey("migrate")
+
+    assert first.code == second.code == 0
+    assert first.out.startswith("applied ")
+    assert second.out == "up to date: nothing to apply\n"
+    assert oncekey("count").code == 0
+
+
+def test_migrate_as_json(oncekey: Oncekey, url: str) -> None:
+    assert oncekey("migrate", "--json").json["applied"]
+    assert oncekey("migrate", "--json").json == {"applied": []}
+
+
+# ------------------------------------------------------------------------ sweep
+
+
+def test_p10_sweep_removes_what_expired_and_nothing_else(
+    oncekey: Oncekey, seed: Seed, hour_ago: Seed
+) -> None:
+    hour_ago.completed("expired", retention_s=60.0)
+    hour_ago.completed("kept")
+    hour_ago.running("lapsed")
+    seed.running("live")
+    seed.unknown("unknown")
+
+    ran = oncekey("sweep")
+
+    left = oncekey("list", "--json", "--show-keys").json["records"]
+    assert (ran.code, ran.out) == (0, "removed 1 expired record\n")
+    assert {record["key"] for record in left} == {"kept", "lapsed", "live", "unknown"}
+
+
+def test_sweep_of_nothing_is_fine(oncekey: Oncekey, seed: Seed) -> None:
+    seed.completed("kept")
+
+    ran = oncekey("sweep")
+
+    assert (ran.code, ran.out, ran.err) == (0, "removed 0 expired records\n", "")
+
+
+def test_sweep_takes_as_many_batches_as_it_needs(
+    oncekey: Oncekey, hour_ago: Seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "SWEEP_ROWS_MAX", 3)
+    for number in range(10):
+        hour_ago.completed(f"old-{number}", retention_s=60.0)
+
+    assert oncekey("sweep", "--json").json == {"removed": 10, "limit_reached": False}
+
+
+def test_sweep_stops_at_its_limit_and_says_so(oncekey: Oncekey, hour_ago: Seed) -> None:
+    for number in range(5):
+        hour_ago.completed(f"old-{number}", retention_s=60.0)
+
+    ran = oncekey("sweep", "--limit", "2")
+
+    assert ran.out == "removed 2 expired records; stopped at --limit 2, there may be more\n"
+    assert oncekey("count", "--json").json["total"] == 3
+
+
+# ------------------------------------------------------------------------ purge
+
+
+def test_purge_blanks_one_tenant_and_keeps_the_ids(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path
+) -> None:
+    gone = seed.completed("a")
+    kept = seed.completed("b", tenant="globex")
+
+    ran = oncekey("purge", "--tenant", TENANT)
+
+    line = Line(SqliteStore(tmp_path / "keys.db"))
+    [blank] = line.perform([Find(gone)])
+    [whole] = line.perform([Find(kept)])
+    line.close()
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "blanked 1 record of tenant 'acme'; their ids stay until they expire\n"
+    assert (blank.key, blank.answer) == ("", Answer(201, (), None))
+    assert whole.key == "b"
+    assert whole.answer.body is not None
+
+
+def test_purge_says_when_a_request_still_runs(oncekey: Oncekey, seed: Seed) -> None:
+    seed.completed("a")
+    seed.running("b")
+
+    ran = oncekey("purge", "--tenant", TENANT)
+    again = oncekey("purge", "--tenant", TENANT, "--json")
+
+    assert "still run" in ran.err
+    assert again.json == {"blanked": 0, "complete": False}
+
+
+def test_purge_takes_as_many_batches_as_it_needs(
+    oncekey: Oncekey, seed: Seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "SWEEP_ROWS_MAX", 3)
+    for number in range(10):
+        seed.completed(f"key-{number}")
+
+    limited = oncekey("purge", "--tenant", TENANT, "--limit", "4", "--json")
+    rest = oncekey("purge", "--tenant", TENANT, "--json")
+
+    assert limited.json == {"blanked": 4, "complete": False}
+    assert rest.json == {"blanked": 6, "complete": True}
