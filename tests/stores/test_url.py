@@ -106,6 +106,7 @@ def test_an_empty_url_is_answered_with_the_choice() -> None:
         f"postgresql://user:{PASSWORD}@host:port/db",
         f"redis://user:{PASSWORD}@[::1/0",
         f"user:{PASSWORD}@host/db",
+        f"redis://user:{PASSWORD}@host/0?timeout_s=soon",
     ],
 )
 def test_p12_what_cannot_be_opened_is_refused_without_its_password(url: str) -> None:
@@ -114,6 +115,12 @@ def test_p12_what_cannot_be_opened_is_refused_without_its_password(url: str) -> 
 
     assert PASSWORD not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("url", ["sqlite:///keys.db?timeout_s=soon", "redis://h/0?timeout_s=soon"])
+def test_an_option_that_cannot_be_read_is_misuse(url: str) -> None:
+    with pytest.raises(Misuse, match="cannot be read"):
+        open_store(url)
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,10 @@ def _open(url: str, kind: Kind, module: str) -> Store:
             f"{redact(url)}: its driver cannot be imported ({reason}): "
             f"pip install 'oncekey[{kind.extra}]'"
         ) from error
+    except ValueError:  # its text may hold a part of the password
+        raise Misuse(
+            f"{redact(url)}: one of its values cannot be read; it should look like {kind.example}"
+        ) from None
     return store
 
 
