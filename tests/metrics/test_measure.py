@@ -20,7 +20,7 @@ from oncekey.heartbeat import Heartbeat
 from oncekey.metrics import catalogue
 from oncekey.metrics.catalogue import CATALOGUE, Metric
 from oncekey.metrics.measure import OTHER, Measure
-from oncekey.stores.gather import Line
+from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryConnection, MemoryStore
 from tests.metrics.samples import KINDS, OPERATION, one_of_each, sample
 
