@@ -50,6 +50,7 @@ def test_without_any_url(oncekey: Oncekey, monkeypatch: pytest.MonkeyPatch) -> N
         ("memory://", "cannot be seen from here"),
         ("sqlite:///", "sqlite:///keys.db"),
         ("redis://:hunter2@127.0.0.1:1/0", "127.0.0.1:1"),
+        ("postgresql://u:hunter2@127.0.0.1:1/db", "127.0.0.1:1"),
     ],
 )
 def test_p12_a_store_that_cannot_be_used_is_one_line_without_passwords(
@@ -139,7 +140,7 @@ def test_help_of_all(oncekey: Oncekey) -> None:
     assert "ONCEKEY_STORE" in ran.out
 
 
-def test_every_command_is_documented_with_an_example() -> None:
+def test_every_command_is_documented_with_an_example(oncekey: Oncekey) -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
 
     sections = dict(re.findall(r"^## `oncekey (\w+)`$(.*?)(?=^## |\Z)", text, re.M | re.S))
@@ -147,15 +148,8 @@ def test_every_command_is_documented_with_an_example() -> None:
     assert set(sections) == set(COMMANDS)
     for command, section in sections.items():
         assert f"$ oncekey {command}" in section
-        options = set(re.findall(r"--[a-z-]+", parser_help(command))) - {"--help"}
+        options = set(re.findall(r"--[a-z-]+", oncekey(command, "--help").out)) - {"--help"}
         assert options <= set(re.findall(r"--[a-z-]+", text)), f"{command}: {options}"
-
-
-def parser_help(command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "oncekey", command, "--help"], capture_output=True, text=True
-    )
-    return done.stdout
 
 
 # ------------------------------------------------------------------------ as a process

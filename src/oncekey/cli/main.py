@@ -48,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except OncekeyError as error:
         said = str(error).replace(url, redact(url)) if url else str(error)
-        print(f"oncekey: {printable(said, 1000)}", file=sys.stderr)
+        one_line = printable(" ".join(said.split()), 1000)
+        print(f"oncekey: {one_line}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # whoever read our output has enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
