@@ -21,6 +21,7 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core.verbs import Done, Refused
 from oncekey.errors import StoreError
 from oncekey.guard import LEASE_MARGIN, Guard
+from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.stores.gather import BATCH_ROWS_MAX
 from oncekey.stores.line import Line
@@ -145,6 +146,7 @@ class Heartbeat:
         if not alive:
             return
         alive.sort(key=lambda attempt: attempt.held.id)
+        probe("before_renew")
         try:
             outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])
         except StoreError as error:
@@ -152,6 +154,7 @@ class Heartbeat:
             self._again(alive, RETRY_S)
             return
         self._settle(zip(alive, outcomes, strict=True), asked_at=now)
+        probe("after_renew")
 
     def _settle(self, outcomes: Iterable[tuple[Attempt, object]], asked_at: float) -> None:
         for attempt, outcome in outcomes:

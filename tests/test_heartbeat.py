@@ -1,0 +1,189 @@
+"""The heartbeat: who is due, what renewing does, and what a handler learns when it cannot be done."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncekey import Policy, probes
+from oncekey.attempt import Attempt
+from oncekey.clock import FakeClock, SystemClock
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import run
+from oncekey.core.record import Answer, Record, State
+from oncekey.core.verbs import Find
+from oncekey.decision import Call, Execute, Stored
+from oncekey.errors import LeaseLost, StoreUnavailable
+from oncekey.events import Event, Hooks, LeaseWasLost
+from oncekey.guard import Guard
+from oncekey.heartbeat import Heartbeat, Schedule
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.line import Line
+from oncekey.stores.memory import MemoryStore
+
+CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
+
+
+class Failing(MemoryStore):
+    """A store that can be switched off."""
+
+    down = False
+
+    def perform(self, verbs: Any) -> Any:
+        if self.down:
+            raise StoreUnavailable("no answer")
+        return (yield from super().perform(verbs))
+
+
+class World:
+    """One attempt on a clock that is driven; the heartbeat beats when told to."""
+
+    def __init__(self, **policy: Any) -> None:
+        self.clock = FakeClock()
+        self.store = Failing(self.clock)
+        self.events: list[Event] = []
+        self.guard = Guard(clock=self.clock, hooks=Hooks([self.events.append]))
+        self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
+        self.gatherer = Gatherer(self.store)
+        self.policy = Policy(**{"lease_s": 30.0, **policy}).settled()
+        self.attempt = self.begin()
+
+    def begin(self) -> Attempt:
+        decision = run(self.guard.begin(CALL, self.policy), self.gatherer.ask)
+        assert isinstance(decision, Execute)
+        return decision.attempt
+
+    def beat(self) -> None:
+        self.heartbeat._beat(Line(self.store), [self.attempt])
+
+    def record(self) -> Record:
+        found: Record = self.gatherer.ask(Find(self.attempt.held.id))
+        return found
+
+
+def test_a_renewal_gives_a_whole_lease() -> None:
+    world = World()
+    world.clock.advance(20)
+    assert world.record().lease_left_s == 10
+    world.beat()
+    assert world.record().lease_left_s == 30
+    assert world.attempt.lease_until == world.clock.monotonic() + 30
+    assert not world.attempt.lost
+
+
+def test_p2_an_attempt_that_was_taken_over_learns_it_and_renews_nothing() -> None:
+    world = World()
+    world.clock.advance(31)
+    heir = world.begin()
+    told: list[str] = []
+    world.attempt.on_lost(lambda: told.append("lost"))
+    world.clock.advance(5)
+    world.beat()
+    assert world.attempt.lost
+    assert told == ["lost"]
+    assert world.record().lease_left_s == 25
+    assert world.record().token == heir.held.token
+    with pytest.raises(LeaseLost):
+        world.attempt.ensure_owned()
+    assert [e.reason for e in world.events if isinstance(e, LeaseWasLost)] == ["taken over"]
+
+
+def test_a_late_renewal_does_not_revive_a_completed_record() -> None:
+    world = World()
+    finished = run(world.guard.finish(world.attempt, Answer(201), CALL), world.gatherer.ask)
+    assert isinstance(finished, Stored)
+    world.attempt.finished = False  # as if the renewal had been sent just before
+    world.beat()
+    assert world.record().state is State.COMPLETED
+    assert world.record().beat == 1
+
+
+def test_loss_is_signalled_before_the_deadline_when_the_store_does_not_answer() -> None:
+    world = World()
+    world.store.down = True
+    world.clock.advance(20)
+    world.beat()
+    assert not world.attempt.lost
+    world.clock.advance(8)
+    world.beat()
+    assert world.attempt.lost
+    assert world.clock.monotonic() < world.attempt.lease_until
+
+
+def test_p11_a_handler_that_hangs_is_not_renewed_for_ever() -> None:
+    world = World(run_s_max=60)
+    for _ in range(5):
+        world.clock.advance(10)
+        world.beat()
+    assert not world.attempt.lost
+    world.clock.advance(10)
+    world.beat()
+    assert world.attempt.lost
+    assert world.record().lease_left_s == 20
+
+
+def test_an_attempt_that_has_ended_is_neither_renewed_nor_told() -> None:
+    world = World()
+    world.attempt.finished = True
+    world.clock.advance(20)
+    world.beat()
+    assert world.record().beat == 0
+    assert not world.attempt.lost
+
+
+class TestSchedule:
+    def test_who_is_due_first_comes_first(self) -> None:
+        schedule, [a, b, c] = Schedule(), [World().attempt for _ in range(3)]
+        schedule.add(a, 0.0, 10.0)
+        schedule.add(b, 1.0, 2.0)
+        schedule.add(c, 2.0, 10.0)
+        assert schedule.next_at() == 3.0
+        assert schedule.take(2.9) == []
+        assert schedule.take(11.0) == [a, b]
+        assert schedule.next_at() == 12.0
+
+    def test_who_has_ended_is_forgotten(self) -> None:
+        schedule, attempt = Schedule(), World().attempt
+        schedule.add(attempt, 0.0, 10.0)
+        schedule.drop(attempt)
+        schedule.drop(attempt)
+        assert schedule.next_at() is None
+
+    def test_a_batch_is_bounded(self) -> None:
+        schedule, attempts = Schedule(), [World().attempt for _ in range(5)]
+        for attempt in attempts:
+            schedule.add(attempt, 0.0, 1.0)
+        assert schedule.take(2.0, limit=3) == attempts[:3]
+        assert schedule.take(2.0, limit=3) == attempts[3:]
+
+
+@pytest.fixture
+def renewals() -> Iterator[threading.Semaphore]:
+    done = threading.Semaphore(0)
+    probes.arm("after_renew", done.release)
+    yield done
+    probes.disarm()
+
+
+def test_the_thread_renews_by_itself_and_stops_when_told(renewals: threading.Semaphore) -> None:
+    store, guard = MemoryStore(), Guard()
+    heartbeat, gatherer = Heartbeat(store, guard), Gatherer(store)
+    policy = Policy(lease_s=0.3).settled()
+    decision = run(guard.begin(CALL, policy), gatherer.ask)
+    assert isinstance(decision, Execute)
+    heartbeat.add(decision.attempt)
+    started = SystemClock().monotonic()
+    for _ in range(5):
+        assert renewals.acquire(timeout=5)
+    assert SystemClock().monotonic() - started > 0.3
+    found: Record = gatherer.ask(Find(decision.attempt.held.id))
+    assert found.beat >= 5
+    assert not decision.attempt.lost
+    thread = heartbeat._thread
+    heartbeat.drop(decision.attempt)
+    heartbeat.stop()
+    assert thread is not None
+    assert not thread.is_alive()

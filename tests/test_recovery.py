@@ -1,0 +1,102 @@
+"""The sweeper: removes what has expired, in bounded batches, and writes counters behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oncekey import recovery
+from oncekey.clock import FakeClock
+from oncekey.core.record import Claim
+from oncekey.core.verbs import Count, Find, Insert, Sweep
+from oncekey.errors import StoreUnavailable
+from oncekey.recovery import Sweeper
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.line import Line
+from oncekey.stores.memory import MemoryStore
+from oncekey.tallies import Tallies
+
+
+class Watched(MemoryStore):
+    """Notes what it is asked, and can be switched off."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.sweeps: list[int] = []
+        self.down = False
+
+    def perform(self, verbs: Any) -> Any:
+        if self.down:
+            raise StoreUnavailable("no answer")
+        self.sweeps += [verb.limit for verb in verbs if isinstance(verb, Sweep)]
+        return (yield from super().perform(verbs))
+
+
+def filled(count: int) -> tuple[FakeClock, Watched]:
+    clock = FakeClock()
+    store = Watched(clock)
+    gatherer = Gatherer(store)
+    for n in range(count):
+        gatherer.ask(Insert(Claim(n.to_bytes(32), b"t" * 16, "acme", "POST /", "k", b"", 1, 10, 5)))
+    return clock, store
+
+
+def left(store: MemoryStore) -> int:
+    return int(sum(Gatherer(store).ask(Count()).values()))
+
+
+def test_p10_nothing_live_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "SWEEP_PAUSE_S", 0.0)
+    clock, store = filled(25)
+    sweeper = Sweeper(store, rows_max=10)
+    clock.advance(14.9)
+    assert sweeper.round(Line(store)) == 0
+    assert left(store) == 25
+    clock.advance(0.1)
+    assert sweeper.round(Line(store)) == 25
+    assert left(store) == 0
+    assert store.sweeps == [10, 10, 10, 10]  # one that found nothing, then three batches
+
+
+def test_a_store_that_is_down_does_not_end_the_sweeper() -> None:
+    clock, store = filled(3)
+    clock.advance(100)
+    sweeper = Sweeper(store)
+    store.down = True
+    assert sweeper.round(Line(store)) == 0
+    store.down = False
+    assert sweeper.round(Line(store)) == 3
+
+
+def test_counters_are_written_behind() -> None:
+    _, store = filled(1)
+    tallies = Tallies()
+    record_id = bytes(32)
+    for _ in range(3):
+        tallies.count(tallies.replays, record_id)
+    tallies.count(tallies.conflicts, record_id)
+    Sweeper(store, tallies).round(Line(store))
+    Sweeper(store, tallies).round(Line(store))
+    record = Gatherer(store).ask(Find(record_id))
+    assert (record.replays, record.conflicts) == (3, 1)
+
+
+def test_p11_counters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tallies, "IDS_MAX", 2)
+    tallies = Tallies()
+    for n in (1, 2, 3, 1):
+        tallies.count(tallies.replays, bytes([n]))
+    assert tallies.take() == ({b"\x01": 2, b"\x02": 1}, {})
+    assert tallies.take() == ({}, {})
+
+
+def test_the_thread_writes_what_is_counted_when_it_stops() -> None:
+    _, store = filled(1)
+    tallies = Tallies()
+    sweeper = Sweeper(store, tallies, every_s=3600)
+    sweeper.start()
+    sweeper.start()
+    tallies.count(tallies.replays, bytes(32))
+    sweeper.stop()
+    assert Gatherer(store).ask(Find(bytes(32))).replays == 1
