@@ -107,7 +107,7 @@ class StoreAsked(Event):
 class Hook(Protocol):
     """Called with every event, on the request path: be quick, hand slow work elsewhere."""
 
-    def __call__(self, event: Event) -> None: ...
+    def __call__(self, event: Event, /) -> None: ...
 
 
 class Hooks:
