@@ -49,6 +49,7 @@ def test_without_any_url(oncekey: Oncekey, monkeypatch: pytest.MonkeyPatch) -> N
         ("mongodb://u:hunter2@h/db", "no store for mongodb://"),
         ("memory://", "cannot be seen from here"),
         ("sqlite:///", "sqlite:///keys.db"),
+        ("sqlite://u:hunter2@h/keys.db", "sqlite:///keys.db"),
         ("redis://:hunter2@127.0.0.1:1/0", "127.0.0.1:1"),
         ("postgresql://u:hunter2@127.0.0.1:1/db", "127.0.0.1:1"),
     ],

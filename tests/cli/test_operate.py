@@ -71,6 +71,13 @@ def test_sweep_takes_as_many_batches_as_it_needs(
     assert oncekey("sweep", "--json").json == {"removed": 10, "limit_reached": False}
 
 
+def test_a_batch_that_is_not_full_need_not_be_the_last() -> None:
+    """A store that walks over its keys gives what it meets, not what there is."""
+    batches = iter([2, 1, 500, 3, 0])
+
+    assert operate.in_batches(lambda rows: next(batches), 1000, "{}") == 506
+
+
 def test_sweep_stops_at_its_limit_and_says_so(oncekey: Oncekey, hour_ago: Seed) -> None:
     for number in range(5):
         hour_ago.completed(f"old-{number}", retention_s=60.0)

@@ -216,6 +216,7 @@ def test_a_first_run_and_its_retries(service: Service) -> None:
     assert of(catalogue.RUN_DURATION, OPERATION) == pytest.approx(2.0)
     assert of(catalogue.REPLAYS, OPERATION) == 1
     assert of(catalogue.RETRY_WAIT, OPERATION, "replayed") == pytest.approx(42.0)
+    assert (catalogue.RETRY_WAIT, (OPERATION, "ran")) not in service.tally.sums
     assert of(catalogue.RETRIES_PER_KEY, OPERATION) == 1
     assert of(catalogue.REFUSALS, OPERATION, "mismatch") == 1
 

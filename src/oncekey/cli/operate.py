@@ -58,7 +58,7 @@ def _watch(line: Line, args: argparse.Namespace) -> int:
 
 
 def _sweep(line: Line, limit: int) -> int:
-    return _in_batches(
+    return in_batches(
         lambda rows: int(line.perform([Sweep(rows)])[0]), limit, "removed {:,} so far"
     )
 
@@ -77,7 +77,7 @@ def _report_sweep(removed: int, args: argparse.Namespace) -> None:
 
 def purge(store: Store, args: argparse.Namespace) -> int:
     with closing(Line(store)) as line:
-        blanked = _in_batches(
+        blanked = in_batches(
             lambda rows: int(line.perform([Purge(args.tenant, rows)])[0]),
             args.limit,
             "blanked {:,} so far",
@@ -101,7 +101,7 @@ def purge(store: Store, args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------ both
 
 
-def _in_batches(batch: Callable[[int], int], limit: int, says: str) -> int:
+def in_batches(batch: Callable[[int], int], limit: int, says: str) -> int:
     """Call `batch` with a number of rows until it finds no more or `limit` is reached.
 
     It pauses after each batch: whoever keeps a store in order must not keep it busy.
