@@ -141,7 +141,7 @@ def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
         "sweep",
         operate.sweep,
         "remove expired records, in small batches; what is live or unresolved stays",
-        "sweep sqlite:///keys.db\nsweep --limit 10000 redis://cache.internal/0\nsweep --watch",
+        "sweep sqlite:///keys.db\nsweep --limit 10000 redis://redis.internal/0\nsweep --watch",
     )
     added.add_argument(
         "--limit",
