@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -28,7 +29,11 @@ def http_date(wall: float) -> bytes:
     >>> http_date(784111777.9)
     b'Sun, 06 Nov 1994 08:49:37 GMT'
     """
-    seconds = int(max(0.0, min(wall, _WALL_MAX)))
+    return _imf_fixdate(int(max(0.0, min(wall, _WALL_MAX))))
+
+
+@functools.lru_cache(maxsize=64)  # within one second, all answers carry the same few dates
+def _imf_fixdate(seconds: int) -> bytes:
     return format_datetime(datetime.fromtimestamp(seconds, UTC), usegmt=True).encode("ascii")
 
 

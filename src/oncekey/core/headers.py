@@ -5,6 +5,7 @@ Header lines stay lines: in their order, never joined and never split (two cooki
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -28,6 +29,8 @@ _SECRET = frozenset(
 _NEVER = _OF_ONE_MESSAGE | _SECRET
 _CSRF = re.compile(rb"csrf|xsrf")
 _SET_COOKIE = frozenset({b"set-cookie"})
+# Counted anew for a body that is sent whole.
+_OF_A_WHOLE_BODY = frozenset({b"content-length", b"transfer-encoding"})
 # Without these nobody can read the body: no list leaves them out.
 _FOR_THE_BODY = frozenset({b"content-type", b"content-encoding"})
 
@@ -55,10 +58,14 @@ def kept_headers(
         for name, value in lines
         if name not in never
         and (allowed is None or name in allowed)
-        and not _CSRF.search(name)
-        and _TOKEN.fullmatch(name)
+        and _harmless(name)
         and not _BREAKS_A_LINE.search(value)
     )
+
+
+@functools.lru_cache(maxsize=1024)  # an application's answers use the same few names
+def _harmless(name: bytes) -> bool:
+    return _TOKEN.fullmatch(name) is not None and not _CSRF.search(name)
 
 
 def first_headers(
@@ -82,8 +89,9 @@ def replay_headers(
     added = _about_the_key(answer, profile, key, expires_at_wall, kept=True)
     if profile.replay_marker:
         added.append(_line(*profile.replay_marker))
-    lines = [line for line in _lines(answer, profile, added) if not _is_request_id(line, profile)]
-    if not any(name == b"cache-control" for name, _ in lines):
+    ids = profile.request_id_names
+    lines = [line for line in _lines(answer, profile, added) if line[0].lower() not in ids]
+    if b"cache-control" not in [name for name, _ in lines]:
         lines.append((b"cache-control", b"no-store"))
     return lines
 
@@ -113,12 +121,16 @@ def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
     """The answer's own lines, its length counted, then what is added. Added lines replace those of
     the same name, and nobody but the profile writes what is the profile's to say.
     """
-    replaced = profile.own_names
+    replaced = {name for name, _ in added}
     if answer.body is not None:  # else it streams, and only the handler knows how
         added = [*_length(answer.status, answer.body), *added]
-        replaced |= {b"content-length", b"transfer-encoding"}
-    replaced = replaced.union(name for name, _ in added)
-    return [line for line in answer.headers if line[0].lower() not in replaced] + added
+        replaced |= _OF_A_WHOLE_BODY
+    own = profile.own_names
+    return [
+        line
+        for line in answer.headers
+        if (name := line[0].lower()) not in replaced and name not in own
+    ] + added
 
 
 def _length(status: int, body: bytes) -> Lines:
@@ -132,7 +144,8 @@ def _about_the_key(
 ) -> Lines:
     lines: Lines = []
     if profile.original_request_header:
-        ids = [line[1] for line in answer.headers if _is_request_id(line, profile)]
+        names = profile.request_id_names
+        ids = [value for name, value in answer.headers if name.lower() in names]
         lines += [(profile.original_request_header.encode("ascii"), first) for first in ids[:1]]
     if profile.key_echo:
         lines.append((profile.key_echo.encode("ascii"), _echo(key)))
@@ -144,10 +157,6 @@ def _about_the_key(
     if profile.result_header:
         lines.append(_line(profile.result_header, "accepted"))
     return lines
-
-
-def _is_request_id(line: tuple[bytes, bytes], profile: Profile) -> bool:
-    return line[0].decode("latin-1").lower() in profile.request_id_headers
 
 
 def _line(name: str, value: str) -> tuple[bytes, bytes]:

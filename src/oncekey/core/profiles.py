@@ -104,6 +104,8 @@ class Profile:
 
     own_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
     """Headers of answers that nobody but the profile writes."""
+    request_id_names: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    """`request_id_headers` as they are compared."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -117,6 +119,8 @@ class Profile:
         )
         names = frozenset(name.encode("ascii") for name in own if name)
         object.__setattr__(self, "own_names", names)
+        ids = frozenset(name.encode("ascii") for name in self.request_id_headers)
+        object.__setattr__(self, "request_id_names", ids)
         object.__setattr__(self, "statuses", MappingProxyType(dict(self.statuses)))
 
     def derive(
