@@ -176,8 +176,9 @@ async def test_the_tenant_function_may_be_async_and_sees_the_scope() -> None:
     assert (await ask(world.app, "k1", user="a")).json() == {"run": 1}
 
 
-async def test_no_tenant_no_run() -> None:
-    world = World(tenant=lambda request: None)
+@pytest.mark.parametrize("tenant", [None, ""])
+async def test_no_tenant_no_run(tenant: str | None) -> None:
+    world = World(tenant=lambda request: tenant)
     refused = await ask(world.app, "k1")
     assert (refused.status, refused.kind) == (401, "no-tenant")
     assert (world.runs, world.stored()) == (0, 0)

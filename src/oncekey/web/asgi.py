@@ -83,7 +83,7 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             if scope["method"] in self._methods:
-                if self._always or any(name == self._key_header for name, _ in scope["headers"]):
+                if self._always or self._brings_key(scope):
                     await self._guard(scope, receive, send)
                     return
             elif self.edge.status_path is not None and scope["path"] == self.edge.status_path:
@@ -93,6 +93,13 @@ class IdempotencyMiddleware:
             await self.app(scope, self._draining(receive), self._starting(send))
             return
         await self.app(scope, receive, send)
+
+    def _brings_key(self, scope: Scope) -> bool:
+        header = self._key_header
+        for name, _ in scope["headers"]:  # noqa: SIM110  (`any` costs a generator, on every request)
+            if name == header:
+                return True
+        return False
 
     # ------------------------------------------------------------------------- one request
 
@@ -129,11 +136,10 @@ class IdempotencyMiddleware:
         if (old := edge.check_age(request, route)) is not None:
             return old
         tenant = edge.tenant(request)
-        if inspect.isawaitable(tenant):
-            tenant = await tenant
-        tenant = edge.check_tenant(tenant)
-        if isinstance(tenant, Problem):
-            return tenant
+        if type(tenant) is not str or not tenant:
+            tenant = edge.check_tenant(await tenant if inspect.isawaitable(tenant) else tenant)
+            if isinstance(tenant, Problem):
+                return tenant
         return edge.call(request, route, tenant, key, body)
 
     async def _tell_status(self, scope: Scope, send: Send) -> None:
@@ -386,7 +392,7 @@ def _inner(scope: Scope) -> Scope:
 
 async def _read(receive: Receive, request: Request, limit: int) -> bytes | Problem | None:
     """The whole body; None if the client left."""
-    declared = request.headers.get("content-length", "")
+    declared = request.headers.first(b"content-length")
     if declared.isdigit() and int(declared) > limit:
         return too_large(limit)
     chunks: list[bytes] = []

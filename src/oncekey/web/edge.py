@@ -234,7 +234,7 @@ def _describe(profile: Profile) -> str:
 
 def content_type(request: Request) -> str:
     """The content type as sent, empty if none was."""
-    return request.headers.get("content-type", "")
+    return request.headers.first(b"content-type").decode("latin-1")
 
 
 def too_large(limit: int) -> Problem:

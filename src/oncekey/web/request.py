@@ -20,6 +20,13 @@ class Headers(Mapping[str, str]):
         wanted = name.lower().encode("latin-1")
         return [value for line, value in self.lines if line == wanted]
 
+    def first(self, name: bytes) -> bytes:
+        """The value of the first line of that name, which is in lower case; empty if there is none."""
+        for line, value in self.lines:
+            if line == name:
+                return value
+        return b""
+
     def __getitem__(self, name: str) -> str:
         values = self.all(name)
         if not values:
