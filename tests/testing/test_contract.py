@@ -1,0 +1,79 @@
+"""The contract suite has teeth: it passes a store that is right and catches every wrong one."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncekey.clock import FakeClock
+from oncekey.core.verbs import Find, Insert
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing.contract import Case, StoreContract, Subject
+from oncekey.testing.contract.subject import FACES, SyncFace
+from tests.testing.mutants import CAUGHT_BY
+
+TESTS = [name for name in dir(StoreContract) if name.startswith("test_")]
+
+
+def parameters(test: Any) -> Iterator[dict[str, Any]]:
+    """Every set of arguments that a test is parametrised with."""
+    sets = []
+    for mark in getattr(test, "pytestmark", ()):
+        names, values = mark.args
+        names = [names] if isinstance(names, str) else names
+        rows = [[value] if len(names) == 1 else value for value in values]
+        sets.append([dict(zip(names, row, strict=True)) for row in rows])
+    for chosen in itertools.product(*sets):
+        yield {name: value for part in chosen for name, value in part.items()}
+
+
+def failures(store: type[MemoryStore], name: str) -> int:
+    """With how many sets of arguments and faces the test fails for this store."""
+    test, failed = getattr(StoreContract, name), 0
+    for arguments, open_face in itertools.product(parameters(test), FACES.values()):
+        clock = FakeClock()
+        subject = Subject(store(clock), elapse=clock.advance)
+        face = open_face(subject.store)
+        try:
+            test(StoreContract(), Case(subject, face), **arguments)
+        except AssertionError:
+            failed += 1
+        finally:
+            face.close()
+    return failed
+
+
+@pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda mutant: mutant.__name__)
+def test_a_mistake_is_caught_by_the_test_that_names_it(mutant: type[MemoryStore]) -> None:
+    name = CAUGHT_BY[mutant]
+    assert failures(MemoryStore, name) == 0
+    assert failures(mutant, name) > 0
+
+
+def test_there_is_a_test_for_every_subject() -> None:
+    assert len(TESTS) > 100
+    assert set(CAUGHT_BY.values()) <= set(TESTS)
+
+
+# ------------------------------------------------------------------------------ real waiting
+
+
+def test_without_a_way_to_let_time_pass_the_suite_waits() -> None:
+    subject = Subject(MemoryStore())
+    assert subject.elapse is time.sleep
+    case = Case(subject, SyncFace(subject.store))
+    assert case.lease_s <= 2  # somebody has to wait for it
+    claim = case.claim(lease_s=0.01)
+    case.ask(Insert(claim))
+    case.elapse(0.01)
+    assert case.ask(Find(claim.id)).lapsed
+
+
+def test_a_clock_that_cannot_be_set_back_skips_the_tests_that_need_it() -> None:
+    subject = Subject(MemoryStore())
+    with pytest.raises(pytest.skip.Exception, match="cannot be set back"):
+        Case(subject, SyncFace(subject.store)).set_back(1)
