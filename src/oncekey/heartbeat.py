@@ -142,10 +142,9 @@ class Heartbeat:
 
     def _beat(self, line: Line, due: list[Attempt]) -> None:
         now = self._clock.monotonic()
-        alive = [a for a in due if not a.finished and not self._hangs(a, now)]
+        alive = self._renewable(due, now)
         if not alive:
             return
-        alive.sort(key=lambda attempt: attempt.held.id)
         probe("before_renew")
         try:
             outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])
@@ -155,6 +154,20 @@ class Heartbeat:
             return
         self._settle(zip(alive, outcomes, strict=True), asked_at=now)
         probe("after_renew")
+
+    def _renewable(self, due: list[Attempt], now: float) -> list[Attempt]:
+        """Those to renew in one round trip, in the order of their ids.
+
+        One per record: where an attempt was taken over by another in this process, both are due,
+        and no store is asked to change one record twice in a batch.
+        """
+        by_id: dict[bytes, Attempt] = {}
+        for attempt in due:
+            if attempt.finished or self._hangs(attempt, now):
+                continue
+            if by_id.setdefault(attempt.held.id, attempt) is not attempt:
+                self._again([attempt], 0.0)
+        return [by_id[record_id] for record_id in sorted(by_id)]
 
     def _settle(self, outcomes: Iterable[tuple[Attempt, object]], asked_at: float) -> None:
         for attempt, outcome in outcomes:
