@@ -9,13 +9,15 @@ say when the store does not answer.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from oncekey import events
+from oncekey.asking import ASKS_MAX, LEASE_MARGIN, Asking
 from oncekey.attempt import Attempt
 from oncekey.clock import Clock, SystemClock
 from oncekey.core import fingerprint as fingerprints
@@ -29,13 +31,11 @@ from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import (
     Done,
     Find,
-    Found,
     Insert,
     Inserted,
     Peek,
     Refused,
     Swap,
-    Verb,
 )
 from oncekey.decision import (
     Bypass,
@@ -71,19 +71,16 @@ _log = logging.getLogger("oncekey")
 
 ROUNDS_MAX = 8
 """How often a request looks again after what it found changed under its hands."""
-PATIENCE_S = 5.0
-"""How long a request repeats a question that the store does not answer, before the handler ran."""
-ASKS_MAX = 4
-LEASE_MARGIN = 0.1
-"""The part of a lease that is left unused: whoever acts on it must be done before it is over."""
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
+FORGET_S = 0.03
+"""Looks for a lost claim are four times as far apart each time, beginning with four times this."""
 
 
 def _random_token() -> bytes:
     return os.urandom(TOKEN_BYTES)
 
 
-class Guard:
+class Guard(Asking):
     """The engine of one application: shared by all its requests, holds no state of any one of
     them.
     """
@@ -97,11 +94,9 @@ class Guard:
         token: Callable[[], bytes] = _random_token,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._clock = clock or SystemClock()
-        self._hooks = hooks or events.Hooks()
+        super().__init__(clock or SystemClock(), hooks or events.Hooks(), chance)
         self._retention_from = retention_from
         self._token = token
-        self._chance = chance
         self._waiters = Waiters()
         self.tallies = Tallies()
 
@@ -144,81 +139,121 @@ class Guard:
 
     def _begin(self, claim: Claim, call: Call, policy: Policy) -> Op[Decision]:
         wait_until: float | None = None
-        record: Record | None = None
+        found: Record | None = None
+        changed: Execute | Refuse | Record | None
+        heard_of = False
+        looked_at = self._clock.monotonic()
         for _ in range(ROUNDS_MAX):
-            asked_at = self._clock.monotonic()
-            if record is None:
-                probe("before_insert")
-                outcome = yield from self._ask(Insert(claim), claim)
-                probe("after_insert")
-                if isinstance(outcome, Inserted):
-                    return self._execute(claim, policy, asked_at, outcome.fence)
-                record = _found(outcome)
-                if (
-                    record.token == claim.token
-                ):  # the reply to an earlier insert was lost: it was ours
-                    return self._execute(claim, policy, asked_at, record.fence)
-            action = lifecycle.decide(record, _compare(record, call), policy)
+            if found is None:
+                looked_at = self._clock.monotonic()
+                claimed = yield from self._insert(claim, policy, heard_of=heard_of)
+                if isinstance(claimed, Execute):
+                    return claimed
+                found, heard_of = claimed, True
+            action = lifecycle.decide(found, _compare(found, call), policy)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN:
-                    probe("before_take_over")
-                    swap = lifecycle.take(record, claim)
-                    taken = yield from self._swap(swap, claim)
-                    probe("after_take_over")
-                    if isinstance(taken, Done):
-                        return self._execute(claim, policy, asked_at, taken.fence, swap, record)
-                    record = taken.record
+                    changed = yield from self._take(found, claim, policy, looked_at)
                 case Action.DOUBT:
-                    swap = lifecycle.doubt(
-                        record, new_token=claim.token, retention_s=policy.unknown_retention_s
-                    )
-                    doubted = yield from self._swap(swap, claim)
-                    if isinstance(doubted, Done):
-                        self._emit(
-                            events.OutcomeUnknown,
-                            claim,
-                            attempt=record.attempt,
-                            lapses=record.lapses + 1,
-                        )
-                        return Refuse(refusals.unknown())
-                    record = doubted.record
+                    changed = yield from self._doubt(found, claim, policy)
                 case Action.SHORTEN:
-                    yield from self._swap(lifecycle.shorten(record), claim)
-                    return Refuse(refusals.in_flight(record))
+                    changed = yield from self._shorten(found, claim)
                 case Action.IN_FLIGHT if policy.in_flight == "wait" and policy.wait_s > 0:
                     if wait_until is None:
                         wait_until = self._clock.monotonic() + policy.wait_s
-                    changed = yield from self._wait(record, wait_until, policy)
-                    if not changed:
-                        return Refuse(refusals.in_flight(record))
-                    record = None
+                    changed = yield from self._wait(found, wait_until, policy)
                 case _:
-                    return self._answer_from(record, action, call)
+                    return self._answer_from(found, action, call)
+            if isinstance(changed, Execute | Refuse):
+                return changed
+            found = changed
         return Refuse(refusals.contended())
+
+    # Each of these comes to a decision, or says what stands there instead: None for nothing, or for
+    # something that must be looked up.
+
+    def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
+        asked_at = self._clock.monotonic()
+        probe("before_insert")
+        outcome = yield from self._ask(Insert(claim), claim, heard_of=heard_of)
+        probe("after_insert")
+        if isinstance(outcome, Inserted):
+            return self._execute(claim, policy, outcome.fence, claimed_at=asked_at)
+        found: Record = outcome.record
+        if found.token != claim.token or found.state is not State.RUNNING:
+            return found
+        # It is ours: the reply to an earlier insert or take-over was lost, and its lease has been
+        # running since.
+        gone_s = max(claim.lease_s - found.lease_left_s, 0.0)
+        return self._execute(
+            claim,
+            policy,
+            found.fence,
+            claimed_at=asked_at - gone_s,
+            attempt=found.attempt,
+            lapses=found.lapses,
+            age_s=found.age_s,
+        )
+
+    def _take(
+        self, found: Record, claim: Claim, policy: Policy, looked_at: float
+    ) -> Op[Execute | Record | None]:
+        asked_at = self._clock.monotonic()
+        probe("before_take_over")
+        swap = lifecycle.take(found, claim)
+        taken = yield from self._swap(swap, claim)
+        probe("after_take_over")
+        if isinstance(taken, Refused):
+            return taken.record
+        attempt, lapses = swap.attempt or 1, swap.lapses or 0
+        if self._hooks and found.lapsed and not found.expired:
+            self._emit(events.TakenOver, claim, attempt=attempt, lapses=lapses)
+        return self._execute(
+            claim,
+            policy,
+            taken.fence,
+            claimed_at=asked_at,
+            attempt=attempt,
+            lapses=lapses,
+            age_s=0.0 if swap.fresh else found.age_s + asked_at - looked_at,
+        )
+
+    def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
+        swap = lifecycle.doubt(found, new_token=claim.token, retention_s=policy.unknown_retention_s)
+        doubted = yield from self._swap(swap, claim)
+        if isinstance(doubted, Refused):
+            return doubted.record
+        self._emit(events.OutcomeUnknown, claim, attempt=found.attempt, lapses=found.lapses + 1)
+        return Refuse(refusals.unknown())
+
+    def _shorten(self, found: Record, claim: Claim) -> Op[Refuse | Record | None]:
+        outcome = yield from self._ask(lifecycle.shorten(found), claim)
+        return outcome.record if isinstance(outcome, Refused) else Refuse(refusals.in_flight(found))
 
     def _execute(
         self,
         claim: Claim,
         policy: Policy,
-        asked_at: float,
         fence: int,
-        swap: Swap | None = None,
-        found: Record | None = None,
+        *,
+        claimed_at: float,
+        attempt: int = 1,
+        lapses: int = 0,
+        age_s: float = 0.0,
     ) -> Execute:
-        attempt = Attempt(
-            claim,
-            policy,
-            fence=fence,
-            attempt=1 if swap is None else swap.attempt or 1,
-            lapses=0 if swap is None else swap.lapses or 0,
-            age_s=0.0 if found is None or (swap is not None and swap.fresh) else found.age_s,
-            claimed_at=asked_at,
-        )
         if self._hooks:
-            if found is not None and found.lapsed and not found.expired:
-                self._emit(events.TakenOver, claim, attempt=attempt.attempt, lapses=attempt.lapses)
-            self._emit(events.Started, claim, attempt=attempt.attempt, fence=fence)
-        return Execute(attempt)
+            self._emit(events.Started, claim, attempt=attempt, fence=fence)
+        return Execute(
+            Attempt(
+                claim,
+                policy,
+                fence=fence,
+                attempt=attempt,
+                lapses=lapses,
+                age_s=age_s,
+                claimed_at=claimed_at,
+            )
+        )
 
     def _answer_from(self, record: Record, action: Action, call: Call) -> Replay | Refuse:
         """What a client gets that is told about a record without running anything."""
@@ -259,27 +294,30 @@ class Guard:
             return Bypass()
         return Refuse(refusals.store_down(), lost_claim=claim if error.sent else None)
 
-    def _wait(self, record: Record, until: float, policy: Policy) -> Op[bool]:
-        """Whether the record changed before `until`."""
-        if not self._waiters.enter(record.id, policy):
-            return False
+    def _wait(self, found: Record, until: float, policy: Policy) -> Op[Refuse | None]:
+        """None once the record has changed; a refusal if it has not before `until`."""
+        still_running = Refuse(refusals.in_flight(found))
+        if not self._waiters.enter(found.id, policy):
+            return still_running
         try:
             poll = 0
             while (left := until - self._clock.monotonic()) > 0:
                 delay = full_jitter(poll, POLL_S_MIN, POLL_S_MAX, self._chance())
                 yield Pause(min(left, max(delay, POLL_S_MIN)))
                 poll += 1
-                glimpse = yield from self._ask(Peek(record.id), record)
+                glimpse = yield from self._ask(Peek(found.id), found)
                 if (
                     glimpse is None
                     or glimpse.state is not State.RUNNING
-                    or glimpse.fence != record.fence
+                    or glimpse.fence != found.fence
                     or glimpse.lease_left_s <= 0
                 ):
-                    return True
-            return False
+                    return None
+            return still_running
+        except StoreUnavailable:  # when last heard of, it was running
+            return still_running
         finally:
-            self._waiters.leave(record.id)
+            self._waiters.leave(found.id)
 
     # --------------------------------------------------------------------------- while it runs
 
@@ -363,8 +401,12 @@ class Guard:
     def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
         """Give the record back so that a retry may run. What cannot be given back lapses by
         itself.
+
+        `no_effect` speaks of this attempt alone: where an earlier one may have had an effect, the
+        record stays bound to its request.
         """
         attempt.finished = True
+        no_effect = no_effect and attempt.attempt == 1
         swap = lifecycle.release(
             attempt.held, no_effect=no_effect, retention_s=attempt.policy.retention_s
         )
@@ -378,106 +420,24 @@ class Guard:
             self._emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
 
     def forget(self, claim: Claim) -> Op[None]:
-        """Release an insert whose reply was lost and whose request was refused; nothing ran under
-        it.
+        """Release a claim whose reply was lost and whose request was refused; nothing ran under it.
+
+        Looks more than once: what was asked may still be on its way, on another connection.
         """
-        for ask in range(ASKS_MAX):
-            try:
-                record = yield Find(claim.id)
-                if record is None or record.token != claim.token or record.state != State.RUNNING:
-                    return
-                held = lifecycle.Held(claim.id, record.fence, claim.token)
-                yield lifecycle.release(held, no_effect=True, retention_s=claim.retention_s)
+        for look in range(ASKS_MAX):
+            if look:
+                yield Pause(min(FORGET_S * 4**look, claim.lease_s / ASKS_MAX))
+            with contextlib.suppress(StoreUnavailable):
+                found = yield Find(claim.id)
+                if found is None or found.token != claim.token:
+                    continue
+                if found.state is State.RUNNING:
+                    held = lifecycle.Held(claim.id, found.fence, claim.token)
+                    no_effect = found.attempt == 1
+                    yield lifecycle.release(
+                        held, no_effect=no_effect, retention_s=claim.retention_s
+                    )
                 return
-            except StoreUnavailable:
-                yield Pause(full_jitter(ask, 0.1, claim.lease_s / ASKS_MAX, self._chance()))
-
-    # ---------------------------------------------------------------------------------- asking
-
-    def _ask(self, verb: Verb, about: Claim | Record | Attempt) -> Op[Any]:
-        """Ask, and ask again if there is no answer: every verb may be repeated, its token is
-        recognised.
-        """
-        started = self._clock.monotonic()
-        sent = False
-        for ask in range(ASKS_MAX):
-            asked = self._clock.monotonic()
-            try:
-                outcome = yield verb
-            except StoreUnavailable as error:
-                sent = sent or error.sent
-                self._note(verb, about, asked, error)
-                delay = full_jitter(ask, 0.05, 1.0, self._chance())
-                late = self._clock.monotonic() + delay - started > PATIENCE_S
-                if late or ask == ASKS_MAX - 1:
-                    raise StoreUnavailable(str(error), sent=sent) from error
-                yield Pause(delay)
-            else:
-                self._note(verb, about, asked, None)
-                return outcome
-        raise AssertionError("unreachable")
-
-    def _swap(self, swap: Swap, about: Claim | Record | Attempt) -> Op[Done | Refused]:
-        """A swap whose lost reply is harmless: a refusal that our own earlier write caused is no
-        refusal.
-        """
-        outcome = yield from self._ask(swap, about)
-        return _recognise(swap, outcome)
-
-    def _persist(self, swap: Swap, attempt: Attempt) -> Op[Done | Refused]:
-        """Repeat a write of the attempt until it is answered or the lease is nearly over."""
-        until = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
-        ask = 0
-        while True:
-            asked = self._clock.monotonic()
-            try:
-                outcome = yield swap
-            except StoreUnavailable as error:
-                self._note(swap, attempt, asked, error)
-                delay = full_jitter(ask, 0.05, 1.0, self._chance())
-                if self._clock.monotonic() + delay > until and ask > 0:
-                    raise
-                ask += 1
-                yield Pause(delay)
-            else:
-                self._note(swap, attempt, asked, None)
-                return _recognise(swap, outcome)
-
-    # --------------------------------------------------------------------------------- telling
-
-    def _emit(
-        self, event: type[events.Event], about: Claim | Record | Attempt, **details: Any
-    ) -> None:
-        if self._hooks:
-            self._hooks(event(operation=about.operation, key_hash=short_hash(about.key), **details))
-
-    def _note(
-        self,
-        verb: Verb,
-        about: Claim | Record | Attempt,
-        asked: float,
-        error: StoreUnavailable | None,
-    ) -> None:
-        if self._hooks:
-            self._emit(
-                events.StoreAsked,
-                about,
-                verb=type(verb).__name__.lower(),
-                seconds=self._clock.monotonic() - asked,
-                error=None if error is None else ("lost" if error.sent else "not sent"),
-            )
-
-
-def _found(outcome: Any) -> Record:
-    if not isinstance(outcome, Found):
-        raise AssertionError(f"a store answered an insert with {outcome!r}")
-    return outcome.record
-
-
-def _recognise(swap: Swap, outcome: Done | Refused) -> Done | Refused:
-    if isinstance(outcome, Refused) and lifecycle.landed(swap, outcome.record):
-        return Done(outcome.record.fence if outcome.record else swap.fence)
-    return outcome
 
 
 def _compare(record: Record, call: Call) -> fingerprints.Comparison:

@@ -256,8 +256,8 @@ def test_an_unknown_outcome(service: Service) -> None:
 
 
 def test_releases(service: Service) -> None:
-    service.drive(service.guard.abandon(service.execute().attempt, no_effect=False))
     service.drive(service.guard.abandon(service.execute().attempt, no_effect=True))
+    service.drive(service.guard.abandon(service.execute().attempt, no_effect=False))
 
     assert service.tally.of(catalogue.RELEASES, OPERATION, "failure") == 1
     assert service.tally.of(catalogue.RELEASES, OPERATION, "no-effect") == 1

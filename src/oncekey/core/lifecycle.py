@@ -207,6 +207,8 @@ def take(found: Record, claim: Claim) -> Swap:
     """Become the owner of a record that is expired, released or lapsed."""
     if found.expired:
         name, fresh, attempt, lapses = "start over", True, 1, 0
+    elif found.state is State.RELEASED and found.no_effect:  # as if it had never been tried
+        name, fresh, attempt, lapses = "run again", False, 1, 0
     elif found.state is State.RELEASED:
         name, fresh, attempt, lapses = "run again", False, found.attempt + 1, found.lapses
     else:

@@ -1,0 +1,120 @@
+"""Asking the store: which question to repeat, for how long, and what a lost reply means.
+
+Part of the engine, and like all of it made of generators. A question that got no answer is asked
+again: the store recognises an attempt by its token, so asking twice is as good as asking once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncekey import events
+from oncekey.attempt import Attempt
+from oncekey.clock import Clock
+from oncekey.core import lifecycle
+from oncekey.core.backoff import full_jitter
+from oncekey.core.key import short_hash
+from oncekey.core.op import Op, Pause
+from oncekey.core.record import Claim, Record
+from oncekey.core.verbs import Done, Refused, Swap, Verb
+from oncekey.errors import StoreUnavailable
+
+PATIENCE_S = 5.0
+"""How long a request repeats a question that the store does not answer, before the handler ran."""
+ASKS_MAX = 4
+LEASE_MARGIN = 0.1
+"""The part of a lease that is left unused: whoever acts on it must be done before it is over."""
+
+
+class Asking:
+    """The part of the engine that speaks with the store, and tells what it hears."""
+
+    def __init__(self, clock: Clock, hooks: events.Hooks, chance: Callable[[], float]) -> None:
+        self._clock = clock
+        self._hooks = hooks
+        self._chance = chance
+
+    def _ask(
+        self, verb: Verb, about: Claim | Record | Attempt, *, heard_of: bool = True
+    ) -> Op[Any]:
+        """Ask, and ask again if there is no answer: every verb may be repeated, its token is
+        recognised.
+
+        Raises `StoreUnavailable(sent=False)` only if the store has provably not heard of this
+        request: neither now nor, by `heard_of`, before.
+        """
+        started = self._clock.monotonic()
+        sent = heard_of
+        for ask in range(ASKS_MAX):
+            asked = self._clock.monotonic()
+            try:
+                outcome = yield verb
+            except StoreUnavailable as error:
+                sent = sent or error.sent
+                self._note(verb, about, asked, error)
+                delay = full_jitter(ask, 0.05, 1.0, self._chance())
+                late = self._clock.monotonic() + delay - started > PATIENCE_S
+                if late or ask == ASKS_MAX - 1:
+                    raise StoreUnavailable(str(error), sent=sent) from error
+                yield Pause(delay)
+            else:
+                self._note(verb, about, asked, None)
+                return outcome
+        raise AssertionError("unreachable")
+
+    def _swap(self, swap: Swap, about: Claim | Record | Attempt) -> Op[Done | Refused]:
+        """A swap whose lost reply is harmless: a refusal that our own earlier write caused is no
+        refusal.
+        """
+        outcome = yield from self._ask(swap, about)
+        return _recognise(swap, outcome)
+
+    def _persist(self, swap: Swap, attempt: Attempt) -> Op[Done | Refused]:
+        """Repeat a write of the attempt until it is answered or the lease is nearly over."""
+        until = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
+        ask = 0
+        while True:
+            asked = self._clock.monotonic()
+            try:
+                outcome = yield swap
+            except StoreUnavailable as error:
+                self._note(swap, attempt, asked, error)
+                delay = full_jitter(ask, 0.05, 1.0, self._chance())
+                if self._clock.monotonic() + delay > until and ask > 0:
+                    raise
+                ask += 1
+                yield Pause(delay)
+            else:
+                self._note(swap, attempt, asked, None)
+                return _recognise(swap, outcome)
+
+    # --------------------------------------------------------------------------------- telling
+
+    def _emit(
+        self, event: type[events.Event], about: Claim | Record | Attempt, **details: Any
+    ) -> None:
+        if self._hooks:
+            self._hooks(event(operation=about.operation, key_hash=short_hash(about.key), **details))
+
+    def _note(
+        self,
+        verb: Verb,
+        about: Claim | Record | Attempt,
+        asked: float,
+        error: StoreUnavailable | None,
+    ) -> None:
+        if self._hooks:
+            self._emit(
+                events.StoreAsked,
+                about,
+                verb=type(verb).__name__.lower(),
+                seconds=self._clock.monotonic() - asked,
+                error=None if error is None else ("lost" if error.sent else "not sent"),
+            )
+
+
+def _recognise(swap: Swap, outcome: Done | Refused) -> Done | Refused:
+    if isinstance(outcome, Refused) and lifecycle.landed(swap, outcome.record):
+        return Done(outcome.record.fence if outcome.record else swap.fence)
+    return outcome
