@@ -1,0 +1,172 @@
+"""Records in one SQLite file: the embedded default, for any number of processes on one machine.
+
+A batch is one transaction: its verbs share one commit, and with it one sync of the disk. A batch
+that only looks, as a replay does, takes no write lock and writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.op import Op
+from oncekey.core.verbs import Count, Purge, Scan, Verb
+from oncekey.errors import Misuse
+from oncekey.stores.base import Durability
+from oncekey.stores.sql import check_schema, migrations
+from oncekey.stores.sqlite_connection import (
+    AsyncSqliteConnection,
+    Execute,
+    File,
+    Place,
+    SqliteConnection,
+)
+from oncekey.stores.sqlite_verbs import WRITERS, Looking, Writing
+
+TIMEOUT_S = 5.0
+DURABILITY = {
+    "FULL": Durability(True, True, True, "every commit is synced to the disk"),
+    "NORMAL": Durability(True, True, False, "a power cut can take the last commits with it"),
+}
+
+
+class SqliteStore:
+    """Records in one file, on a disk of this machine."""
+
+    name = "sqlite"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        synchronous: str = "FULL",
+        clock: Clock | None = None,
+    ) -> None:
+        if synchronous not in DURABILITY:
+            raise Misuse(f"synchronous is FULL (the default) or NORMAL, not {synchronous!r}")
+        if os.fspath(path) in ("", ":memory:"):
+            raise Misuse(
+                "each connection to :memory: would see records of its own: name a file, as in "
+                "sqlite:///keys.db, or use memory:// for records that may go with the process"
+            )
+        self.durability = DURABILITY[synchronous]
+        self._place = Place(os.path.abspath(path), timeout_s, synchronous)
+        self._clock = clock or SystemClock()
+        self._opened = False
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({self._place.path!r})"
+
+    def group(self, verb: Verb) -> Hashable:
+        """All share their commits; what may read through many records makes nobody else wait."""
+        return "survey" if type(verb) in (Scan, Count) else "all"
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        outcomes: list[Any] = yield partial(_perform, verbs, self._clock)
+        return outcomes
+
+    def prepare(self) -> Op[None]:
+        """A file that is new or older than this release is brought up to date by itself."""
+        yield from self.migrate()
+
+    def migrate(self) -> Op[list[str]]:
+        applied: list[str] = yield partial(_migrate, self._place.path)
+        return applied
+
+    def connect(self) -> SqliteConnection:
+        self._create()
+        connection = SqliteConnection(self._place)
+        connection.ask(_nothing)
+        return connection
+
+    async def aconnect(self) -> AsyncSqliteConnection:
+        self._create()
+        connection = AsyncSqliteConnection(self._place)
+        try:
+            await connection.ask(_nothing)
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
+
+    def _create(self) -> None:
+        """Make the file, once: that it is gone later is an error, not a fresh start."""
+        if not self._opened:
+            self._place.create()
+            self._opened = True
+
+
+def open_url(url: str) -> SqliteStore:
+    """`sqlite:///keys.db`, `sqlite:////folder/keys.db`; options `timeout_s` and `synchronous`."""
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.startswith("/"):
+        raise Misuse(
+            f"{url}: write sqlite:///keys.db for a file in the working folder, "
+            "or sqlite:////folder/keys.db with four slashes"
+        )
+    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    if unknown := options.keys() - {"timeout_s", "synchronous"}:
+        raise Misuse(f"{url}: no option is called {min(unknown)}, only timeout_s and synchronous")
+    if "timeout_s" in options:
+        options["timeout_s"] = float(options["timeout_s"])
+    return SqliteStore(unquote(parts.path[1:]), **options)
+
+
+# --------------------------------------------------------------------------------- questions
+
+
+def _nothing(file: File) -> None:
+    """The question that only opens the file."""
+
+
+def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
+    """One batch. Unless it is sure to write, it may consist of replays and is looked at first."""
+    kinds = set(map(type, verbs))
+    if kinds.isdisjoint(WRITERS):
+        found = file.read(lambda execute: Looking(clock, execute).carry_out(verbs))
+        if found is not None:
+            return found
+    outcomes = file.write(lambda execute: Writing(clock, execute).carry_out(verbs))
+    if Purge in kinds:
+        file.erase_wal()
+    return outcomes
+
+
+def _migrate(path: str, file: File) -> list[str]:
+    def work(execute: Execute) -> list[str]:
+        applied, _ = _schema(execute)
+        missing = [each for each in migrations("sqlite") if each.number > (applied or 0)]
+        for migration in missing:
+            for statement in _statements(migration.sql):
+                execute(statement)
+            noted = (migration.number, migration.name, migration.oldest_reader)
+            execute("INSERT INTO oncekey_schema VALUES (?, ?, ?)", noted)
+        check_schema("sqlite", *_schema(execute), path)
+        return [migration.name for migration in missing]
+
+    return file.write(work)
+
+
+def _schema(execute: Execute) -> tuple[int | None, int | None]:
+    """The newest schema that was applied, and the oldest that code must know to use it."""
+    if not execute("SELECT 1 FROM sqlite_master WHERE name = 'oncekey_schema'").fetchone():
+        return None, None
+    noted = execute("SELECT max(number), max(oldest_reader) FROM oncekey_schema").fetchone()
+    applied, oldest_reader = noted
+    return applied, oldest_reader
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements one by one: `executescript` would commit what is under way."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

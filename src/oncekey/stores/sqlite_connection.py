@@ -1,0 +1,372 @@
+"""Connections to one SQLite file: how it is opened, shared by threads, loops and forks, kept short.
+
+A question is a function of an open `File`. The sync connection calls it where it stands, the async
+one in a thread of its own: a batch costs one hop, and the loop never waits for the disk.
+
+Checkpoints
+    SQLite before 3.51.3 can lose committed pages if a commit starts the write-ahead log (WAL) from
+    the beginning while another connection makes a checkpoint. Automatic checkpoints do not hold the
+    write lock, so they are turned off; ours are made by a second connection while the first one
+    holds the write lock, and then nobody can start the WAL anew.
+    The WAL keeps the length `WAL_BYTES` and is written over: that is faster to sync than a file
+    that grows, and leaves room to complete what runs on a disk that has filled up.
+
+Forks
+    An open SQLite file must not cross a fork, since the child would count on its parent's locks.
+    Every file is closed before a fork, after the transaction under way, and opened again on each
+    side when it is next asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import sqlite3
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+
+T = TypeVar("T")
+Execute = Callable[..., sqlite3.Cursor]
+
+SQLITE_NEEDED = (3, 37)  # strict tables
+WAL_BYTES = 4_194_304
+
+
+# --------------------------------------------------------------------------------- opening it
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which file, and how it is to be opened."""
+
+    path: str
+    timeout_s: float
+    synchronous: str
+
+    def create(self) -> None:
+        """Make the file if it is not there, for its owner only: kept answers are private."""
+        if os.path.exists(self.path):
+            return
+        # Made under another name and closed before it gets its own: closing a descriptor of a file
+        # that SQLite has open elsewhere in this process would drop the locks on it.
+        folder, name = os.path.split(self.path)
+        try:
+            descriptor, fresh = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+            os.close(descriptor)
+            try:
+                os.link(fresh, self.path)
+            finally:
+                os.unlink(fresh)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError as error:
+            raise StoreUnfit(
+                f"{self.path} cannot be created: {error.strerror}; its folder must exist, and this "
+                "user must be allowed to write to it"
+            ) from error
+
+    def open(self) -> sqlite3.Connection:
+        """A connection that keeps what it acknowledges."""
+        if sqlite3.sqlite_version_info < SQLITE_NEEDED:
+            needed = ".".join(map(str, SQLITE_NEEDED))
+            raise StoreUnfit(f"SQLite is {sqlite3.sqlite_version}, oncekey needs {needed} or newer")
+        if not os.path.exists(self.path):
+            raise StoreUnfit(
+                f"{self.path} was removed while it was in use: put it back, or start again to "
+                "begin with no records"
+            )
+        db = None
+        try:
+            db = sqlite3.connect(
+                f"file:{quote(os.fsencode(self.path))}?mode=rw",
+                uri=True,
+                timeout=self.timeout_s,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self._set_up(db)
+        except BaseException as error:
+            if db is not None:
+                db.close()
+            if isinstance(error, sqlite3.Error):
+                raise judged(error, self.path, sent=False) from error
+            raise
+        return db
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        [mode] = db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StoreUnfit(
+                f"{self.path} cannot have a write-ahead log, it stays in mode {mode!r}: put it on "
+                "a local disk, not on a network share"
+            )
+        db.execute(f"PRAGMA synchronous = {self.synchronous}")
+        db.execute("PRAGMA wal_autocheckpoint = 0").fetchone()
+        db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}").fetchone()
+        # ON, not FAST: FAST leaves what stood on pages that became free, as long answers do.
+        db.execute("PRAGMA secure_delete = ON").fetchone()
+
+
+_OTHERS = "another connection holds it; look for a transaction that stays open"
+_UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY: _OTHERS,
+    sqlite3.SQLITE_LOCKED: _OTHERS,
+    sqlite3.SQLITE_PROTOCOL: _OTHERS,
+    sqlite3.SQLITE_FULL: "nothing was acknowledged; free some space on its disk",
+    sqlite3.SQLITE_IOERR: "nothing was acknowledged; look at its disk and at the kernel's log",
+    sqlite3.SQLITE_NOMEM: "nothing was acknowledged; the process is out of memory",
+    sqlite3.SQLITE_INTERRUPT: "nothing was acknowledged",
+}
+_ALLOWED = "it must be a file that this user may write, in a folder that this user may write to"
+_UNFIT = {
+    sqlite3.SQLITE_CANTOPEN: _ALLOWED,
+    sqlite3.SQLITE_PERM: _ALLOWED,
+    sqlite3.SQLITE_READONLY: _ALLOWED,
+    sqlite3.SQLITE_NOTADB: "name another file, or move this one away",
+    sqlite3.SQLITE_CORRUPT: "restore it from a backup, or move it away and lose its records",
+}
+
+
+def judged(error: sqlite3.Error, path: str, *, sent: bool) -> Exception:
+    """What an error means for the store; the error itself where only one verb is to blame."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+    if advice := _UNAVAILABLE.get(code):
+        return StoreUnavailable(f"{path}: {error}: {advice}", sent=sent)
+    if advice := _UNFIT.get(code):
+        return StoreUnfit(f"{path}: {error}: {advice}")
+    return error
+
+
+class File:
+    """An open file: what questions are asked of."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._wal = f"{place.path}-wal"
+        self._db = place.open()
+        self._identity: tuple[int, int] | None = None
+        self._checkpointer: sqlite3.Connection | None = None
+
+    def read(self, work: Callable[[Execute], T]) -> T:
+        """Run `work` on one snapshot."""
+        return self._transact("BEGIN", work)
+
+    def write(self, work: Callable[[Execute], T]) -> T:
+        """Run `work` as the only writer; what it did is durable when this returns."""
+        if self._wal_is_long():
+            self._transact("BEGIN IMMEDIATE", self._checkpoint)
+        return self._transact("BEGIN IMMEDIATE", work)
+
+    def _transact(self, begin: str, work: Callable[[Execute], T]) -> T:
+        execute = self._db.execute
+        committing = False
+        try:
+            execute(begin)
+            outcome = work(execute)
+            committing = True
+            execute("COMMIT")
+        except BaseException as error:
+            # A commit that failed may be found in the WAL after a crash; what came before cannot.
+            self._roll_back(sent=committing)
+            if isinstance(error, sqlite3.Error):
+                verdict = judged(error, self._place.path, sent=committing)
+                if verdict is not error:
+                    raise verdict from error
+            raise
+        return outcome
+
+    def _roll_back(self, *, sent: bool) -> None:
+        """End the transaction, which some errors leave open and others have ended already."""
+        if self._db.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+        if self._db.in_transaction:
+            raise StoreUnavailable(f"{self._place.path}: a transaction does not end", sent=sent)
+
+    def _wal_is_long(self) -> bool:
+        """Also notices that the file is no longer the one that others would find by its name."""
+        try:
+            wal = os.stat(self._wal)
+        except FileNotFoundError:
+            wal = None
+        found = wal and (wal.st_dev, wal.st_ino)
+        if self._identity is None:
+            self._identity = found  # none before the first write to a new file
+        elif self._identity != found:
+            raise StoreUnavailable(
+                f"{self._place.path} was removed or replaced while it was in use", sent=False
+            )
+        return wal is not None and wal.st_size > WAL_BYTES
+
+    def _checkpoint(self, execute: Execute) -> None:
+        """Bring the WAL back into the file, so that the next commit starts it anew."""
+        # Nothing is lost where this fails: the next write tries again.
+        with contextlib.suppress(sqlite3.Error, StoreError):
+            if self._checkpointer is None:
+                self._checkpointer = self._place.open()
+            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def erase_wal(self) -> None:
+        """Cut off the WAL and the copies in it of what was blanked, unless a reader needs it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        for db in (self._checkpointer, self._db):
+            if db is not None:
+                db.close()
+
+
+Question = Callable[[File], Any]
+
+
+# --------------------------------------------------------------------------------------- sync
+
+
+class SqliteConnection:
+    """Answers questions in the calling thread; opens the file when it is first asked."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._file: File | None = None
+        self._mutex = threading.Lock()
+        with _gate:
+            _connections.add(self)
+
+    def ask(self, question: Question) -> Any:
+        with self._mutex:
+            file = self._file
+            if file is None:
+                file = self._file = File(self._place)
+            try:
+                return question(file)
+            except (StoreUnavailable, StoreUnfit):
+                self._shut()  # whatever state it is in goes with it
+                raise
+
+    def close(self) -> None:
+        with self._mutex:
+            self._shut()
+
+    def before_fork(self) -> None:
+        self._mutex.acquire()
+        self._shut()
+
+    def after_fork(self) -> None:
+        self._mutex.release()
+
+    def _shut(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+_connections: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
+_gate = threading.Lock()
+"""Held while a connection comes into being, and over a fork."""
+_suspended: list[SqliteConnection] = []
+
+
+def _before_fork() -> None:
+    _gate.acquire()
+    _suspended.extend(_connections)
+    for connection in _suspended:
+        connection.before_fork()
+
+
+def _after_fork() -> None:
+    for connection in _suspended:
+        connection.after_fork()
+    _suspended.clear()
+    _gate.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+# -------------------------------------------------------------------------------------- async
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Something to do in the thread, and who waits for it."""
+
+    function: Callable[[], Any]
+    waiter: asyncio.Future[Any]
+
+    def make(self) -> None:
+        outcome, error = None, None
+        try:
+            outcome = self.function()
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self.waiter.get_loop().call_soon_threadsafe(_settle, self.waiter, outcome, error)
+
+
+def _settle(waiter: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(outcome)
+    else:
+        waiter.set_exception(error)
+
+
+def _serve(inbox: queue.SimpleQueue[_Call | None], connection: SqliteConnection) -> None:
+    while (call := inbox.get()) is not None:
+        call.make()
+        del call  # an idle thread must not keep a loop alive
+    connection.close()
+
+
+class AsyncSqliteConnection:
+    """Answers questions in a thread of its own, which ends when this is closed or forgotten."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._connection = SqliteConnection(place)
+        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._inbox, self._connection), name="oncekey-sqlite", daemon=True
+        )
+        self._stop = weakref.finalize(self, self._inbox.put, None)
+        self._thread.start()
+
+    async def ask(self, question: Question) -> Any:
+        return await self._do(partial(self._connection.ask, question))
+
+    async def close(self) -> None:
+        try:
+            await self._do(self._connection.close)
+        except StoreUnavailable:
+            self._stop()  # it hangs; should it ever come back, it ends
+        else:
+            self._stop()
+            self._thread.join()
+
+    async def _do(self, function: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        # Waiting for other writers is bounded by SQLite; this bounds a disk that does not answer.
+        timer = loop.call_later(self._place.timeout_s * 2, self._give_up, waiter)
+        self._inbox.put(_Call(function, waiter))
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+
+    def _give_up(self, waiter: asyncio.Future[Any]) -> None:
+        limit_s = self._place.timeout_s * 2
+        said = f"{self._place.path}: its disk did not answer within {limit_s:g} s"
+        _settle(waiter, None, StoreUnavailable(said, sent=True))
