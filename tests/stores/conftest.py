@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
+from functools import partial
+
 import pytest
+from redis import Redis
 
 from oncekey.clock import FakeClock
+from oncekey.stores import redis as redis_store
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Subject
+from tests.stores import elapse
 
 
 @pytest.fixture
@@ -15,7 +22,17 @@ def memory() -> Subject:
     return Subject(MemoryStore(clock), elapse=clock.advance)
 
 
-STORES = ("memory",)
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Subject]:
+    prefix = f"oncekey-{uuid.uuid4().hex}"
+    store = redis_store.open_url(f"{redis_url}?prefix={prefix}")
+    yield Subject(store, elapse=partial(elapse.redis, redis_url, prefix))
+    with Redis.from_url(redis_url) as client:
+        for key in client.scan_iter(f"{prefix}:*"):
+            client.unlink(key)
+
+
+STORES = ("memory", "redis")
 
 
 @pytest.fixture(params=STORES)

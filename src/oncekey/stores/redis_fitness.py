@@ -73,7 +73,7 @@ def check_schema(version: int, oldest_reader: int, address: str) -> None:
 
 _COMMANDS = (
     "evalsha script|load hset hget hmget hkeys hdel hincrby exists persist pexpireat unlink set "
-    "scan time wait info config|get cluster|info"
+    "scan time wait info select config|get cluster|info"
 )
 
 
