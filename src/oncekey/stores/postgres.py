@@ -1,0 +1,384 @@
+"""Records in PostgreSQL 13 or later: the durable store for more than one machine.
+
+What is where: schema/postgres/queries.sql holds the statements and says why they are safe,
+`postgres_sql` asks them; this file is the store and the only one that knows the drivers: asyncpg
+for event loops, psycopg for threads.
+
+Connections
+    Each lane of the gatherer holds one, in autocommit; there is no pool. Nothing depends on the
+    session, so PgBouncer in transaction mode can stand in between: `?pgbouncer=true` stops
+    preparing statements and sending settings, neither of which it passes on.
+
+Replies that do not come
+    Every statement has a deadline on this side. After it the connection is dropped, but the
+    statement is not cancelled: a COMMIT that waits for a standby is not bound by
+    `statement_timeout`, and cancelling it leaves a commit that is not replicated. The caller is
+    told that the outcome is unknown and repeats the verb; the conditional write then waits for the
+    row of the transaction in doubt, and recognises its own token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Generator, Hashable, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+import psycopg
+from asyncpg.prepared_stmt import PreparedStatement
+from psycopg.conninfo import conninfo_to_dict
+
+from oncekey.clock import SystemClock
+from oncekey.core.op import Op
+from oncekey.core.verbs import Verb
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores import postgres_sql
+from oncekey.stores.base import Durability
+from oncekey.stores.postgres_address import UNSAFE, Address, split
+from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question, RowHeld
+from oncekey.stores.sql import check_schema, migrations
+
+VERSION_MIN = 13
+MIGRATORS = 31360989905909113
+"""The advisory lock of those who migrate."""
+
+# A prepared statement is planned once, perhaps while the tables are empty and reading them whole is
+# cheapest. With these settings the plan goes by the indexes, then and later.
+_SETTINGS = {
+    "application_name": "oncekey",
+    "default_transaction_isolation": "read committed",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
+
+T = TypeVar("T")
+Rows = Sequence[Any]
+
+
+def open_url(url: str) -> PostgresStore:
+    """A store from `postgresql://user:password@host/database`, with any parameter of libpq's, and
+    of our own: `pgbouncer=true`, `allow=unsafe-durability`, `timeout_s`, `connect_timeout_s`.
+    """
+    libpq, options = split(url)
+    return PostgresStore(libpq, **options)
+
+
+class PostgresStore:
+    """Records in PostgreSQL."""
+
+    name = "postgres"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pgbouncer: bool = False,
+        unsafe_durability: bool = False,
+        timeout_s: float = 5.0,
+        connect_timeout_s: float = 5.0,
+        chore_timeout_s: float = 60.0,
+    ) -> None:
+        self.durability = Durability(True, True, True, "a commit is on disk before it is told")
+        if unsafe_durability:
+            note = "fsync or synchronous_commit may be off: a crash can forget what was told"
+            self.durability = Durability(True, False, False, note)
+        self.address = Address(url)
+        self.pgbouncer = pgbouncer
+        self.limits = Limits(timeout_s, chore_timeout_s)
+        self._unsafe_durability = unsafe_durability
+        self._connect_timeout_s = connect_timeout_s
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.address.shown!r})"
+
+    def group(self, verb: Verb) -> Hashable:
+        return postgres_sql.group(verb)
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        return postgres_sql.perform(verbs, self.limits)
+
+    # ---------------------------------------------------------------------- fitness and schema
+
+    def prepare(self) -> Op[None]:
+        [row] = yield Question(STATEMENTS["prepare"])
+        version, standby, read_only, isolation, fsync, synchronous, applied, oldest_reader = row
+        if unfit := self._unfit(version, standby, read_only, isolation, fsync, synchronous):
+            raise StoreUnfit(f"{self.address.shown} {unfit}")
+        check_schema(self.name, applied, oldest_reader, self.address.shown)
+
+    def _unfit(
+        self, version: int, standby: bool, read_only: bool, isolation: str, fsync: bool, sync: str
+    ) -> str | None:
+        if version < VERSION_MIN * 10_000:
+            return f"is PostgreSQL {version // 10_000}; the oldest that will do is {VERSION_MIN}"
+        if standby:
+            return (
+                "is a standby: name the primary, or all hosts (postgresql://user@one,two/database)"
+                " and target_session_attrs=read-write"
+            )
+        if read_only:
+            return "is read-only for this role: set default_transaction_read_only = off for it"
+        if isolation != "read committed":
+            return (
+                f"isolates by {isolation}, under which concurrent claims fail: set "
+                "default_transaction_isolation = 'read committed' for this role"
+            )
+        if (not fsync or sync == "off") and not self._unsafe_durability:
+            return (
+                f"has {'synchronous_commit' if fsync else 'fsync'} = off: a crash can forget what "
+                "was told, and a retry would then run again. Turn it on, or accept that by "
+                f"adding allow={UNSAFE} to the URL"
+            )
+        return None
+
+    def migrate(self) -> Op[list[str]]:
+        applied = []
+        for migration in migrations(self.name):
+            name = f"{migration.number:04}_{migration.name}"
+            note = (migration.number, migration.name, migration.oldest_reader)
+            yield Question("BEGIN", script=True)
+            try:
+                yield Question(STATEMENTS["one_migrator"], (MIGRATORS,), chore=True)
+                yield Question(STATEMENTS["notebook"], script=True)
+                noted = yield Question(STATEMENTS["noted"])
+                if migration.number not in {row[0] for row in noted}:
+                    yield Question(migration.sql, chore=True, script=True)
+                    yield Question(STATEMENTS["note"], note)
+                    applied.append(name)
+                yield Question("COMMIT", script=True)
+            except Exception:
+                with contextlib.suppress(StoreError):
+                    yield Question("ROLLBACK", script=True)
+                raise
+        return applied
+
+    # ----------------------------------------------------------------------------- connections
+
+    def connect(self) -> PostgresConnection:
+        try:
+            given: dict[str, Any] = conninfo_to_dict(self.address.libpq)
+            if not self.pgbouncer:
+                given["options"] = f"{given.get('options') or ''} {_options()}"
+            given["connect_timeout"] = math.ceil(self._connect_timeout_s)
+            connection = _Bounded.connect(
+                **given,
+                autocommit=True,
+                cursor_factory=psycopg.RawCursor,
+                prepare_threshold=None if self.pgbouncer else 0,
+            )
+        except psycopg.Error as error:
+            raise self.translated(error, sent=False) from self._shown(error)
+        return PostgresConnection(self, connection)
+
+    async def aconnect(self) -> AsyncPostgresConnection:
+        try:
+            connection = await asyncpg.connect(
+                self.address.asyncpg,
+                timeout=self._connect_timeout_s,
+                server_settings=None if self.pgbouncer else _SETTINGS,
+                # Without one asyncpg names no statement: each is parsed anew when it is executed,
+                # in the same round trip.
+                statement_cache_size=0 if self.pgbouncer else 100,
+            )
+        except (*_DRIVER_ERRORS, ValueError) as error:
+            raise self.translated(error, sent=False) from self._shown(error)
+        return AsyncPostgresConnection(self, connection)
+
+    def unavailable(self, why: str, *, sent: bool) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.address.shown}: {self.address.scrub(why)}", sent=sent)
+
+    def translated(self, error: Exception, *, sent: bool = True) -> Exception:
+        """A driver's error in the words of the contract; what is the verb's own fault stays."""
+        shown = self.address.shown
+        why = self.address.scrub(str(error) or type(error).__name__)
+        match getattr(error, "sqlstate", None):
+            case "55P03":  # lock_timeout
+                return RowHeld(f"{shown}: another transaction holds the record", sent=sent)
+            case "42P01":  # no such table
+                return StoreUnfit(
+                    f"{shown} has no oncekey tables: run `oncekey migrate {shown}` ({why})"
+                )
+            case "42501":  # not allowed
+                return StoreUnfit(
+                    f"{shown}: {why}. The role needs SELECT, INSERT, UPDATE and DELETE on the "
+                    "oncekey tables, and USAGE on their sequences"
+                )
+            case "08P01" | "26000" | "42P05" if not self.pgbouncer:
+                # Parameters, or prepared statements, that somebody in between did not pass on.
+                return StoreUnfit(
+                    f"{shown}: {why}. If a pooler such as PgBouncer answers there, add "
+                    "pgbouncer=true to the URL"
+                )
+            case str(state) if sent and state[:2] not in _OUTAGES and state != "25006":
+                return error
+            case None if isinstance(error, psycopg.DataError):  # refused before it was sent
+                return error
+        return self.unavailable(why, sent=sent)
+
+    def _shown(self, error: Exception) -> Exception | None:
+        """The error as a cause, unless it quotes the password."""
+        return error if self.address.scrub(str(error)) == str(error) else None
+
+
+# By class: connection, transaction rollback (deadlock, serialization), resources, operator
+# intervention, system, internal. And 25006: a primary that has become a standby.
+_OUTAGES = {"08", "40", "53", "57", "58", "XX"}
+_DRIVER_ERRORS = (
+    *(OSError, TimeoutError, asyncpg.PostgresError),
+    *(asyncpg.InterfaceError, asyncpg.InternalClientError),
+)
+
+
+def _options() -> str:
+    """The settings as libpq takes them."""
+    return " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in _SETTINGS.items()
+    )
+
+
+def _is_doubt(severity: str | None) -> bool:
+    """Our statements cause no warning but one: "committed locally, but might not have been
+    replicated". The reply that follows it says success, and must not be believed.
+    """
+    return severity == "WARNING"
+
+
+_DOUBT = "a commit was cut short while it waited for a standby"
+_GONE = "the server has closed the connection"
+
+
+def _late(timeout_s: float) -> str:
+    return f"no answer within {timeout_s:g} s"
+
+
+class AsyncPostgresConnection:
+    """Asks by asyncpg."""
+
+    def __init__(
+        self, store: PostgresStore, connection: asyncpg.Connection[asyncpg.Record]
+    ) -> None:
+        self._store = store
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._statements: dict[str, PreparedStatement[asyncpg.Record]] = {}
+        self._late = False
+        self._doubt = False
+        connection.add_log_listener(self._heard)
+
+    async def ask(self, question: Question) -> Rows:
+        if self._connection.is_closed():
+            raise self._store.unavailable(_GONE, sent=False)
+        timeout_s = self._store.limits.of(question)
+        timer = self._loop.call_later(timeout_s, self._give_up)
+        try:
+            rows = await self._answer(question)
+        except _DRIVER_ERRORS as error:
+            if self._late:
+                raise self._store.unavailable(_late(timeout_s), sent=True) from error
+            translated = self._store.translated(error)
+            if translated is error:
+                raise
+            raise translated from error
+        except asyncio.CancelledError:
+            self._connection.terminate()  # before asyncpg cancels the statement
+            raise
+        finally:
+            timer.cancel()
+        if self._doubt:
+            raise self._store.unavailable(_DOUBT, sent=True)
+        return rows
+
+    async def _answer(self, question: Question) -> Rows:
+        if question.script:
+            await self._connection.execute(question.sql)
+            return ()
+        statement = self._statements.get(question.sql)
+        if statement is None:
+            statement = await self._connection.prepare(question.sql)
+            self._statements[question.sql] = statement
+        return await statement.fetch(*question.args)
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._connection.terminate()
+
+    def _heard(self, _: Any, message: asyncpg.PostgresLogMessage) -> None:
+        self._doubt |= _is_doubt(message.severity_en)
+
+    async def close(self) -> None:
+        try:
+            await self._connection.close(timeout=1.0)
+        except _DRIVER_ERRORS:
+            self._connection.terminate()
+
+
+class PostgresConnection:
+    """Asks by psycopg."""
+
+    def __init__(self, store: PostgresStore, connection: _Bounded) -> None:
+        self._store = store
+        self._connection = connection
+        self._doubt = False
+        connection.add_notice_handler(self._heard)
+
+    def ask(self, question: Question) -> Rows:
+        connection = self._connection
+        try:  # twice: first its last words, then that it has hung up
+            connection.pgconn.consume_input()
+            connection.pgconn.consume_input()
+        except psycopg.OperationalError as error:
+            raise self._store.unavailable(_GONE, sent=False) from error
+        timeout_s = self._store.limits.of(question)
+        connection.deadline = SystemClock.monotonic() + timeout_s
+        try:
+            rows = self._answer(question)
+        except TimeoutError as error:
+            raise self._store.unavailable(_late(timeout_s), sent=True) from error
+        except psycopg.Error as error:
+            translated = self._store.translated(error)
+            if translated is error:
+                raise
+            raise translated from error
+        if self._doubt:
+            raise self._store.unavailable(_DOUBT, sent=True)
+        return rows
+
+    def _answer(self, question: Question) -> Rows:
+        statement = question.sql.encode()
+        if question.script:
+            self._connection.execute(statement, prepare=False)
+            return ()
+        cursor = self._connection.execute(statement, question.args, binary=True)
+        return cursor.fetchall() if cursor.description else ()
+
+    def _heard(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        self._doubt |= _is_doubt(diagnostic.severity_nonlocalized)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Bounded(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that waits for the server only until its deadline."""
+
+    deadline = math.inf
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        return super().wait(self._until_deadline(gen), *args, **kwargs)
+
+    def _until_deadline(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        try:
+            awaited = next(gen)
+            while True:
+                ready = yield awaited
+                if SystemClock.monotonic() > self.deadline:
+                    raise TimeoutError
+                awaited = gen.send(ready)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value

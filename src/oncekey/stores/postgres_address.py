@@ -1,0 +1,78 @@
+"""Where a PostgreSQL is: what of a URL is for the drivers, what is ours, and what may be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from oncekey.errors import Misuse
+from oncekey.stores.url import redact
+
+UNSAFE = "unsafe-durability"
+_OWN = ("pgbouncer", "allow", "timeout_s", "connect_timeout_s")
+
+# What libpq does on the client's side. asyncpg would take these for settings of the server.
+_LIBPQ_ONLY = frozenset(
+    {
+        *("channel_binding", "connect_timeout", "fallback_application_name", "gssencmode"),
+        *("keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval"),
+        *("require_auth", "sslcompression", "sslsni", "tcp_user_timeout"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A URL that libpq understands."""
+
+    libpq: str
+
+    @property
+    def asyncpg(self) -> str:
+        """The same for asyncpg."""
+        return _without(self.libpq, _LIBPQ_ONLY)
+
+    @property
+    def shown(self) -> str:
+        return redact(self.libpq.partition("?")[0])
+
+    def scrub(self, text: str) -> str:
+        """The text without the password, should a driver have quoted it."""
+        raw = urlsplit(self.libpq).password or ""
+        for secret in {raw, unquote(raw)} - {""}:
+            text = text.replace(secret, "***")
+        return text
+
+
+def split(url: str) -> tuple[str, dict[str, Any]]:
+    """A URL without our own parameters, and these as options of the store."""
+    options: dict[str, Any] = {}
+    for pair in url.partition("?")[2].split("&"):
+        name, _, value = pair.partition("=")
+        if name in _OWN:
+            options |= _option(name, unquote(value))
+    return _without(url, frozenset(_OWN)), options
+
+
+def _without(url: str, names: frozenset[str]) -> str:
+    # Kept letter for letter: libpq does not read "+" as a space, as Python's parsers do.
+    base, _, query = url.partition("?")
+    kept = [pair for pair in query.split("&") if pair and pair.partition("=")[0] not in names]
+    return f"{base}?{'&'.join(kept)}" if kept else base
+
+
+def _option(name: str, value: str) -> dict[str, Any]:
+    if name == "pgbouncer" and value in ("true", "false"):
+        return {name: value == "true"}
+    if name == "allow" and value == UNSAFE:
+        return {"unsafe_durability": True}
+    if name.endswith("_s"):
+        try:
+            return {name: float(value)}
+        except ValueError:
+            pass  # told below
+    raise Misuse(
+        f"{name}={value} is not understood. There are pgbouncer=true, allow={UNSAFE}, "
+        "timeout_s=5 and connect_timeout_s=5"
+    )

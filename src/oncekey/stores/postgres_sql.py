@@ -1,0 +1,363 @@
+"""How every verb is asked of PostgreSQL, and what its answer means. Pure: no driver, no connection.
+
+The statements stand in `schema/postgres/queries.sql`, with the reasons for their shape. Here verbs
+become columns of values, and rows become outcomes. One conditional statement serves a whole batch;
+where it skipped a row that somebody holds, the outcome is `AGAIN`, and the verb comes back alone to
+wait for it. What refused a verb is looked up by a second statement: in the first one's snapshot it
+may not be visible yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from operator import attrgetter
+from typing import Any
+
+from oncekey.core.op import Op
+from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey.core.verbs import (
+    AppendStep,
+    Count,
+    Done,
+    Due,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Purge,
+    Refused,
+    Scan,
+    Steps,
+    Swap,
+    Sweep,
+    Tally,
+    Verb,
+    When,
+)
+from oncekey.errors import StoreUnavailable
+from oncekey.stores import sql
+from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One statement, answered with its rows; or a script of several, which has no arguments and is
+    answered with nothing.
+    """
+
+    sql: str
+    args: tuple[Any, ...] = ()
+    chore: bool = False
+    """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
+    script: bool = False
+
+
+class RowHeld(StoreUnavailable):
+    """Another transaction held a row for too long; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to wait. The server gives up on a row first, so that it can still say so."""
+
+    timeout_s: float = 5.0
+    chore_timeout_s: float = 60.0
+
+    def of(self, question: Question) -> float:
+        return self.chore_timeout_s if question.chore else self.timeout_s
+
+    @property
+    def alone_wait_ms(self) -> str:
+        return str(int(self.timeout_s * 750))
+
+    @property
+    def batch_wait_ms(self) -> str:
+        """One held row must not delay a batch for long: its members are then asked alone."""
+        return str(int(self.timeout_s * 50))
+
+
+# -------------------------------------------------------------------------------------- statements
+
+_RECORD = ", ".join(
+    {
+        "status": "r.status",
+        "headers": "r.headers",
+        "body": "r.body",
+        "age_s": "date_part('epoch', clock_timestamp() - c.created)",
+        "lease_left_s": "coalesce(date_part('epoch', c.lease_until - clock_timestamp()), 0)",
+        "expires_in_s": "date_part('epoch', c.expires - clock_timestamp())",
+    }.get(column, f"c.{column}")
+    for column in sql.COLUMNS
+)
+_STATE, _FENCE = sql.COLUMNS.index("state"), sql.COLUMNS.index("fence")
+
+
+def _statements() -> dict[str, str]:
+    """The statements by name, without comments: a pooler is sent the whole text each time."""
+    text = (resources.files("oncekey.stores") / "schema/postgres/queries.sql").read_text("utf-8")
+    _, *parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return {
+        name: re.sub(r"^--.*\n", "", body, flags=re.MULTILINE)
+        .replace("{record}", _RECORD)
+        .replace("{outline}", _RECORD.replace("r.body", "NULL::bytea"))
+        .strip()
+        for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+STATEMENTS = _statements()
+_WAITING = {name: text.replace("{skip}", "") for name, text in STATEMENTS.items()}
+_SKIPPING = {name: text.replace("{skip}", "SKIP LOCKED") for name, text in STATEMENTS.items()}
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[list[Any], ...]:
+    return tuple(map(list, zip(*rows, strict=True)))
+
+
+# --------------------------------------------------------------------------------- insert and find
+
+_CLAIM = attrgetter(
+    *("tenant", "operation", "key", "fingerprint", "fingerprint_version", "lease_s"),
+    *("retention_s", "recovery", "schema_version"),
+)
+
+
+def _claim_row(claim: Claim) -> tuple[Any, ...]:
+    return *_CLAIM(claim), sql.encode_digests(claim.field_digests)
+
+
+def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found | Again]]:
+    outcomes: dict[bytes, Inserted | Found] = {}
+    missing = verbs
+    batch = len(verbs) > 1
+    for _ in range(INSERT_ROUNDS_MAX):
+        wait_ms = limits.batch_wait_ms if batch else limits.alone_wait_ms
+        rows = [(v.claim.id, v.claim.token, *_claim_row(v.claim)) for v in missing]
+        try:
+            answer = yield Question(_WAITING["insert"], (wait_ms, *_columns(rows)))
+        except RowHeld:
+            if not batch:
+                raise
+            return [outcomes.get(verb.id, AGAIN) for verb in verbs]
+        for row in answer:
+            new = row[_STATE] is None
+            outcomes[row[0]] = Inserted(row[_FENCE]) if new else Found(sql.record(row))
+        missing = [verb for verb in missing if verb.id not in outcomes]
+        if not missing:
+            return [outcomes[verb.id] for verb in verbs]
+    raise StoreUnavailable(
+        f"{len(missing)} records could be neither inserted nor found in {INSERT_ROUNDS_MAX} rounds"
+    )
+
+
+def _records(ids: Sequence[bytes]) -> Generator[Question, Any, dict[bytes, Record]]:
+    rows = yield Question(_WAITING["find"], (list(ids),))
+    return {row[0]: sql.record(row) for row in rows}
+
+
+def _find(verbs: Sequence[Find], limits: Limits) -> Op[list[Record | None]]:
+    found = yield from _records([verb.id for verb in verbs])
+    return [found.get(verb.id) for verb in verbs]
+
+
+def _peek(verbs: Sequence[Peek], limits: Limits) -> Op[list[Glimpse | None]]:
+    rows = yield Question(_WAITING["peek"], ([verb.id for verb in verbs],))
+    seen = {row[0]: Glimpse(State(row[1]), row[2], row[3]) for row in rows}
+    return [seen.get(verb.id) for verb in verbs]
+
+
+def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
+    rows = yield Question(_WAITING["steps"], ([verb.id for verb in verbs],))
+    return [[Step(*row[1:]) for row in rows if row[0] == verb.id] for verb in verbs]
+
+
+# ------------------------------------------------------------------------------ conditional writes
+
+
+def _write(
+    name: str,
+    verbs: Sequence[Swap] | Sequence[AppendStep],
+    rows: Sequence[tuple[Any, ...]],
+    limits: Limits,
+) -> Op[list[Done | Refused | Again]]:
+    """Ask a conditional statement. It returns the id of each row that it could lock, with the fence
+    where the verb was carried out, and with null where the record was not as expected.
+    """
+    alone = len(verbs) == 1
+    statement = (_WAITING if alone else _SKIPPING)[name]
+    answer = yield Question(statement, (limits.alone_wait_ms, *_columns(rows)))
+    fences: dict[bytes, int | None] = dict(answer)
+    refused = [v.id for v in verbs if fences.get(v.id) is None and (alone or v.id in fences)]
+    found = (yield from _records(refused)) if refused else {}
+
+    def outcome(record_id: bytes) -> Done | Refused | Again:
+        fence = fences.get(record_id)
+        if fence is not None:
+            return Done(fence)
+        return Refused(found.get(record_id)) if record_id in refused else AGAIN
+
+    return [outcome(verb.id) for verb in verbs]
+
+
+def _answer(verb: Swap) -> tuple[int | None, bytes | None, bytes | None]:
+    answer = verb.answer
+    if answer is None or verb.to is not State.COMPLETED:
+        return None, None, None
+    return answer.status, encode_headers(answer.headers), answer.body
+
+
+def _complete(verbs: Sequence[Swap], limits: Limits) -> Op[list[Done | Refused | Again]]:
+    rows = [(v.id, v.fence, v.token, v.retention_s, v.resource_id, *_answer(v)) for v in verbs]
+    return (yield from _write("complete", verbs, rows, limits))
+
+
+def _renew(verbs: Sequence[Swap], limits: Limits) -> Op[list[Done | Refused | Again]]:
+    rows = [
+        (v.id, v.fence, v.token, v.when is When.OVERLONG, v.lease_s, v.retention_s) for v in verbs
+    ]
+    return (yield from _write("renew", verbs, rows, limits))
+
+
+_NO_CLAIM = (None,) * 10
+
+
+def _change_row(verb: Swap) -> tuple[Any, ...]:
+    return (
+        *(verb.id, verb.state.value, verb.fence, verb.token, verb.when.value),
+        *(verb.to.value, verb.raise_fence, verb.retention_s, verb.lease_s, verb.new_token),
+        *(verb.fresh, verb.attempt, verb.lapses, verb.no_effect, verb.resource_id),
+        *_answer(verb),
+        *(_NO_CLAIM if verb.claim is None else _claim_row(verb.claim)),
+    )
+
+
+def _change(verbs: Sequence[Swap], limits: Limits) -> Op[list[Done | Refused | Again]]:
+    rows = [_change_row(verb) for verb in verbs]
+    return (yield from _write("change", verbs, rows, limits))
+
+
+def _append_step(verbs: Sequence[AppendStep], limits: Limits) -> Op[list[Done | Refused | Again]]:
+    rows = [(v.id, v.fence, v.token, v.step.name, v.step.digest, v.step.result) for v in verbs]
+    return (yield from _write("append_step", verbs, rows, limits))
+
+
+# ------------------------------------------------------------------------------------ housekeeping
+
+
+def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
+    for verb in verbs:
+        ids = sorted(verb.replays.keys() | verb.conflicts.keys())
+        replays = [verb.replays.get(record_id, 0) for record_id in ids]
+        conflicts = [verb.conflicts.get(record_id, 0) for record_id in ids]
+        yield Question(
+            _WAITING["tally"], (limits.batch_wait_ms, ids, replays, conflicts), chore=True
+        )
+    return [None for _ in verbs]
+
+
+def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
+    outcomes = []
+    for verb in verbs:
+        rows = yield Question(_WAITING["due"], (verb.limit,), chore=True)
+        outcomes.append([row[0] for row in rows])
+    return outcomes
+
+
+def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
+    outcomes = []
+    for verb in verbs:
+        [(count,)] = yield Question(_WAITING["sweep"], (verb.limit,), chore=True)
+        outcomes.append(count)
+    return outcomes
+
+
+def _scan(verbs: Sequence[Scan], limits: Limits) -> Op[list[list[Record]]]:
+    outcomes = []
+    for verb in verbs:
+        state = None if verb.state is None else verb.state.value
+        args = (verb.after, state, verb.tenant, verb.limit)
+        rows = yield Question(_WAITING["scan"], args, chore=True)
+        outcomes.append([sql.record(row) for row in rows])
+    return outcomes
+
+
+def _count(verbs: Sequence[Count], limits: Limits) -> Op[list[dict[State, int]]]:
+    rows = yield Question(_WAITING["count"], chore=True)
+    counts = dict.fromkeys(State, 0) | {State(state): count for state, count in rows}
+    return [dict(counts) for _ in verbs]
+
+
+def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
+    outcomes = []
+    for verb in verbs:
+        args = (limits.alone_wait_ms, verb.tenant, verb.limit, encode_headers(()))
+        [(count,)] = yield Question(_WAITING["purge"], args, chore=True)
+        outcomes.append(count)
+    return outcomes
+
+
+# ------------------------------------------------------------------------------------------ choice
+
+_Handler = Callable[[Any, Limits], Op[list[Any]]]
+_HANDLERS: dict[type, _Handler] = {
+    Insert: _insert,
+    Find: _find,
+    Peek: _peek,
+    AppendStep: _append_step,
+    Steps: _steps,
+    Tally: _tally,
+    Due: _due,
+    Sweep: _sweep,
+    Scan: _scan,
+    Count: _count,
+    Purge: _purge,
+}
+_SPECIAL = attrgetter(
+    "raise_fence", "new_token", "claim", "fresh", "attempt", "lapses", "no_effect"
+)
+_NOT_SPECIAL = (False, None, None, False, None, None, False)
+
+
+def _handler(verb: Verb) -> _Handler:
+    if type(verb) is not Swap:
+        return _HANDLERS[type(verb)]
+    if verb.state is State.RUNNING and _SPECIAL(verb) == _NOT_SPECIAL:
+        if verb.to is State.COMPLETED and verb.when is When.ANY:
+            return _complete
+        if verb.to is State.RUNNING and verb.when in (When.ANY, When.OVERLONG):
+            return _renew
+    return _change
+
+
+_GROUPS: dict[_Handler, str] = {
+    _insert: "insert",
+    _complete: "swap",
+    _change: "swap",
+    _renew: "renew",
+    _append_step: "step",
+    _find: "read",
+    _peek: "read",
+    _steps: "read",
+}
+
+
+def group(verb: Verb) -> str:
+    """Which verbs travel together. Renewals are on their own, so that nothing slow delays them."""
+    return _GROUPS.get(_handler(verb), "chores")
+
+
+def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
+    """Carry out verbs of one group: one statement for each kind among them."""
+    parts: dict[_Handler, list[int]] = {}
+    for place, verb in enumerate(verbs):
+        parts.setdefault(_handler(verb), []).append(place)
+    outcomes: list[Any] = [None] * len(verbs)
+    for handler, places in parts.items():
+        part = yield from handler([verbs[place] for place in places], limits)
+        for place, outcome in zip(places, part, strict=True):
+            outcomes[place] = outcome
+    return outcomes

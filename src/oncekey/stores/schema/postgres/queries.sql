@@ -1,0 +1,410 @@
+-- Every question that the store asks. Each is one statement, and so one transaction and one round
+-- trip; it takes as many verbs as its arrays have elements. Nothing needs a session: no setting
+-- outlives its statement, so all of it works through a pooler in transaction mode.
+--
+-- How a conditional write is decided, under READ COMMITTED:
+--   `asked`  are the verbs. No row of it exists without the one of `bound`, so that `lock_timeout`
+--            is set, for this transaction, before any row of a table is touched.
+--   `locked` takes the row locks. A row that was changed after the statement's snapshot is fetched
+--            again in its newest version: what is judged is what is locked, and nobody can change
+--            it before we commit.
+--   `timed`  reads the clock once the locks are held, not before waiting for them.
+--   `judged` compares, `done` writes what fits. What does not fit is returned without a fence.
+-- In a batch {skip} is SKIP LOCKED: it leaves out rows that somebody holds, so that it never waits
+-- and cannot deadlock. A verb that is alone waits for its row.
+
+-- name: insert
+-- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
+-- decides. Ids are taken in order, because an insert waits for a concurrent one of the same id. A
+-- row that is neither found nor inserted was committed after the snapshot: the next statement
+-- finds it.
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+asked AS MATERIALIZED (
+    SELECT a.*
+    FROM bound, unnest(
+        $2::bytea[], $3::bytea[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::int[],
+        $9::float8[], $10::float8[], $11::text[], $12::int[], $13::text[]
+    ) AS a (
+        id, token, tenant, operation, key, fingerprint, fingerprint_version,
+        lease_s, retention_s, recovery, schema_version, field_digests
+    )
+),
+found AS (
+    SELECT {record}
+    FROM asked a
+    JOIN oncekey_claims c ON c.id = a.id
+    LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
+),
+fresh AS MATERIALIZED (
+    SELECT a.*, nextval('oncekey_fences') AS fence, clock_timestamp() AS now
+    FROM asked a
+    WHERE NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = a.id)
+    ORDER BY a.id
+),
+inserted AS (
+    INSERT INTO oncekey_claims (
+        id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
+        recovery, schema_version, field_digests, state, fence, generation, attempt, lapses, beat,
+        no_effect, created, lease_until, expires
+    )
+    SELECT
+        id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
+        recovery, schema_version, field_digests, 'running', fence, fence, 1, 0, 0,
+        false, now, now + make_interval(secs => lease_s),
+        now + make_interval(secs => lease_s + retention_s)
+    FROM fresh
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id, fence
+)
+SELECT * FROM found
+UNION ALL
+SELECT
+    id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, fence,
+    NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM inserted
+
+-- name: complete
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+asked AS MATERIALIZED (
+    SELECT a.*
+    FROM bound, unnest(
+        $2::bytea[], $3::bigint[], $4::bytea[], $5::float8[], $6::text[], $7::int[], $8::bytea[],
+        $9::bytea[]
+    ) AS a (id, fence, token, retention_s, resource_id, status, headers, body)
+),
+locked AS MATERIALIZED (
+    SELECT a.*, c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS fits
+    FROM asked a
+    JOIN oncekey_claims c ON c.id = a.id
+    FOR UPDATE OF c {skip}
+),
+timed AS MATERIALIZED (
+    SELECT *, clock_timestamp() + make_interval(secs => retention_s) AS expires FROM locked
+),
+done AS (
+    UPDATE oncekey_claims c
+    SET state = 'completed',
+        lease_until = NULL,
+        expires = t.expires,
+        beat = c.beat + 1,
+        no_effect = false,
+        resource_id = t.resource_id,
+        answer_day = CASE WHEN t.status IS NOT NULL THEN (t.expires AT TIME ZONE 'UTC')::date END
+    FROM timed t
+    WHERE c.id = t.id AND t.fits
+    RETURNING c.id, c.fence, c.answer_day, t.status, t.headers, t.body
+),
+kept AS (
+    INSERT INTO oncekey_answers (day, id, status, headers, body)
+    SELECT answer_day, id, status, headers, body FROM done WHERE status IS NOT NULL
+    ON CONFLICT (day, id) DO UPDATE
+        SET status = excluded.status, headers = excluded.headers, body = excluded.body
+)
+SELECT id, fence FROM done
+UNION ALL
+SELECT id, NULL FROM timed WHERE NOT fits
+
+-- name: renew
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+asked AS MATERIALIZED (
+    SELECT a.*
+    FROM bound, unnest(
+        $2::bytea[], $3::bigint[], $4::bytea[], $5::bool[], $6::float8[], $7::float8[]
+    ) AS a (id, fence, token, only_overlong, lease_s, retention_s)
+),
+locked AS MATERIALIZED (
+    SELECT
+        a.*,
+        c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS owned,
+        c.lease_until - make_interval(secs => 1.001 * c.lease_s) AS overlong_until
+    FROM asked a
+    JOIN oncekey_claims c ON c.id = a.id
+    FOR UPDATE OF c {skip}
+),
+timed AS MATERIALIZED (SELECT *, clock_timestamp() AS now FROM locked),
+judged AS MATERIALIZED (
+    SELECT *, owned AND (NOT only_overlong OR overlong_until > now) AS fits FROM timed
+),
+done AS (
+    UPDATE oncekey_claims c
+    SET lease_until = now + make_interval(secs => j.lease_s),
+        expires = now + make_interval(secs => j.lease_s + j.retention_s),
+        beat = c.beat + 1
+    FROM judged j
+    WHERE c.id = j.id AND j.fits
+    RETURNING c.id, c.fence
+)
+SELECT id, fence FROM done
+UNION ALL
+SELECT id, NULL FROM judged WHERE NOT fits
+
+-- name: change
+-- Every other swap. The last ten columns are the claim's, null where there is none.
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+asked AS MATERIALIZED (
+    SELECT a.*
+    FROM bound, unnest(
+        $2::bytea[], $3::text[], $4::bigint[], $5::bytea[], $6::text[],
+        $7::text[], $8::bool[], $9::float8[], $10::float8[], $11::bytea[],
+        $12::bool[], $13::int[], $14::int[], $15::bool[], $16::text[],
+        $17::int[], $18::bytea[], $19::bytea[],
+        $20::text[], $21::text[], $22::text[], $23::bytea[], $24::int[],
+        $25::float8[], $26::float8[], $27::text[], $28::int[], $29::text[]
+    ) AS a (
+        id, state, fence, token, condition,
+        next_state, raise_fence, retention_s, lease_s, new_token,
+        fresh, attempt, lapses, no_effect, resource_id,
+        status, headers, body,
+        tenant, operation, key, fingerprint, fingerprint_version,
+        claim_lease_s, claim_retention_s, recovery, schema_version, field_digests
+    )
+),
+locked AS MATERIALIZED (
+    SELECT
+        a.*,
+        c.state = a.state AND c.fence = a.fence AND c.token = a.token AS owned,
+        c.lease_until AS old_lease_until,
+        c.expires AS old_expires,
+        c.lease_s AS old_lease_s,
+        c.answer_day AS old_answer_day
+    FROM asked a
+    JOIN oncekey_claims c ON c.id = a.id
+    FOR UPDATE OF c {skip}
+),
+timed AS MATERIALIZED (SELECT *, clock_timestamp() AS now FROM locked),
+judged AS MATERIALIZED (
+    SELECT
+        *,
+        now + make_interval(secs => coalesce(lease_s, 0) + retention_s) AS expires,
+        owned AND coalesce(
+            CASE condition
+                WHEN 'any' THEN true
+                WHEN 'lapsed' THEN old_lease_until <= now
+                WHEN 'expired' THEN old_expires <= now
+                WHEN 'overlong' THEN old_lease_until > now + make_interval(secs => 1.001 * old_lease_s)
+            END,
+            false
+        ) AS fits
+    FROM timed
+),
+fenced AS MATERIALIZED (
+    SELECT *, CASE WHEN raise_fence THEN nextval('oncekey_fences') ELSE fence END AS next_fence
+    FROM judged
+    WHERE fits
+),
+done AS (
+    UPDATE oncekey_claims c
+    SET state = f.next_state,
+        fence = f.next_fence,
+        token = coalesce(f.new_token, c.token),
+        lease_until = now + make_interval(secs => f.lease_s),
+        expires = f.expires,
+        beat = c.beat + 1,
+        attempt = coalesce(f.attempt, c.attempt),
+        lapses = coalesce(f.lapses, c.lapses),
+        no_effect = f.no_effect,
+        created = CASE WHEN f.fresh THEN now ELSE c.created END,
+        generation = CASE WHEN f.fresh THEN f.next_fence ELSE c.generation END,
+        replays = CASE WHEN f.fresh THEN 0 ELSE c.replays END,
+        conflicts = CASE WHEN f.fresh THEN 0 ELSE c.conflicts END,
+        resource_id = CASE
+            WHEN f.next_state = 'completed' THEN f.resource_id
+            WHEN NOT f.fresh THEN c.resource_id
+        END,
+        answer_day = CASE
+            WHEN f.status IS NOT NULL THEN (f.expires AT TIME ZONE 'UTC')::date
+            WHEN NOT f.fresh AND f.next_state <> 'completed' THEN c.answer_day
+        END,
+        tenant = coalesce(f.tenant, c.tenant),
+        operation = coalesce(f.operation, c.operation),
+        key = coalesce(f.key, c.key),
+        fingerprint = coalesce(f.fingerprint, c.fingerprint),
+        fingerprint_version = coalesce(f.fingerprint_version, c.fingerprint_version),
+        lease_s = coalesce(f.claim_lease_s, c.lease_s),
+        retention_s = coalesce(f.claim_retention_s, c.retention_s),
+        recovery = coalesce(f.recovery, c.recovery),
+        schema_version = coalesce(f.schema_version, c.schema_version),
+        field_digests = CASE WHEN f.key IS NULL THEN c.field_digests ELSE f.field_digests END
+    FROM fenced f
+    WHERE c.id = f.id
+    RETURNING c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.fresh, f.old_answer_day
+),
+kept AS (
+    INSERT INTO oncekey_answers (day, id, status, headers, body)
+    SELECT answer_day, id, status, headers, body FROM done WHERE status IS NOT NULL
+    ON CONFLICT (day, id) DO UPDATE
+        SET status = excluded.status, headers = excluded.headers, body = excluded.body
+),
+forgotten AS (
+    DELETE FROM oncekey_answers r
+    USING done d
+    WHERE d.fresh AND r.day = d.old_answer_day AND r.id = d.id
+)
+SELECT id, fence FROM done
+UNION ALL
+SELECT id, NULL FROM judged WHERE NOT fits
+
+-- name: append_step
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+asked AS MATERIALIZED (
+    SELECT a.*
+    FROM bound, unnest(
+        $2::bytea[], $3::bigint[], $4::bytea[], $5::text[], $6::bytea[], $7::bytea[]
+    ) AS a (id, fence, token, name, digest, result)
+),
+locked AS MATERIALIZED (
+    SELECT
+        a.*,
+        c.generation,
+        c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS fits
+    FROM asked a
+    JOIN oncekey_claims c ON c.id = a.id
+    FOR UPDATE OF c {skip}
+),
+kept AS (
+    INSERT INTO oncekey_steps (id, generation, name, digest, result)
+    SELECT id, generation, name, digest, result FROM locked WHERE fits
+    ON CONFLICT (id, generation, name) DO UPDATE
+        SET digest = excluded.digest, result = excluded.result
+)
+SELECT id, CASE WHEN fits THEN fence END FROM locked
+
+-- name: find
+SELECT {record}
+FROM oncekey_claims c
+LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
+WHERE c.id = ANY ($1::bytea[])
+
+-- name: peek
+SELECT id, state, fence, coalesce(date_part('epoch', lease_until - clock_timestamp()), 0)
+FROM oncekey_claims
+WHERE id = ANY ($1::bytea[])
+
+-- name: steps
+SELECT s.id, s.name, s.digest, s.result
+FROM oncekey_claims c
+JOIN oncekey_steps s ON s.id = c.id AND s.generation = c.generation
+WHERE c.id = ANY ($1::bytea[])
+ORDER BY s.position
+
+-- name: tally
+-- It waits for the rows of a whole batch, so it takes them in order.
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+asked AS MATERIALIZED (
+    SELECT a.*
+    FROM bound, unnest($2::bytea[], $3::bigint[], $4::bigint[]) AS a (id, replays, conflicts)
+),
+locked AS MATERIALIZED (
+    SELECT a.*
+    FROM asked a
+    JOIN oncekey_claims c ON c.id = a.id
+    ORDER BY c.id
+    FOR UPDATE OF c
+)
+UPDATE oncekey_claims c
+SET replays = c.replays + l.replays, conflicts = c.conflicts + l.conflicts
+FROM locked l
+WHERE c.id = l.id
+
+-- name: due
+SELECT id
+FROM (
+    (
+        SELECT id, lease_until AS since
+        FROM oncekey_claims
+        WHERE state = 'running' AND lease_until <= statement_timestamp()
+        ORDER BY lease_until
+        LIMIT $1
+    )
+    UNION ALL
+    (
+        SELECT id, expires
+        FROM oncekey_claims
+        WHERE state <> 'running' AND expires <= statement_timestamp()
+        ORDER BY expires
+        LIMIT $1
+    )
+) AS due
+ORDER BY since, id
+LIMIT $1
+
+-- name: sweep
+-- What somebody holds is left for the next time. What was changed after the snapshot is judged
+-- again when it is locked.
+WITH expired AS MATERIALIZED (
+    SELECT id, answer_day
+    FROM oncekey_claims
+    WHERE expires <= statement_timestamp()
+    ORDER BY expires
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+),
+claims AS (DELETE FROM oncekey_claims c USING expired e WHERE c.id = e.id),
+answers AS (DELETE FROM oncekey_answers r USING expired e WHERE r.day = e.answer_day AND r.id = e.id),
+steps AS (DELETE FROM oncekey_steps s USING expired e WHERE s.id = e.id)
+SELECT count(*) FROM expired
+
+-- name: scan
+SELECT {outline}
+FROM oncekey_claims c
+LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
+WHERE c.id > $1 AND ($2::text IS NULL OR c.state = $2) AND ($3::text IS NULL OR c.tenant = $3)
+ORDER BY c.id
+LIMIT $4
+
+-- name: count
+SELECT state, count(*) FROM oncekey_claims GROUP BY state
+
+-- name: purge
+-- Unlike a sweep it waits for what somebody holds: a purge that says it is done must be.
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+chosen AS MATERIALIZED (
+    SELECT c.id, c.answer_day
+    FROM bound, oncekey_claims c
+    WHERE c.tenant = $2 AND c.state <> 'running' AND c.key <> ''
+    ORDER BY c.id
+    LIMIT $3
+    FOR UPDATE OF c
+),
+claims AS (
+    UPDATE oncekey_claims c
+    SET key = '', field_digests = NULL, resource_id = NULL
+    FROM chosen
+    WHERE c.id = chosen.id
+),
+answers AS (
+    UPDATE oncekey_answers r
+    SET headers = $4, body = NULL
+    FROM chosen
+    WHERE r.day = chosen.answer_day AND r.id = chosen.id
+),
+steps AS (DELETE FROM oncekey_steps s USING chosen WHERE s.id = chosen.id)
+SELECT count(*) FROM chosen
+
+-- name: prepare
+SELECT
+    current_setting('server_version_num')::int,
+    pg_is_in_recovery(),
+    current_setting('transaction_read_only')::bool,
+    current_setting('transaction_isolation'),
+    current_setting('fsync')::bool,
+    current_setting('synchronous_commit'),
+    (SELECT max(number) FROM oncekey_schema),
+    (SELECT max(oldest_reader) FROM oncekey_schema)
+
+-- name: one_migrator
+SELECT pg_advisory_xact_lock($1)
+
+-- name: notebook
+CREATE TABLE IF NOT EXISTS oncekey_schema (
+    number        integer PRIMARY KEY,
+    name          text COLLATE "C" NOT NULL,
+    oldest_reader integer NOT NULL,
+    applied       timestamptz NOT NULL DEFAULT now()
+)
+
+-- name: noted
+SELECT number FROM oncekey_schema
+
+-- name: note
+INSERT INTO oncekey_schema (number, name, oldest_reader) VALUES ($1, $2, $3)
