@@ -5,13 +5,18 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import psycopg
 import pytest
 from redis import Redis
 
 from oncekey.clock import FakeClock
+from oncekey.core.op import run
+from oncekey.stores import postgres as postgres_store
 from oncekey.stores import redis as redis_store
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import Subject
 from tests.stores import elapse
 
@@ -20,6 +25,12 @@ from tests.stores import elapse
 def memory() -> Subject:
     clock = FakeClock()
     return Subject(MemoryStore(clock), elapse=clock.advance)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Subject:
+    path = tmp_path / "keys.db"
+    return Subject(SqliteStore(path), elapse=partial(elapse.sqlite, path))
 
 
 @pytest.fixture
@@ -32,7 +43,27 @@ def redis(redis_url: str) -> Iterator[Subject]:
             client.unlink(key)
 
 
-STORES = ("memory", "redis")
+@pytest.fixture(scope="session")
+def migrated_url(postgres_url: str) -> str:
+    """A PostgreSQL with our tables; it is one for tests, so it may forget what it acknowledged."""
+    url = f"{postgres_url}?allow=unsafe-durability"
+    store = postgres_store.open_url(url)
+    connection = store.connect()
+    run(store.migrate(), connection.ask)
+    connection.close()
+    return url
+
+
+@pytest.fixture
+def postgres(postgres_url: str, migrated_url: str) -> Subject:
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        for table in ("claims", "answers", "steps"):
+            db.execute(f"DELETE FROM oncekey_{table}".encode())
+    store = postgres_store.open_url(migrated_url)
+    return Subject(store, elapse=partial(elapse.postgres, postgres_url))
+
+
+STORES = ("memory", "sqlite", "redis", "postgres")
 
 
 @pytest.fixture(params=STORES)
