@@ -24,14 +24,17 @@ subclass its class, for example `InsertContract`.
 
 import pytest
 
-_SUBJECTS = "batches content fences insert purge races repeats steps subject swap sweep times watch"
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _SUBJECTS.split()))
+_MODULES = (
+    "batches content fences insert opening purge races repeats steps subject swap sweep times watch"
+)
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES.split()))
 
 # ruff: noqa: E402  (pytest explains a failed assertion only in modules that are imported after)
 from oncekey.testing.contract.batches import BatchContract
 from oncekey.testing.contract.content import ContentContract
 from oncekey.testing.contract.fences import FenceContract
 from oncekey.testing.contract.insert import InsertContract
+from oncekey.testing.contract.opening import OpeningContract
 from oncekey.testing.contract.purge import PurgeContract
 from oncekey.testing.contract.races import RaceContract
 from oncekey.testing.contract.repeats import RepeatContract
@@ -49,6 +52,7 @@ __all__ = [
     "Contract",
     "FenceContract",
     "InsertContract",
+    "OpeningContract",
     "PurgeContract",
     "RaceContract",
     "RepeatContract",
@@ -63,6 +67,7 @@ __all__ = [
 
 
 class StoreContract(
+    OpeningContract,
     InsertContract,
     SwapContract,
     FenceContract,

@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
 from oncekey.core import lifecycle
 from oncekey.core.lifecycle import Held
+from oncekey.core.op import Op, arun, run
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import Done, Find, Insert, Inserted, Refused, Swap, Verb
 from oncekey.stores.base import Store
@@ -24,6 +25,7 @@ from oncekey.stores.gather import AsyncGatherer, Gatherer
 ANSWER = Answer(201, ((b"content-type", b"text/plain"), (b"location", b"/orders/1")), b"created")
 ID_BYTES = 32
 
+T = TypeVar("T")
 _chance = random.SystemRandom()  # ids must differ even where a test runner seeds the shared one
 
 
@@ -55,6 +57,9 @@ class Face(Protocol):
         They are dealt out in turn to so many gatherers, each with connections of its own.
         """
 
+    def drive(self, op: Op[T]) -> T:
+        """Carry out an operation of the store on a connection that is made for it."""
+
     def close(self) -> None: ...
 
 
@@ -80,6 +85,14 @@ class SyncFace:
         with ThreadPoolExecutor(len(verbs)) as threads:
             futures = [threads.submit(ask, number, verb) for number, verb in enumerate(verbs)]
         return [future.exception() or future.result() for future in futures]
+
+    def drive(self, op: Op[T]) -> T:
+        connection = self._store.connect()
+        try:
+            run(self._store.prepare(), connection.ask)
+            return run(op, connection.ask)
+        finally:
+            connection.close()
 
     def close(self) -> None:
         for gatherer in self._gatherers:
@@ -110,6 +123,17 @@ class AsyncFace:
 
         return self._runner.run(ask())
 
+    def drive(self, op: Op[T]) -> T:
+        async def drive() -> T:
+            connection = await self._store.aconnect()
+            try:
+                await arun(self._store.prepare(), connection.ask)
+                return await arun(op, connection.ask)
+            finally:
+                await connection.close()
+
+        return self._runner.run(drive())
+
     def close(self) -> None:
         with self._runner:
             for gatherer in self._gatherers:
@@ -129,6 +153,7 @@ class Case:
         self.subject = subject
         self.ask = face.ask
         self.together = face.together
+        self.drive = face.drive
         # Real waiting must be short, and yet long enough for a slow machine not to lose a lease.
         self.lease_s, self.retention_s = (2.0, 3.0) if subject.sleeps else (30.0, 600.0)
         self.tolerance_s = self.lease_s / 5
