@@ -201,7 +201,9 @@ class Looking:
         left = self._lease_left_s(boot, kept[_LEFT])
         kept[_AGE] = self._wall - kept[_AGE]
         kept[_LEFT] = left
-        kept[_EXPIRES] = max(kept[_EXPIRES] - self._wall, left)
+        kept[_EXPIRES] -= self._wall
+        if left > 0:
+            kept[_EXPIRES] = max(kept[_EXPIRES], left)
         return record(kept)
 
     def _lease_left_s(self, boot: int, lease_until: float) -> float:
