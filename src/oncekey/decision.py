@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from oncekey.attempt import Attempt
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.problem import Problem
 from oncekey.core.record import Answer, Claim
+from oncekey.core.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """A request, as far as the engine is concerned."""
 
@@ -22,14 +23,14 @@ class Call:
     field_digests: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Execute:
     """Run the handler; then `finish` or `abandon` this attempt."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Replay:
     """Send the kept answer."""
 
@@ -37,7 +38,7 @@ class Replay:
     expires_in_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refuse:
     """Send the refusal; the handler does not run."""
 
@@ -46,19 +47,19 @@ class Refuse:
     """An insert that may have happened unheard: `forget` it in the background."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Bypass:
     """Run the handler unprotected: the store is down and the policy says so."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stored:
     """The answer is recorded: send it."""
 
     expires_in_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unstored:
     """The answer could not be recorded, and a retry could only learn that its outcome is unknown:
     send it, marked.

@@ -11,7 +11,6 @@ import enum
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from oncekey.core.canonical import (
     FORM,
@@ -27,6 +26,7 @@ from oncekey.core.canonical import (
 )
 from oncekey.core.framing import as_bytes, frame
 from oncekey.core.multipart import MULTIPART, canonical_multipart
+from oncekey.core.value import value
 
 __all__ = [
     "FIELDS_DIGESTED_MAX",
@@ -48,7 +48,7 @@ VERSION = 1
 _TAG = b"oncekey/fingerprint/%d" % VERSION
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fingerprint:
     """The digest of a canonical request (32 bytes), and the version of the rules that made it."""
 

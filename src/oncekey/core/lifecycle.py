@@ -25,11 +25,11 @@ Everything else in this file only reads them. The diagram in ARCHITECTURE.md is 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.value import value
 from oncekey.core.verbs import Swap, When
 
 RUNNING, COMPLETED, RELEASED, UNKNOWN = (
@@ -40,7 +40,7 @@ RUNNING, COMPLETED, RELEASED, UNKNOWN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Transition:
     """From which states, to which, under what condition, and whether ownership changes (the fence
     rises).
@@ -164,7 +164,7 @@ def _swap(name: str, found: Record | Held, **changes: object) -> Swap:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """A record as its owner knows it: what every write of an attempt presents."""
 

@@ -9,14 +9,15 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from oncekey.core.value import value
 
 T = TypeVar("T")
 Op = Generator[Any, Any, T]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pause:
     """A question whose answer is only that time has passed."""
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from oncekey.core.value import value
 from oncekey.errors import CorruptRecord
 
 TOKEN_BYTES = 16
@@ -26,7 +27,7 @@ class State(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """What the client was told, byte for byte. `body` is None where only the fact was kept (too
     large).
@@ -37,7 +38,7 @@ class Answer:
     body: bytes | None = b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """An attempt that wants to own a record: all that a store needs to write it down."""
 
@@ -55,7 +56,7 @@ class Claim:
     field_digests: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
     """One record as a store found it."""
 
@@ -105,7 +106,7 @@ class Record:
         return self.state is State.RUNNING and self.lease_left_s > self.lease_s * 1.001
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Glimpse:
     """A record's state without its content, for those who wait for it to change."""
 
@@ -114,7 +115,7 @@ class Glimpse:
     lease_left_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """A named part of a handler whose result is kept. `result` is None while only its start is
     marked.
@@ -135,8 +136,8 @@ _LENGTHS = struct.Struct("!HI")
 def encode_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Headers as bytes, for stores."""
     parts = [bytes((_HEADERS_VERSION,))]
-    for name, value in headers:
-        parts += (_LENGTHS.pack(len(name), len(value)), name, value)
+    for name, text in headers:
+        parts += (_LENGTHS.pack(len(name), len(text)), name, text)
     return b"".join(parts)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.value import value
 
 
 class When(enum.Enum):
@@ -23,7 +23,7 @@ class When(enum.Enum):
     OVERLONG = "overlong"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Insert:
     """Write a new running record, or find the one that is there. → `Inserted | Found`"""
 
@@ -34,17 +34,17 @@ class Insert:
         return self.claim.id
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Inserted:
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Swap:
     """Change a record if its state, fence and token are as expected and `when` holds. → `Done |
     Refused`
@@ -72,33 +72,33 @@ class Swap:
     resource_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Done:
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """Nothing was changed; `record` is what stands there instead, None if nothing does."""
 
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Find:
     """→ `Record | None`"""
 
     id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Peek:
     """→ `Glimpse | None`"""
 
     id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendStep:
     """Keep a step if the attempt still runs under this fence and token. → `Done | Refused`"""
 
@@ -108,14 +108,14 @@ class AppendStep:
     step: Step
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Steps:
     """→ `list[Step]` in the order in which they were first appended."""
 
     id: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tally:
     """Add to counters; decides nothing, loses nothing that matters. → None"""
 
@@ -123,21 +123,21 @@ class Tally:
     conflicts: Mapping[bytes, int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Due:
     """→ ids of at most `limit` records that are lapsed or expired: a hint, oldest first."""
 
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sweep:
     """Remove at most `limit` expired records. → how many were removed"""
 
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Scan:
     """→ at most `limit` records without bodies, by id, after the id `after`."""
 
@@ -147,12 +147,12 @@ class Scan:
     tenant: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Count:
     """→ `dict[State, int]`"""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Purge:
     """Blank the content of at most `limit` finished records of a tenant, keep their ids. → how
     many

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from oncekey import attempt as attempts
@@ -155,14 +155,30 @@ class IdempotencyMiddleware:
         """Drive an operation of the engine."""
         return await arun(op, self._gatherer.ask)
 
-    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         """Run beside the request that asked for it: hanging up does not stop it, draining waits
-        for it.
+        for it. Whoever awaits the result may be cancelled; the work goes on.
         """
-        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        task = loop.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._running.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if ended.done():  # nobody waits any more
+                if error is not None:
+                    log.error("a handler failed after its client had left", exc_info=error)
+            elif error is not None:
+                ended.set_exception(error)
+            elif task.cancelled():
+                ended.cancel()
+            else:
+                ended.set_result(None)
+
+        task.add_done_callback(end)
+        return ended
 
     def forget(self, claim: Claim) -> None:
         """Release, in the background, an insert that may have happened unheard."""
@@ -263,13 +279,7 @@ class _Run:
     async def _execute(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._edge.heartbeat.add(attempt)
-        task = self._middleware.spawn(self._run_app(attempt))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.cancelled():
-                task.add_done_callback(_log_failure)
-            raise
+        await self._middleware.spawn(self._run_app(attempt))
 
     async def _run_app(self, attempt: Attempt) -> None:
         attempts.enter(attempt)
@@ -434,8 +444,3 @@ async def _send(send: Send, answer: Answer) -> None:
 
 def _once(verb: Find) -> Op[Any]:
     return (yield verb)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a handler failed after its client had left", exc_info=error)

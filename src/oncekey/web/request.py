@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from oncekey.core.value import value
 
 
 class Headers(Mapping[str, str]):
@@ -18,13 +20,13 @@ class Headers(Mapping[str, str]):
     def all(self, name: str) -> list[bytes]:
         """The values of all lines of that name."""
         wanted = name.lower().encode("latin-1")
-        return [value for line, value in self.lines if line == wanted]
+        return [content for line, content in self.lines if line == wanted]
 
     def first(self, name: bytes) -> bytes:
-        """The value of the first line of that name, which is in lower case; empty if there is none."""
-        for line, value in self.lines:
+        """The value of the first line of that (lower-case) name; empty if there is none."""
+        for line, content in self.lines:
             if line == name:
-                return value
+                return content
         return b""
 
     def __getitem__(self, name: str) -> str:
@@ -40,7 +42,7 @@ class Headers(Mapping[str, str]):
         return len({line for line, _ in self.lines})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """Everything but the body."""
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from oncekey.core.policy import Policy
+from oncekey.core.value import value
 from oncekey.errors import Misuse
 
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Route:
     """What applies to a request."""
 
@@ -27,7 +27,7 @@ class Route:
     policy: Policy
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Template:
     method: str | None
     text: str
