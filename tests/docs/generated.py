@@ -1,0 +1,181 @@
+"""The parts of the documentation that are written by the code: `./dev docs` writes them anew.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+
+from oncekey.core.fingerprint import Comparison
+from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Situation
+from oncekey.core.policy import Verdict
+from oncekey.core.problem import MEANINGS, Kind
+from oncekey.core.profiles import PROFILES, BodyField, Header, Profile
+from oncekey.core.verbs import When
+from oncekey.stores import redis_fitness
+from oncekey.stores.base import Durability
+from oncekey.stores.url import open_store
+from tests.docs.pages import PAGES, ROOT
+
+_PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+# -------------------------------------------------------------------------------- lifecycle
+
+
+def states() -> str:
+    """The state machine, as a diagram that GitHub and others draw."""
+    conditions = {
+        When.ANY: "",
+        When.LAPSED: " (lapsed)",
+        When.EXPIRED: " (expired)",
+        When.OVERLONG: " (deadline too far away)",
+    }
+    arrows = ["[*] --> running: claim ↑"]
+    for name, move in TRANSITIONS.items():
+        label = name + conditions[move.when] + (" ↑" if move.raise_fence else "")
+        arrows += (f"{source} --> {move.to}: {label}" for source in move.sources)
+    return "```mermaid\nstateDiagram-v2\n" + "".join(f"    {each}\n" for each in arrows) + "```\n"
+
+
+def decisions() -> str:
+    """What a request gets, by what it found."""
+    compared = (Comparison.SAME, Comparison.DIFFERENT, Comparison.UNKNOWN_VERSION)
+    return table(
+        ("found", "same request", "other request", "fingerprint of another release"),
+        (
+            (found.value, *(DECISIONS[found, comparison].value for comparison in compared))
+            for found in Situation
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------ reference
+
+
+def kinds() -> str:
+    """Every refusal with its status."""
+    rows = (
+        (f"[{kind}](#{kind})", str(MEANINGS[kind].status), MEANINGS[kind].title) for kind in Kind
+    )
+    return table(("kind", "status", "says"), rows)
+
+
+def profiles() -> str:
+    """What distinguishes the profiles."""
+    return table(
+        ("profile", "key in", "key", "scope", "methods", "in flight", "mismatch", "kept", "for"),
+        map(_profile, PROFILES.values()),
+    )
+
+
+def _profile(profile: Profile) -> list[str]:
+    policy = profile.policy.settled()
+    waits = f"waits {policy.wait_s:g} s, then " if policy.in_flight == "wait" else ""
+    start = "" if profile.retention_from == "completion" else " from first use"
+    key = "a UUID" if profile.uuid_only else f"up to {profile.key_chars_max} characters"
+    return [
+        f"[{profile.name}](#{profile.name})",
+        _place(profile),
+        key + (", in either case" if profile.case_insensitive else ""),
+        policy.scope,
+        ", ".join(sorted(policy.methods)),
+        f"{waits}{profile.status(Kind.IN_FLIGHT)}",
+        str(profile.status(Kind.MISMATCH)),
+        _kept(policy.keep),
+        _duration(policy.retention_s) + start,
+    ]
+
+
+def _place(profile: Profile) -> str:
+    match profile.key_in:
+        case Header(name):
+            return f"header `{name}`"
+        case BodyField(name):
+            return f"body field `{name}`"
+        case other:
+            return f"query parameter `{other.name}`"
+
+
+def _kept(keep: Callable[[int], Verdict]) -> str:
+    kept = [
+        name
+        for name, status in (("2xx", 200), ("3xx", 303), ("4xx", 422), ("5xx", 500))
+        if keep(status) is Verdict.KEEP
+    ]
+    return ", ".join(kept)
+
+
+def _duration(seconds: float) -> str:
+    unit, name = (3_600, "hours") if seconds >= 3_600 else (60, "minutes")
+    return f"{seconds / unit:g} {name}"
+
+
+def durability() -> str:
+    """What each store says that it survives."""
+    opened = {
+        url: open_store(url).durability
+        for url in (
+            "sqlite:///keys.db",
+            "sqlite:///keys.db?synchronous=NORMAL",
+            "postgresql://host/database",
+            "postgresql://host/database?allow=unsafe-durability",
+        )
+    }
+    servers = {
+        "redis://, `appendonly yes`, `appendfsync always`": ("1", "always"),
+        "redis://, `appendonly yes`, `appendfsync everysec`": ("1", "everysec"),
+        "redis://, `appendonly no`": ("0", None),
+    }
+    for name, (aof, appendfsync) in servers.items():
+        opened[name] = redis_fitness.durability({"aof_enabled": aof}, appendfsync)
+    opened["memory://"] = open_store("memory://").durability
+    head = ("store and setting", "application dies", "store dies", "power is lost", "in words")
+    return table(head, (_durability(name, each) for name, each in opened.items()))
+
+
+def _durability(name: str, durability: Durability) -> list[str]:
+    kept = (durability.process_crash, durability.store_crash, durability.power_loss)
+    shown = [f"`{name}`" if "`" not in name else name.replace("redis://", "`redis://`")]
+    return [*shown, *("kept" if each else "may be lost" for each in kept), durability.note]
+
+
+# --------------------------------------------------------------------------------- layers
+
+
+def layers() -> str:
+    """Which parts may import which, as import-linter is told."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return "```text\n" + "\n".join(settings["contracts"][0]["layers"]) + "\n```\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    part.__name__: part for part in (states, decisions, kinds, profiles, durability, layers)
+}
+
+
+def renewed(text: str) -> str:
+    """A page with its generated parts as the code has them now."""
+    return _PART.sub(lambda found: found[1] + PARTS[found[2]]() + found[4], text)
+
+
+def main() -> None:
+    for name, path in PAGES.items():
+        text = path.read_text()
+        if (now := renewed(text)) != text:
+            path.write_text(now)
+            sys.stdout.write(f"{name} is up to date again\n")
+
+
+if __name__ == "__main__":
+    main()
