@@ -420,13 +420,10 @@ def test_nothing_is_told_that_the_replica_does_not_have(
     """Not even what is found: else a failover could take back an answer that was replayed."""
     claim = waiting.claim()
     record = waiting.begin()
+    waiting.stage(State.RELEASED, waiting.claim(tenant="leaving"))
     replica.signal_all(signal.SIGSTOP)
-    for verb in (
-        Insert(claim),
-        Insert(claim),
-        waiting.complete(record),
-        Insert(waiting.rival(record)),
-    ):
+    verbs: list[Verb] = [Insert(claim), Insert(claim), waiting.complete(record)]
+    for verb in [*verbs, Insert(waiting.rival(record)), Purge("leaving", 10)]:
         with pytest.raises(StoreUnavailable, match="0 of 1 replicas") as unsure:
             waiting.ask(verb)
         assert unsure.value.sent

@@ -29,6 +29,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import redis.asyncio.connection as async_driver
@@ -105,12 +106,11 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._wait_replicas = wait_replicas
-        mark, wait = (
-            call("mark", f"{prefix}:mark"),
-            ("WAIT", wait_replicas, round(wait_timeout_s * 1000)),
-        )
-        self._tail: list[Command] = [mark, wait] if wait_replicas else []
-        self._walker = Walker(prefix, self._ask_all)
+        self._tail: list[Command] = []
+        if wait_replicas:
+            wait = ("WAIT", wait_replicas, round(wait_timeout_s * 1000))
+            self._tail = [call("mark", f"{prefix}:mark"), wait]
+        self._walker = Walker(prefix, self._ask_all, partial(self._ask_all, tail=self._tail))
         self._warned: set[str] = set()
 
         self._kind = "unix" if path else "rediss" if tls else "redis"
@@ -191,25 +191,25 @@ class RedisStore:
                 "in time, so a failover may forget this write: see `redis-cli INFO replication`"
             )
 
-    def _ask_all(self, commands: list[Command]) -> Op[list[Any]]:
+    def _ask_all(self, commands: list[Command], tail: Sequence[Command] = ()) -> Op[list[Any]]:
         """The replies, where every command must succeed."""
         if not commands:
             return []
-        replies = yield from self._exchange(commands, [])
+        replies = yield from self._exchange(commands, list(tail))
         for reply in replies:
             if isinstance(reply, RedisError):
-                raise self._judged(reply)
+                raise self._judged(reply, sent=len(commands) > 1)
         return replies
 
-    def _judged(self, error: RedisError) -> StoreError:
-        """What an error that the server answered means."""
+    def _judged(self, error: RedisError, *, sent: bool = False) -> StoreError:
+        """What an error that the server answered means; `sent` if it may have done other things."""
         if isinstance(error, NoPermissionError):
             rule = fitness.acl_rule(self._prefix)
             return StoreUnfit(
                 f"{self._address}: {error}. Allow it: `redis-cli ACL SETUSER <user> {rule}`"
             )
         if (why := fitness.refusal(str(error), getattr(error, "status_code", None))) is not None:
-            return StoreUnavailable(f"{self._address} refused: {why}", sent=False)
+            return StoreUnavailable(f"{self._address} refused: {why}", sent=sent)
         return StoreError(f"{self._address}: {error}")
 
     # ---------------------------------------------------------------------------------- fitness

@@ -49,12 +49,19 @@ class _Sighting:
         return self.expires <= now or (self.state is State.RUNNING and self.lease_until <= now)
 
 
-class Walker:
-    """The walks of one store. `ask` answers commands and raises where one of them failed."""
+Ask = Callable[[list[Command]], Op[list[Any]]]
 
-    def __init__(self, prefix: str, ask: Callable[[list[Command]], Op[list[Any]]]) -> None:
+
+class Walker:
+    """The walks of one store.
+
+    `ask` answers commands and raises if one of them failed; `change` does so for those that write.
+    """
+
+    def __init__(self, prefix: str, ask: Ask, change: Ask) -> None:
         self._prefix = f"{prefix}:"
         self._ask = ask
+        self._change = change
         # Where the last call ended. If two threads collide here, a portion is seen twice, or later.
         self._cursors: dict[type, int] = {Due: 0, Sweep: 0}
 
@@ -100,7 +107,7 @@ class Walker:
         expired = yield from self._expected(verb, verb.limit, lambda seen, now: seen.expires <= now)
         # Only a hint so far: the script judges again, at the removal.
         calls = [call("sweep", self._key(seen.id)) for seen in expired[: verb.limit]]
-        removed: int = sum((yield from self._ask(calls)))
+        removed: int = sum((yield from self._change(calls)))
         return removed
 
     def _expected(
@@ -168,13 +175,13 @@ class Walker:
                 for seen in sightings
                 if seen.tenant == tenant and seen.state is not State.RUNNING and not seen.blank
             ]
-            purged += sum((yield from self._ask(calls[: verb.limit - purged])))
+            purged += sum((yield from self._change(calls[: verb.limit - purged])))
             walking = cursor != 0
         return purged
 
     def _tally(self, verb: Tally) -> Op[None]:
         ids = verb.replays.keys() | verb.conflicts.keys()
-        yield from self._ask(
+        yield from self._change(
             [
                 call("tally", self._key(i), verb.replays.get(i, 0), verb.conflicts.get(i, 0))
                 for i in sorted(ids)
