@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +60,51 @@ def test_a_mistake_is_caught_by_the_test_that_names_it(mutant: type[MemoryStore]
 def test_there_is_a_test_for_every_subject() -> None:
     assert len(TESTS) > 100
     assert set(CAUGHT_BY.values()) <= set(TESTS)
+
+
+# ------------------------------------------------------------------------- a stranger's store
+
+MODULE = """
+import pytest
+from oncekey.clock import FakeClock
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing.contract import InsertContract, Subject
+
+def nothing(self, verbs):
+    yield from ()
+    return [None for _ in verbs]
+
+class MyStore(MemoryStore):
+    {mistake}
+
+class TestMyStore(InsertContract):
+    @pytest.fixture
+    def subject(self):
+        clock = FakeClock()
+        return Subject(MyStore(clock), elapse=clock.advance)
+"""
+
+
+def run_elsewhere(folder: Path, mistake: str) -> subprocess.CompletedProcess[str]:
+    """Pytest in a folder that knows nothing of this repository, with nothing configured."""
+    (folder / "test_mine.py").write_text(MODULE.format(mistake=mistake))
+    command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "-q"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_stranger_needs_a_class_and_a_fixture(tmp_path: Path) -> None:
+    done = run_elsewhere(tmp_path, mistake='name = "mine"')
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+def test_a_stranger_is_told_what_is_wrong(tmp_path: Path) -> None:
+    """The name of the test is the sentence; the assertion shows both sides."""
+    done = run_elsewhere(tmp_path, mistake="perform = nothing")
+    assert done.returncode == 1
+    assert "test_a_fence_is_positive[sync]" in done.stdout
+    assert "assert isinstance(self.ask(Insert(claim)), Inserted)" in done.stdout
+    assert "where False = isinstance(None, Inserted)" in done.stdout
 
 
 # ------------------------------------------------------------------------------ real waiting
