@@ -8,11 +8,14 @@ Each order is written once per Idempotency-Key, however often the request arrive
 from __future__ import annotations
 
 import argparse
+import signal
 import sqlite3
+import sys
 import tempfile
 import uuid
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,6 +36,15 @@ def account_of(request: oncekey.Request) -> str | None:
     return request.headers.get("x-account", "demo")
 
 
+async def read_json(request: Request) -> dict[str, Any]:
+    """The object in the request's body, empty if there is none."""
+    try:
+        body = await request.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
 def build(data: Path) -> Starlette:
     """The application, with its orders and its keys below `data`."""
     database = data / "orders.db"
@@ -40,7 +52,7 @@ def build(data: Path) -> Starlette:
         connection.execute(SCHEMA)
 
     async def create(request: Request) -> JSONResponse:
-        order = await request.json()
+        order = await read_json(request)
         item, quantity = order.get("item"), order.get("quantity", 1)
         if not isinstance(item, str) or not isinstance(quantity, int) or quantity < 1:
             return JSONResponse({"error": "an order has an item and a quantity"}, status_code=422)
@@ -92,11 +104,14 @@ def main() -> None:
     )
     print(
         f"The orders API is on {base}, its files are in {data}\n\n"
-        f"  Send an order, then send it again: the answer is the same, and says that it is a replay.\n"
+        "  Send an order, then send it again: the answer is the same, and says it is a replay.\n"
         f"    {order}\n\n"
-        f"  There is one order, however often you sent it.\n"
-        f"    curl {base}/orders\n"
+        "  There is one order, however often you sent it.\n"
+        f"    curl {base}/orders\n",
+        flush=True,
     )
+    # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     uvicorn.run(build(data), host="127.0.0.1", port=options.port, log_level="warning")
 
 
