@@ -95,6 +95,16 @@ class OutcomeUnknown(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Unprotected(Event):
+    """A client got an answer that no record keeps, because the store did not answer."""
+
+    ran: bool
+    """True: its handler ran without a claim (`store_down="run"`). False: it ran under one, but its
+    answer could not be recorded (`recovery="block"`).
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class StoreAsked(Event):
     """A verb went to the store and came back."""
 

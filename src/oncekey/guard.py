@@ -291,6 +291,7 @@ class Guard(Asking):
 
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":
+            self._emit(events.Unprotected, claim, ran=True)
             return Bypass()
         return Refuse(refusals.store_down(), lost_claim=claim if error.sent else None)
 
@@ -382,6 +383,7 @@ class Guard(Asking):
 
     def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
         if attempt.policy.recovery == "block":
+            self._emit(events.Unprotected, attempt, ran=False)
             return Unstored()
         return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
 

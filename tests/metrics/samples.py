@@ -30,6 +30,7 @@ def sample(
         events.Declined: {"reason": "in-flight"},
         events.LeaseWasLost: {"attempt": 1, "reason": "taken over"},
         events.OutcomeUnknown: {"attempt": 1, "lapses": 1},
+        events.Unprotected: {"ran": True},
         events.StoreAsked: {"verb": "insert", "seconds": 0.003, "error": None},
     }
     fields = {"operation": operation, "key_hash": HASH, **defaults[event], **changes}

@@ -13,6 +13,7 @@ from tests.metrics.samples import HASH, KINDS, OPERATION, sample
     ("event", "level"),
     [
         (sample(events.OutcomeUnknown), "ERROR"),
+        (sample(events.Unprotected), "WARNING"),
         (sample(events.LeaseWasLost), "WARNING"),
         (sample(events.TakenOver), "WARNING"),
         (sample(events.StoreAsked, error="lost"), "WARNING"),

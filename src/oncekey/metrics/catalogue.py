@@ -69,6 +69,11 @@ UNKNOWN_OUTCOMES = Metric(
     "Records declared unknown: nobody knows how they ended, an operator must look.",
     ("operation",),
 )
+UNPROTECTED = Metric(
+    "unprotected",
+    "Answers that no record keeps, because the store was down; how is ran-unclaimed or unrecorded.",
+    ("operation", "how"),
+)
 STORE_ERRORS = Metric(
     "store_errors",
     "Questions that the store did not answer; error is lost if it may have acted, else not-sent.",
@@ -111,6 +116,7 @@ CATALOGUE = (
     TAKE_OVERS,
     LEASE_LOSSES,
     UNKNOWN_OUTCOMES,
+    UNPROTECTED,
     STORE_ERRORS,
     STORE_DURATION,
     RUN_DURATION,

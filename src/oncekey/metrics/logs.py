@@ -35,7 +35,7 @@ def level_of(event: events.Event) -> int:
     match event:
         case events.OutcomeUnknown():
             return ERROR
-        case events.TakenOver() | events.LeaseWasLost():
+        case events.TakenOver() | events.LeaseWasLost() | events.Unprotected():
             return WARNING
         case events.StoreAsked():
             return DEBUG if event.error is None else WARNING
@@ -86,6 +86,9 @@ def text_of(event: events.Event) -> str:
                 "retries are refused until somebody finds out. `oncekey list --state unknown` "
                 "shows the record"
             )
+        case events.Unprotected():
+            how = "ran without a claim" if event.ran else "ran, but its answer is not recorded"
+            return f"the store does not answer: the request {how}; its client was told"
         case events.StoreAsked():
             return _store_text(event)
         case _:

@@ -133,6 +133,11 @@ def _outcome_unknown(event: events.OutcomeUnknown, operation: str) -> Iterator[M
     yield Measurement(catalogue.UNKNOWN_OUTCOMES, 1, (operation,))
 
 
+def _unprotected(event: events.Unprotected, operation: str) -> Iterator[Measurement]:
+    how = "ran-unclaimed" if event.ran else "unrecorded"
+    yield Measurement(catalogue.UNPROTECTED, 1, (operation, how))
+
+
 def _store_asked(event: events.StoreAsked, verb: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.STORE_DURATION, event.seconds, (verb,))
     if event.error is not None:
@@ -148,5 +153,6 @@ _MEASURES: dict[type[events.Event], Callable[[Any, str], Iterator[Measurement]]]
     events.Declined: _declined,
     events.LeaseWasLost: _lease_was_lost,
     events.OutcomeUnknown: _outcome_unknown,
+    events.Unprotected: _unprotected,
     events.StoreAsked: _store_asked,
 }
