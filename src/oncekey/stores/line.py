@@ -32,6 +32,9 @@ class Line:
         connection = self._store.connect()
         try:
             run(self._store.prepare(), connection.ask)
+        except StoreUnavailable as error:
+            connection.close()
+            raise _before_any_verb(error) from error
         except BaseException:
             connection.close()
             raise
@@ -47,6 +50,11 @@ class Line:
         if connection is not None:
             with contextlib.suppress(Exception):  # it may be broken; it is given up either way
                 connection.close()
+
+
+def _before_any_verb(error: StoreUnavailable) -> StoreUnavailable:
+    """The checks may have been sent; the verbs that wait for this connection were not."""
+    return StoreUnavailable(str(error), sent=False)
 
 
 class AsyncLine:
@@ -68,6 +76,9 @@ class AsyncLine:
         connection = await self._store.aconnect()
         try:
             await arun(self._store.prepare(), connection.ask)
+        except StoreUnavailable as error:
+            await connection.close()
+            raise _before_any_verb(error) from error
         except BaseException:
             await connection.close()
             raise
