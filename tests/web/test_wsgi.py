@@ -277,6 +277,14 @@ def test_the_key_is_required_where_the_policy_says_so() -> None:
     world.app.close()
 
 
+def test_routes_are_written_without_the_path_at_which_the_application_is_mounted() -> None:
+    world = World(routes={"POST /orders": Policy(required=True)})
+    assert ask_wsgi(world.app, None, SCRIPT_NAME="/shop").kind == "missing-key"
+    assert ask_wsgi(world.app, "k1", SCRIPT_NAME="/shop").status == 201
+    assert ask_wsgi(world.app, "k1", SCRIPT_NAME="/other").status == 201  # its keys are its own
+    assert world.runs == 2
+
+
 def test_e66_status_query() -> None:
     world = World(status_path="/idempotency")
     ask_wsgi(world.app, "k1")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from oncekey import attempt as attempts
@@ -21,7 +21,7 @@ from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
-from oncekey.core.record import Answer, Claim
+from oncekey.core.record import Claim
 from oncekey.core.verbs import Find
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
@@ -29,22 +29,16 @@ from oncekey.guard import Bypass, Call, Execute, Refuse, Replay, Stored, Unstore
 from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
+from oncekey.web import messages
 from oncekey.web.capture import Capture
-from oncekey.web.edge import Edge, Tenant, log, too_large
-from oncekey.web.request import Headers, Request
+from oncekey.web.edge import Edge, Tenant, log
+from oncekey.web.messages import App, Message, Receive, Scope, Send
+from oncekey.web.request import Request, within
 from oncekey.web.routes import Route
 from oncekey.web.status import status_answer, status_verb
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 DRAIN_S_MAX = 30.0
 UNSTORED = (b"idempotency-stored", b"false")
-# Ways to send a file past the application: what is not seen cannot be kept.
-_UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
 
 
 class IdempotencyMiddleware:
@@ -86,7 +80,7 @@ class IdempotencyMiddleware:
                 if self._always or self._brings_key(scope):
                     await self._guard(scope, receive, send)
                     return
-            elif self.edge.status_path is not None and scope["path"] == self.edge.status_path:
+            elif self.edge.status_path is not None and self._asks_status(scope):
                 await self._tell_status(scope, send)
                 return
         elif scope["type"] == "lifespan":
@@ -101,26 +95,29 @@ class IdempotencyMiddleware:
                 return True
         return False
 
+    def _asks_status(self, scope: Scope) -> bool:
+        return within(scope.get("root_path", ""), scope["path"]) == self.edge.status_path
+
     # ------------------------------------------------------------------------- one request
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         edge = self.edge
-        request = _request(scope)
-        route = edge.routes.match(request.method, request.path)
+        request = messages.request(scope)
+        route = edge.routes.match(request.method, request.path, request.root)
         if request.method not in route.policy.methods:
             await self.app(scope, receive, send)
             return
-        body = await _read(receive, request, route.policy.request_bytes_max)
+        body = await messages.read(receive, request, route.policy.request_bytes_max)
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):
-            await _send(send, edge.refusal(body))
+            await messages.send(send, edge.refusal(body))
             return
         call = await self._call(request, route, body)
         if isinstance(call, Problem):
-            await _send(send, edge.refusal(call))
+            await messages.send(send, edge.refusal(call))
         elif call is None:
-            await self.app(scope, _resupply(body, receive), send)
+            await self.app(scope, messages.resupply(body, receive), send)
         else:
             edge.start()
             run = _Run(self, scope, send, route, call, body)
@@ -143,13 +140,13 @@ class IdempotencyMiddleware:
         return edge.call(request, route, tenant, key, body)
 
     async def _tell_status(self, scope: Scope, send: Send) -> None:
-        request = _request(scope)
+        request = messages.request(scope)
         tenant = self.edge.tenant(request)
         if inspect.isawaitable(tenant):
             tenant = await tenant
         verb = status_verb(self.edge, request, tenant)
         record = await self.ask(_once(verb)) if isinstance(verb, Find) else verb
-        await _send(send, status_answer(self.edge, record))
+        await messages.send(send, status_answer(self.edge, record))
 
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
@@ -244,7 +241,7 @@ class _Run:
     ) -> None:
         self._middleware = middleware
         self._edge = middleware.edge
-        self._scope = _inner(scope)
+        self._scope = messages.inner(scope)
         self._send = send
         self._route = route
         self._call = call
@@ -272,7 +269,7 @@ class _Run:
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     self._middleware.forget(lost_claim)
-                await _send(self._send, self._edge.refusal(problem))
+                await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
                 await self._middleware.app(self._scope, self._receive, self._send_unprotected)
 
@@ -324,7 +321,7 @@ class _Run:
         if attempt is None:
             raise AssertionError("an answer without an attempt")
         probe("after_handler")
-        capture.matched = "endpoint" in self._scope or "route" in self._scope
+        capture.matched = messages.matched(self._scope)
         verdict = edge.verdict(attempt, capture)
         if verdict is not Verdict.KEEP:
             no_effect = verdict is Verdict.NO_EFFECT
@@ -343,7 +340,7 @@ class _Run:
                 await self._replay(finished)
             case Refuse(problem):
                 self._silenced = True
-                await _send(self._send, edge.refusal(problem))
+                await messages.send(self._send, edge.refusal(problem))
 
     async def _release(self, headers: Any) -> None:
         """Send what was held back."""
@@ -370,76 +367,12 @@ class _Run:
                 await self._send(message)
 
     async def _replay(self, replay: Replay) -> None:
-        await _send(self._send, self._edge.replayed(replay, self._call.key))
+        await messages.send(self._send, self._edge.replayed(replay, self._call.key))
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
         await self._send(message)
-
-
-def _request(scope: Scope) -> Request:
-    return Request(
-        scope["method"], scope["path"], scope["query_string"], Headers(scope["headers"]), scope
-    )
-
-
-def _inner(scope: Scope) -> Scope:
-    """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this
-    client alone.
-    """
-    inner = dict(scope)
-    extensions = scope.get("extensions")
-    if extensions:
-        inner["extensions"] = {
-            name: value for name, value in extensions.items() if name not in _UNCAPTURABLE
-        }
-    # A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
-    # Middleware outside this one still sees the header and may code each answer for its own client.
-    inner["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
-    return inner
-
-
-async def _read(receive: Receive, request: Request, limit: int) -> bytes | Problem | None:
-    """The whole body; None if the client left."""
-    declared = request.headers.first(b"content-length")
-    if declared.isdigit() and int(declared) > limit:
-        return too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            return too_large(limit)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _resupply(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a body which was read already, then goes on as before."""
-    pending = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def resupplied() -> Message:
-        return pending.pop() if pending else await receive()
-
-    return resupplied
-
-
-async def _send(send: Send, answer: Answer) -> None:
-    with contextlib.suppress(OSError):
-        await send(
-            {
-                "type": "http.response.start",
-                "status": answer.status,
-                "headers": list(answer.headers),
-            }
-        )
-        await send({"type": "http.response.body", "body": answer.body or b""})
 
 
 def _once(verb: Find) -> Op[Any]:

@@ -53,3 +53,10 @@ class Request:
     headers: Headers
     scope: Mapping[str, Any] = field(default_factory=dict)
     """The ASGI scope or WSGI environ, with what earlier middleware left there."""
+    root: str = ""
+    """Where the application is mounted: the beginning of `path` that is not its own."""
+
+
+def within(root: str, path: str) -> str:
+    """The path below `root`; all of it where it is not below it."""
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path

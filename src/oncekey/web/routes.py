@@ -3,7 +3,8 @@
 A route is written as people write it: `"POST /orders/{id}/pay"`, or without a method for all of
 them. `{name}` stands for one path segment. The template is the operation's name, so that a key's
 scope does not depend on the id in the path; a request that no template matches has its own path as
-the operation.
+the operation. Templates are written as the application's own routes are: without the path at which
+it is mounted. Names have it, so that two mounts of one application do not share their keys.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from oncekey.core.policy import Policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
+from oncekey.web.request import within
 
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
@@ -52,11 +54,14 @@ class Routes:
         found = [f"{t.method or 'any'} {t.text}" for t in self._templates if condition(t.policy)]
         return [*found, "any other route"] if condition(self._default) else found
 
-    def match(self, method: str, path: str) -> Route:
-        """The route of a request."""
-        for template in self._templates:
-            if template.method in (None, method) and template.pattern.fullmatch(path):
-                return Route(f"{method} {template.text}", template.policy)
+    def match(self, method: str, path: str, root: str = "") -> Route:
+        """The route of a request to `path`, in an application that is mounted at `root`."""
+        if self._templates:
+            inner = within(root, path)
+            for template in self._templates:
+                if template.method in (None, method) and template.pattern.fullmatch(inner):
+                    mounted = path.removesuffix(inner)
+                    return Route(f"{method} {mounted}{template.text}", template.policy)
         return Route(f"{method} {path}", self._default)
 
 

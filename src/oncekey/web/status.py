@@ -34,7 +34,7 @@ def status_verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
             Kind.MALFORMED_REQUEST,
             "Name the operation that the key was used for in the query: ?operation=POST%20/orders",
         )
-    route = edge.routes.match(method, path)
+    route = edge.routes.match(method, path, request.root)
     scoped = None if route.policy.scope == "tenant" else route.operation
     return Find(record_id(account, scoped, found))
 

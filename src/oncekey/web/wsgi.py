@@ -85,7 +85,7 @@ class IdempotencyMiddleware:
     def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         edge = self.edge
         request = _request(environ)
-        route = edge.routes.match(request.method, request.path)
+        route = edge.routes.match(request.method, request.path, request.root)
         if request.method not in route.policy.methods:
             return self.app(environ, start_response)
         body = _read(environ, route.policy.request_bytes_max)
@@ -273,14 +273,20 @@ def _request(environ: Environ) -> Request:
     for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
         if environ.get(name):
             lines.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
-    path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    root = environ.get("SCRIPT_NAME", "")
     return Request(
         environ["REQUEST_METHOD"],
-        path.encode("latin-1").decode("utf-8", "replace"),
+        _decoded(root + environ.get("PATH_INFO", "")),
         environ.get("QUERY_STRING", "").encode("latin-1"),
         Headers(lines),
         environ,
+        _decoded(root),
     )
+
+
+def _decoded(path: str) -> str:
+    """WSGI hands over bytes as if they were Latin-1."""
+    return path.encode("latin-1").decode("utf-8", "replace")
 
 
 def _read(environ: Environ, limit: int) -> bytes | Problem:
