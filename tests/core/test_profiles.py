@@ -1,10 +1,12 @@
 """Profiles: what each demands and answers, and what official clients make of it."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from oncekey.core.headers import first_headers, replay_headers
 from oncekey.core.key import BadKey
 from oncekey.core.policy import DEFAULTS, Policy, keep_definitive, keep_success
 from oncekey.core.problem import Kind, Problem
@@ -247,3 +249,27 @@ def test_azure_asks_when_a_request_was_first_sent() -> None:
     assert PROFILES["azure"].first_sent_in == Header("Repeatability-First-Sent")
     assert refusal(Kind.TOO_OLD, "azure").status == 412
     assert refusal(Kind.MALFORMED_REQUEST, "azure").status == 400
+
+
+# ------------------------------------------------------------------------------------- browsers
+
+
+def test_e14_what_a_browser_must_be_allowed_to_send() -> None:
+    assert PROFILES["oncekey"].cors_allow_headers == ("Idempotency-Key",)
+    assert PROFILES["azure"].cors_allow_headers == (
+        "Repeatability-Request-ID",
+        "Repeatability-First-Sent",
+    )
+    assert PROFILES["square"].cors_allow_headers == ()  # the key travels in the body
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_e14_a_script_may_read_every_header_that_a_profile_writes(name: str) -> None:
+    chosen = replace(PROFILES[name], shape="problem")  # a provider's codes stand in the body too
+    exposed = {header.encode() for header in chosen.cors_expose_headers}
+    first = Answer(422, ((b"request-id", b"r1"),), b"{}")
+    lines = [*first_headers(first, chosen, "k1", 0.0), *replay_headers(first, chosen, "k1", 0.0)]
+    refused = Problem(Kind.IN_FLIGHT, "", retryable=True, retry_after_s=1.0, location=b"/orders/1")
+    lines += render(refused, chosen).headers
+    always_readable = {b"content-type", b"content-length", b"cache-control", b"request-id"}
+    assert {header for header, _ in lines} - always_readable <= exposed

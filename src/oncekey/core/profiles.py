@@ -153,6 +153,19 @@ class Profile:
             **changes,
         )
 
+    @property
+    def cors_allow_headers(self) -> tuple[str, ...]:
+        """Request headers that a script on another origin must be allowed to send."""
+        headers = (self.key_in, self.first_sent_in)
+        return tuple(header.name for header in headers if isinstance(header, Header))
+
+    @property
+    def cors_expose_headers(self) -> tuple[str, ...]:
+        """Answer headers that a script on another origin must be allowed to read."""
+        names = {name.decode() for name in self.own_names}
+        names |= {name for name in (self.should_retry_header, self.transient_header) if name}
+        return tuple(sorted(names | {"idempotency-stored", "retry-after", "location", "link"}))
+
     def status(self, kind: Kind) -> int:
         """The status that says this."""
         return self.statuses.get(kind, MEANINGS[kind].status)
