@@ -1,0 +1,55 @@
+"""The application that is put under load: it reads an order and answers, no more.
+
+python -m bench.app SOCKET [STORE_URL]
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+import oncekey
+from oncekey.web.asgi import IdempotencyMiddleware
+
+
+def build(store: str | None) -> Starlette:
+    """With a store it is guarded; without one it is what the guarded one is compared with."""
+    runs = 0
+
+    async def create(request: Request) -> JSONResponse:
+        nonlocal runs
+        runs += 1
+        order = await request.json()
+        return JSONResponse({"id": "order_1", "item": order["item"], "quantity": order["quantity"]})
+
+    async def count(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(runs))
+
+    app = Starlette(
+        routes=[Route("/orders", create, methods=["POST"]), Route("/runs", count, methods=["GET"])]
+    )
+    if store is not None:
+        app.add_middleware(IdempotencyMiddleware, store=store, tenant=oncekey.single_tenant)
+    return app
+
+
+def main() -> None:
+    descriptor, *store = sys.argv[1:]
+    config = uvicorn.Config(
+        build(store[0] if store else None),
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+    )
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(descriptor))])
+
+
+if __name__ == "__main__":
+    main()

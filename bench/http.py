@@ -1,0 +1,147 @@
+"""HTTP: an application behind the middleware against the same application without it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from statistics import median
+
+from bench import load, no_key, postgres
+from bench.rounds import Settings, contest
+from bench.served import Served
+from bench.subject import measured
+from bench.table import Goal, Row, Section
+from bench.work import migrate
+from oncekey.stores import postgres as postgres_store
+from tests.servers import find_tool, folders, start_redis
+
+CONNECTIONS = (1, 64)
+KEYS_REPLAYED = 1_000
+FIRST = Goal(0.4, aim=0.5)
+REPLAY = Goal(0.7, aim=1.0)
+NO_KEY_PAIRS = 200
+HOW = (
+    "Starlette on uvicorn (uvloop, httptools), one worker process; the handler reads a small JSON "
+    "order and answers. Load by wrk. *First*: every request has a new key; *replay*: a thousand "
+    "keys whose requests have completed, in turn. The limit is the same application without the "
+    "middleware. PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file "
+    "and syncing it every second, SQLite with `synchronous=FULL`."
+)
+
+
+@contextmanager
+def _postgres() -> Iterator[str]:
+    with postgres.start() as server:
+        migrate(postgres_store.open_url(server.url))
+        yield server.url
+
+
+@contextmanager
+def _sqlite() -> Iterator[str]:
+    yield f"sqlite:///{folders.private('sqlite') / 'keys.db'}"
+
+
+@contextmanager
+def _redis() -> Iterator[str]:
+    with start_redis() as server:
+        yield server.url
+
+
+STORES = {"PostgreSQL": _postgres, "SQLite": _sqlite, "Redis": _redis}
+
+
+def section(settings: Settings) -> Section:
+    rows = []
+    for name, start in STORES.items():
+        rows += measured(f"HTTP on {name}", partial(_rows, name, start, settings))
+    pairs = 20 if settings.quick else NO_KEY_PAIRS
+    rows += measured("requests without a key", lambda: no_key.rows(pairs))
+    return Section("HTTP", HOW, tuple(rows))
+
+
+def estimate_s(settings: Settings) -> float:
+    return len(STORES) * len(CONNECTIONS) * (settings.estimate_s(3) + 3) + 10
+
+
+def _rows(
+    name: str, start: Callable[[], AbstractContextManager[str]], settings: Settings
+) -> list[Row]:
+    find_tool("wrk")
+    with start() as url, Served() as plain, Served(url) as guarded:
+        return [
+            row
+            for connections in CONNECTIONS
+            for row in _contest(name, connections, plain, guarded, settings)
+        ]
+
+
+def _contest(
+    name: str, connections: int, plain: Served, guarded: Served, settings: Settings
+) -> list[Row]:
+    title = f"{name}, {connections} connection{'s' if connections > 1 else ''}"
+    prefix = f"{uuid.uuid4().hex}-"
+    for number in range(KEYS_REPLAYED):
+        guarded.order(f"{prefix}{number}")
+    assert guarded.order(f"{prefix}0"), "a completed request was not replayed"
+    loads = {
+        "without": _Load(plain, connections),
+        "first": _Load(guarded, connections),
+        "replay": _Load(guarded, connections, prefix, KEYS_REPLAYED),
+    }
+    result = contest(title, loads, settings)
+    rows = [
+        result.row(f"{title}, first", "first", "without", FIRST),
+        result.row(f"{title}, replay", "replay", "without", REPLAY),
+    ]
+    if connections > 1:  # a lone client leaves the worker idle: what it then costs says little
+        rows += [
+            _cpu_row(title, name, loads[name], loads["without"]) for name in ("first", "replay")
+        ]
+    return rows
+
+
+def _cpu_row(title: str, name: str, ours: _Load, limit: _Load) -> Row:
+    """Unlike rates, CPU time hardly depends on what else the machine does."""
+    pairs = list(zip(ours.cpu_us, limit.cpu_us, strict=True))[1:]  # without the warm-up
+    ratios = [with_ / without for with_, without in pairs]
+    return Row(
+        f"{title}, {name}: CPU of the worker for each",
+        ours=f"{median(with_ for with_, _ in pairs):.0f} µs",
+        limit=f"{median(without for _, without in pairs):.0f} µs",
+        value=median(ratios),
+        low=min(ratios),
+        high=max(ratios),
+    )
+
+
+class _Load:
+    """A contender: requests of one kind, checked to be what they should."""
+
+    def __init__(self, served: Served, connections: int, prefix: str = "", keys: int = 0) -> None:
+        self._served = served
+        self._connections = connections
+        self._prefix = prefix
+        self._keys = keys
+        self.cpu_us: list[float] = []
+        """What the worker used for each request, by round."""
+
+    def __call__(self, seconds: float) -> float:
+        runs, cpu_s = self._served.runs(), self._served.cpu_s()
+        seen = load.wrk(
+            self._served.port,
+            connections=self._connections,
+            seconds=seconds,
+            prefix=self._prefix,
+            keys=self._keys,
+        )
+        runs = self._served.runs() - runs
+        self.cpu_us.append((self._served.cpu_s() - cpu_s) / seen.requests * 1e6)
+        # Some more may have run than were answered: those under way when the time was over.
+        most = seen.requests + self._connections
+        expected = range(1) if self._keys else range(seen.requests, most + 1)
+        assert runs in expected, f"the handler ran {runs} times for {seen}"
+        assert not seen.refused, f"some were refused: {seen}"
+        assert not seen.broken, f"some got no answer: {seen}"
+        return seen.rate

@@ -1,0 +1,187 @@
+"""PostgreSQL: the library against pgbench, and against one round trip of asyncpg."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+
+from bench.limits import pgbench
+from bench.rounds import Contest, Settings, contest
+from bench.table import Goal, Row
+from bench.work import ANSWER, COMPLETE, FOUND, NEW, PEEK, RENEW, Item, Library, alone_rows, migrate
+from oncekey.core.record import encode_headers
+from oncekey.stores import postgres as postgres_store
+from tests.servers import Postgres, start_postgres
+
+SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
+ROUND_TRIP = Goal(1.5, at_least=False, of_time=True)
+
+# One row each, as one would write them by hand for the same tables.
+_INSERT = """
+INSERT INTO oncekey_claims (
+    id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
+    recovery, schema_version, state, fence, generation, attempt, lapses, beat, no_effect,
+    created, lease_until, expires
+) VALUES (
+    {id}, {owner}, {tenant}, {operation}, {key}, {fingerprint}, 1, 30, 86400,
+    'rerun', 0, 'running', nextval('oncekey_fences'), currval('oncekey_fences'), 1, 0, 0, false,
+    now(), now() + interval '30 s', now() + interval '1 day'
+)
+ON CONFLICT (id) DO NOTHING
+RETURNING fence
+"""
+_COMPLETE = """
+WITH done AS (
+    UPDATE oncekey_claims
+    SET state = 'completed', lease_until = NULL, expires = now() + interval '1 day',
+        beat = beat + 1, answer_day = (now() + interval '1 day')::date
+    WHERE id = {id} AND state = 'running' AND fence = {fence} AND token = {owner}
+    RETURNING id, answer_day
+)
+INSERT INTO oncekey_answers (day, id, status, headers, body)
+SELECT answer_day, id, 201, {headers}, {body} FROM done
+"""
+_RENEW = """
+UPDATE oncekey_claims
+SET lease_until = now() + interval '30 s', expires = now() + interval '1 day', beat = beat + 1
+WHERE id = $1 AND state = 'running' AND fence = $2 AND token = $3
+RETURNING fence
+"""
+_FIND = """
+SELECT *
+FROM oncekey_claims c
+LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
+WHERE c.id = $1
+"""
+_PEEK = "SELECT state, fence, lease_until FROM oncekey_claims WHERE id = $1"
+
+_BARE = {
+    NEW: _INSERT.format(
+        id="$1", owner="$2", tenant="$3", operation="$4", key="$5", fingerprint="$6"
+    ),
+    FOUND: _FIND,
+    COMPLETE: _COMPLETE.format(id="$1", fence="$2", owner="$3", headers="$4", body="$5"),
+    RENEW: _RENEW,
+    PEEK: _PEEK,
+}
+
+
+def _literal(value: bytes) -> str:
+    return f"'\\x{value.hex()}'"
+
+
+_PGBENCH_ID = "sha256(int8send(:number))"
+_PGBENCH_INSERT = "\\set number random(1, 4611686018427387904)\n" + _INSERT.strip().format(
+    id=_PGBENCH_ID,
+    owner=_literal(bytes(16)),
+    tenant="'single'",
+    operation="'POST /orders'",
+    key="'8e03978e-40d5-43e8-bc93-6894a57f9324'",
+    fingerprint=_literal(bytes(32)),
+)
+_PGBENCH_PAIR = f"{_PGBENCH_INSERT} \\gset\n" + _COMPLETE.strip().format(
+    id=_PGBENCH_ID,
+    fence=":fence",
+    owner=_literal(bytes(16)),
+    headers=_literal(encode_headers(ANSWER.headers)),
+    body=_literal(ANSWER.body or b""),
+)
+
+
+def start() -> Postgres:
+    """A server that keeps what it acknowledges."""
+    return start_postgres(durable=True, settings=SETTINGS)
+
+
+def rows(settings: Settings) -> list[Row]:
+    with start() as server:
+        store = postgres_store.open_url(server.url)
+        migrate(store)
+        with Library(store) as library:
+            return [
+                *_insert_rows(server, library, settings),
+                *_pair_rows(server, library, settings),
+                *_alone_rows(server, library, settings),
+            ]
+
+
+def estimate_s(settings: Settings) -> float:
+    return 3 * settings.estimate_s(2) + 5 * settings.estimate_s(2, 0.25)
+
+
+def _insert_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
+    script = _written(server.folder / "insert.sql", _PGBENCH_INSERT)
+    measured = contest(
+        "PostgreSQL, 32 at a time, inserts",
+        {
+            "pgbench": lambda seconds: pgbench(server.url, script, seconds),
+            "store verbs": lambda seconds: library.crowd(library.insert, seconds),
+            "Guard.begin": lambda seconds: library.crowd(library.begin, seconds),
+        },
+        settings,
+        before_round=lambda: _empty(server.url),
+    )
+    return _both(measured, "inserts", "Guard.begin", Goal(2.0))
+
+
+def _pair_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
+    script = _written(server.folder / "pair.sql", _PGBENCH_PAIR)
+    measured = contest(
+        "PostgreSQL, 32 at a time, insert and complete",
+        {
+            "pgbench": lambda seconds: pgbench(server.url, script, seconds),
+            "store verbs": lambda seconds: library.crowd(library.insert_and_complete, seconds),
+            "Guard": lambda seconds: library.crowd(library.begin_and_finish, seconds),
+        },
+        settings,
+        before_round=lambda: _empty(server.url),
+    )
+    return _both(measured, "insert and complete", "Guard", Goal(1.5))
+
+
+def _both(measured: Contest, what: str, engine: str, goal: Goal) -> list[Row]:
+    return [
+        measured.row(f"PostgreSQL, 32 at a time, {what}: {name}", name, "pgbench", goal)
+        for name in ("store verbs", engine)
+    ]
+
+
+def _alone_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
+    _empty(server.url)  # before preparing: that takes shared locks until the first execution
+    connection = library.run(asyncpg.connect(server.url))
+    statements = {name: library.run(connection.prepare(sql)) for name, sql in _BARE.items()}
+
+    def bare(name: str, items: list[Item]) -> float:
+        fetch = statements[name].fetch
+        return library.median_rate(
+            lambda arguments: fetch(*arguments), [_arguments(name, item) for item in items]
+        )
+
+    try:
+        return alone_rows("PostgreSQL", library, bare, lambda _: ROUND_TRIP, settings)
+    finally:
+        library.run(connection.close())
+
+
+def _arguments(name: str, item: Item) -> tuple[Any, ...]:
+    claim = item.claim
+    if name == NEW:
+        told = (claim.tenant, claim.operation, claim.key, claim.fingerprint)
+        return (claim.id, claim.token, *told)
+    if name in (FOUND, PEEK):
+        return (claim.id,)
+    owned = (claim.id, item.fence, claim.token)
+    return owned if name == RENEW else (*owned, encode_headers(ANSWER.headers), ANSWER.body)
+
+
+def _written(path: Path, script: str) -> Path:
+    path.write_text(f"{script};\n" if not script.endswith("\\gset") else f"{script}\n")
+    return path
+
+
+def _empty(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute("TRUNCATE oncekey_claims, oncekey_answers, oncekey_steps")

@@ -1,0 +1,105 @@
+"""Rounds: every contender runs in each of them, and the ratios are taken within each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from bench.machine import ForeignCpu
+from bench.table import Goal, Row
+
+WARM_UP = 0.25
+"""The part of a round that each contender runs once before the first one, uncounted."""
+
+Contender = Callable[[float], float]
+"""Works for about so many seconds; its operations per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long to measure."""
+
+    rounds: int = 7
+    seconds: float = 2.0
+    """How long each contender works in each round."""
+    quick: bool = False
+
+    def estimate_s(self, contenders: int, share: float = 1.0) -> float:
+        """How long a contest of so many contenders takes."""
+        return contenders * self.seconds * share * (self.rounds + WARM_UP) * 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What came out: one value for each contender and round."""
+
+    rates: dict[str, list[float]]
+    foreign_percent: list[float]
+
+    def row(self, what: str, ours: str, limit: str, goal: Goal | None, unit: str = "/s") -> Row:
+        """The median of the ratios of the rounds, beside the median rates.
+
+        A goal for time turns the ratio round: how many times as long ours takes.
+        """
+        pairs = list(zip(self.rates[ours], self.rates[limit], strict=True))
+        ratios = [
+            theirs / ours if goal and goal.of_time else ours / theirs for ours, theirs in pairs
+        ]
+        return Row(
+            what=what,
+            ours=f"{_short(median(self.rates[ours]))}{unit}",
+            limit=f"{_short(median(self.rates[limit]))}{unit}",
+            value=median(ratios),
+            low=min(ratios),
+            high=max(ratios),
+            goal=goal,
+            foreign_percent=median(self.foreign_percent),
+        )
+
+
+def contest(
+    title: str,
+    contenders: Mapping[str, Contender],
+    settings: Settings,
+    *,
+    share: float = 1.0,
+    turns: int = 1,
+    before_round: Callable[[], None] = lambda: None,
+) -> Contest:
+    """Let all of them run in turn, round by round, in changing order.
+
+    Each has `share` of a contender's time, in so many turns of which the median counts: the shorter
+    a turn, the less can change between those that are compared.
+    """
+    before_round()
+    for run in contenders.values():
+        run(settings.seconds * share * WARM_UP)
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    foreign_percent: list[float] = []
+    for number in range(settings.rounds):
+        before_round()
+        foreign = ForeignCpu()
+        seen: dict[str, list[float]] = {name: [] for name in contenders}
+        for turn in range(number, number + turns):
+            for name in sorted(contenders, reverse=bool(turn % 2)):
+                seen[name].append(contenders[name](settings.seconds * share / turns))
+        for name, values in seen.items():
+            rates[name].append(median(values))
+        foreign_percent.append(foreign.percent())
+        told = ", ".join(f"{name} {_short(values[-1])}/s" for name, values in rates.items())
+        others = f"others' CPU {foreign_percent[-1]:.0f} %"
+        say(f"{title} {number + 1}/{settings.rounds}: {told}; {others}")
+    return Contest(rates, foreign_percent)
+
+
+def say(line: str) -> None:
+    """Progress, apart from the results."""
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _short(rate: float) -> str:
+    if rate >= 10_000:
+        return f"{rate / 1000:.1f} k"
+    return f"{rate:.0f} " if rate >= 100 else f"{rate:.1f} "

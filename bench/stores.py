@@ -1,0 +1,29 @@
+"""The stores against the limits of their engines."""
+
+from __future__ import annotations
+
+from bench import postgres, redis, sqlite
+from bench.rounds import Settings
+from bench.subject import measured
+from bench.table import Section
+
+HOW = (
+    "Verbs of the store contract, through the gatherer, and whole decisions of the engine, against "
+    "the engine's own load generator or one round trip of its driver with the same one-row "
+    "statement. PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file "
+    "and syncing it every second, SQLite with `synchronous=FULL`."
+)
+
+
+def section(settings: Settings) -> Section:
+    rows = [
+        *measured("PostgreSQL", lambda: postgres.rows(settings)),
+        *measured("Redis", lambda: redis.rows(settings)),
+        *measured("SQLite", lambda: sqlite.rows(settings)),
+    ]
+    return Section("Stores", HOW, tuple(rows))
+
+
+def estimate_s(settings: Settings) -> float:
+    estimates = (postgres.estimate_s, redis.estimate_s, sqlite.estimate_s)
+    return sum(estimate(settings) for estimate in estimates)
