@@ -24,7 +24,7 @@ def _kill() -> None:
 
 
 def _stop_once() -> Callable[[], None]:
-    stopped = []
+    stopped: list[bool] = []
 
     def stop() -> None:
         if not stopped:
