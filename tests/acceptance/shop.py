@@ -37,7 +37,9 @@ class Shop:
         self.app = Starlette(routes=[Route("/orders", self._order, methods=["POST"])])
 
     async def _order(self, request: Request) -> Response:
-        self.runs += 1
+        with self._change:
+            self.runs += 1
+            self._change.notify_all()
         return await self.handler(request)
 
     async def receipt(self, request: Request) -> Response:
@@ -68,9 +70,16 @@ class Shop:
 
     def wait_ended(self, requests: int) -> None:
         """Until so many requests have ended."""
+        self._wait(lambda: self._ended >= requests)
+
+    def wait_runs(self, runs: int) -> None:
+        """Until the handler was called so often."""
+        self._wait(lambda: self.runs >= runs)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
         with self._change:
-            assert self._change.wait_for(lambda: self._ended >= requests, WAIT_S_MAX), (
-                f"{self._ended} of {requests} requests ended within {WAIT_S_MAX} s"
+            assert self._change.wait_for(condition, WAIT_S_MAX), (
+                f"after {WAIT_S_MAX} s: {self.runs} runs, {self._ended} requests ended"
             )
 
 

@@ -5,9 +5,12 @@ python -m tests.crash.server PORT STORE_URL LEDGER POLICY_JSON
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
+import time
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +22,17 @@ from oncekey import Policy, current, single_tenant
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
 
+POLL_S = 0.01
+
+
+async def hold(sign: Path, *, blocking: bool) -> None:
+    """Wait for a file to appear; `blocking` keeps the event loop from doing anything else."""
+    while not sign.exists():  # noqa: ASYNC240  (a look at a local file does not block)
+        if blocking:
+            time.sleep(POLL_S)  # noqa: ASYNC251  (this is what the test is about)
+        else:
+            await asyncio.sleep(POLL_S)
+
 
 def build(store: str, ledger: str, policy: Policy) -> Starlette:
     ledger_file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -29,6 +43,8 @@ def build(store: str, ledger: str, policy: Policy) -> Starlette:
         # One write to a file opened for appending: it survives the death of this process whole.
         line = json.dumps({"key": attempt.key, "attempt": attempt.attempt, "pid": os.getpid()})
         os.write(ledger_file, line.encode() + b"\n")
+        if "until" in order:
+            await hold(Path(order["until"]), blocking=order.get("blocking", False))
         if order.get("fail_attempt") == attempt.attempt:
             return JSONResponse({"error": "out of order"}, status_code=503)
         return JSONResponse({"paid_by": os.getpid(), "attempt": attempt.attempt}, status_code=201)

@@ -9,26 +9,17 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.crash.child import Child, Reply, serving
+from tests.places import Place
 
 pytestmark = pytest.mark.slow
 
 LEASE_S = 30.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """A store on which several processes meet, and the way to make its leases run out."""
-
-    url: str
-    elapse: Callable[[float], None]
 
 
 def effects(ledger: Path, key: str) -> int:

@@ -1,0 +1,5 @@
+"""What several processes share is tried on every store on which several processes can meet."""
+
+from tests.places import place
+
+__all__ = ["place"]

@@ -1,0 +1,80 @@
+"""The stores on which several processes can meet."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from oncekey import open_store
+from oncekey.core.key import record_id
+from oncekey.core.op import run
+from oncekey.core.record import Record
+from oncekey.core.verbs import Find
+from tests.stores import elapse
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store on which several processes meet, and the way to make its leases run out."""
+
+    name: str
+    url: str
+    elapse: Callable[[float], None]
+
+    def migrate(self) -> None:
+        store = open_store(self.url)
+        with closing(store.connect()) as connection:
+            run(store.migrate(), connection.ask)
+
+    def look(self, key: str, operation: str, tenant: str = "single") -> Record | None:
+        """What is kept under a key, seen by somebody who has nothing to do with it."""
+        store = open_store(self.url)
+        with closing(store.connect()) as connection:
+            run(store.prepare(), connection.ask)
+            find = Find(record_id(tenant, operation, key))
+            [found] = run(store.perform([find]), connection.ask)
+        record: Record | None = found
+        return record
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Each of them in turn; what is there already does not concern the test: keys are random."""
+    made = {"sqlite": sqlite_place, "postgres": postgres_place, "redis": redis_place}[request.param]
+    place = made(request, tmp_path)
+    place.migrate()
+    yield place
+    if place.name == "redis":
+        forget(place)
+
+
+def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    file = tmp_path / "keys.db"
+    return Place("sqlite", f"sqlite:///{file}", partial(elapse.sqlite, file))
+
+
+def postgres_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    url: str = request.getfixturevalue("postgres_url")
+    # It is one for tests, and may forget what it acknowledged if the machine loses its power.
+    allowed = f"{url}?allow=unsafe-durability"
+    return Place("postgres", allowed, partial(elapse.postgres, url))
+
+
+def redis_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    url: str = request.getfixturevalue("redis_url")
+    prefix = f"place-{uuid.uuid4().hex}"
+    return Place("redis", f"{url}?prefix={prefix}", partial(elapse.redis, url, prefix))
+
+
+def forget(place: Place) -> None:
+    url, _, prefix = place.url.partition("?prefix=")
+    with Redis.from_url(url) as client:
+        for key in client.scan_iter(f"{prefix}:*"):
+            client.unlink(key)
