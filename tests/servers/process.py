@@ -88,9 +88,13 @@ class Server(ABC):
         if self._process is None:
             return
         self.signal_all(signal.SIGSTOP)  # so that nothing is cleaned up or started meanwhile
+        family = _tree(self.pid)
         self.signal_all(signal.SIGKILL)
         self._process.wait()
         self._process = None
+        deadline = time.monotonic() + _STOP_S_MAX
+        while not all(map(_is_dead, family)) and time.monotonic() < deadline:
+            time.sleep(0.001)  # a server does not start while a child of the old one still lives
 
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to the server and all its children, parents first."""
@@ -188,6 +192,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
 
 
 def _tree(root: int) -> list[int]:
