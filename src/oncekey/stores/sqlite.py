@@ -28,7 +28,7 @@ from oncekey.stores.sqlite_connection import (
 )
 from oncekey.stores.sqlite_verbs import WRITERS, Looking, Writing
 
-TIMEOUT_S = 5.0
+TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 3600.0
 DURABILITY = {
     "FULL": Durability(True, True, True, "every commit is synced to the disk"),
     "NORMAL": Durability(True, True, False, "a power cut can take the last commits with it"),
@@ -55,6 +55,8 @@ class SqliteStore:
                 "each connection to :memory: would see records of its own: name a file, as in "
                 "sqlite:///keys.db, or use memory:// for records that may go with the process"
             )
+        if not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise Misuse(f"timeout_s is in seconds, up to {TIMEOUT_S_MAX:g}, not {timeout_s!r}")
         self.durability = DURABILITY[synchronous]
         self._place = Place(os.path.abspath(path), timeout_s, synchronous)
         self._clock = clock or SystemClock()
@@ -114,7 +116,10 @@ def open_url(url: str) -> SqliteStore:
     if unknown := options.keys() - {"timeout_s", "synchronous"}:
         raise Misuse(f"{url}: no option is called {min(unknown)}, only timeout_s and synchronous")
     if "timeout_s" in options:
-        options["timeout_s"] = float(options["timeout_s"])
+        try:
+            options["timeout_s"] = float(options["timeout_s"])
+        except ValueError:
+            raise Misuse(f"{url}: timeout_s is a number of seconds") from None
     return SqliteStore(unquote(parts.path[1:]), **options)
 
 

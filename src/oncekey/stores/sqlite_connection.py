@@ -26,6 +26,7 @@ import queue
 import sqlite3
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,26 @@ Execute = Callable[..., sqlite3.Cursor]
 
 SQLITE_NEEDED = (3, 37)  # strict tables
 WAL_BYTES = 4_194_304
+PAUSE_S_MIN, PAUSE_S_MAX = 0.0002, 0.003
+
+
+class Busy(StoreUnavailable):
+    """Somebody else holds the file; nothing was done."""
+
+
+def patiently(attempt: Callable[[], T], timeout_s: float) -> T:
+    """Repeat what finds the file busy, for about `timeout_s`."""
+    # SQLite's own way of waiting sleeps for up to 0.1 s and so starves where many processes write.
+    pause_s = PAUSE_S_MIN
+    while True:
+        try:
+            return attempt()
+        except Busy:
+            if timeout_s <= 0:
+                raise
+        time.sleep(pause_s)
+        timeout_s -= pause_s
+        pause_s = min(pause_s * 1.5, PAUSE_S_MAX)
 
 
 # --------------------------------------------------------------------------------- opening it
@@ -85,12 +106,15 @@ class Place:
                 f"{self.path} was removed while it was in use: put it back, or start again to "
                 "begin with no records"
             )
+        return patiently(self._open, self.timeout_s)
+
+    def _open(self) -> sqlite3.Connection:
         db = None
         try:
             db = sqlite3.connect(
                 f"file:{quote(os.fsencode(self.path))}?mode=rw",
                 uri=True,
-                timeout=self.timeout_s,
+                timeout=0,
                 isolation_level=None,
                 check_same_thread=False,
             )
@@ -117,11 +141,8 @@ class Place:
         db.execute("PRAGMA secure_delete = ON").fetchone()
 
 
-_OTHERS = "another connection holds it; look for a transaction that stays open"
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _UNAVAILABLE = {
-    sqlite3.SQLITE_BUSY: _OTHERS,
-    sqlite3.SQLITE_LOCKED: _OTHERS,
-    sqlite3.SQLITE_PROTOCOL: _OTHERS,
     sqlite3.SQLITE_FULL: "nothing was acknowledged; free some space on its disk",
     sqlite3.SQLITE_IOERR: "nothing was acknowledged; look at its disk and at the kernel's log",
     sqlite3.SQLITE_NOMEM: "nothing was acknowledged; the process is out of memory",
@@ -140,6 +161,8 @@ _UNFIT = {
 def judged(error: sqlite3.Error, path: str, *, sent: bool) -> Exception:
     """What an error means for the store; the error itself where only one verb is to blame."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+    if code in _BUSY:
+        return Busy(f"{path}: {error}: look for a transaction that stays open", sent=False)
     if advice := _UNAVAILABLE.get(code):
         return StoreUnavailable(f"{path}: {error}: {advice}", sent=sent)
     if advice := _UNFIT.get(code):
@@ -168,6 +191,9 @@ class File:
         return self._transact("BEGIN IMMEDIATE", work)
 
     def _transact(self, begin: str, work: Callable[[Execute], T]) -> T:
+        return patiently(lambda: self._attempt(begin, work), self._place.timeout_s)
+
+    def _attempt(self, begin: str, work: Callable[[Execute], T]) -> T:
         execute = self._db.execute
         committing = False
         try:
@@ -219,7 +245,9 @@ class File:
     def erase_wal(self) -> None:
         """Cut off the WAL and the copies in it of what was blanked, unless a reader needs it."""
         with contextlib.suppress(sqlite3.Error):
+            self._db.execute(f"PRAGMA busy_timeout = {self._place.timeout_s * 1000:.0f}").fetchone()
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._db.execute("PRAGMA busy_timeout = 0").fetchone()
 
     def close(self) -> None:
         for db in (self._checkpointer, self._db):
@@ -359,7 +387,7 @@ class AsyncSqliteConnection:
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         # Waiting for other writers is bounded by SQLite; this bounds a disk that does not answer.
-        timer = loop.call_later(self._place.timeout_s * 2, self._give_up, waiter)
+        timer = loop.call_later(self._place.timeout_s * 3, self._give_up, waiter)
         self._inbox.put(_Call(function, waiter))
         try:
             return await waiter
@@ -367,6 +395,6 @@ class AsyncSqliteConnection:
             timer.cancel()
 
     def _give_up(self, waiter: asyncio.Future[Any]) -> None:
-        limit_s = self._place.timeout_s * 2
+        limit_s = self._place.timeout_s * 3
         said = f"{self._place.path}: its disk did not answer within {limit_s:g} s"
         _settle(waiter, None, StoreUnavailable(said, sent=True))

@@ -1,0 +1,412 @@
+"""One SQLite file under threads, loops, forks, kills, full disks and careless hands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.core import lifecycle
+from oncekey.core.record import Answer, Claim
+from oncekey.core.verbs import Done, Find, Insert, Inserted, Swap
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores import sqlite_connection
+from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite_connection import WAL_BYTES, AsyncSqliteConnection, File, Place
+from tests.stores.sqlite_worker import HOUR_S, claim
+
+ROOT = Path(__file__).parent.parent.parent
+NOBODY = 65534
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.db"
+
+
+@pytest.fixture
+def gatherer(path: Path) -> Iterator[Gatherer]:
+    gatherer = Gatherer(SqliteStore(path))
+    yield gatherer
+    gatherer.close()
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    """Another process, at work on a file."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.stores.sqlite_worker", *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def output(process: subprocess.Popen[str], told: str | None = None) -> list[str]:
+    """All that it says until it ends, which it must do well."""
+    said, _ = process.communicate(told, timeout=50)
+    assert process.returncode == 0
+    return said.splitlines()
+
+
+def check_integrity(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+# ------------------------------------------------------------------------ the file
+
+
+def test_p12_files_are_for_their_owner_only(path: Path, gatherer: Gatherer) -> None:
+    gatherer.ask(Insert(claim("order-1")))
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {"keys.db": 0o600, "keys.db-wal": 0o600, "keys.db-shm": 0o600}
+
+
+def test_the_permissions_of_a_file_that_is_there_are_kept(path: Path, gatherer: Gatherer) -> None:
+    path.touch()
+    path.chmod(0o640)
+    gatherer.ask(Insert(claim("order-1")))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def refusal(path: Path) -> str:
+    gatherer = Gatherer(SqliteStore(path))
+    with pytest.raises(StoreUnfit) as caught:
+        gatherer.ask(Insert(claim("order-1")))
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    assert "it must be a file" in refusal(tmp_path)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    assert "its folder must exist" in refusal(tmp_path / "missing" / "keys.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+    path.write_text("Dear diary, " * 100)
+    assert "name another file" in refusal(path)
+    assert path.read_text() == "Dear diary, " * 100
+
+
+def test_a_damaged_database_is_refused(path: Path, gatherer: Gatherer) -> None:
+    gatherer.ask(Insert(claim("order-1")))
+    gatherer.close()
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * (len(content) - 4096)
+    path.write_bytes(content)
+    assert "restore it from a backup" in refusal(path)
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Path]:
+    """A folder of root's, and a user without any rights where the tests run as root."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        os.seteuid(os.getuid())
+        folder.chmod(0o755)
+
+
+def drop_rights() -> None:
+    if os.getuid() == 0:
+        os.seteuid(NOBODY)
+
+
+def test_a_folder_without_the_right_to_write_is_refused(as_nobody: Path) -> None:
+    as_nobody.chmod(0o555)
+    drop_rights()
+    assert "allowed to write" in refusal(as_nobody / "keys.db")
+
+
+def test_a_file_without_the_right_to_write_is_refused_before_it_is_used(as_nobody: Path) -> None:
+    path = as_nobody / "keys.db"
+    gatherer = Gatherer(SqliteStore(path))
+    gatherer.ask(Insert(claim("order-1")))
+    gatherer.close()
+    path.chmod(0o444)
+    drop_rights()
+    gatherer = Gatherer(SqliteStore(path))
+    with pytest.raises(StoreUnfit, match="this user may write"):
+        gatherer.ask(Find(claim("order-1").id))
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_a_file_that_is_taken_away_is_not_written_to(
+    path: Path, gatherer: Gatherer, replaced: bool
+) -> None:
+    """Whoever came later would not find it: this is no acknowledgement, and no fresh start."""
+    gatherer.ask(Insert(claim("order-1")))
+    for file in path.parent.iterdir():
+        file.rename(f"{file}.away")
+    if replaced:
+        other = Gatherer(SqliteStore(path))
+        other.ask(Insert(claim("order-2")))
+    with pytest.raises(StoreUnavailable, match="removed or replaced") as caught:
+        gatherer.ask(Insert(claim("order-3")))
+    assert caught.value.sent is False
+    if replaced:
+        assert gatherer.ask(Insert(claim("order-3"))) == Inserted(1)
+        assert other.ask(Find(claim("order-3").id)) is not None
+        other.close()
+        return
+    with pytest.raises(StoreUnfit, match="put it back"):
+        gatherer.ask(Insert(claim("order-3")))
+    assert not path.exists()
+
+
+def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(StoreUnfit, match=r"needs 3\.37"):
+        SqliteStore(path).connect()
+
+
+# ------------------------------------------------------------------------ several processes
+
+
+def test_p1_of_several_processes_that_open_a_new_file_at_once_one_wins_each(path: Path) -> None:
+    processes = [start("insert_all", path, 100, who) for who in range(6)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    won = [int(number) for process in processes for number in output(process)]
+    assert sorted(won) == list(range(100))
+    check_integrity(path)
+
+
+def test_p4_what_was_acknowledged_survives_the_death_of_the_process(
+    path: Path, gatherer: Gatherer
+) -> None:
+    """Killed in the middle of writing, again and again, while another one goes on."""
+    survivor = start("insert_for_ever", path, "survivor")
+    said = []
+    for life in range(4):
+        process = start("insert_for_ever", path, f"life-{life}")
+        assert process.stdout is not None
+        said += [process.stdout.readline().strip() for _ in range(20 + life)]
+        process.kill()
+        said += [line.strip() for line in process.stdout if line.endswith("\n")]
+        process.communicate()
+    survivor.kill()
+    said += survivor.communicate()[0].split("\n")[:-1]
+    assert len(said) > 80
+    for name in said:
+        assert gatherer.ask(Find(claim(name).id)) is not None, name
+    check_integrity(path)
+
+
+def test_a_file_that_was_open_over_a_fork_is_safe_on_both_sides(
+    path: Path, gatherer: Gatherer
+) -> None:
+    count = 200
+    assert output(start("insert_over_forks", path, count)) == ["done"]
+    names = ["before", "after"]
+    names += [f"parent-{number}" for number in range(count)]
+    names += [f"child-{child}-{number}" for child in range(3) for number in range(count)]
+    missing = [name for name in names if gatherer.ask(Find(claim(name).id)) is None]
+    assert missing == []
+    check_integrity(path)
+
+
+# ------------------------------------------------------------------------ a disk that fills up
+
+
+def test_p4_a_write_without_room_is_not_acknowledged_and_loses_nothing(path: Path) -> None:
+    [said] = output(start("insert_without_room", path, "order"))
+    failures, sent = said.split(" ", 1)
+    assert int(failures) > 20
+    assert sent == "[True]"
+    check_integrity(path)
+
+
+def test_a_commit_that_fails_leaves_no_transaction_open(path: Path) -> None:
+    """SQLite keeps the transaction open when COMMIT fails; here a deferred constraint makes it."""
+    place = Place(str(path), 1.0, "FULL")
+    place.create()
+    file = File(place)
+
+    def prepare(execute: Any) -> None:
+        execute("CREATE TABLE parent (n INTEGER PRIMARY KEY)")
+        execute("CREATE TABLE child (n REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+
+    def orphan(execute: Any) -> str:
+        execute("INSERT INTO child VALUES (1)")
+        return "acknowledged"
+
+    file.write(prepare)
+    file._db.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(sqlite3.IntegrityError):
+        file.write(orphan)
+    assert file.write(lambda execute: execute("SELECT count(*) FROM child").fetchone()) == (0,)
+    file.close()
+
+
+# ------------------------------------------------------------------------ the write-ahead log
+
+
+def complete(attempt: Claim, body: bytes) -> Swap:
+    held = lifecycle.Held(attempt.id, 1, attempt.token)
+    return lifecycle.complete(held, Answer(200, (), body), retention_s=HOUR_S)
+
+
+def test_p11_the_write_ahead_log_stays_short(path: Path, gatherer: Gatherer) -> None:
+    wal, body, longest = Path(f"{path}-wal"), b"x" * 500_000, 0
+    for number in range(40):
+        attempt = claim(f"order-{number}")
+        gatherer.ask(Insert(attempt))
+        assert gatherer.ask(complete(attempt, body)) == Done(1)
+        longest = max(longest, wal.stat().st_size)
+    assert path.stat().st_size > 3 * WAL_BYTES
+    assert WAL_BYTES < longest < WAL_BYTES + 2 * len(body)
+
+
+def test_p11_a_reader_that_stays_holds_the_log_only_while_it_stays(
+    path: Path, gatherer: Gatherer
+) -> None:
+    wal, body = Path(f"{path}-wal"), b"x" * 500_000
+
+    def write(prefix: str) -> None:
+        for number in range(20):
+            attempt = claim(f"{prefix}-{number}")
+            gatherer.ask(Insert(attempt))
+            gatherer.ask(complete(attempt, body))
+
+    write("first")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM oncekey_claims").fetchone()
+        write("second")
+        assert wal.stat().st_size > 2 * WAL_BYTES
+    write("third")
+    assert wal.stat().st_size < WAL_BYTES + 2 * len(body)
+
+
+def test_nobody_makes_a_checkpoint_without_the_write_lock(
+    path: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else SQLite before 3.51.3 could lose what was committed meanwhile."""
+    monkeypatch.setattr(sqlite_connection, "WAL_BYTES", 50_000)
+    real, made = File._checkpoint, []
+
+    def checkpoint(file: File, execute: Any) -> None:
+        with (
+            contextlib.closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other,
+            pytest.raises(sqlite3.OperationalError, match="locked"),
+        ):
+            other.execute("BEGIN IMMEDIATE")
+        made.append(os.stat(f"{path}-wal").st_size)
+        real(file, execute)
+
+    monkeypatch.setattr(File, "_checkpoint", checkpoint)
+    for number in range(60):
+        gatherer.ask(Insert(claim(f"order-{number}")))
+    assert len(made) > 3
+    file = File(Place(str(path), 1.0, "FULL"))
+    assert file.read(lambda execute: execute("PRAGMA wal_autocheckpoint").fetchone()) == (0,)
+    file.close()
+
+
+# ------------------------------------------------------------------------ threads and loops
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "oncekey-sqlite"]
+
+
+def test_closing_ends_the_thread(path: Path) -> None:
+    async def main() -> None:
+        gatherer = AsyncGatherer(SqliteStore(path))
+        assert await gatherer.ask(Insert(claim("order-1"))) == Inserted(1)
+        assert len(threads()) == 1
+        await gatherer.close()
+        assert threads() == []
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_is_forgotten_with_its_loop_ends_its_thread(path: Path) -> None:
+    async def main() -> AsyncGatherer:
+        gatherer = AsyncGatherer(SqliteStore(path))
+        await gatherer.ask(Insert(claim("order-1")))
+        return gatherer
+
+    gatherer = asyncio.run(main())
+    [thread] = threads()
+    del gatherer
+    gc.collect()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_an_answer_for_a_loop_that_is_gone_harms_nobody(path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def question(file: File) -> None:
+        begun.set()
+        assert go_on.wait(20)
+
+    async def main() -> AsyncSqliteConnection:
+        connection = await SqliteStore(path).aconnect()
+        task = asyncio.ensure_future(connection.ask(question))
+        await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        return connection
+
+    connection = asyncio.run(main())
+    [thread] = threads()
+    go_on.set()
+
+    async def later() -> None:
+        assert await connection.ask(lambda file: "answered") == "answered"
+        await connection.close()
+
+    asyncio.run(later())
+    assert not thread.is_alive()
+
+
+def test_p11_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None:
+    go_on = threading.Event()
+
+    async def main() -> None:
+        connection = await SqliteStore(path, timeout_s=0.02).aconnect()
+        with pytest.raises(StoreUnavailable, match="did not answer") as caught:
+            await connection.ask(lambda file: go_on.wait(20))
+        assert caught.value.sent is True
+        await connection.close()
+
+    asyncio.run(main())
+    [thread] = threads()
+    go_on.set()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_what_is_wrong_with_the_file_is_said_to_async_callers_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(StoreUnfit, match="it must be a file"):
+            await SqliteStore(tmp_path).aconnect()
+
+    asyncio.run(main())
+    assert threads() == []
