@@ -6,6 +6,7 @@ not see, such as set-up and assertions, stands between them in comments that beg
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ DOCS = ROOT / "docs"
 PAGES = {
     str(path.relative_to(ROOT)): path for path in sorted((*ROOT.glob("*.md"), *DOCS.glob("*.md")))
 }
+TEXTS = {name: path.read_text() for name, path in PAGES.items()}
 
 _CODE = {"```python": "```", "<!-- python": "-->"}
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -65,6 +67,7 @@ def rows(text: str) -> Iterator[list[str]]:
             yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
+@functools.cache
 def existing_tests() -> set[str]:
     """The names of all tests, those of the contract included."""
     folders = (ROOT / "tests", ROOT / "src" / "oncekey" / "testing")
