@@ -208,8 +208,9 @@ class PostgresStore:
                     f"{shown}: {why}. The role needs SELECT, INSERT, UPDATE and DELETE on the "
                     "oncekey tables, and USAGE on their sequences"
                 )
-            case "08P01" | "26000" | "42P05" if not self.pgbouncer:
-                # Parameters, or prepared statements, that somebody in between did not pass on.
+            case state if not self.pgbouncer and (
+                state in _NOT_PASSED_ON or "unsupported startup parameter" in why
+            ):
                 return StoreUnfit(
                     f"{shown}: {why}. If a pooler such as PgBouncer answers there, add "
                     "pgbouncer=true to the URL"
@@ -228,6 +229,9 @@ class PostgresStore:
 # By class: connection, transaction rollback (deadlock, serialization), resources, operator
 # intervention, system, internal. And 25006: a primary that has become a standby.
 _OUTAGES = {"08", "40", "53", "57", "58", "XX"}
+# Protocol violation, no such prepared statement, prepared statement exists: somebody in between
+# did not pass on what was sent before.
+_NOT_PASSED_ON = {"08P01", "26000", "42P05"}
 _DRIVER_ERRORS = (
     *(OSError, TimeoutError, asyncpg.PostgresError),
     *(asyncpg.InterfaceError, asyncpg.InternalClientError),

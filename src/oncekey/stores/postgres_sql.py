@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey.core.op import Op
 from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
@@ -41,6 +41,8 @@ from oncekey.core.verbs import (
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import sql
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +354,10 @@ def group(verb: Verb) -> str:
 
 def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
     """Carry out verbs of one group: one statement for each kind among them."""
+    return _honest(_perform(verbs, limits))
+
+
+def _perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
     parts: dict[_Handler, list[int]] = {}
     for place, verb in enumerate(verbs):
         parts.setdefault(_handler(verb), []).append(place)
@@ -361,3 +367,23 @@ def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
         for place, outcome in zip(places, part, strict=True):
             outcomes[place] = outcome
     return outcomes
+
+
+def _honest(op: Op[T]) -> Op[T]:
+    """The same operation, except that after its first answer no failure is "not sent"."""
+    answered = False
+    try:
+        question = next(op)
+        while True:
+            try:
+                answer = yield question
+            except Exception as error:
+                if isinstance(error, StoreUnavailable):
+                    error.sent |= answered
+                question = op.throw(error)
+            else:
+                answered = True
+                question = op.send(answer)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value

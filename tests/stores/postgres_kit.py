@@ -1,0 +1,69 @@
+"""What the tests of the PostgreSQL store share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncekey.core.op import arun, run
+from oncekey.core.verbs import Verb
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.postgres import PostgresStore, open_url
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import FACES
+from tests.stores import elapse
+
+Connection = psycopg.Connection[Any]
+LOCK_WAIT = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+both_faces = pytest.mark.parametrize("face", list(FACES))
+
+
+@contextlib.contextmanager
+def case_of(face: str, url: str, direct_url: str) -> Iterator[Case]:
+    store = open_url(url)
+    with contextlib.closing(FACES[face](store)) as asked:
+        yield Case(Subject(store, elapse=partial(elapse.postgres, direct_url)), asked)
+
+
+def insist(case: Case, verb: Verb) -> Any:
+    """Ask again after a failure, as the engine does: each lane has to notice that it is broken."""
+    with contextlib.suppress(StoreUnavailable):
+        return case.ask(verb)
+    return case.ask(verb)
+
+
+def start(store: PostgresStore, face: str) -> None:
+    """Connect and be checked, as every line does."""
+    if face == "sync":
+        with contextlib.closing(store.connect()) as connection:
+            run(store.prepare(), connection.ask)
+        return
+
+    async def check() -> None:
+        connection = await store.aconnect()
+        try:
+            await arun(store.prepare(), connection.ask)
+        finally:
+            await connection.close()
+
+    asyncio.run(check())
+
+
+def migrate(store: PostgresStore) -> list[str]:
+    with contextlib.closing(store.connect()) as connection:
+        return run(store.migrate(), connection.ask)
+
+
+def until(db: Connection, condition: str, *args: object) -> None:
+    for _ in range(1000):
+        if db.execute(f"SELECT 1 {condition}".encode(), args).fetchone():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"never came true: {condition}")

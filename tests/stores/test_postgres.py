@@ -1,0 +1,315 @@
+"""The store and a real PostgreSQL: lost replies, lost connections, crashes, commits in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+
+from oncekey.core import lifecycle
+from oncekey.core.lifecycle import Held, landed
+from oncekey.core.op import arun, run
+from oncekey.core.record import State, Step
+from oncekey.core.verbs import AppendStep, Count, Done, Find, Found, Insert, Refused, Steps
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.postgres import open_url
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import ANSWER, FACES
+from tests.servers import Postgres, start_postgres
+from tests.servers.process import free_port
+from tests.stores.postgres_kit import (
+    LOCK_WAIT,
+    Connection,
+    both_faces,
+    case_of,
+    insist,
+    migrate,
+    start,
+    until,
+)
+from tests.stores.wire import Wire
+
+
+@pytest.fixture
+def db(postgres_url: str) -> Iterator[Connection]:
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        yield db
+
+
+@pytest.fixture
+def meanwhile() -> Iterator[Callable[..., Future[Any]]]:
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit
+
+
+# ------------------------------------------------------------------------------- lost replies
+
+
+@pytest.fixture(params=list(FACES))
+def wired(
+    request: pytest.FixtureRequest, postgres: Subject, postgres_url: str
+) -> Iterator[tuple[Case, Wire]]:
+    """A store behind a wire that can be cut."""
+    parts = urlsplit(postgres_url)
+    assert parts.port is not None
+    with Wire(parts.port) as wire:
+        url = postgres_url.replace(f":{parts.port}/", f":{wire.port}/")
+        url += "?allow=unsafe-durability&timeout_s=0.5&connect_timeout_s=1"
+        with case_of(request.param, url, postgres_url) as case:
+            record = case.begin()  # every connection is made, every statement prepared
+            case.ask(AppendStep(record.id, record.fence, record.token, Step("first", b"", b"")))
+            case.done(case.complete(record))
+            yield case, wire
+
+
+def test_p9_an_insert_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire]) -> None:
+    case, wire = wired
+    claim = case.claim()
+    wire.cut_at_next_reply()
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(Insert(claim))
+    assert lost.value.sent
+    again = case.ask(Insert(claim))
+    assert isinstance(again, Found)
+    assert (again.record.token, again.record.attempt) == (claim.token, 1)
+    assert case.ask(Count())[State.RUNNING] == 1
+
+
+def test_p9_a_completion_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire]) -> None:
+    case, wire = wired
+    record = case.begin()
+    complete = case.complete(record)
+    wire.cut_at_next_reply()
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(complete)
+    assert lost.value.sent
+    again = case.ask(complete)
+    assert isinstance(again, Refused)
+    assert landed(complete, again.record)
+    assert case.find(record.id).answer == ANSWER
+
+
+def test_p9_a_step_whose_reply_was_lost_is_kept_once(wired: tuple[Case, Wire]) -> None:
+    case, wire = wired
+    record = case.begin()
+    append = AppendStep(record.id, record.fence, record.token, Step("pay", b"d", b"paid"))
+    wire.cut_at_next_reply()
+    with pytest.raises(StoreUnavailable):
+        case.ask(append)
+    assert case.ask(append) == Done(record.fence)
+    assert case.ask(Steps(record.id)) == [append.step]
+
+
+def test_p11_a_server_that_does_not_answer_is_not_waited_for(wired: tuple[Case, Wire]) -> None:
+    case, wire = wired
+    wire.hold_replies()
+    with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s") as late:
+        case.ask(Insert(case.claim()))
+    assert late.value.sent
+    with pytest.raises(StoreUnavailable) as unconnected:
+        case.ask(Insert(case.claim()))
+    assert not unconnected.value.sent
+
+
+@both_faces
+def test_p12_where_nobody_listens_nothing_was_sent_and_no_password_is_told(face: str) -> None:
+    store = open_url(f"postgresql://user:s3cret@127.0.0.1:{free_port()}/keys")
+    with pytest.raises(StoreUnavailable) as refused:
+        start(store, face)
+    assert not refused.value.sent
+    assert "postgresql://user:***@127.0.0.1" in str(refused.value)
+    assert "s3cret" not in f"{refused.value} {refused.value.__cause__} {store!r}"
+
+
+@both_faces
+def test_p12_a_wrong_password_is_not_told_either(postgres_url: str, face: str) -> None:
+    password = urlsplit(postgres_url).password
+    store = open_url(postgres_url.replace(f":{password}@", ":wr%40ng@"))
+    with pytest.raises(StoreUnavailable, match="password authentication failed") as refused:
+        start(store, face)
+    assert not refused.value.sent
+    assert "wr@ng" not in f"{refused.value} {refused.value.__cause__}"
+
+
+# ------------------------------------------------------------------------------ hanging up
+
+
+def test_a_connection_that_was_closed_while_idle_has_sent_nothing(
+    postgres: Subject, db: Connection
+) -> None:
+    store = postgres.store
+    with contextlib.closing(store.connect()) as connection:
+        run(store.prepare(), connection.ask)
+        _terminate(db)
+        with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
+            run(store.perform([Count()]), connection.ask)
+    assert not gone.value.sent
+
+
+async def test_an_async_connection_that_was_closed_while_idle_has_sent_nothing(
+    postgres: Subject, db: Connection
+) -> None:
+    store = postgres.store
+    connection = await store.aconnect()
+    await arun(store.prepare(), connection.ask)
+    _terminate(db)
+    await asyncio.sleep(0.05)  # the loop hears of it while nobody asks
+    with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
+        await arun(store.perform([Count()]), connection.ask)
+    assert not gone.value.sent
+    await connection.close()
+
+
+@both_faces
+def test_a_connection_that_is_closed_while_asking_may_have_sent(
+    postgres: Subject,
+    postgres_url: str,
+    db: Connection,
+    face: str,
+    meanwhile: Callable[..., Future[Any]],
+) -> None:
+    with contextlib.closing(FACES[face](postgres.store)) as asked:
+        case = Case(postgres, asked)
+        record = case.begin()
+        with psycopg.connect(postgres_url) as holder:
+            holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
+            completing = meanwhile(case.ask, case.complete(record))
+            until(db, LOCK_WAIT)
+            _terminate(db)
+            with pytest.raises(StoreUnavailable, match="terminating connection") as lost:
+                completing.result()
+        assert lost.value.sent
+        assert insist(case, case.complete(record)) == Done(record.fence)
+
+
+async def test_a_task_that_is_cancelled_does_not_cancel_its_statement(
+    postgres: Subject, postgres_url: str, db: Connection
+) -> None:
+    """A COMMIT that waits for a standby would be cut short, and seem to have succeeded."""
+    store = postgres.store
+    case = Case(postgres, FACES["sync"](store))
+    claim = case.claim()
+    asker, looker = await store.aconnect(), await store.aconnect()
+    [inserted] = await arun(store.perform([Insert(claim)]), asker.ask)
+    held = Held(claim.id, inserted.fence, claim.token)
+    complete = lifecycle.complete(held, ANSWER, retention_s=60.0)
+    with psycopg.connect(postgres_url) as holder:
+        holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
+        asking = asyncio.create_task(arun(store.perform([complete]), asker.ask))
+        await asyncio.to_thread(until, db, LOCK_WAIT)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(0.05)  # long enough for a cancel request to arrive
+        holder.rollback()
+        # Whoever wants the row now stands behind the statement that goes on alone.
+        holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
+    [found] = await arun(store.perform([Find(claim.id)]), looker.ask)
+    assert found.state is State.COMPLETED
+    await asker.close()
+    await looker.close()
+
+
+def _terminate(db: Connection) -> None:
+    db.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        "WHERE application_name = 'oncekey' AND datname = current_database()"
+    )
+
+
+# -------------------------------------------------------------- a server of these tests' own
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """To be mistreated."""
+    with start_postgres(durable=True) as server:
+        migrate(open_url(server.url))
+        yield server
+
+
+@pytest.mark.slow
+@both_faces
+def test_p4_what_was_acknowledged_survives_a_crash(server: Postgres, face: str) -> None:
+    with case_of(face, server.url, server.url) as case:
+        assert case.subject.store.durability.power_loss
+        completed, running = case.stage(State.COMPLETED), case.begin()
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            case.ask(case.complete(running))
+        server.restart()
+        case.same(insist(case, Find(completed.id)), completed)
+        assert insist(case, case.complete(running)) == Done(running.fence)
+        assert insist(case, Insert(case.claim())).fence > running.fence
+
+
+@pytest.fixture
+def doubtful(server: Postgres) -> Iterator[Callable[[], None]]:
+    """From when it is called until the end, no commit is acknowledged: the standby is not there."""
+    with psycopg.connect(server.url, autocommit=True) as db:
+
+        def set_standby(name: str) -> None:
+            db.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'".encode())
+            db.execute("SELECT pg_reload_conf()")
+            condition = "WHERE current_setting('synchronous_standby_names') = %s"
+            until(db, condition, name)
+
+        yield partial(set_standby, "nobody")
+        set_standby("")
+
+
+@pytest.mark.slow
+@both_faces
+def test_p9_a_commit_in_doubt_is_resolved_by_the_row_it_holds(
+    server: Postgres, doubtful: Callable[[], None], face: str
+) -> None:
+    """F3: a look shows the old state; `statement_timeout` does not bound the wait for a standby."""
+    url = f"{server.url}?timeout_s=0.5&options={quote('-c statement_timeout=200')}"
+    with case_of(face, url, server.url) as case:
+        record = case.begin()
+        complete = case.complete(record)
+        doubtful()
+        with pytest.raises(StoreUnavailable, match="no answer within") as late:
+            case.ask(complete)
+        assert late.value.sent
+        assert case.find(record.id).state is State.RUNNING  # which proves nothing
+        with pytest.raises(StoreUnavailable) as held:
+            case.ask(complete)
+        assert held.value.sent
+        with psycopg.connect(server.url, autocommit=True) as db:
+            db.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            db.execute("SELECT pg_reload_conf()")
+            until(
+                db, "WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep')"
+            )
+        again = case.ask(complete)
+        assert isinstance(again, Refused)
+        assert landed(complete, again.record)
+
+
+@pytest.mark.slow
+@both_faces
+def test_a_commit_that_was_cut_short_is_not_taken_for_done(
+    server: Postgres,
+    doubtful: Callable[[], None],
+    face: str,
+    meanwhile: Callable[..., Future[Any]],
+) -> None:
+    with case_of(face, server.url, server.url) as case:
+        record = case.begin()
+        doubtful()
+        completing = meanwhile(case.ask, case.complete(record))
+        with psycopg.connect(server.url, autocommit=True) as db:
+            waits = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            until(db, waits)
+            db.execute(f"SELECT pg_cancel_backend(pid) {waits}".encode())
+        with pytest.raises(StoreUnavailable, match="standby") as cut:
+            completing.result()
+        assert cut.value.sent

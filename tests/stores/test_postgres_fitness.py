@@ -1,0 +1,253 @@
+"""Which PostgreSQL will do, how it gets its tables, and how errors are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+
+from oncekey.core.op import arun, run
+from oncekey.core.verbs import Done, Found, Insert
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores import postgres as module
+from oncekey.stores.postgres import PostgresStore, open_url
+from oncekey.stores.postgres_sql import Question, RowHeld
+from oncekey.stores.sql import Migration, migrations
+from oncekey.testing.contract import Subject
+from oncekey.testing.contract.subject import ANSWER, FACES
+from tests.servers import start_postgres
+from tests.stores.postgres_kit import Connection, both_faces, case_of, migrate, start
+
+
+@pytest.fixture
+def db(postgres_url: str) -> Iterator[Connection]:
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        yield db
+
+
+# ------------------------------------------------------------------------ refusals to start
+
+FIT = (180_000, False, False, "read committed", True, "on", 1, 1)
+
+
+def _prepare(store: PostgresStore, **changes: Any) -> None:
+    names = ("version", "standby", "read_only", "isolation", "fsync", "sync", "applied", "oldest")
+    row = tuple((dict(zip(names, FIT, strict=True)) | changes).values())
+    run(store.prepare(), lambda question: [row])
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"version": 120_022}, "is PostgreSQL 12; the oldest that will do is 13"),
+        ({"standby": True, "read_only": True}, "is a standby"),
+        ({"read_only": True}, "default_transaction_read_only = off"),
+        ({"isolation": "serializable"}, "default_transaction_isolation = 'read committed'"),
+        ({"fsync": False}, "has fsync = off"),
+        ({"sync": "off"}, "has synchronous_commit = off"),
+        ({"applied": None, "oldest": None}, "has no oncekey tables"),
+        ({"oldest": 99}, "upgrade oncekey here"),
+    ],
+)
+def test_what_would_break_a_promise_is_refused(found: dict[str, Any], told: str) -> None:
+    store = PostgresStore("postgresql://user:s3cret@host/keys")
+    _prepare(store)
+    with pytest.raises(StoreUnfit, match=told) as refused:
+        _prepare(store, **found)
+    assert "postgresql://user:***@host/keys" in str(refused.value)
+
+
+@pytest.mark.parametrize("sync", ["local", "remote_write", "on", "remote_apply"])
+def test_every_other_kind_of_commit_is_on_disk(sync: str) -> None:
+    _prepare(PostgresStore("postgresql://host/keys"), sync=sync)
+
+
+def test_unsafe_durability_is_accepted_where_somebody_says_so() -> None:
+    store = open_url("postgresql://host/keys?allow=unsafe-durability")
+    _prepare(store, fsync=False, sync="off")
+    assert not store.durability.power_loss
+    assert not store.durability.store_crash
+
+
+@pytest.mark.slow
+def test_a_standby_is_refused() -> None:
+    with start_postgres(durable=True) as server:
+        migrate(open_url(server.url))
+        server.stop()
+        server.write("data/standby.signal", "")
+        server.restart()
+        for face in FACES:
+            with pytest.raises(StoreUnfit, match="is a standby: name the primary"):
+                start(open_url(server.url), face)
+
+
+@both_faces
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("default_transaction_read_only=on", "is read-only"),
+        ("default_transaction_isolation=serializable", "isolates by serializable"),
+        ("fsync=off", "has fsync = off"),
+    ],
+)
+def test_a_real_server_is_refused(
+    migrated_url: str, postgres_url: str, db: Connection, face: str, setting: str, told: str
+) -> None:
+    name = setting.partition("=")[0]
+    url = f"{migrated_url}&pgbouncer=true&options={quote(f'-c {setting}')}"  # as behind a pooler
+    if name == "fsync":
+        if db.execute("SHOW fsync").fetchone() != ("off",):
+            pytest.skip("the server that is given is a safe one")
+        url = postgres_url
+    with pytest.raises(StoreUnfit, match=told):
+        start(open_url(url), face)
+
+
+@both_faces
+def test_on_our_own_connections_the_isolation_is_ours(migrated_url: str, face: str) -> None:
+    serializable = quote("-c default_transaction_isolation=serializable")
+    start(open_url(f"{migrated_url}&options={serializable}"), face)
+
+
+@both_faces
+def test_a_database_without_tables_is_refused(empty_url: str, face: str) -> None:
+    with pytest.raises(
+        StoreUnfit, match="has no oncekey tables: run `oncekey migrate postgresql://"
+    ):
+        start(open_url(empty_url), face)
+
+
+# ------------------------------------------------------------------------------- migrations
+
+
+@pytest.fixture
+def empty_url(postgres_url: str, db: Connection) -> Iterator[str]:
+    name = f"oncekey_{uuid.uuid4().hex}"
+    db.execute(f"CREATE DATABASE {name}".encode())
+    url = urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
+    yield f"{url}?allow=unsafe-durability"
+    db.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@both_faces
+def test_migrating_twice_is_migrating_once(empty_url: str, face: str) -> None:
+    store = open_url(empty_url)
+
+    async def amigrate() -> list[str]:
+        connection = await store.aconnect()
+        try:
+            return await arun(store.migrate(), connection.ask)
+        finally:
+            await connection.close()
+
+    def once() -> list[str]:
+        return migrate(store) if face == "sync" else asyncio.run(amigrate())
+
+    assert once() == [f"{each.number:04}_{each.name}" for each in migrations("postgres")]
+    assert once() == []
+    start(store, face)
+
+
+def test_of_several_migrators_one_migrates(empty_url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        applied = list(threads.map(migrate, [open_url(empty_url) for _ in range(4)]))
+    assert sorted(map(len, applied)) == [0, 0, 0, len(migrations("postgres"))]
+
+
+def test_a_migration_that_fails_leaves_nothing_of_it(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = Migration(9999, "bad", 1, "CREATE TABLE oncekey_half (); SELECT 1 / 0")
+    monkeypatch.setattr(module, "migrations", lambda engine: [*migrations(engine), bad])
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        migrate(open_url(empty_url))
+    with psycopg.connect(empty_url.partition("?")[0]) as db:
+        assert db.execute("SELECT to_regclass('oncekey_half')").fetchone() == (None,)
+        noted = db.execute("SELECT number FROM oncekey_schema ORDER BY number").fetchall()
+    assert noted == [(each.number,) for each in migrations("postgres")]
+
+
+# --------------------------------------------------------------------------------- PgBouncer
+
+
+@both_faces
+def test_everything_works_through_pgbouncer(
+    postgres: Subject, postgres_url: str, pgbouncer_url: str, face: str
+) -> None:
+    url = f"{pgbouncer_url}?pgbouncer=true&allow=unsafe-durability"
+    with case_of(face, url, postgres_url) as case:
+        records = [case.begin() for _ in range(3)]
+        case.done(case.renew(records[0]))
+        case.lapse()
+        taken = case.done(case.take(records[0]))
+        case.refused(case.complete(records[0]), taken)
+        outcomes = case.together([case.complete(record) for record in (taken, *records[1:])], 2)
+        assert all(isinstance(outcome, Done) for outcome in outcomes)
+        found = case.ask(Insert(case.rival(taken)))
+        assert isinstance(found, Found)
+        assert found.record.answer == ANSWER
+        assert migrate(case.subject.store) == []  # type: ignore[arg-type]
+
+
+@both_faces
+def test_a_pooler_that_is_not_announced_is_named(
+    postgres: Subject, pgbouncer_url: str, face: str
+) -> None:
+    with pytest.raises(StoreUnfit, match="add pgbouncer=true to the URL"):
+        start(open_url(f"{pgbouncer_url}?allow=unsafe-durability"), face)
+
+
+# ----------------------------------------------------------------------------- errors in words
+
+
+class DriverError(Exception):
+    def __init__(self, sqlstate: str | None) -> None:
+        super().__init__("what the server said")
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind"),
+    [
+        ("40001", StoreUnavailable),  # serialization failure
+        ("40P01", StoreUnavailable),  # deadlock
+        ("57P01", StoreUnavailable),  # admin shutdown
+        ("57014", StoreUnavailable),  # cancelled, by a statement_timeout
+        ("53100", StoreUnavailable),  # disk full
+        ("08006", StoreUnavailable),
+        ("25006", StoreUnavailable),  # became read-only
+        ("XX000", StoreUnavailable),
+        ("55P03", RowHeld),
+        ("42P01", StoreUnfit),
+        ("42501", StoreUnfit),
+        ("26000", StoreUnfit),
+        ("22021", DriverError),  # a text that cannot be kept: the verb's own fault
+        ("23514", DriverError),
+    ],
+)
+def test_errors_are_told_in_the_words_of_the_contract(sqlstate: str, kind: type) -> None:
+    translated = PostgresStore("postgresql://host/keys").translated(DriverError(sqlstate))
+    assert type(translated) is kind
+    if isinstance(translated, StoreUnavailable):
+        assert translated.sent
+
+
+def test_whatever_prevents_a_connection_has_sent_nothing() -> None:
+    store = PostgresStore("postgresql://host/keys")
+    for sqlstate in ("28P01", "3D000", "53300", None):
+        translated = store.translated(DriverError(sqlstate), sent=False)
+        assert isinstance(translated, StoreUnavailable)
+        assert not translated.sent
+
+
+def test_a_question_that_the_driver_cannot_encode_is_the_verbs_own_fault(postgres: Subject) -> None:
+    store = postgres.store
+    with contextlib.closing(store.connect()) as connection, pytest.raises(psycopg.DataError):
+        connection.ask(Question("SELECT $1::text", ("a\0b",)))
