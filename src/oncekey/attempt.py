@@ -154,7 +154,7 @@ def current() -> Attempt:
     if attempt is None:
         raise Misuse(
             "oncekey.current() was called outside a guarded handler: the request brought no key, "
-            "or its method or route is not guarded; use oncekey.current_or_none() where that is normal"
+            "or its method or route is not guarded; oncekey.current_or_none() allows for that"
         )
     return attempt
 

@@ -115,5 +115,5 @@ def check_schema(engine: str, applied: int | None, oldest_reader: int | None, ur
     if oldest_reader is not None and oldest_reader > newest:
         raise StoreUnfit(
             f"{url} is at schema {applied}, which only releases that know schema {oldest_reader} "
-            f"can use; this one knows {newest}: upgrade oncekey here, or roll the newer release back"
+            f"can use; this one knows {newest}: upgrade oncekey here, or roll the newer one back"
         )
