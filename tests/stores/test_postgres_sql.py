@@ -226,6 +226,14 @@ def test_a_batch_of_inserts_waits_only_a_moment_for_one_of_them(
     connection.close()
 
 
+class QuickToGiveUp(Limits):
+    """Waits for the server as long as ever: it is the server that gives up on a row."""
+
+    @property
+    def alone_wait_ms(self) -> str:
+        return "100"
+
+
 @pytest.mark.parametrize("pooled", [False, True], ids=["direct", "PgBouncer"])
 @pytest.mark.parametrize("face", list(FACES))
 def test_p11_waiting_for_a_row_has_an_end(
@@ -236,11 +244,13 @@ def test_p11_waiting_for_a_row_has_an_end(
     face: str,
     pooled: bool,
 ) -> None:
-    url = f"{migrated_url}&timeout_s=0.4"
+    url = migrated_url
     if pooled:
         bouncer_url = request.getfixturevalue("pgbouncer_url")
-        url = f"{bouncer_url}?pgbouncer=true&allow=unsafe-durability&timeout_s=0.4"
-    impatient = FACES[face](open_url(url))
+        url = f"{bouncer_url}?pgbouncer=true&allow=unsafe-durability"
+    store = open_url(url)
+    store.limits = QuickToGiveUp()
+    impatient = FACES[face](store)
     case = Case(postgres, impatient)
     record, new = case.begin(), case.claim()
     carry_out(rival, case, case.renew(record), Insert(case.claim(id=new.id)))
