@@ -661,6 +661,18 @@ async def test_a_store_that_must_not_be_used_stops_the_start() -> None:
     assert told[0] == "lifespan.startup.failedrun `oncekey migrate URL`"
 
 
+async def test_an_application_that_had_started_is_ended_when_its_store_is_unfit() -> None:
+    told: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await inner_lifespan(scope, receive, send)
+        told.append("ended")
+
+    guarded = IdempotencyMiddleware(app, store=Unfit(), tenant=tenant_of)
+    assert [line[:23] for line in await lifespan(guarded)] == ["lifespan.startup.failed"]
+    assert told == ["ended"]
+
+
 async def test_without_lifespan_an_unfit_store_refuses_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -831,6 +843,15 @@ async def test_a_request_without_key_still_gets_its_body() -> None:
     assert json.loads(got[0]) == {"a": 1}
 
 
+async def test_a_large_body_without_a_key_is_nobodys_business() -> None:
+    world = World(routes={"POST /payments": Policy(required=True)})
+    large = b"x" * 2_000_000
+    assert (await ask(world.app, None, large, content_type="text/plain")).status == 201
+    refused = await ask(world.app, None, large, path="/payments", content_type="text/plain")
+    assert refused.kind == "missing-key"
+    assert world.runs == 1
+
+
 BAD_KEYS: list[bytes] = [
     b"",
     b'""',
@@ -967,6 +988,23 @@ async def test_e66_the_status_query_needs_to_know_the_operation() -> None:
     world = World(status_path="/idempotency")
     reply = await ask(world.app, "k1", b"", method="GET", path="/idempotency")
     assert (reply.status, reply.kind) == (400, "malformed-request")
+
+
+async def test_e66_the_status_query_says_when_the_store_is_down() -> None:
+    world, store = flaky_world(status_path="/idempotency")
+    store.before = [down(False)] * 4
+    query = b"operation=POST%20/orders"
+    told = await ask(world.app, "k1", b"", method="GET", path="/idempotency", query=query)
+    assert (told.status, told.kind) == (503, "store-unavailable")
+
+
+async def test_e66_the_status_query_compares_keys_as_the_profile_does() -> None:
+    profile = oncekey.PROFILES["oncekey"].derive(name="folding", case_insensitive=True)
+    world = World(status_path="/idempotency", profile=profile)
+    await ask(world.app, "Key-1")
+    query = b"operation=POST%20/orders"
+    told = await ask(world.app, "KEY-1", b"", method="GET", path="/idempotency", query=query)
+    assert told.json()["state"] == "completed"
 
 
 # ------------------------------------------------------------------- misuse

@@ -35,7 +35,7 @@ from oncekey.web.edge import Edge, Tenant, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.request import Request, within
 from oncekey.web.routes import Route
-from oncekey.web.status import status_answer, status_verb
+from oncekey.web.status import status, status_answer
 
 DRAIN_S_MAX = 30.0
 UNSTORED = (b"idempotency-stored", b"false")
@@ -70,6 +70,7 @@ class IdempotencyMiddleware:
         self._gatherer = AsyncGatherer(self.edge.store)
         self._running: set[asyncio.Task[None]] = set()
         self._drain_s_max = drain_s_max
+        self._unfit = False
         self._methods = self.edge.routes.methods
         self._key_header = self.edge.key_header
         self._always = self.edge.routes.required or self._key_header is None
@@ -107,13 +108,20 @@ class IdempotencyMiddleware:
         if request.method not in route.policy.methods:
             await self.app(scope, receive, send)
             return
+        key = None if edge.key_in_body else edge.key(request, route)
+        if key is None and not edge.key_in_body:
+            await self.app(scope, receive, send)
+            return
+        if isinstance(key, Problem):
+            await messages.send(send, edge.refusal(key))
+            return
         body = await messages.read(receive, request, route.policy.request_bytes_max)
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):
             await messages.send(send, edge.refusal(body))
             return
-        call = await self._call(request, route, body)
+        call = await self._call(request, route, key, body)
         if isinstance(call, Problem):
             await messages.send(send, edge.refusal(call))
         elif call is None:
@@ -123,13 +131,14 @@ class IdempotencyMiddleware:
             run = _Run(self, scope, send, route, call, body)
             await run.decide()
 
-    async def _call(self, request: Request, route: Route, body: bytes) -> Call | Problem | None:
+    async def _call(
+        self, request: Request, route: Route, key: str | None, body: bytes
+    ) -> Call | Problem | None:
+        """The request as the engine sees it; None if it brings no key and needs none."""
         edge = self.edge
-        key = edge.key(request, route, body)
-        if key is None:
-            return edge.missing() if route.policy.required else None
-        if isinstance(key, Problem):
-            return key
+        found = edge.key(request, route, body) if key is None else key
+        if found is None or isinstance(found, Problem):
+            return found
         if (old := edge.check_age(request, route)) is not None:
             return old
         tenant = edge.tenant(request)
@@ -137,16 +146,15 @@ class IdempotencyMiddleware:
             tenant = edge.check_tenant(await tenant if inspect.isawaitable(tenant) else tenant)
             if isinstance(tenant, Problem):
                 return tenant
-        return edge.call(request, route, tenant, key, body)
+        return edge.call(request, route, tenant, found, body)
 
     async def _tell_status(self, scope: Scope, send: Send) -> None:
         request = messages.request(scope)
         tenant = self.edge.tenant(request)
         if inspect.isawaitable(tenant):
             tenant = await tenant
-        verb = status_verb(self.edge, request, tenant)
-        record = await self.ask(_once(verb)) if isinstance(verb, Find) else verb
-        await messages.send(send, status_answer(self.edge, record))
+        found = await self.ask(status(self.edge, request, tenant))
+        await messages.send(send, status_answer(self.edge, found))
 
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
@@ -185,12 +193,14 @@ class IdempotencyMiddleware:
 
     def _starting(self, send: Send) -> Send:
         async def starting(message: Message) -> None:
+            if self._unfit:  # the server was told that the start failed, and hears no more
+                return
             if message["type"] == "lifespan.startup.complete":
                 try:
                     await self.start()
                 except StoreUnfit as error:
-                    await send({"type": "lifespan.startup.failed", "message": str(error)})
-                    return
+                    self._unfit = True
+                    message = {"type": "lifespan.startup.failed", "message": str(error)}
             elif message["type"].startswith("lifespan.shutdown."):
                 await self.close()
             await send(message)
@@ -199,6 +209,8 @@ class IdempotencyMiddleware:
 
     def _draining(self, receive: Receive) -> Receive:
         async def draining() -> Message:
+            if self._unfit:  # the server asks no more, but the application may have started much
+                return {"type": "lifespan.shutdown"}
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await self.drain()
@@ -373,7 +385,3 @@ class _Run:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
         await self._send(message)
-
-
-def _once(verb: Find) -> Op[Any]:
-    return (yield verb)

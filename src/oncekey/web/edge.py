@@ -78,36 +78,39 @@ class Edge:
         self.sweeper = Sweeper(self.store, self.guard.tallies)
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
+        self.key_in_body = isinstance(key_in, BodyField)
         self._started = False
 
     # ---------------------------------------------------------------------- reading a request
 
-    def key(self, request: Request, route: Route, body: bytes) -> str | Problem | None:
-        """The key that the request brings, None if it brings none."""
-        chars_min = route.policy.key_chars_min
+    def key(self, request: Request, route: Route, body: bytes = b"") -> str | Problem | None:
+        """The key that the request brings, None if it brings none and needs none."""
+        found = self._find_key(request, route.policy.key_chars_min, body)
+        if isinstance(found, str):
+            found = self.profile.key(found)
+        if isinstance(found, BadKey):
+            return Problem(Kind.INVALID_KEY, found.reason)
+        if isinstance(found, BadBody):
+            return Problem(Kind.MALFORMED_REQUEST, found.reason)
+        return self.missing() if found is None and route.policy.required else found
+
+    def _find_key(
+        self, request: Request, chars_min: int, body: bytes
+    ) -> str | BadKey | BadBody | None:
         match self.profile.key_in:
             case Header(name):
                 lines = request.headers.all(name)
-                if not lines:
-                    return None
-                found: str | BadKey = keys.parse(lines, chars_min=chars_min)
+                return keys.parse(lines, chars_min=chars_min) if lines else None
             case QueryParameter(name):
                 values = [v for n, v in parse_pairs(request.query) if n == name.encode()]
-                if not values:
-                    return None
-                found = BadKey(f"The query names {name} {len(values)} times. Send it once.")
-                if len(values) == 1:
-                    found = keys.check(values[0].decode("latin-1"), chars_min=chars_min)
+                if len(values) > 1:
+                    return BadKey(f"The query names {name} {len(values)} times. Send it once.")
+                return (
+                    keys.check(values[0].decode("latin-1"), chars_min=chars_min) if values else None
+                )
             case BodyField(name):
                 value = fingerprints.extract_field(content_type(request), body, name)
-                if isinstance(value, BadBody):
-                    return Problem(Kind.MALFORMED_REQUEST, value.reason)
-                if value is None:
-                    return None
-                found = keys.check(value, chars_min=chars_min)
-        if isinstance(found, str):
-            found = self.profile.key(found)
-        return Problem(Kind.INVALID_KEY, found.reason) if isinstance(found, BadKey) else found
+                return keys.check(value, chars_min=chars_min) if isinstance(value, str) else value
 
     def missing(self) -> Problem:
         """The refusal of a request that brings no key where one is required."""

@@ -7,21 +7,39 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from oncekey.core import key as keys
+from oncekey.core import refusals
 from oncekey.core.key import BadKey, record_id
+from oncekey.core.op import Op
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Find
-from oncekey.web.edge import Edge
+from oncekey.errors import StoreError
+from oncekey.web.edge import Edge, log
 from oncekey.web.request import Request
 
 _HEADER = "idempotency-key"
 
 
-def status_verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
+def status(edge: Edge, request: Request, tenant: object) -> Op[Record | Problem | None]:
+    """What the store knows about the key that a request names."""
+    verb = _verb(edge, request, tenant)
+    if isinstance(verb, Problem):
+        return verb
+    try:
+        found: Record | None = yield verb
+    except StoreError as error:
+        log.error("a status query was refused: %s", error)
+        return refusals.store_down()
+    return found
+
+
+def _verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
     """What to ask the store: the key is in the header, the operation ("POST /orders") in the
     query.
     """
     found = keys.parse(request.headers.all(_HEADER))
+    if isinstance(found, str):
+        found = edge.profile.key(found)
     if isinstance(found, BadKey):
         return Problem(Kind.INVALID_KEY, found.reason)
     account = edge.check_tenant(tenant)

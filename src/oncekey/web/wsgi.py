@@ -22,7 +22,6 @@ from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Find
 from oncekey.events import Hook
 from oncekey.guard import Bypass, Call, Execute, Finished, Refuse, Replay, Stored, Unstored
 from oncekey.probes import probe
@@ -32,7 +31,7 @@ from oncekey.web.capture import Capture
 from oncekey.web.edge import Edge, Tenant, too_large
 from oncekey.web.request import Headers, Request
 from oncekey.web.routes import Route
-from oncekey.web.status import status_answer, status_verb
+from oncekey.web.status import status, status_answer
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -88,10 +87,15 @@ class IdempotencyMiddleware:
         route = edge.routes.match(request.method, request.path, request.root)
         if request.method not in route.policy.methods:
             return self.app(environ, start_response)
+        key = None if edge.key_in_body else edge.key(request, route)
+        if key is None and not edge.key_in_body:
+            return self.app(environ, start_response)
+        if isinstance(key, Problem):
+            return _respond(start_response, edge.refusal(key))
         body = _read(environ, route.policy.request_bytes_max)
         if isinstance(body, Problem):
             return _respond(start_response, edge.refusal(body))
-        call = self._call(request, route, body)
+        call = self._call(request, route, key, body)
         if isinstance(call, Problem):
             return _respond(start_response, edge.refusal(call))
         environ = _resupply(environ, body)
@@ -100,19 +104,20 @@ class IdempotencyMiddleware:
         edge.start()
         return self._decide(_inner(environ), start_response, route, call)
 
-    def _call(self, request: Request, route: Route, body: bytes) -> Call | Problem | None:
+    def _call(
+        self, request: Request, route: Route, key: str | None, body: bytes
+    ) -> Call | Problem | None:
+        """The request as the engine sees it; None if it brings no key and needs none."""
         edge = self.edge
-        key = edge.key(request, route, body)
-        if key is None:
-            return edge.missing() if route.policy.required else None
-        if isinstance(key, Problem):
-            return key
+        found = edge.key(request, route, body) if key is None else key
+        if found is None or isinstance(found, Problem):
+            return found
         if (old := edge.check_age(request, route)) is not None:
             return old
         tenant = edge.check_tenant(edge.tenant(request))
         if isinstance(tenant, Problem):
             return tenant
-        return edge.call(request, route, tenant, key, body)
+        return edge.call(request, route, tenant, found, body)
 
     def _decide(
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
@@ -186,8 +191,7 @@ class IdempotencyMiddleware:
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = _request(environ)
-        verb = status_verb(self.edge, request, self.edge.tenant(request))
-        found = self._gatherer.ask(verb) if isinstance(verb, Find) else verb
+        found = self.ask(status(self.edge, request, self.edge.tenant(request)))
         return _respond(start_response, status_answer(self.edge, found))
 
     def _forget(self, claim: Claim) -> None:
