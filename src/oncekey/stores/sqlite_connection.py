@@ -42,6 +42,8 @@ Execute = Callable[..., sqlite3.Cursor]
 SQLITE_NEEDED = (3, 37)  # strict tables
 WAL_BYTES = 4_194_304
 PAUSE_S_MIN, PAUSE_S_MAX = 0.0002, 0.003
+LIMIT_TIMEOUTS = 3
+"""A question waits for others at most twice; after one more `timeout_s` its disk is to blame."""
 
 
 class Busy(StoreUnavailable):
@@ -325,21 +327,25 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 # -------------------------------------------------------------------------------------- async
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Something to do in the thread, and who waits for it."""
+_Call = tuple[Callable[[], Any], asyncio.Future[Any]]
+"""Something to do in the thread, and who waits for it."""
 
-    function: Callable[[], Any]
-    waiter: asyncio.Future[Any]
 
-    def make(self) -> None:
-        outcome, error = None, None
-        try:
-            outcome = self.function()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self.waiter.get_loop().call_soon_threadsafe(_settle, self.waiter, outcome, error)
+def _serve(inbox: queue.SimpleQueue[_Call | None], connection: SqliteConnection) -> None:
+    while (call := inbox.get()) is not None:
+        _make(*call)
+        del call  # an idle thread must not keep a loop alive
+    connection.close()
+
+
+def _make(function: Callable[[], Any], waiter: asyncio.Future[Any]) -> None:
+    outcome, error = None, None
+    try:
+        outcome = function()
+    except BaseException as caught:
+        error = caught
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        waiter.get_loop().call_soon_threadsafe(_settle, waiter, outcome, error)
 
 
 def _settle(waiter: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
@@ -351,50 +357,43 @@ def _settle(waiter: asyncio.Future[Any], outcome: Any, error: BaseException | No
         waiter.set_exception(error)
 
 
-def _serve(inbox: queue.SimpleQueue[_Call | None], connection: SqliteConnection) -> None:
-    while (call := inbox.get()) is not None:
-        call.make()
-        del call  # an idle thread must not keep a loop alive
-    connection.close()
-
-
 class AsyncSqliteConnection:
     """Answers questions in a thread of its own, which ends when this is closed or forgotten."""
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self._path, self._limit_s = place.path, place.timeout_s * LIMIT_TIMEOUTS
         self._connection = SqliteConnection(place)
         self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=_serve, args=(self._inbox, self._connection), name="oncekey-sqlite", daemon=True
         )
         self._stop = weakref.finalize(self, self._inbox.put, None)
+        self._hangs = False
         self._thread.start()
 
     async def ask(self, question: Question) -> Any:
         return await self._do(partial(self._connection.ask, question))
 
     async def close(self) -> None:
-        try:
-            await self._do(self._connection.close)
-        except StoreUnavailable:
-            self._stop()  # it hangs; should it ever come back, it ends
-        else:
-            self._stop()
+        """Ends the thread; one that hangs is left behind and ends should it ever come back."""
+        with contextlib.suppress(StoreUnavailable):
+            if not self._hangs:
+                await self._do(self._connection.close)
+        self._stop()
+        if not self._hangs:
             self._thread.join()
 
     async def _do(self, function: Callable[[], Any]) -> Any:
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
-        # Waiting for other writers is bounded by SQLite; this bounds a disk that does not answer.
-        timer = loop.call_later(self._place.timeout_s * 3, self._give_up, waiter)
-        self._inbox.put(_Call(function, waiter))
+        timer = loop.call_later(self._limit_s, self._give_up, waiter)
+        self._inbox.put((function, waiter))
         try:
             return await waiter
         finally:
             timer.cancel()
 
     def _give_up(self, waiter: asyncio.Future[Any]) -> None:
-        limit_s = self._place.timeout_s * 3
-        said = f"{self._place.path}: its disk did not answer within {limit_s:g} s"
+        self._hangs = True
+        said = f"{self._path}: its disk did not answer within {self._limit_s:g} s"
         _settle(waiter, None, StoreUnavailable(said, sent=True))
