@@ -32,7 +32,7 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores import sql
+from oncekey.stores import sql, sqlite_verbs
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.sqlite import SqliteStore, open_url
 from oncekey.stores.sqlite_connection import SqliteConnection
@@ -200,6 +200,21 @@ def test_p12_what_was_swept_is_not_left_in_the_file(path: Path, gatherer: Gather
     assert gatherer.ask(Sweep(10)) == 1
     gatherer.close()
     assert traces_of_secret(path) == []
+
+
+@pytest.mark.parametrize("erase", [Sweep(100), Purge("acct_1", 100)], ids=["sweep", "purge"])
+def test_p11_long_answers_are_erased_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, path: Path, gatherer: Gatherer, erase: Verb
+) -> None:
+    """Others wait while they are written over; even one that is longer than the limit goes."""
+    monkeypatch.setattr(sqlite_verbs, "ERASE_BYTES_MAX", 100_000)
+    for number, length in enumerate([40_000, 40_000, 40_000, 200_000, 10, 10]):
+        attempt = claim(f"order-{number}")
+        gatherer.ask(Insert(attempt))
+        gatherer.ask(complete(attempt, Answer(200, (), b"x" * length)))
+    if isinstance(erase, Sweep):
+        elapse.sqlite(path, 3 * HOUR_S)
+    assert [gatherer.ask(erase) for _ in range(5)] == [2, 1, 1, 2, 0]
 
 
 # ------------------------------------------------------------------------ schema

@@ -144,9 +144,11 @@ def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
 
 
 def _migrate(path: str, file: File) -> list[str]:
+    known = migrations("sqlite")
+
     def work(execute: Execute) -> list[str]:
         applied, _ = _schema(execute)
-        missing = [each for each in migrations("sqlite") if each.number > (applied or 0)]
+        missing = [migration for migration in known if migration.number > (applied or 0)]
         for migration in missing:
             for statement in _statements(migration.sql):
                 execute(statement)

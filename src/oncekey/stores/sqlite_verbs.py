@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -41,6 +42,9 @@ from oncekey.core.verbs import (
 )
 from oncekey.stores.sql import COLUMNS, encode_digests, record
 from oncekey.stores.sqlite_connection import Execute
+
+ERASE_BYTES_MAX = 16_777_216
+"""How much a sweep or a purge erases before it lets others write."""
 
 # -------------------------------------------------------------------------------- statements
 
@@ -107,14 +111,17 @@ _DUE = """
     ) ORDER BY overdue_s DESC LIMIT ?
 """
 _EXPIRED = """
-    SELECT * FROM (SELECT n, fence FROM oncekey_claims
-        WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
-    UNION ALL SELECT n, fence FROM oncekey_claims
-        WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)
-    LIMIT ?
+    SELECT n, coalesce(length(body), 0), fence FROM (
+        SELECT * FROM (SELECT n, fence FROM oncekey_claims
+            WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
+        UNION ALL SELECT n, fence FROM oncekey_claims
+            WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)
+        LIMIT ?
+    ) LEFT JOIN oncekey_answers USING (n)
 """
 _PURGEABLE = """
-    SELECT n FROM oncekey_claims WHERE tenant = ? AND state <> 'running' AND key <> '' LIMIT ?
+    SELECT n, coalesce(length(body), 0) FROM oncekey_claims LEFT JOIN oncekey_answers USING (n)
+    WHERE tenant = ? AND state <> 'running' AND key <> '' LIMIT ?
 """
 _BLANK_CLAIM = "UPDATE oncekey_claims SET key = '', field_digests = NULL WHERE n = ?"
 _BLANK_ANSWER = """
@@ -265,8 +272,8 @@ class Writing(Looking):
     def sweep(self, verb: Sweep) -> int:
         wall, limit = self._wall, max(verb.limit, 0)
         expired = (wall, limit, wall, self._boot, self._now, limit)
-        rows = self._execute(_EXPIRED, expired).fetchall()
-        for n, fence in rows:
+        rows = _few_bytes(self._execute(_EXPIRED, expired).fetchall())
+        for n, _, fence in rows:
             self._execute(_REMOVE_CLAIM, (n,))
             self._execute(_REMOVE_ANSWER, (n,))
             self._execute(_REMOVE_STEPS, (n,))
@@ -276,8 +283,9 @@ class Writing(Looking):
         return len(rows)
 
     def purge(self, verb: Purge) -> int:
-        rows = self._execute(_PURGEABLE, (verb.tenant, max(verb.limit, 0))).fetchall()
-        for (n,) in rows:
+        purgeable = (verb.tenant, max(verb.limit, 0))
+        rows = _few_bytes(self._execute(_PURGEABLE, purgeable).fetchall())
+        for n, _ in rows:
             self._execute(_BLANK_CLAIM, (n,))
             self._execute(_BLANK_ANSWER, (_NO_HEADERS, n))
             self._execute(_REMOVE_STEPS, (n,))
@@ -318,6 +326,13 @@ _HOLDS = {
     When.OVERLONG: attrgetter("overlong"),
 }
 _NO_HEADERS = encode_headers(())
+
+
+def _few_bytes(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """As many as fit into `ERASE_BYTES_MAX`, at least one: what is erased is written over."""
+    sizes = itertools.accumulate(row[1] for row in rows)
+    few = [row for row, size in zip(rows, sizes, strict=True) if size <= ERASE_BYTES_MAX]
+    return few or rows[:1]
 
 
 def _request(claim: Claim) -> tuple[Any, ...]:
