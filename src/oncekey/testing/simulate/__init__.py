@@ -1,0 +1,29 @@
+"""A deterministic simulator: the real engine under every kind of trouble, in virtual time.
+
+What is real: the engine's generators (`Guard.begin`, `finish`, `abandon`, `forget`, the heartbeat's
+renewals) with the life cycle underneath, the memory store as the server, and the gatherer's queue.
+What is simulated: processes, the network, clocks, clients and handlers. There is no event loop and
+no thread, so a seed is a schedule, and the same seed is always the same schedule.
+
+    python -m oncekey.testing.simulate --schedules 20000
+
+    kernel        virtual time; processes that pause and die
+    scenario      what a schedule is about: policies, clients, handlers
+    faults        what goes wrong, drawn anew for every seed
+    wire          messages to the store and back, and the store
+    worker edge heart task    one process of the application
+    clients       they retry until they have an answer
+    ghost oracle judge        what must hold, told without looking into the system
+    world         one schedule
+    campaign      many of them
+    exhaustive    all of them, in a small world
+    bugs parts    planted bugs that must be found
+    marks report timeline     what was covered, and what happened
+"""
+
+from oncekey.testing.simulate.campaign import Campaign, hunt, run
+from oncekey.testing.simulate.marks import Marks
+from oncekey.testing.simulate.oracle import Violation
+from oncekey.testing.simulate.world import Played, play, playing
+
+__all__ = ["Campaign", "Marks", "Played", "Violation", "hunt", "play", "playing", "run"]

@@ -1,0 +1,111 @@
+"""How bugs are planted: a registry, and the real parts opened at the places where they hurt."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from oncekey.core import lifecycle
+from oncekey.core.fingerprint import Comparison
+from oncekey.core.lifecycle import Action, Situation
+from oncekey.core.op import Op
+from oncekey.core.verbs import Done, Insert, Refused, Swap, Sweep, Verb
+from oncekey.stores.memory import MemoryStore
+from oncekey.testing.simulate.parts import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """A planted bug and the seeds within which it must be found."""
+
+    name: str
+    story: str
+    seeds: int
+    parts: Callable[[], Parts]
+
+
+BUGS: dict[str, Bug] = {}
+
+
+def planted(seeds: int) -> Callable[[Callable[[], Parts]], Callable[[], Parts]]:
+    """Register a bug under its function's name."""
+
+    def register(parts: Callable[[], Parts]) -> Callable[[], Parts]:
+        name = parts.__name__.replace("_", "-")
+        story = " ".join((parts.__doc__ or "").split())
+        BUGS[name] = Bug(name, story, seeds, parts)
+        return parts
+
+    return register
+
+
+# --------------------------------------------------------------------------- how they are made
+
+
+class Pliable(MemoryStore):
+    """The real store, with its verbs open to be overridden."""
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        yield from ()
+        now = self._now()
+        outcomes: list[Any] = []
+        for verb in verbs:
+            match verb:
+                case Insert():
+                    outcomes.append(self._insert(verb, now))
+                case Swap():
+                    outcomes.append(self._swap(verb, now))
+                case Sweep():
+                    outcomes.append(self._sweep(verb, now))
+                case _:
+                    outcomes += yield from super().perform([verb])
+        return outcomes
+
+
+def swapping(change: Callable[[Any, Swap], Swap]) -> Parts:
+    """A store that carries out another swap than it was asked for."""
+
+    class Store(Pliable):
+        def _swap(self, verb: Swap, now: float) -> Done | Refused:
+            row = self._rows.get(verb.id)
+            return super()._swap(verb if row is None else change(row, verb), now)
+
+    return Parts(store=Store)
+
+
+def as_found(row: Any, verb: Swap) -> Swap:
+    """The swap as if it had presented what stands there."""
+    return dataclasses.replace(verb, state=row.state, fence=row.fence, token=row.token)
+
+
+def deciding(situation: Situation, comparison: Comparison, action: Action) -> Parts:
+    """A table of decisions with another entry."""
+
+    @contextmanager
+    def tables() -> Iterator[None]:
+        table = lifecycle.DECISIONS
+        lifecycle.DECISIONS = {**table, (situation, comparison): action}
+        try:
+            yield
+        finally:
+            lifecycle.DECISIONS = table
+
+    return Parts(tables=tables)
+
+
+def changing(name: str, **fields: Any) -> Parts:
+    """A table of transitions with another entry."""
+
+    @contextmanager
+    def tables() -> Iterator[None]:
+        transition = lifecycle.TRANSITIONS[name]
+        lifecycle.TRANSITIONS[name] = dataclasses.replace(transition, **fields)
+        try:
+            yield
+        finally:
+            lifecycle.TRANSITIONS[name] = transition
+
+    return Parts(tables=tables)

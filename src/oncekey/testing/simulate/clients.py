@@ -1,0 +1,112 @@
+"""Clients: they retry with the same key until they have an answer, at whichever worker is up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.core.problem import Kind
+from oncekey.testing.simulate.faults import Fault
+from oncekey.testing.simulate.scenario import Errand
+from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.worker import Worker
+
+if TYPE_CHECKING:
+    from oncekey.testing.simulate.world import World
+
+_RETRIED = {
+    Kind.IN_FLIGHT.value: 6.5,
+    Kind.STORE_UNAVAILABLE.value: 1.5,
+    "failed": 0.5,
+    "killed": 0.1,
+}
+"""What is not the end, and how long a client waits then."""
+_NEWER_TRIES_MAX = 1
+_HANG_UPS_MAX = 2
+"""After that even the impatient wait for an answer."""
+
+
+class Client:
+    """Somebody who wants one thing done."""
+
+    __slots__ = ("_hearing", "_newer", "done", "errand", "name", "tries", "world")
+
+    def __init__(self, world: World, name: str, errand: Errand) -> None:
+        self.world = world
+        self.name = name
+        self.errand = errand
+        self.tries = 0
+        self.done = ""
+        """What it was told in the end."""
+        self._hearing: Task | None = None
+        self._newer = 0
+
+    def send(self) -> None:
+        """Try: a worker that is up takes the request."""
+        world = self.world
+        worker = world.route(self)
+        if worker is None:
+            self._later(1.0)
+            return
+        self.tries += 1
+        world.kernel.post(world.faults.latency_s(), world.outside, self._arrive, worker, self.tries)
+        if self.errand.patience_s and self.tries <= _HANG_UPS_MAX:
+            at = world.kernel.now + self.errand.patience_s
+            world.kernel.at(at, world.outside, self._lose_patience, self.tries)
+
+    def _arrive(self, worker: Worker, number: int) -> None:
+        if number != self.tries:  # given up before it was accepted
+            return
+        if not worker.up:
+            self._later(_RETRIED["killed"])
+            return
+        if worker.paused_until > self.world.kernel.now:
+            at = worker.paused_until
+            self.world.kernel.at(at, self.world.outside, self._arrive, worker, number)
+            return
+        task = worker.task(f"{self.name}.{number}", self)
+        self._hearing = task
+        self.world.timeline.says(task, f"request {'/'.join(self.errand.intent)}")
+        worker.begin(task)
+
+    def told(self, task: Task, what: str) -> None:
+        """An answer arrives."""
+        if task is not self._hearing or self.done:
+            return
+        self._hearing = None
+        if what in _RETRIED:
+            self._later(_RETRIED[what])
+        elif what == Kind.NEWER_RECORD.value and self._newer < _NEWER_TRIES_MAX:
+            self._newer += 1
+            self._later(5.0)
+        else:
+            self.done = what
+            if what == Kind.OUTCOME_UNKNOWN.value:
+                self.world.call_operator(task)
+
+    def lost(self, task: Task | None) -> None:
+        """The worker died with the request in its hands."""
+        if task is self._hearing and not self.done:
+            self._hearing = None
+            self._later(_RETRIED["killed"])
+
+    def _later(self, seconds: float) -> None:
+        world = self.world
+        at = world.kernel.now + seconds * (0.4 + world.chance())
+        world.kernel.at(at, world.outside, self.send)
+
+    def _lose_patience(self, number: int) -> None:
+        """Hang up and ask elsewhere. Some servers notice and drop what they have not begun."""
+        if number != self.tries or self.done:
+            return
+        world, task = self.world, self._hearing
+        self._hearing = None
+        if task is not None and task.worker.life == task.life and not task.over:
+            deciding = not task.ran
+            if world.faults.cancels and deciding and task.worker.paused_until <= world.kernel.now:
+                world.faults.injected[Fault.CANCEL] += 1
+                world.timeline.says(task, "!! cancelled")
+                task.worker.cancel(task)
+            else:
+                world.faults.injected[Fault.HANG_UP] += 1
+                world.timeline.says(task, "!! its client hangs up")
+        self.send()

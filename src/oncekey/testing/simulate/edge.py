@@ -1,0 +1,108 @@
+"""The edge of a simulated worker: what the middlewares do with the engine, without HTTP.
+
+The order of things is that of `oncekey.web`: decide, run under a heartbeat, record, and only then
+send.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.attempt import Attempt
+from oncekey.core.op import Op, Pause
+from oncekey.core.policy import Verdict
+from oncekey.core.record import Answer, Claim
+from oncekey.guard import Execute, Refuse, Replay, Stored, Unstored
+from oncekey.testing.simulate.task import Task
+
+if TYPE_CHECKING:
+    from oncekey.testing.simulate.worker import Worker
+
+
+class Edge:
+    """How a worker serves a request."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._judge = worker.world.judge
+
+    def serve(self, task: Task) -> Op[None]:
+        """One request, from decision to the last byte."""
+        guard = self._worker.guard
+        decision = yield from guard.begin(task.call, task.policy, task.claim)
+        self._judge.decided(task, decision)
+        if isinstance(decision, Execute):
+            yield from self._execute(task, decision.attempt)
+        elif isinstance(decision, Replay):
+            self._worker.tell(task, "replayed")
+        elif isinstance(decision, Refuse):
+            self._worker.tell(task, decision.problem.kind.value)
+            if decision.lost_claim is not None:
+                self.forget(task, decision.lost_claim)
+        else:
+            plan = self._worker.world.plan()
+            yield Pause(plan.seconds)
+            self._worker.tell(task, "unprotected")
+
+    def _execute(self, task: Task, attempt: Attempt) -> Op[None]:
+        worker = self._worker
+        worker.add_beat(task, attempt)
+        self._judge.runs(task, attempt)
+        task.plan = plan = worker.world.plan()
+        if plan.effect and plan.effect_first:
+            worker.world.effect(task)
+        yield Pause(plan.seconds)
+        task.ended_at = worker.kernel.now
+        raises = plan.raises or (plan.careful and attempt.lost)
+        if raises:
+            task.plan = plan = plan._replace(verdict=Verdict.FAILED)
+            yield from worker.guard.abandon(attempt, no_effect=False)
+            worker.drop_beat(attempt)
+            worker.tell(task, "failed")
+            return
+        if plan.effect and not plan.effect_first:
+            worker.world.effect(task)
+        yield from self._conclude(task, attempt)
+        worker.drop_beat(attempt)
+
+    def _conclude(self, task: Task, attempt: Attempt) -> Op[None]:
+        """The handler has answered: record the answer, then let it go out."""
+        worker, plan = self._worker, task.plan
+        match plan.said:
+            case Verdict.KEEP:
+                attempt.final()
+            case Verdict.FAILED:
+                attempt.transient()
+            case Verdict.NO_EFFECT:
+                attempt.no_effect()
+        verdict = attempt.verdict or task.policy.keep(plan.status)
+        if verdict is not Verdict.KEEP:
+            no_effect = verdict is Verdict.NO_EFFECT
+            yield from worker.guard.abandon(attempt, no_effect=no_effect)
+            worker.tell(task, "refused inside" if no_effect else "failed")
+            return
+        task.answer = answer = worker.world.answer(task)
+        yield from self._record(task, attempt, answer)
+
+    def _record(self, task: Task, attempt: Attempt, answer: Answer) -> Op[None]:
+        worker = self._worker
+        finished = yield from worker.guard.finish(attempt, answer, task.call)
+        self._judge.finished(task, finished)
+        match finished:
+            case Stored():
+                self._judge.sends(task)
+                worker.tell(task, "answered")
+            case Unstored():
+                worker.tell(task, "answered, unstored")
+            case Replay():
+                worker.tell(task, "replayed")
+            case Refuse(problem):
+                worker.tell(task, problem.kind.value)
+
+    def cancelled(self, task: Task) -> None:
+        """The server gave the request up while the engine was still deciding."""
+        self.forget(task, task.claim)
+
+    def forget(self, task: Task, claim: Claim) -> None:
+        """Release, in the background, a claim that may have been granted unheard."""
+        self._worker.spawn_aside("forget", task, self._worker.guard.forget(claim))

@@ -1,0 +1,298 @@
+"""Every schedule of a small world: two workers, one key, so many faults.
+
+The same code runs as with seeds; only the kernel is another one. Where a seed would draw when a
+message arrives, this kernel tries every order in which the store can be asked, and at every step
+every fault that is still allowed. What a process does by itself between two questions is not
+interleaved: it is seen by nobody until the next question arrives, so its moment changes nothing.
+
+A schedule is a list of choices. All of them are visited depth first: run, then change the last
+choice that has an alternative left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop
+from typing import Any, Literal
+
+from oncekey.core.policy import Verdict
+from oncekey.testing.simulate.clients import Client
+from oncekey.testing.simulate.faults import Fault, Faults
+from oncekey.testing.simulate.kernel import Kernel, Process
+from oncekey.testing.simulate.marks import Marks
+from oncekey.testing.simulate.parts import REAL, Parts
+from oncekey.testing.simulate.scenario import (
+    LEASE_S,
+    POLICIES,
+    Errand,
+    Intent,
+    Plan,
+    Scenario,
+)
+from oncekey.testing.simulate.wire import Message
+from oncekey.testing.simulate.worker import Worker
+from oncekey.testing.simulate.world import Played, World, outcome, playing
+
+_FIRST = Intent("acme", "charge", "k1", "a")
+_GOOD = Plan(0.0, 201, Verdict.KEEP)
+_LONG_S = 1.0
+"""What takes longer does not happen while a message is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A small world."""
+
+    name: str
+    recovery: Literal["rerun", "block"]
+    second: Intent
+    first_plan: Plan
+
+
+CASES = (
+    Case("rerun", "rerun", _FIRST, _GOOD),
+    Case("block", "block", _FIRST, _GOOD),
+    Case("first try fails", "rerun", _FIRST, Plan(0.0, 500, Verdict.FAILED, raises=True)),
+    Case("first try refuses", "block", _FIRST, Plan(0.0, 403, Verdict.NO_EFFECT, effect=False)),
+    Case("first try is slow", "rerun", _FIRST, _GOOD._replace(seconds=LEASE_S / 2)),
+    Case("another request", "rerun", _FIRST._replace(content="b"), _GOOD),
+)
+
+
+class Choices:
+    """A path through all choices, and the way to the next path."""
+
+    def __init__(self) -> None:
+        self._path: list[tuple[int, int]] = []
+        self._at = 0
+
+    def choose(self, count: int) -> int:
+        """One of so many, in the end every one of them."""
+        if count == 1:
+            return 0
+        if self._at == len(self._path):
+            self._path.append((0, count))
+        self._at += 1
+        return self._path[self._at - 1][0]
+
+    def advance(self) -> bool:
+        """Whether there is another path."""
+        self._at = 0
+        while self._path:
+            chosen, count = self._path.pop()
+            if chosen + 1 < count:
+                self._path.append((chosen + 1, count))
+                return True
+        return False
+
+    def __str__(self) -> str:
+        return ".".join(str(chosen) for chosen, _ in self._path)
+
+
+class Calm(Faults):
+    """Faults come from choices alone."""
+
+    def _mix(self) -> None:
+        self._leg_s = 0.0
+
+    def latency_s(self) -> float:
+        return 0.0
+
+    def holds_row(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A message on its way to the store."""
+
+    message: Message
+    act: Callable[..., None]
+
+
+class Explorer(Kernel):
+    """Lets everything happen in the order that the choices say."""
+
+    def __init__(self, choices: Choices, faults_max: int) -> None:
+        super().__init__()
+        self._choices = choices
+        self._faults_left = faults_max
+        self._arrivals: list[_Arrival] = []
+        self._steps: list[tuple[Process, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.world: World
+
+    def post(self, delay_s: float, process: Process, act: Callable[..., None], *args: Any) -> None:
+        if delay_s >= _LONG_S:
+            self.at(self.now + delay_s, process, act, *args)
+        elif args and isinstance(args[0], Message) and process is self.world.wire.server:
+            self._arrivals.append(_Arrival(args[0], act))
+        else:
+            self._steps.append((process, process.life, act, args))
+
+    def run(self, until: float) -> None:
+        while self._take_steps() or self._next(until):
+            self.events += 1
+
+    def _take_steps(self) -> bool:
+        """What processes do by themselves, and what is due."""
+        if self._steps:
+            process, life, act, args = self._steps.pop(0)
+            if process.life == life:
+                act(*args)
+            return True
+        if self._heap and self._heap[0][0] <= self.now:
+            self._let_time_pass()
+            return True
+        return False
+
+    def _next(self, until: float) -> bool:
+        """One choice: which message arrives, what goes wrong, or that time passes."""
+        timers = bool(self._heap) and self._heap[0][0] <= until
+        if not self._arrivals and not timers:
+            return False
+        options: list[Callable[[], None]] = [
+            partial(self._arrive, arrival) for arrival in self._arrivals
+        ]
+        if timers and all(arrival.message.late for arrival in self._arrivals):
+            options.append(self._let_time_pass)
+        if self._faults_left:
+            options += self._mishaps()
+        options[self._choices.choose(len(options))]()
+        return True
+
+    def _arrive(self, arrival: _Arrival) -> None:
+        self._arrivals.remove(arrival)
+        arrival.act(arrival.message)
+
+    def _let_time_pass(self) -> None:
+        when, _, process, life, act, args = heappop(self._heap)
+        self.now = max(self.now, when)
+        if process.life == life:
+            act(*args)
+
+    # -------------------------------------------------------------------------- what goes wrong
+
+    def _mishaps(self) -> list[Callable[[], None]]:
+        mishaps: list[Callable[[], None]] = []
+        for arrival in self._arrivals:
+            if not arrival.message.late:
+                mishaps.append(partial(self._lose, arrival))
+                mishaps.append(partial(self._delay, arrival))
+                mishaps.append(partial(self._duplicate, arrival))
+        for worker in self.world.workers:
+            if worker.tasks:
+                mishaps.append(partial(self._kill, worker))
+        if self._arrivals:
+            mishaps.append(self._lapse)
+        return mishaps
+
+    def _spend(self, fault: Fault) -> None:
+        self._faults_left -= 1
+        self.world.faults.note(fault, self.now)
+
+    def _lose(self, arrival: _Arrival) -> None:
+        self._spend(Fault.LOST_REQUEST)
+        self._arrivals.remove(arrival)
+        self.world.timeline.fault(
+            Fault.LOST_REQUEST, arrival.message.worker, arrival.message.tickets
+        )
+        self.world.wire.lose(arrival.message)
+
+    def _delay(self, arrival: _Arrival) -> None:
+        """Its sender gives up; it arrives at any time later, or at once with its reply lost."""
+        self._spend(Fault.DELAY)
+        message = arrival.message
+        self.world.timeline.fault(Fault.DELAY, message.worker, message.tickets)
+        self.world.wire.orphan(message)
+
+    def _duplicate(self, arrival: _Arrival) -> None:
+        self._spend(Fault.DUPLICATE)
+        message = arrival.message
+        self.world.timeline.fault(Fault.DUPLICATE, message.worker, message.tickets)
+        self._arrivals.append(_Arrival(self.world.wire.copy(message), arrival.act))
+
+    def _kill(self, worker: Worker) -> None:
+        self._faults_left -= 1
+        worker.crash()
+
+    def _lapse(self) -> None:
+        """Everything stands still for longer than a lease."""
+        self._spend(Fault.PAUSE)
+        self.now += 1.01 * LEASE_S
+        self.world.timeline.process(self.world.workers[0], "everything stands still")
+
+
+class SmallWorld(World):
+    """Clients and handlers without chance."""
+
+    case: Case
+    _plans = 0
+
+    def route(self, client: Client) -> Worker | None:
+        up = [worker for worker in self.workers if worker.up]
+        return up[(int(client.name[1:]) + client.tries) % len(up)] if up else None
+
+    def plan(self) -> Plan:
+        self._plans += 1
+        return self.case.first_plan if self._plans == 1 else _GOOD
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """How a case went."""
+
+    case: str
+    schedules: int
+    exhausted: bool
+    failed: Played | None
+    path: str
+
+
+def explore(
+    case: Case,
+    faults_max: int,
+    marks: Marks,
+    parts: Parts = REAL,
+    *,
+    schedules_max: int = 10_000_000,
+) -> Explored:
+    """Run every schedule of a case, or as many as allowed, or until one breaks a promise."""
+    choices = Choices()
+    count = 0
+    with playing(parts, marks):
+        while count < schedules_max:
+            count += 1
+            played = _play(case, choices, faults_max, parts, marks)
+            if played.violation:
+                path = str(choices)
+                choices._at = 0
+                return Explored(case.name, count, False, played, path)
+            if not choices.advance():
+                return Explored(case.name, count, True, None, "")
+    return Explored(case.name, count, False, None, "")
+
+
+def _play(case: Case, choices: Choices, faults_max: int, parts: Parts, marks: Marks) -> Played:
+    policy = POLICIES[case.recovery, "refuse", 5, 120.0, "refuse", "operation"]
+    scenario = Scenario(
+        policies=(policy, policy),
+        versions=(1, 1),
+        retention_from="completion",
+        lanes="one",
+        rows_max=128,
+        errands=(Errand(_FIRST, 0.0, 0.0), Errand(case.second, 0.0, 0.0)),
+        operator=False,
+        sweep_every_s=0.0,
+        slow=0.0,
+    )
+    kernel = Explorer(choices, faults_max)
+    world = SmallWorld(kernel, scenario, Calm(_even), _even, parts, marks, written=False)
+    world.case = case
+    kernel.world = world
+    return outcome(world, 0)
+
+
+def _even() -> float:
+    return 0.5

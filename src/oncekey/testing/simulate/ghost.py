@@ -1,0 +1,157 @@
+"""The ghost: what each record must be, told only by what was asked of the store and what it said.
+
+A ghost never looks into the store or the engine. It is kept per scope and key as the *client* named
+them, and it knows requests and answers from the client's and the handler's side. So it notices when
+the system confuses two records, forgets a fence or keeps another answer than the one given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from oncekey.core.record import Answer
+from oncekey.testing.simulate.scenario import Intent
+
+if TYPE_CHECKING:
+    from oncekey.testing.simulate.task import Task
+
+ABSENT, RUNNING, COMPLETED, RELEASED, UNKNOWN = (
+    "absent",
+    "running",
+    "completed",
+    "released",
+    "unknown",
+)
+
+# What a request can meet. The names are the simulator's own; they are compared with nothing of the
+# system's.
+IN_FLIGHT, OVERLONG, LAPSED, WORN_OUT, EXPIRED, FAILED, NO_EFFECT, WHOLE, BODILESS = (
+    "in flight",
+    "overlong",
+    "lapsed",
+    "worn out",
+    "expired",
+    "failed",
+    "no effect",
+    "completed whole",
+    "completed without body",
+)
+
+
+class Note(NamedTuple):
+    """What a request met, at the moment the store answered it."""
+
+    situation: str
+    fence: int
+    intent: Intent | None
+    version: int
+    answer: Answer | None
+    own: bool
+    """Held, or ended, by the asker's own claim."""
+
+
+class Ghost:
+    """One record as it must be."""
+
+    __slots__ = (
+        "answer",
+        "attempt",
+        "blocked",
+        "claimed_at",
+        "expires",
+        "fence",
+        "fence_high",
+        "first_use",
+        "intent",
+        "lapses",
+        "lease_s",
+        "lease_until",
+        "owner",
+        "retention_s",
+        "scope",
+        "spoiled",
+        "state",
+        "token",
+        "version",
+    )
+
+    def __init__(self, scope: tuple[str, ...]) -> None:
+        self.scope = scope
+        self.state = ABSENT
+        self.token = b""
+        self.fence = 0
+        self.fence_high = 0
+        """The highest fence that was ever given out, also over removals."""
+        self.lease_s = 0.0
+        self.retention_s = 0.0
+        self.lease_until = 0.0
+        self.expires = 0.0
+        self.first_use = 0.0
+        self.intent: Intent | None = None
+        self.version = 0
+        self.blocked = False
+        self.attempt = 0
+        self.lapses = 0
+        self.spoiled = False
+        """Some attempt since the first use may have had an effect without saying how it ended: only
+        the same request may go on.
+        """
+        self.answer: Answer | None = None
+        self.owner: Task | None = None
+        self.claimed_at = 0.0
+
+    def __repr__(self) -> str:
+        return "/".join(self.scope)
+
+    def situation(self, now: float, lapses_max: int) -> str:
+        """What somebody meets who comes at `now` by the store's clock."""
+        state = self.state
+        if state is ABSENT:
+            return ABSENT
+        if self.expires <= now:
+            return EXPIRED
+        if state is COMPLETED:
+            answer = self.answer
+            return WHOLE if answer is not None and answer.body is not None else BODILESS
+        if state is RELEASED:
+            return FAILED if self.spoiled else NO_EFFECT
+        if state is UNKNOWN:
+            return UNKNOWN
+        if self.lease_until <= now:
+            return WORN_OUT if self.lapses + 1 >= lapses_max else LAPSED
+        return OVERLONG if self.overlong(now) else IN_FLIGHT
+
+    def overlong(self, now: float) -> bool:
+        """The deadline is further away than one lease: the clock was set back."""
+        return self.lease_until > now + self.lease_s * 1.001
+
+    def note(self, task: Task, now: float) -> Note:
+        """What this task meets."""
+        own = self.token == task.claim.token
+        situation = self.situation(now, task.policy.lapses_max)
+        return Note(situation, self.fence, self.intent, self.version, self.answer, own)
+
+    def grant(self, task: Task, fence: int, now: float, kernel_now: float) -> None:
+        """The task becomes the owner."""
+        policy = task.policy
+        self.state = RUNNING
+        self.token = task.claim.token
+        self.fence = self.fence_high = fence
+        self.lease_s = policy.lease_s
+        self.lease_until = now + policy.lease_s
+        self.retention_s = policy.retention_s
+        self.expires = self.lease_until + policy.retention_s
+        self.intent = task.intent
+        self.version = task.version
+        self.blocked = policy.recovery == "block"
+        self.answer = None
+        self.owner = task
+        self.claimed_at = kernel_now
+        task.fence, task.attempt, task.lapses = fence, self.attempt, self.lapses
+
+    def begin_anew(self, now: float) -> None:
+        """Nothing that happened before counts."""
+        self.first_use = now
+        self.attempt = 1
+        self.lapses = 0
+        self.spoiled = False

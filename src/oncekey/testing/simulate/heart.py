@@ -1,0 +1,35 @@
+"""The real heartbeat, its thread's loop turned into events."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from oncekey.attempt import Attempt
+from oncekey.core.verbs import Swap
+from oncekey.heartbeat import RETRY_S, Heartbeat
+
+
+class Heart(Heartbeat):
+    """Whom to renew, when, and what an outcome means is decided by the inherited code; only the
+    waiting and the asking is the simulator's.
+    """
+
+    def _start(self) -> None:
+        self._thread = threading.current_thread()  # believed to run; never started, never joined
+        self._wakes_at = float("inf")
+
+    def next_at(self) -> float | None:
+        return self._schedule.next_at()
+
+    def due(self) -> list[tuple[Attempt, Swap]]:
+        """Who is to be renewed now, with the verb that does it."""
+        now = self._clock.monotonic()
+        alive = self._renewable(self._schedule.take(now), now)
+        return [(attempt, self._guard.renewal(attempt)) for attempt in alive]
+
+    def beaten(self, attempts: list[Attempt], outcomes: list[Any], asked_at: float) -> None:
+        self._settle(zip(attempts, outcomes, strict=True), asked_at)
+
+    def missed(self, attempts: list[Attempt]) -> None:
+        self._again(attempts, RETRY_S)

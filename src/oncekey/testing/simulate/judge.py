@@ -1,0 +1,240 @@
+"""The judge at the edge: what a client is told, and what the ghost held when the store answered.
+
+It checks the promises that a client sees: the same answer again (P3), durable before said (P4), no
+answer of another request (P5), never wedged (P6), refusals that spend nothing (P7), lost replies
+that are harmless (P9), waits that end (P11); and that no handler runs without a claim of its own.
+"""
+
+from __future__ import annotations
+
+from oncekey.attempt import Attempt
+from oncekey.core.problem import Kind
+from oncekey.core.record import Answer
+from oncekey.guard import (
+    POLL_S_MIN,
+    ROUNDS_MAX,
+    Bypass,
+    Decision,
+    Execute,
+    Finished,
+    Refuse,
+    Replay,
+    Unstored,
+)
+from oncekey.testing.simulate.faults import Faults
+from oncekey.testing.simulate.ghost import (
+    ABSENT,
+    BODILESS,
+    EXPIRED,
+    IN_FLIGHT,
+    NO_EFFECT,
+    OVERLONG,
+    RUNNING,
+    UNKNOWN,
+    WHOLE,
+    Note,
+)
+from oncekey.testing.simulate.kernel import Kernel
+from oncekey.testing.simulate.oracle import Oracle, Violation
+from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_PER_KEY_MAX
+from oncekey.testing.simulate.task import Task
+
+CALM_DECISION_S = 8.0
+"""How long a decision may take beside its wait, when nothing goes wrong."""
+
+IDLE_ROUNDS_MAX = 2
+"""How often a task may ask again although nothing has changed."""
+
+HASTY_PEEKS_MAX = 3
+"""The last looks before the end of a wait may follow each other closely."""
+
+# Whoever met one of these owns the record or may own it: only running it is right.
+_FREE = (ABSENT, EXPIRED, NO_EFFECT)
+_ENDED = (WHOLE, BODILESS, UNKNOWN)
+
+
+class Judge:
+    """Hears what every task decides and tells."""
+
+    def __init__(self, kernel: Kernel, faults: Faults, oracle: Oracle) -> None:
+        self._kernel = kernel
+        self._faults = faults
+        self._oracle = oracle
+
+    # ----------------------------------------------------------------------------- decisions
+
+    def decided(self, task: Task, decision: Decision) -> None:
+        """Guard.begin came to an end."""
+        self._in_time(task)
+        ghost = task.ghost
+        match decision:
+            case Execute():
+                return
+            case Bypass():
+                if task.asks or task.policy.store_down != "run":
+                    raise Violation("P1", f"{task} runs unprotected, though the store was asked")
+                return
+            case Replay(answer):
+                self._replays(task, answer)
+            case Refuse():
+                self._refuses(task, decision)
+            case _:
+                raise Violation("P11", f"{task} came to no decision")
+        if ghost.state is RUNNING and ghost.token == task.claim.token:
+            self._oracle.watch_orphan(task)
+
+    def runs(self, task: Task, attempt: Attempt) -> None:
+        """A handler starts."""
+        if not task.fence:
+            raise Violation("P1", f"{task} runs, but was never granted {task.ghost}")
+        if attempt.fence != task.fence:
+            raise Violation("P2", f"{task} believes in fence {attempt.fence}, not {task.fence}")
+        if (attempt.attempt, attempt.lapses) != (task.attempt, task.lapses):
+            raise Violation("P6", f"{task} believes to be {attempt}, lapses {attempt.lapses}")
+        if task.ran:
+            raise Violation("P1", f"{task} runs twice under one claim")
+        self._believes(task, attempt)
+        task.ran = True
+
+    def beaten(self, task: Task, attempt: Attempt, *, refused: bool) -> None:
+        """A heartbeat heard what became of a renewal."""
+        if not refused:
+            self._believes(task, attempt)
+        elif not attempt.finished and not attempt.lost:
+            raise Violation("P2", f"{task} lost {task.ghost}, and its handler was not told")
+
+    def _believes(self, task: Task, attempt: Attempt) -> None:
+        """An owner never believes that its lease lasts longer than it does; nor much shorter, if
+        nothing goes wrong.
+        """
+        left_s = self._oracle.lease_left_s(task)
+        if left_s is None:
+            return
+        believed_s = attempt.lease_until - task.worker.clock.monotonic()
+        calm = self._faults.last_at < task.started_at
+        if believed_s > left_s + 0.001 or (calm and believed_s < left_s - LEASE_S / 4):
+            raise Violation("P8", f"{task} believes in {believed_s:.3f} s; it has {left_s:.3f} s")
+
+    def peeks(self, task: Task, waiting: int) -> None:
+        """One of so many tasks of this process that wait for the same record."""
+        if task.policy.in_flight != "wait":
+            raise Violation("P11", f"{task} waits, though its policy refuses")
+        if waiting > WAITERS_PER_KEY_MAX:
+            raise Violation("P11", f"{task}: {waiting} wait for {task.ghost}")
+        now = self._kernel.now
+        if now - task.peeked_at < POLL_S_MIN * 0.99 and not task.failures:
+            task.hasty_peeks += 1
+            if task.hasty_peeks > HASTY_PEEKS_MAX:
+                raise Violation("P11", f"{task} looks again without a pause")
+        task.peeked_at = now
+
+    def _in_time(self, task: Task) -> None:
+        took_s = self._kernel.now - task.started_at
+        wait_s = task.policy.wait_s if task.policy.in_flight == "wait" else 0.0
+        if task.idle_rounds > IDLE_ROUNDS_MAX:
+            raise Violation("P11", f"{task} asked again and again, though nothing had changed")
+        if took_s > wait_s + CALM_DECISION_S and self._faults.last_at < task.started_at:
+            raise Violation("P11", f"{task} took {took_s:.1f} s to decide, and nothing was wrong")
+
+    def _note(self, task: Task) -> Note:
+        if task.note is None:
+            raise Violation("P5", f"{task} decided without an answer from the store")
+        return task.note
+
+    def _replays(self, task: Task, answer: Answer) -> None:
+        note = self._note(task)
+        if note.intent != task.intent or note.version != task.version:
+            raise Violation("P5", f"{task} replays the answer of another request")
+        if note.situation is not WHOLE:
+            raise Violation("P3", f"{task} replays where {task.ghost} was {note.situation}")
+        if answer != note.answer:
+            raise Violation("P3", f"{task} replays {answer}; kept was {note.answer}")
+
+    def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
+        kind = refusal.problem.kind
+        if kind is Kind.STORE_UNAVAILABLE:
+            if not task.failures:
+                raise Violation("P6", f"{task} says that the store is down; it always answered")
+            if not task.asks and task.policy.store_down == "run":
+                raise Violation("P6", f"{task} was to run unprotected; the store heard nothing")
+            return
+        note = self._note(task)
+        situation = note.situation
+        newer = note.version != task.version
+        other = note.intent != task.intent
+        free = situation in _FREE
+        match kind:
+            case Kind.IN_FLIGHT:
+                self._in_flight(task, note, superseded=superseded)
+                return
+            case Kind.MISMATCH:
+                right = other and not newer and not free
+            case Kind.OUTCOME_UNKNOWN:
+                right = not other and (situation is UNKNOWN or (note.own and situation is EXPIRED))
+            case Kind.ANSWER_NOT_KEPT:
+                right = situation is BODILESS and not other and not newer
+            case Kind.NEWER_RECORD:
+                right = newer and not free
+            case _:
+                right = False
+        if not right:
+            how = "another" if other else "the same"
+            raise Violation(
+                "P7" if free else "P5",
+                f"{task} is told {kind.value}; it met {how} request, {situation}",
+            )
+
+    def _in_flight(self, task: Task, note: Note, *, superseded: bool) -> None:
+        situation = note.situation
+        if superseded:
+            self._superseded(task, note)
+        elif task.rounds >= ROUNDS_MAX:
+            return  # others changed the record under its hands, again and again
+        elif note.own:
+            raise Violation("P9", f"{task} is refused because of its own claim")
+        elif note.version != task.version or note.intent != task.intent:
+            raise Violation("P5", f"{task} is told in flight; another request has the key")
+        elif situation is OVERLONG and not task.peeking:
+            raise Violation("P8", f"{task} left a deadline alone that is too far away")
+        elif situation is not IN_FLIGHT and situation is not OVERLONG:
+            raise Violation("P6", f"{task} is told in flight where {task.ghost} is {situation}")
+        elif task.policy.in_flight == "wait" and not task.shortened and not task.failures:
+            self._waited(task)
+
+    def _waited(self, task: Task) -> None:
+        """It waited, unless enough others of its process do."""
+        others = sum(other.ghost is task.ghost for other in task.worker.tasks) - 1
+        took_s = self._kernel.now - task.started_at
+        if took_s < task.policy.wait_s and others < WAITERS_PER_KEY_MAX:
+            raise Violation("P6", f"{task} was to wait, and was refused after {took_s:.3f} s")
+
+    def _superseded(self, task: Task, note: Note) -> None:
+        """An attempt that lost its record is told in flight unless there is more to tell."""
+        if note.own and note.situation in _ENDED:
+            raise Violation("P9", f"{task} recorded its answer and is told that it runs")
+        foreign = note.version != task.version or note.intent != task.intent
+        if note.situation not in _FREE and (foreign or note.situation in _ENDED):
+            raise Violation(
+                "P5", f"{task} is told in flight where {task.ghost} is {note.situation}"
+            )
+
+    # --------------------------------------------------------------------------------- the end
+
+    def finished(self, task: Task, finished: Finished) -> None:
+        """Guard.finish came to an end: may this be told?"""
+        if isinstance(finished, Unstored):
+            if task.policy.recovery != "block" or not task.failures:
+                raise Violation("P4", f"{task} sends an answer that was not recorded")
+        elif isinstance(finished, Replay):
+            self._replays(task, finished.answer)
+            if self._note(task).own:
+                raise Violation("P9", f"{task} recorded its answer and takes it for another's")
+        elif isinstance(finished, Refuse):
+            if finished.problem.kind is Kind.STORE_UNAVAILABLE and task.policy.recovery == "block":
+                raise Violation("P6", f"{task} keeps an answer to itself that nobody else can give")
+            self._refuses(task, finished, superseded=True)
+
+    def sends(self, task: Task) -> None:
+        """The first byte of a handler's answer goes out, as one that is kept."""
+        if not task.recorded:
+            raise Violation("P4", f"{task} sends its answer; {task.ghost} is {task.ghost.state}")

@@ -1,0 +1,408 @@
+"""The oracle at the store: judges every write as it is carried out, against the ghosts.
+
+It checks the promises that live in the store: one owner (P1), nothing stale is accepted (P2), kept
+answers do not change (P3), nothing is taken over too early or too late (P6, P8), a repeated write
+has the same outcome (P9), nothing live is swept (P10), batches are as promised (P11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.clock import Clock
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.record import Record, State
+from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Refused, Swap, Sweep, When
+from oncekey.stores.gather import Ticket
+from oncekey.testing.simulate.faults import Faults
+from oncekey.testing.simulate.ghost import (
+    ABSENT,
+    COMPLETED,
+    RELEASED,
+    RUNNING,
+    UNKNOWN,
+    Ghost,
+    Note,
+)
+from oncekey.testing.simulate.kernel import Kernel, Process
+from oncekey.testing.simulate.marks import Marks
+from oncekey.testing.simulate.scenario import Intent, Scenario
+from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.timeline import Timeline
+
+RENEWAL_S_MAX = 2.0
+"""How long a renewal may be on its way."""
+
+_STATES = {
+    State.RUNNING: RUNNING,
+    State.COMPLETED: COMPLETED,
+    State.RELEASED: RELEASED,
+    State.UNKNOWN: UNKNOWN,
+}
+_CODES = {Insert: 1, Swap: 2, Find: 3, Peek: 4, Sweep: 5}
+_OUTCOMES = {Inserted: 1, Found: 2, Done: 3, Refused: 4}
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+    def __init__(self, promise: str, what: str) -> None:
+        super().__init__(f"{promise}: {what}")
+        self.promise = promise
+
+
+class Oracle:
+    """Sees everything that the store is asked and answers."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        scenario: Scenario,
+        faults: Faults,
+        marks: Marks,
+        timeline: Timeline,
+        store_clock: Clock,
+    ) -> None:
+        self._kernel = kernel
+        self._store_clock = store_clock
+        self._scenario = scenario
+        self._faults = faults
+        self._marks = marks
+        self._timeline = timeline
+        self._watchers = Process("oracle")
+        self.ghosts: dict[tuple[str, ...], Ghost] = {}
+        self.trace = bytearray()
+        self._clock_was_set = False
+
+    def ghost(self, intent: Intent, policy: Policy) -> Ghost:
+        """The record that this request is about."""
+        scope = intent[:3] if policy.scope == "operation" else (intent.tenant, intent.key)
+        ghost = self.ghosts.get(scope)
+        if ghost is None:
+            ghost = self.ghosts[scope] = Ghost(scope)
+        return ghost
+
+    def lease_left_s(self, task: Task) -> float | None:
+        """How long the store will keep others away from this task's record; None if it cannot be
+        said: it is not the owner any more, or the store's clock was set.
+        """
+        ghost = task.ghost
+        owner = ghost.state is RUNNING and ghost.token == task.claim.token
+        if not owner or self._clock_was_set:
+            return None
+        return ghost.lease_until - self._store_clock.boot()
+
+    def clock_was_set(self) -> None:
+        self._clock_was_set = True
+
+    def sent(self, tickets: list[Ticket[Task]]) -> None:
+        """A batch leaves its process."""
+        for ticket in tickets:
+            ticket.waiter.asks += 1
+        if len(tickets) == 1:
+            return
+        self._marks.batches += 1
+        ids = [ticket.changes for ticket in tickets if ticket.changes is not None]
+        if len(tickets) > self._scenario.rows_max:
+            raise Violation("P11", f"{len(tickets)} verbs, more than a batch may hold")
+        if len(set(ids)) != len(ids):
+            raise Violation("P1", "two verbs of one batch change the same id: both could win")
+
+    def applied(self, ticket: Ticket[Task], outcome: Any, now: float, late: bool) -> Note | None:
+        """The store carried out a verb: check it, and say what the asker met that matters to it."""
+        verb, task = ticket.verb, ticket.waiter
+        self._timeline.applied(task, verb, outcome, late)
+        kind = type(verb)
+        trace = self.trace
+        trace.append(_CODES.get(kind, 0) << 4 | task.worker.index)
+        trace.append(_OUTCOMES.get(type(outcome), 0))
+        if isinstance(verb, Insert):
+            self._insert(task, outcome, now, late)
+            if type(outcome) is Inserted:
+                return None
+        elif isinstance(verb, Swap):
+            self._swap(task, verb, outcome, now, late)
+            if type(outcome) is Done and (verb.claim is not None or verb.when is When.ANY):
+                return None
+        elif kind is Find:
+            self._agree(task.ghost, outcome, task)
+        elif kind is Sweep:
+            self._sweep(outcome, now)
+            return None
+        elif kind is not Peek:
+            return None
+        return task.ghost.note(task, now)
+
+    # -------------------------------------------------------------------------------- insert
+
+    def _insert(self, task: Task, outcome: Any, now: float, late: bool) -> None:
+        ghost = task.ghost
+        if isinstance(outcome, Inserted):
+            if ghost.state is not ABSENT:
+                raise Violation("P1", f"{task} inserted {ghost}, which was there and {ghost.state}")
+            self._raises(ghost, task, outcome.fence)
+            ghost.begin_anew(now)
+            self._grant(task, outcome.fence, now, late)
+        else:
+            self._agree(ghost, outcome.record, task)
+
+    def _agree(self, ghost: Ghost, record: Record | None, task: Task) -> None:
+        """What the store returns is what was written."""
+        if record is None:
+            same = ghost.state is ABSENT
+        else:
+            same = (
+                _STATES[record.state] is ghost.state
+                and record.fence == ghost.fence
+                and record.token == ghost.token
+                and record.answer == ghost.answer
+                and record.lapses == ghost.lapses
+                and record.attempt == ghost.attempt
+            )
+        if not same:
+            found = "nothing" if record is None else _tell(record)
+            differs = record is not None and record.answer != ghost.answer
+            promise = {ABSENT: "P5", COMPLETED: "P3"}.get(ghost.state, "P2")
+            raise Violation(
+                "P10" if record is None else promise,
+                f"{task} found {found}; {ghost} is {_tell(ghost)}"
+                + (", with another answer" if differs else ""),
+            )
+
+    def _raises(self, ghost: Ghost, task: Task, fence: int) -> None:
+        if fence <= ghost.fence_high:
+            raise Violation(
+                "P2", f"{task} was given fence {fence}; {ghost} had {ghost.fence_high} before"
+            )
+
+    def _grant(self, task: Task, fence: int, now: float, late: bool) -> None:
+        task.ghost.grant(task, fence, now, self._kernel.now)
+        if task.over and not late:
+            self.watch_orphan(task)
+
+    # ---------------------------------------------------------------------------------- swap
+
+    def _swap(self, task: Task, verb: Swap, outcome: Any, now: float, late: bool) -> None:
+        ghost = task.ghost
+        current = verb.fence == ghost.fence and verb.token == ghost.token
+        meant = current and _STATES[verb.state] is ghost.state
+        if isinstance(outcome, Refused):
+            if meant and self._holds(ghost, verb.when, now):
+                raise Violation(
+                    "P9", f"{task}: {_name(verb)} was refused, though nothing spoke against it"
+                )
+            self._agree(ghost, outcome.record, task)
+        else:
+            name = _name(verb)
+            if ghost.state is ABSENT:
+                raise Violation("P2", f"{task}: {name} changed {ghost}, which is not there")
+            if not current:
+                raise Violation(
+                    "P2",
+                    f"{task}: {name} was accepted with fence {verb.fence}; {ghost} has fence "
+                    f"{ghost.fence} and another owner",
+                )
+            if not meant:
+                raise Violation(
+                    "P3" if ghost.state is COMPLETED else "P2",
+                    f"{task}: {name} was accepted; {ghost} is {ghost.state}",
+                )
+            self._marks.transitions[name] += 1
+            _ACCEPTED[name](self, task, verb, outcome, now, late)
+
+    @staticmethod
+    def _holds(ghost: Ghost, when: When, now: float) -> bool:
+        match when:
+            case When.ANY:
+                return True
+            case When.LAPSED:
+                return ghost.lease_until <= now
+            case When.EXPIRED:
+                return ghost.expires <= now
+            case When.OVERLONG:
+                return ghost.overlong(now)
+
+    def _renew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        ran_s = self._kernel.now - ghost.claimed_at
+        if ran_s > task.policy.run_s_max + RENEWAL_S_MAX and not late:
+            raise Violation("P11", f"{task} is renewed, though it has hung for {ran_s:.1f} s")
+        self._extend(ghost, now)
+
+    def _shorten(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        if not task.ghost.overlong(now):
+            raise Violation("P8", f"{task}: shortened a lease that was not too long")
+        self._extend(task.ghost, now)
+        task.shortened = True
+
+    @staticmethod
+    def _extend(ghost: Ghost, now: float) -> None:
+        ghost.lease_until = now + ghost.lease_s
+        ghost.expires = ghost.lease_until + ghost.retention_s
+
+    def _complete(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        if verb.answer != task.answer or task.answer is None:
+            raise Violation("P3", f"{task}: kept another answer than the handler gave")
+        retention_s = task.policy.retention_s
+        if self._scenario.retention_from == "first use":
+            since_s = self._kernel.now - task.ended_at
+            left_s = ghost.first_use + retention_s - (now - since_s)
+            too_long = verb.retention_s > max(left_s + 0.001, 1.0)
+            too_short = verb.retention_s < left_s - ghost.lease_s and self._faults.last_at < 0.0
+            if not self._clock_was_set and (too_long or too_short):
+                raise Violation("P3", f"{task}: kept for {verb.retention_s} s, not {left_s} s")
+            retention_s = verb.retention_s
+        task.recorded = True
+        ghost.state = COMPLETED
+        ghost.answer = task.answer
+        ghost.lease_until = now
+        ghost.expires = now + retention_s
+
+    def _release(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        without = not task.ran or task.plan.verdict is Verdict.NO_EFFECT
+        if not without:
+            ghost.spoiled = True
+        if verb.no_effect is ghost.spoiled:
+            how = "without effect" if verb.no_effect else "after failure"
+            raise Violation("P7", f"{task}: released {ghost} {how}, and that is not what happened")
+        ghost.state = RELEASED
+        ghost.lease_until = now
+        ghost.expires = now + task.policy.retention_s
+
+    def _take_over(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        self._lapsed(task, "took over", now)
+        if ghost.blocked or task.policy.recovery == "block":
+            raise Violation("P6", f"{task}: runs {ghost} again after a lapse, against `block`")
+        if ghost.lapses + 1 >= task.policy.lapses_max:
+            raise Violation("P6", f"{task}: runs {ghost} again after {ghost.lapses + 1} lapses")
+        if ghost.intent != task.intent or ghost.version != task.version:
+            raise Violation("P5", f"{task}: took {ghost} over from another request")
+        ghost.attempt += 1
+        ghost.lapses += 1
+        ghost.spoiled = True
+        self._raises(ghost, task, outcome.fence)
+        self._grant(task, outcome.fence, now, late)
+
+    def _lapsed(self, task: Task, what: str, now: float) -> None:
+        ghost, owner = task.ghost, task.ghost.owner
+        if ghost.lease_until > now:
+            raise Violation("P1", f"{task}: {what} {ghost}, whose lease is live")
+        healthy = (
+            owner is not None
+            and not owner.over
+            and owner.life == owner.worker.life
+            and self._faults.last_at < ghost.claimed_at
+            and self._kernel.now < ghost.claimed_at + owner.policy.run_s_max - ghost.lease_s
+        )
+        if healthy:
+            raise Violation("P1", f"{task}: {what} {ghost} from {owner}, which was in good health")
+
+    def _doubt(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        self._lapsed(task, "doubted", now)
+        worn_out = ghost.lapses + 1 >= task.policy.lapses_max
+        if not (ghost.blocked or task.policy.recovery == "block" or worn_out):
+            raise Violation("P6", f"{task}: declared {ghost} unknown, against `rerun`")
+        self._raises(ghost, task, outcome.fence)
+        ghost.state = UNKNOWN
+        ghost.token = task.claim.token
+        ghost.fence = ghost.fence_high = outcome.fence
+        ghost.lapses += 1
+        ghost.spoiled = True
+        ghost.lease_until = now
+        ghost.expires = now + task.policy.unknown_retention_s
+
+    def _run_again(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        same = ghost.intent == task.intent and ghost.version == task.version
+        if ghost.spoiled and not same:
+            raise Violation("P5", f"{task}: runs {ghost}, which another request has begun")
+        ghost.attempt = ghost.attempt + 1 if ghost.spoiled else 1
+        self._raises(ghost, task, outcome.fence)
+        self._grant(task, outcome.fence, now, late)
+
+    def _start_over(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        if ghost.expires > now:
+            raise Violation("P3", f"{task}: started {ghost} over, which is not expired")
+        self._raises(ghost, task, outcome.fence)
+        ghost.begin_anew(now)
+        self._grant(task, outcome.fence, now, late)
+
+    def _resolve(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        self._raises(ghost, task, outcome.fence)
+        ghost.state = RELEASED if task.answer is None else COMPLETED
+        ghost.answer = task.answer
+        ghost.token = verb.new_token or ghost.token
+        ghost.fence = ghost.fence_high = outcome.fence
+        ghost.lease_until = now
+        ghost.expires = now + verb.retention_s
+
+    # -------------------------------------------------------------------------------- sweeping
+
+    def _sweep(self, removed: int, now: float) -> None:
+        expired = [
+            ghost
+            for ghost in self.ghosts.values()
+            if ghost.state is not ABSENT and ghost.expires <= now
+        ]
+        if removed != len(expired):
+            raise Violation("P10", f"swept {removed} records where {len(expired)} were expired")
+        for ghost in expired:
+            ghost.state = ABSENT
+
+    # --------------------------------------------------------------------------------- orphans
+
+    def watch_orphan(self, task: Task) -> None:
+        """A claim was granted whose request is over: unless something goes wrong, it is released
+        long before its lease is.
+        """
+        at = self._kernel.now + 0.75 * task.policy.lease_s
+        self._kernel.at(at, self._watchers, self._check_orphan, task, self._kernel.now)
+
+    def _check_orphan(self, task: Task, since: float) -> None:
+        ghost = task.ghost
+        still = ghost.state is RUNNING and ghost.token == task.claim.token
+        if still and self._faults.last_at < since and task.life == task.worker.life:
+            raise Violation("P7", f"{task} was refused and still holds {ghost}")
+
+
+_Accepted = Callable[[Oracle, Task, Swap, Done, float, bool], None]
+_ACCEPTED: dict[str, _Accepted] = {
+    "renew": Oracle._renew,
+    "shorten": Oracle._shorten,
+    "complete": Oracle._complete,
+    "release": Oracle._release,
+    "take over": Oracle._take_over,
+    "doubt": Oracle._doubt,
+    "run again": Oracle._run_again,
+    "start over": Oracle._start_over,
+    "resolve as completed": Oracle._resolve,
+    "resolve as released": Oracle._resolve,
+}
+
+
+def _tell(kept: Record | Ghost) -> str:
+    return f"{kept.state}, fence {kept.fence}, attempt {kept.attempt}, lapses {kept.lapses}"
+
+
+def _name(verb: Swap) -> str:
+    """Which transition a swap asks for, by what it would do."""
+    if verb.claim is not None:
+        if verb.fresh:
+            return "start over"
+        return "run again" if verb.state is State.RELEASED else "take over"
+    match verb.to:
+        case State.RUNNING:
+            return "shorten" if verb.when is When.OVERLONG else "renew"
+        case State.UNKNOWN:
+            return "doubt"
+        case State.COMPLETED:
+            return "complete" if verb.state is State.RUNNING else "resolve as completed"
+        case State.RELEASED:
+            return "release" if verb.state is State.RUNNING else "resolve as released"

@@ -1,0 +1,227 @@
+"""What one schedule is about: policies, clients and what they want, drawn from a seed.
+
+Everything is small on purpose: two or three workers, one or two hot keys, a handful of requests.
+Interleavings come from many schedules, not from long ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from oncekey.core import fingerprint as fingerprints
+from oncekey.core.fingerprint import BadBody, Fingerprint
+from oncekey.core.policy import Policy, Verdict
+from oncekey.guard import Call
+
+LEASE_S = 10.0
+RUN_S_MAX = 25.0
+WAIT_S = 0.7
+UNKNOWN_RETENTION_S = 60.0
+RETENTIONS_S = (25.0, 120.0)
+WAITERS_PER_KEY_MAX = 2
+CALM_AFTER_S = 60.0
+"""No fault begins later than this; from then on everything must settle."""
+STILL_AFTER_S = CALM_AFTER_S + 2 * LEASE_S
+"""No store is down later than this."""
+HORIZON_S = 400.0
+"""By then everything has settled, or something is stuck."""
+
+
+class Intent(NamedTuple):
+    """What a client wants. Two requests are the same exactly when their intents are equal: the
+    oracle knows it from here, never from a fingerprint.
+    """
+
+    tenant: str
+    operation: str
+    key: str
+    content: str
+
+
+_OPERATIONS = {"charge": "POST /charges/{id}", "refund": "POST /refunds/{id}"}
+# The three requests differ in one thing each: "b" in the body, "c" in the concrete path alone.
+_CONTENTS = {"a": ("1", b'{"amount":1}'), "b": ("1", b'{"amount":2}'), "c": ("2", b'{"amount":1}')}
+
+
+@functools.cache
+def call_of(intent: Intent, version: int, *, with_path: bool = True) -> Call:
+    """The request as the engine sees it, fingerprinted by the real rules."""
+    name, body = _CONTENTS[intent.content]
+    path = f"/{intent.operation}s/{name}" if with_path else ""
+    made = fingerprints.of("POST", path, b"", "application/json", body)
+    if isinstance(made, BadBody):
+        raise AssertionError(made.reason)
+    operation = _OPERATIONS[intent.operation]
+    return Call(intent.tenant, operation, intent.key, Fingerprint(version, made.digest))
+
+
+def _policy(
+    recovery: Literal["rerun", "block"],
+    in_flight: Literal["refuse", "wait"],
+    lapses_max: int,
+    retention_s: float,
+    store_down: Literal["refuse", "run"],
+    scope: Literal["operation", "tenant"],
+) -> Policy:
+    return Policy(
+        lease_s=LEASE_S,
+        run_s_max=RUN_S_MAX,
+        retention_s=retention_s,
+        unknown_retention_s=UNKNOWN_RETENTION_S,
+        in_flight=in_flight,
+        wait_s=WAIT_S,
+        recovery=recovery,
+        lapses_max=lapses_max,
+        store_down=store_down,
+        scope=scope,
+        waiters_per_key_max=WAITERS_PER_KEY_MAX,
+    ).settled()
+
+
+_RECOVERIES: tuple[Literal["rerun", "block"], ...] = ("rerun", "block")
+_IN_FLIGHTS: tuple[Literal["refuse", "wait"], ...] = ("refuse", "wait")
+_STORE_DOWNS: tuple[Literal["refuse", "run"], ...] = ("refuse", "run")
+_SCOPES: tuple[Literal["operation", "tenant"], ...] = ("operation", "tenant")
+_LAPSES_MAX = (1, 2, 2, 5, 5)
+POLICIES = {
+    choice: _policy(*choice)
+    for choice in itertools.product(
+        _RECOVERIES, _IN_FLIGHTS, _LAPSES_MAX, RETENTIONS_S, _STORE_DOWNS, _SCOPES
+    )
+}
+
+
+class Errand(NamedTuple):
+    """A client with something to get done: it retries until it has an answer."""
+
+    intent: Intent
+    starts_at: float
+    patience_s: float
+    """It hangs up after this and asks elsewhere; 0 means that it waits."""
+
+
+class Plan(NamedTuple):
+    """What a handler is going to do."""
+
+    seconds: float
+    status: int
+    verdict: Verdict
+    """What the answer must mean for the record, by the documented rules."""
+    said: Verdict | None = None
+    raises: bool = False
+    large: bool = False
+    careful: bool = False
+    """It asks whether it still owns its record before it does anything."""
+    effect: bool = True
+    effect_first: bool = True
+
+
+_GOOD = Plan(0.0, 201, Verdict.KEEP)
+_PLANS = (
+    *(_GOOD,) * 12,
+    _GOOD._replace(careful=True),
+    _GOOD._replace(large=True),
+    Plan(0.0, 422, Verdict.KEEP, effect=False),
+    Plan(0.0, 500, Verdict.FAILED),
+    Plan(0.0, 500, Verdict.FAILED, raises=True),
+    Plan(0.0, 500, Verdict.KEEP, said=Verdict.KEEP),
+    Plan(0.0, 403, Verdict.NO_EFFECT, effect=False),
+    Plan(0.0, 200, Verdict.NO_EFFECT, said=Verdict.NO_EFFECT, effect=False),
+    Plan(0.0, 202, Verdict.FAILED, said=Verdict.FAILED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One schedule's cast."""
+
+    policies: tuple[Policy, ...]
+    """One per worker: after a deploy they differ."""
+    versions: tuple[int, ...]
+    """Of the fingerprint, one per worker."""
+    retention_from: Literal["completion", "first use"]
+    lanes: Literal["one", "by kind"]
+    """Whether all verbs share a connection, as in the memory store, or each kind has its own."""
+    rows_max: int
+    errands: tuple[Errand, ...]
+    operator: bool
+    sweep_every_s: float
+    slow: float
+    """The part of handlers that outlive a third of their lease."""
+
+
+def draw(chance: Callable[[], float]) -> Scenario:
+    """A cast, from a seeded source of chance."""
+    workers = 3 if chance() < 0.2 else 2
+    scope: Literal["operation", "tenant"] = "tenant" if chance() < 0.1 else "operation"
+    retention_s = RETENTIONS_S[chance() < 0.6]
+    in_flight = _IN_FLIGHTS[chance() < 0.3]
+    lapses_max = _LAPSES_MAX[int(chance() * len(_LAPSES_MAX))]
+    store_down = _STORE_DOWNS[chance() < 0.3]
+    recoveries = [_RECOVERIES[chance() < 0.4]] * workers
+    if chance() < 0.2:
+        recoveries[-1] = _RECOVERIES[recoveries[0] == "rerun"]
+    policies = tuple(
+        POLICIES[recovery, in_flight, lapses_max, retention_s, store_down, scope]
+        for recovery in recoveries
+    )
+    versions = [1] * workers
+    if chance() < 0.12:
+        versions[-1] = 2
+    return Scenario(
+        policies=policies,
+        versions=tuple(versions),
+        retention_from="first use" if chance() < 0.15 else "completion",
+        lanes="by kind" if chance() < 0.4 else "one",
+        rows_max=2 if chance() < 0.2 else 128,
+        errands=_errands(chance, retention_s),
+        operator=chance() < 0.5,
+        sweep_every_s=20.0 if chance() < 0.35 else 0.0,
+        slow=0.35 if chance() < 0.4 else 0.04,
+    )
+
+
+def _errands(chance: Callable[[], float], retention_s: float) -> tuple[Errand, ...]:
+    first = Intent("acme", "charge", "k1", "a")
+    errands = [Errand(first, chance(), _patience_s(chance))]
+    for _ in range(2 + int(chance() * 2)):
+        which, when = chance(), chance()
+        if which < 0.66:
+            intent = first
+        elif which < 0.76:
+            intent = first._replace(content="b")
+        elif which < 0.84:
+            intent = first._replace(content="c")
+        elif which < 0.92:
+            intent = first._replace(tenant="bolt")
+        else:
+            intent = first._replace(operation="refund")
+        if when < 0.35:  # together with the first: they share round trips
+            starts_at = errands[0].starts_at + 0.05 * chance()
+        elif when < 0.6:
+            starts_at = 1.5 * chance()
+        elif when < 0.85:
+            starts_at = 1.5 + 14.0 * chance()
+        else:  # about when the first answer is forgotten
+            starts_at = retention_s * (0.8 + 0.6 * chance())
+        errands.append(Errand(intent, starts_at, _patience_s(chance)))
+    return tuple(errands)
+
+
+def _patience_s(chance: Callable[[], float]) -> float:
+    return 0.0 if chance() < 0.7 else 0.02 + 6.0 * chance() ** 3
+
+
+def plan(chance: Callable[[], float], slow: float, *, calm: bool) -> Plan:
+    """What a handler that starts now is going to do. Once it is calm, all goes well."""
+    if calm:
+        return _GOOD._replace(seconds=0.1)
+    chosen = _PLANS[int(chance() * len(_PLANS))]
+    seconds = 1.2 * chance()
+    if chance() < slow:
+        seconds = 4.0 + 20.0 * chance() if chance() < 0.8 else RUN_S_MAX * (1.1 + chance())
+    return chosen._replace(seconds=seconds, effect_first=chance() < 0.5)

@@ -1,0 +1,121 @@
+"""A task: one activity inside a worker, and what the simulator knows about it from the outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncekey.core.op import Op
+from oncekey.core.policy import Policy
+from oncekey.core.record import Answer, Claim
+from oncekey.guard import Call
+from oncekey.testing.simulate.scenario import Intent, Plan
+
+if TYPE_CHECKING:
+    from oncekey.testing.simulate.clients import Client
+    from oncekey.testing.simulate.ghost import Ghost, Note
+    from oncekey.testing.simulate.worker import Worker
+
+
+class Task:
+    """One request (or a piece of housekeeping) as it runs in a worker."""
+
+    __slots__ = (
+        "_round",
+        "answer",
+        "asks",
+        "attempt",
+        "call",
+        "claim",
+        "client",
+        "ended_at",
+        "failures",
+        "fence",
+        "ghost",
+        "hasty_peeks",
+        "idle_rounds",
+        "intent",
+        "lapses",
+        "life",
+        "name",
+        "note",
+        "op",
+        "over",
+        "peeked_at",
+        "peeking",
+        "plan",
+        "policy",
+        "ran",
+        "recorded",
+        "rounds",
+        "shortened",
+        "started_at",
+        "version",
+        "worker",
+    )
+
+    op: Op[None]
+    claim: Claim
+    plan: Plan
+
+    def __init__(
+        self,
+        name: str,
+        worker: Worker,
+        *,
+        intent: Intent,
+        ghost: Ghost,
+        call: Call,
+        policy: Policy,
+        version: int,
+        client: Client | None = None,
+    ) -> None:
+        self.name = name
+        self.worker = worker
+        self.life = worker.life
+        self.intent = intent
+        self.ghost = ghost
+        self.call = call
+        self.policy = policy
+        self.version = version
+        self.client = client
+        self.started_at = worker.kernel.now
+        self.note: Note | None = None
+        """What the ghost held when the store gave the latest reply that arrived."""
+        self.fence = 0
+        """Granted by the store, as the ghost saw it; 0 before. The next two likewise."""
+        self.attempt = 0
+        self.lapses = 0
+        self.answer: Answer | None = None
+        """What the handler answered."""
+        self.ended_at = 0.0
+        """When the handler did."""
+        self.asks = 0
+        self.rounds = 0
+        """Inserts and swaps that were answered."""
+        self.idle_rounds = 0
+        """How many of them in a row met what the one before had met."""
+        self._round: Note | None = None
+        self.failures = 0
+        """Questions that the store did not answer."""
+        self.ran = False
+        """Its handler was started."""
+        self.recorded = False
+        """Its completion was carried out by the store."""
+        self.peeking = False
+        """It waits for the record to change."""
+        self.peeked_at = -1.0
+        self.hasty_peeks = 0
+        self.shortened = False
+        """It cut a deadline that was too far away."""
+        self.over = False
+
+    def heard(self, note: Note | None, changes: bool) -> None:
+        """A reply arrived."""
+        if changes:
+            self.rounds += 1
+            self.idle_rounds = self.idle_rounds + 1 if note == self._round else 0
+            self._round = note
+        self.note = note
+
+    def __repr__(self) -> str:
+        return f"{self.worker.name} {self.name}"

@@ -1,0 +1,340 @@
+"""A worker: one simulated process of the application, with the real engine inside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from oncekey.attempt import Attempt
+from oncekey.core.op import Op, Pause
+from oncekey.core.policy import Policy
+from oncekey.core.verbs import Insert, Peek, Refused, Sweep, Tally
+from oncekey.errors import StoreUnavailable
+from oncekey.recovery import SWEEP_ROWS_MAX
+from oncekey.stores.base import AGAIN
+from oncekey.stores.gather import ALONE, Ticket
+from oncekey.testing.simulate.faults import Fault
+from oncekey.testing.simulate.kernel import Kernel, Process
+from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.wire import Reply
+
+if TYPE_CHECKING:
+    from oncekey.testing.simulate.clients import Client
+    from oncekey.testing.simulate.world import World
+
+
+class ProcessClock:
+    """A host's clocks: each process has its own idea of the time, and none of them may matter."""
+
+    __slots__ = ("_ahead_s", "_kernel")
+
+    def __init__(self, kernel: Kernel, ahead_s: float) -> None:
+        self._kernel = kernel
+        self._ahead_s = ahead_s
+
+    def monotonic(self) -> float:
+        return self._kernel.now + self._ahead_s
+
+    boot = wall = monotonic
+
+    def boot_id(self) -> str:
+        return "host"
+
+
+class Lane:
+    """One connection and the verbs that wait for it: the gatherer's loop as events."""
+
+    __slots__ = ("_busy", "_queue", "_worker")
+
+    def __init__(self, worker: Worker, rows_max: int) -> None:
+        self._worker = worker
+        self._queue = worker.world.parts.queue(rows_max=rows_max)
+        self._busy = False
+
+    def ask(self, verb: Any, task: Task) -> None:
+        self._queue.add(Ticket(verb, task))
+        if not self._busy:
+            self._send()
+
+    def _send(self) -> None:
+        self._busy = False
+        while len(self._queue):
+            # A claim that nobody waits for any more is better not made.
+            batch = self._queue.take()
+            wanted = [t for t in batch if not (t.waiter.over and type(t.verb) is Insert)]
+            if wanted:
+                self._busy = True
+                self._worker.world.wire.send(self._worker, wanted, self.settle)
+                return
+
+    def settle(self, tickets: list[Ticket[Task]], reply: Reply) -> None:
+        """A round trip is over: the next one leaves, then everybody gets what is theirs."""
+        worker = self._worker
+        life = worker.life
+        self._send()
+        if isinstance(reply, StoreUnavailable):
+            for ticket in tickets:
+                if worker.life == life:
+                    worker.fail(ticket.waiter, StoreUnavailable(str(reply), sent=reply.sent))
+            return
+        for ticket, (outcome, note) in zip(tickets, reply, strict=True):
+            if worker.life != life:  # it died over one of the earlier ones
+                return
+            task = ticket.waiter
+            if outcome is AGAIN:
+                worker.lane(ALONE, 1).ask(ticket.verb, task)
+                continue
+            task.heard(note, ticket.changes is not None)
+            worker.resume(task, outcome)
+
+
+class Worker(Process):
+    """One process. `life` counts its incarnations; all that it holds in memory dies with each."""
+
+    __slots__ = (
+        "_beating",
+        "_beats",
+        "_beats_at",
+        "_lanes",
+        "ahead_s",
+        "clock",
+        "edge",
+        "guard",
+        "heart",
+        "index",
+        "kernel",
+        "policy",
+        "tasks",
+        "up",
+        "version",
+        "world",
+    )
+
+    def __init__(self, world: World, index: int, policy: Policy, version: int) -> None:
+        super().__init__(f"w{index}")
+        self.world = world
+        self.kernel = world.kernel
+        self.index = index
+        self.policy = policy
+        self.version = version
+        self.ahead_s = 0.6 * policy.lease_s * index
+        """Of the host's wall clock, which nobody may trust."""
+        self.start()
+
+    def start(self) -> None:
+        """A fresh process image."""
+        world = self.world
+        parts = world.parts
+        clock = self.clock = ProcessClock(self.kernel, 1_000.0 * self.index + 100.0 * self.life)
+        self.guard = parts.guard(
+            clock=clock,
+            retention_from=world.scenario.retention_from,
+            token=world.token,
+            chance=world.chance,
+        )
+        self.heart = parts.heart(world.store, self.guard, clock)
+        self.edge = parts.edge(self)
+        self.tasks: set[Task] = set()
+        self.up = True
+        self._lanes: dict[Hashable, Lane] = {}
+        self._beats: dict[Attempt, Task] = {}
+        self._beats_at = float("inf")
+        self._beating = False
+
+    # --------------------------------------------------------------------------------- tasks
+
+    def task(self, name: str, client: Client) -> Task:
+        """A request arrives."""
+        world = self.world
+        intent = client.errand.intent
+        task = Task(
+            name,
+            self,
+            intent=intent,
+            ghost=world.oracle.ghost(intent, self.policy),
+            call=world.call(intent, self.version),
+            policy=self.policy,
+            version=self.version,
+            client=client,
+        )
+        task.claim = self.guard.claim(task.call, self.policy)
+        task.op = self.edge.serve(task)
+        return task
+
+    def spawn_aside(self, name: str, about: Task, op: Op[None]) -> None:
+        """Something in the background, about the same record and claim."""
+        task = Task(
+            f"{about.name} {name}",
+            self,
+            intent=about.intent,
+            ghost=about.ghost,
+            call=about.call,
+            policy=about.policy,
+            version=about.version,
+        )
+        task.claim = about.claim
+        task.op = op
+        task.answer = about.answer
+        self.begin(task)
+
+    def begin(self, task: Task) -> None:
+        """Take a task's first step."""
+        self.tasks.add(task)
+        self.resume(task, None)
+
+    def resume(self, task: Task, answer: Any) -> None:
+        """Take a step with an answer in hand."""
+        if task.over or self._struck(self.resume, task, answer):
+            return
+        try:
+            question = task.op.send(answer)
+        except StopIteration:
+            self._end(task)
+        else:
+            self._ask(task, question)
+
+    def fail(self, task: Task, error: StoreUnavailable) -> None:
+        """Take a step with the news that there is no answer."""
+        if task.over or self._struck(self.fail, task, error):
+            return
+        task.failures += 1
+        self.world.timeline.failed(task)
+        try:
+            question = task.op.throw(error)
+        except StopIteration:
+            self._end(task)
+        except StoreUnavailable:  # background work that gives up
+            self._end(task)
+        else:
+            self._ask(task, question)
+
+    def _end(self, task: Task) -> None:
+        task.over = True
+        task.peeking = False
+        self.tasks.discard(task)
+
+    def _ask(self, task: Task, question: Any) -> None:
+        self.world.timeline.asked(task, question)
+        if type(question) is Pause:
+            self.kernel.post(question.seconds, self, self.resume, task, None)
+            return
+        task.peeking = type(question) is Peek
+        if task.peeking:
+            waiting = sum(other.peeking and other.ghost is task.ghost for other in self.tasks)
+            self.world.judge.peeks(task, waiting)
+        self.lane(self.world.group(question), self.world.scenario.rows_max).ask(question, task)
+
+    def lane(self, group: Hashable, rows_max: int) -> Lane:
+        lane = self._lanes.get(group)
+        if lane is None:
+            lane = self._lanes[group] = Lane(self, rows_max)
+        return lane
+
+    def tell(self, task: Task, what: str) -> None:
+        """Something goes out to the client, if there still is one."""
+        self.world.told(task, what)
+
+    def cancel(self, task: Task) -> None:
+        """The server drops a request whose client is gone. What was asked is asked; only while the
+        engine still decides can there be something to forget.
+        """
+        task.op.close()
+        self._end(task)
+        self.edge.cancelled(task)
+
+    # -------------------------------------------------------------------------------- faults
+
+    def _struck(self, step: Any, task: Task, value: Any) -> bool:
+        """Whether something happens to this process just before this step."""
+        world = self.world
+        fault = world.faults.of_step(self.kernel.now)
+        if fault is None:
+            return False
+        if fault is Fault.CRASH:
+            self.crash()
+        else:
+            self.pause()
+            self.kernel.at(self.paused_until, self, step, task, value)
+        return True
+
+    def pause(self) -> None:
+        """As by SIGSTOP; SIGCONT follows."""
+        faults = self.world.faults
+        self.paused_until = self.kernel.now + faults.pause_s()
+        faults.note(Fault.PAUSE, self.paused_until)
+        self.world.trace(Fault.PAUSE, self)
+        self.world.timeline.process(self, f"paused until {self.paused_until:.3f}")
+
+    def crash(self) -> None:
+        """As by SIGKILL: nothing of it runs any more, no `finally` either."""
+        world = self.world
+        world.faults.note(Fault.CRASH, self.kernel.now)
+        world.trace(Fault.CRASH, self)
+        world.timeline.process(self, "killed")
+        self.life += 1
+        self.up = False
+        self.paused_until = 0.0
+        dead = [task for task in self.tasks if not task.over]
+        world.graveyard.append((dead, self.tasks, self._lanes))
+        world.died(self, dead)
+        self.kernel.at(self.kernel.now + world.faults.restart_s(), self, self._restart)
+
+    def _restart(self) -> None:
+        self.world.timeline.process(self, "starts again")
+        self.start()
+
+    # ------------------------------------------------------------------------------ heartbeat
+
+    def add_beat(self, task: Task, attempt: Attempt) -> None:
+        """From here on the lease is renewed."""
+        self.heart.add(attempt)
+        self._beats[attempt] = task
+        self._wake()
+
+    def drop_beat(self, attempt: Attempt) -> None:
+        self.heart.drop(attempt)
+
+    def _wake(self) -> None:
+        at = self.heart.next_at()
+        if at is None or self._beating:
+            return
+        in_s = max(at - self.clock.monotonic(), 0.001)
+        if self.kernel.now + in_s < self._beats_at:
+            self._beats_at = self.kernel.now + in_s
+            self.kernel.at(self._beats_at, self, self._beat)
+
+    def _beat(self) -> None:
+        self._beats_at = float("inf")
+        if self._beating:
+            return
+        due = self.heart.due()
+        if not due:
+            self._wake()
+            return
+        self._beating = True
+        tickets = [Ticket(verb, self._beats[attempt]) for attempt, verb in due]
+        attempts = [attempt for attempt, _ in due]
+        asked_at = self.clock.monotonic()
+
+        def settle(tickets: list[Ticket[Task]], reply: Reply) -> None:
+            self._beating = False
+            if isinstance(reply, StoreUnavailable):
+                self.heart.missed(attempts)
+            else:
+                outcomes = [outcome for outcome, _ in reply]
+                self.heart.beaten(attempts, outcomes, asked_at)
+                for ticket, attempt, outcome in zip(tickets, attempts, outcomes, strict=True):
+                    refused = isinstance(outcome, Refused)
+                    self.world.judge.beaten(ticket.waiter, attempt, refused=refused)
+            self._wake()
+
+        self.world.wire.send(self, tickets, settle)
+
+    # ------------------------------------------------------------------------------- sweeping
+
+    def sweep(self) -> Op[None]:
+        """One round of the sweeper."""
+        replays, conflicts = self.guard.tallies.take()
+        if replays or conflicts:
+            yield Tally(replays, conflicts)
+        yield Sweep(SWEEP_ROWS_MAX)

@@ -1,0 +1,294 @@
+"""One schedule: a store, a few workers, a few clients, and whatever goes wrong between them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from oncekey.core import lifecycle
+from oncekey.core.op import Op
+from oncekey.core.problem import Kind
+from oncekey.core.record import Answer, State
+from oncekey.core.verbs import Find, Verb
+from oncekey.guard import Call
+from oncekey.testing.simulate import scenario as scenarios
+from oncekey.testing.simulate.clients import Client
+from oncekey.testing.simulate.faults import Fault, Faults
+from oncekey.testing.simulate.ghost import RUNNING
+from oncekey.testing.simulate.judge import Judge
+from oncekey.testing.simulate.kernel import Kernel, Process, Restless
+from oncekey.testing.simulate.marks import Marks
+from oncekey.testing.simulate.oracle import Oracle, Violation
+from oncekey.testing.simulate.parts import REAL, Parts
+from oncekey.testing.simulate.scenario import (
+    CALM_AFTER_S,
+    HORIZON_S,
+    STILL_AFTER_S,
+    Errand,
+    Intent,
+    Plan,
+    Scenario,
+)
+from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.timeline import Timeline, Written
+from oncekey.testing.simulate.wire import StoreClock, Wire
+from oncekey.testing.simulate.worker import Worker
+
+_PROBES_MAX = 3
+_TOLD = (
+    *(kind.value for kind in Kind),
+    "answered",
+    "answered, unstored",
+    "failed",
+    "refused inside",
+    "replayed",
+    "unprotected",
+)
+
+
+class World:
+    """Everything in one schedule."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        scenario: Scenario,
+        faults: Faults,
+        chance: Callable[[], float],
+        parts: Parts,
+        marks: Marks,
+        *,
+        written: bool = False,
+    ) -> None:
+        self.kernel = kernel
+        self.scenario = scenario
+        self.faults = faults
+        self.chance = chance
+        self.parts = parts
+        self.marks = marks
+        self._build(written)
+
+    def _build(self, written: bool) -> None:
+        kernel, faults = self.kernel, self.faults
+        self.timeline: Timeline = Written(kernel) if written else Timeline()
+        self.outside = Process("outside")
+        clock = StoreClock(kernel)
+        self.oracle = Oracle(kernel, self.scenario, faults, self.marks, self.timeline, clock)
+        self.judge = Judge(kernel, faults, self.oracle)
+        self.store = self.parts.store(clock)
+        self.wire = Wire(kernel, faults, self.store, clock, self.oracle, self.timeline)
+        self.graveyard: list[Any] = []
+        """Dead generators: kept until the end, so that no `finally` of them runs."""
+        self._tokens = 0
+        self._answers = 0
+        self._sweeps_under_way = True
+        choices = zip(self.scenario.policies, self.scenario.versions, strict=True)
+        self.workers = [
+            Worker(self, index, policy, version) for index, (policy, version) in enumerate(choices)
+        ]
+        self.clients: list[Client] = []
+        for errand in self.scenario.errands:
+            self._client(errand)
+        if self.scenario.sweep_every_s:
+            kernel.at(self.scenario.sweep_every_s * self.chance(), self.outside, self._sweep)
+
+    # ------------------------------------------------------------------------------- running
+
+    def run(self) -> None:
+        """Until everything has settled; raises `Violation`."""
+        kernel = self.kernel
+        try:
+            kernel.run(HORIZON_S)
+            for _ in range(_PROBES_MAX):
+                if not self._probe():
+                    break
+                kernel.run(kernel.now + HORIZON_S)
+        except Restless as restless:
+            raise Violation("P11", str(restless)) from None
+        for client in self.clients:
+            if not client.done:
+                raise Violation("P6", f"{client.name} still has no answer at {kernel.now:.0f} s")
+        for ghost in self.oracle.ghosts.values():
+            if ghost.state is RUNNING:
+                raise Violation("P6", f"{ghost} still runs, and nobody is there to end it")
+
+    def _probe(self) -> bool:
+        """Knock at every record that was left running: its owner is dead, so whoever comes after
+        its lease must get through.
+        """
+        now = self.store._now()
+        running = [g for g in self.oracle.ghosts.values() if g.state is RUNNING]
+        for ghost in running:
+            if ghost.intent is not None:
+                at = self.kernel.now + max(ghost.lease_until - now, 0.0) + 0.01
+                self._client(Errand(ghost.intent, max(at, STILL_AFTER_S), 0.0))
+        return bool(running)
+
+    def _client(self, errand: Errand) -> None:
+        client = Client(self, f"c{len(self.clients)}", errand)
+        self.clients.append(client)
+        self.kernel.at(errand.starts_at, self.outside, client.send)
+
+    def _sweep(self) -> None:
+        busy = any(not client.done for client in self.clients)
+        up = [worker for worker in self.workers if worker.up]
+        if up:
+            worker = up[0]
+            worker.begin(self._housekeeping(worker))
+        if busy:
+            every_s = self.scenario.sweep_every_s
+            self.kernel.at(self.kernel.now + every_s, self.outside, self._sweep)
+
+    def _housekeeping(self, worker: Worker) -> Task:
+        intent = self.scenario.errands[0].intent
+        task = Task(
+            "sweeper",
+            worker,
+            intent=intent,
+            ghost=self.oracle.ghost(intent, worker.policy),
+            call=self.call(intent, worker.version),
+            policy=worker.policy,
+            version=worker.version,
+        )
+        task.op = worker.sweep()
+        return task
+
+    # ---------------------------------------------------------------- what the others ask for
+
+    def token(self) -> bytes:
+        self._tokens += 1
+        return self._tokens.to_bytes(16, "big")
+
+    def call(self, intent: Intent, version: int) -> Call:
+        return scenarios.call_of(intent, version, with_path=self.parts.with_path)
+
+    def group(self, verb: Verb) -> Hashable:
+        """Which connection a verb takes."""
+        if self.scenario.lanes == "one":
+            return self.store.group(verb)
+        return type(verb).__name__
+
+    def route(self, client: Client) -> Worker | None:
+        """A worker that takes a client's request, None if all are down."""
+        up = [worker for worker in self.workers if worker.up]
+        return up[int(self.chance() * len(up))] if up else None
+
+    def plan(self) -> Plan:
+        calm = self.kernel.now > CALM_AFTER_S
+        return scenarios.plan(self.chance, self.scenario.slow, calm=calm)
+
+    def effect(self, task: Task) -> None:
+        self.timeline.says(task, "has its effect")
+
+    def answer(self, task: Task) -> Answer:
+        """What the handler answers: never the same twice."""
+        self._answers += 1
+        number = b"%d" % self._answers
+        headers = ((b"x-run", number), (b"Content-Type", b"text/plain"), (b"x-run", b"again"))
+        body = None if task.plan.large else repr(task.intent).encode() + number
+        return Answer(task.plan.status, headers, body)
+
+    def trace(self, fault: Fault, worker: Worker) -> None:
+        self.oracle.trace.append(0xF0 | worker.index)
+        self.oracle.trace.append(fault)
+
+    def told(self, task: Task, what: str) -> None:
+        self.marks.told[what] += 1
+        self.oracle.trace.append(0x80 | _TOLD.index(what))
+        self.timeline.says(task, f"tells its client: {what}")
+        if task.client is not None:
+            task.client.told(task, what)
+
+    def died(self, worker: Worker, tasks: list[Task]) -> None:
+        for task in sorted(tasks, key=lambda task: task.name):
+            if task.client is not None:
+                task.client.lost(task)
+
+    # ------------------------------------------------------------------------------- operator
+
+    def call_operator(self, task: Task) -> None:
+        """Somebody looks into an unknown outcome, later, and finds out one thing or the other."""
+        if self.scenario.operator:
+            at = self.kernel.now + 8.0 * self.chance()
+            self.kernel.at(at, task.worker, self._operate, task)
+
+    def _operate(self, about: Task) -> None:
+        worker = about.worker
+        found_out = self._found_out(about) if self.chance() < 0.5 else None
+        retry = Errand(about.intent, self.kernel.now + 5.0 * self.chance(), 0.0)
+        self._client(retry)
+        about.answer = found_out
+        about.claim = worker.guard.claim(about.call, about.policy)
+        worker.spawn_aside("operator", about, self._resolve(about, found_out))
+
+    def _found_out(self, about: Task) -> Answer:
+        self._answers += 1
+        return Answer(200, ((b"x-found-out", b"%d" % self._answers),), repr(about.intent).encode())
+
+    def _resolve(self, about: Task, answer: Answer | None) -> Op[None]:
+        found = yield Find(about.claim.id)
+        if found is not None and found.state is State.UNKNOWN and not found.expired:
+            yield lifecycle.resolve(
+                found,
+                new_token=about.claim.token,
+                answer=answer,
+                retention_s=about.policy.retention_s,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How one schedule went."""
+
+    seed: int
+    violation: str
+    """Empty if every promise was kept."""
+    digest: bytes
+    """Of the order of events: equal digests are equal schedules."""
+    faults: int
+    events: int
+    simulated_s: float
+    timeline: tuple[str, ...] = ()
+
+
+@contextmanager
+def playing(parts: Parts, marks: Marks) -> Iterator[None]:
+    """Within this, schedules run on these parts and are counted."""
+    with parts.tables(), marks.watching():
+        yield
+
+
+def play(seed: int, marks: Marks, parts: Parts = REAL, *, written: bool = False) -> Played:
+    """Run the schedule of a seed, within `playing(parts, marks)`."""
+    chance = random.Random(seed).random
+    scenario, faults = scenarios.draw(chance), Faults(chance)
+    world = World(Kernel(), scenario, faults, chance, parts, marks, written=written)
+    return outcome(world, seed)
+
+
+def outcome(world: World, seed: int) -> Played:
+    """Run a world and say how it went."""
+    violation = ""
+    try:
+        world.run()
+    except Violation as broken:
+        violation = str(broken)
+    injected, marks = world.faults.injected, world.marks
+    for fault in Fault:
+        if injected[fault]:
+            marks.faults[fault.name.lower().replace("_", " ")] += injected[fault]
+    trace = world.oracle.trace
+    lines = world.timeline.lines if isinstance(world.timeline, Written) else []
+    return Played(
+        seed=seed,
+        violation=violation,
+        digest=hashlib.blake2b(trace, digest_size=8).digest(),
+        faults=sum(injected),
+        events=world.kernel.events,
+        simulated_s=world.kernel.now,
+        timeline=tuple(lines),
+    )
