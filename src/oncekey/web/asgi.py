@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from oncekey import attempt as attempts
@@ -67,7 +67,7 @@ class IdempotencyMiddleware:
             hooks=hooks,
             status_path=status_path,
         )
-        self._gatherer = AsyncGatherer(self.edge.store)
+        self.gatherer = AsyncGatherer(self.edge.store)
         self._running: set[asyncio.Task[None]] = set()
         self._drain_s_max = drain_s_max
         self._unfit = False
@@ -158,36 +158,22 @@ class IdempotencyMiddleware:
 
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
-        return await arun(op, self._gatherer.ask)
+        return await arun(op, self.gatherer.ask)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+    def spawn(
+        self, work: Coroutine[Any, Any, None], end: Callable[[asyncio.Task[None]], None]
+    ) -> None:
         """Run beside the request that asked for it: hanging up does not stop it, draining waits
-        for it. Whoever awaits the result may be cancelled; the work goes on.
+        for it. `end` is called when it is over.
         """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        task = loop.create_task(work)
+        task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
-
-        def end(task: asyncio.Task[None]) -> None:
-            self._running.discard(task)
-            error = None if task.cancelled() else task.exception()
-            if ended.done():  # nobody waits any more
-                if error is not None:
-                    log.error("a handler failed after its client had left", exc_info=error)
-            elif error is not None:
-                ended.set_exception(error)
-            elif task.cancelled():
-                ended.cancel()
-            else:
-                ended.set_result(None)
-
+        task.add_done_callback(self._running.discard)
         task.add_done_callback(end)
-        return ended
 
     def forget(self, claim: Claim) -> None:
         """Release, in the background, an insert that may have happened unheard."""
-        self.spawn(self.ask(self.edge.guard.forget(claim)))
+        self.spawn(self.ask(self.edge.guard.forget(claim)), _log_failure)
 
     # ------------------------------------------------------------------------ start and end
 
@@ -221,7 +207,7 @@ class IdempotencyMiddleware:
     async def start(self) -> None:
         """Check the store before the first request. One that is only down may come up later."""
         try:
-            await self._gatherer.ask(Find(bytes(32)))
+            await self.gatherer.ask(Find(bytes(32)))
         except StoreUnavailable as error:
             log.warning("the store does not answer yet, requests with a key get 503: %s", error)
         self.edge.start()
@@ -236,11 +222,26 @@ class IdempotencyMiddleware:
     async def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""
         await asyncio.to_thread(self.edge.stop)
-        await self._gatherer.close()
+        await self.gatherer.close()
 
 
 class _Run:
     """One guarded request, from decision to the last byte."""
+
+    __slots__ = (
+        "_ask",
+        "_attempt",
+        "_body",
+        "_call",
+        "_capture",
+        "_edge",
+        "_ended",
+        "_middleware",
+        "_route",
+        "_scope",
+        "_send",
+        "_silenced",
+    )
 
     def __init__(
         self,
@@ -252,24 +253,21 @@ class _Run:
         body: bytes,
     ) -> None:
         self._middleware = middleware
+        self._ask = middleware.gatherer.ask
         self._edge = middleware.edge
-        self._scope = messages.inner(scope)
+        self._scope = scope
         self._send = send
         self._route = route
         self._call = call
         self._body: bytes | None = body
-        self._capture = Capture(route.policy.answer_bytes_max)
-        self._attempt: Attempt | None = None
         self._silenced = False
 
     async def decide(self) -> None:
         """Ask the engine, then run, replay or refuse."""
-        guard = self._edge.guard
-        claim = guard.claim(self._call, self._route.policy)
+        guard, policy = self._edge.guard, self._route.policy
+        claim = guard.claim(self._call, policy)
         try:
-            decision = await self._middleware.ask(
-                guard.begin(self._call, self._route.policy, claim)
-            )
+            decision = await arun(guard.begin(self._call, policy, claim), self._ask)
         except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
             self._middleware.forget(claim)
             raise
@@ -283,12 +281,29 @@ class _Run:
                     self._middleware.forget(lost_claim)
                 await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
-                await self._middleware.app(self._scope, self._receive, self._send_unprotected)
+                scope = messages.inner(self._scope)
+                await self._middleware.app(scope, self._receive, self._send_unprotected)
 
-    async def _execute(self, attempt: Attempt) -> None:
+    def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
+        """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
         self._attempt = attempt
+        self._capture = Capture(self._route.policy.answer_bytes_max)
+        self._scope = messages.inner(self._scope)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._edge.heartbeat.add(attempt)
-        await self._middleware.spawn(self._run_app(attempt))
+        self._middleware.spawn(self._run_app(attempt), self._end)
+        return self._ended
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        ended = self._ended
+        if ended.done():  # the client has left
+            _log_failure(task)
+        elif task.cancelled():
+            ended.cancel()
+        elif (error := task.exception()) is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
 
     async def _run_app(self, attempt: Attempt) -> None:
         attempts.enter(attempt)
@@ -299,7 +314,7 @@ class _Run:
         except BaseException as error:
             if not attempt.finished and self._edge.failed_honestly(attempt, error):
                 no_effect = attempt.verdict is Verdict.NO_EFFECT
-                await self._middleware.ask(self._edge.guard.abandon(attempt, no_effect=no_effect))
+                await arun(self._edge.guard.abandon(attempt, no_effect=no_effect), self._ask)
             raise
         finally:
             self._edge.heartbeat.drop(attempt)
@@ -330,18 +345,16 @@ class _Run:
     async def _conclude(self) -> None:
         """The answer is known as far as it will be kept: record it, then let it go out."""
         attempt, capture, edge = self._attempt, self._capture, self._edge
-        if attempt is None:
-            raise AssertionError("an answer without an attempt")
         probe("after_handler")
         capture.matched = messages.matched(self._scope)
         verdict = edge.verdict(attempt, capture)
         if verdict is not Verdict.KEEP:
             no_effect = verdict is Verdict.NO_EFFECT
-            await self._middleware.ask(edge.guard.abandon(attempt, no_effect=no_effect))
+            await arun(edge.guard.abandon(attempt, no_effect=no_effect), self._ask)
             await self._release(capture.headers)
             return
         kept = edge.kept(attempt, capture)
-        finished = await self._middleware.ask(edge.guard.finish(attempt, kept, self._call))
+        finished = await arun(edge.guard.finish(attempt, kept, self._call), self._ask)
         match finished:
             case Stored():
                 await self._release(edge.first(capture, self._call.key, finished))
@@ -356,18 +369,15 @@ class _Run:
 
     async def _release(self, headers: Any) -> None:
         """Send what was held back."""
-        capture = self._capture
-        with contextlib.suppress(OSError):  # the client is gone; its answer is safe
+        capture, more = self._capture, not self._capture.complete
+        start = {"type": "http.response.start", "status": capture.status, "headers": headers}
+        try:
+            await self._send(start)
             await self._send(
-                {"type": "http.response.start", "status": capture.status, "headers": headers}
+                {"type": "http.response.body", "body": capture.taken(), "more_body": more}
             )
-            await self._send(
-                {
-                    "type": "http.response.body",
-                    "body": capture.taken(),
-                    "more_body": not capture.complete,
-                }
-            )
+        except OSError:
+            self._silenced = True  # the client is gone; its answer is safe
         probe("after_send")
 
     async def _flow(self, message: Message) -> None:
@@ -385,3 +395,8 @@ class _Run:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
         await self._send(message)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a handler failed after its client had left", exc_info=error)

@@ -7,6 +7,7 @@ refusal must not have cost anything. And back: what an answer means for its reco
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ class Edge:
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
         self.key_in_body = isinstance(key_in, BodyField)
-        self._started = False
+        self._started_in: int | None = None
 
     # ---------------------------------------------------------------------- reading a request
 
@@ -208,10 +209,12 @@ class Edge:
 
     def start(self) -> None:
         """Begin housekeeping, and say once which operations run again after a crash."""
-        self.sweeper.start()
-        if self._started:
+        if self._started_in == os.getpid():
             return
-        self._started = True
+        self.sweeper.start()
+        first, self._started_in = self._started_in is None, os.getpid()
+        if not first:  # a forked worker: its parent has said it
+            return
         if rerun := self.routes.named(lambda policy: policy.recovery == "rerun"):
             log.warning(
                 "if a process dies while it runs one of these, a retry runs it again: %s. Where "
