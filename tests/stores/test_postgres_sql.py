@@ -38,6 +38,9 @@ from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, timeless
 from tests.stores.postgres_kit import LOCK_WAIT, Connection, until
 
+Later = Callable[..., Future[Any]]
+Move = Callable[[Case, Record], Swap]
+
 
 @pytest.fixture(params=list(FACES))
 def case(request: pytest.FixtureRequest, postgres: Subject) -> Iterator[Case]:
@@ -70,14 +73,14 @@ def carry_out(rival: Connection, case: Case, *verbs: Verb) -> list[Any]:
 
 
 @pytest.fixture
-def meanwhile() -> Iterator[Callable[..., Future[Any]]]:
+def meanwhile() -> Iterator[Later]:
     with ThreadPoolExecutor(1) as thread:
         yield thread.submit
 
 
 # ----------------------------------------------------------------------- waiting for a row
 
-MOVES: dict[str, Callable[[Case, Record], Swap]] = {
+MOVES: dict[str, Move] = {
     "renewal": Case.renew,
     "completion": Case.complete,
     "release": Case.release,
@@ -86,11 +89,7 @@ MOVES: dict[str, Callable[[Case, Record], Swap]] = {
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=list(MOVES))
 def test_p1_a_take_over_that_waits_is_judged_by_what_it_waited_for(
-    case: Case,
-    db: Connection,
-    rival: Connection,
-    meanwhile: Callable[..., Future[Any]],
-    move: Callable[[Case, Record], Swap],
+    case: Case, db: Connection, rival: Connection, meanwhile: Later, move: Move
 ) -> None:
     """Its snapshot is older than what the owner commits, and shows a lapsed lease."""
     record = case.begin()
@@ -107,7 +106,7 @@ def test_p1_a_take_over_that_waits_is_judged_by_what_it_waited_for(
 
 
 def test_p2_an_owner_that_waits_is_refused_by_the_take_over_it_waited_for(
-    case: Case, db: Connection, rival: Connection, meanwhile: Callable[..., Future[Any]]
+    case: Case, db: Connection, rival: Connection, meanwhile: Later
 ) -> None:
     record = case.begin()
     case.lapse()
@@ -124,7 +123,7 @@ def test_p2_an_owner_that_waits_is_refused_by_the_take_over_it_waited_for(
 
 
 def test_p2_a_step_that_waits_is_refused_by_the_take_over_it_waited_for(
-    case: Case, db: Connection, rival: Connection, meanwhile: Callable[..., Future[Any]]
+    case: Case, db: Connection, rival: Connection, meanwhile: Later
 ) -> None:
     record = case.begin()
     case.lapse()
@@ -137,19 +136,21 @@ def test_p2_a_step_that_waits_is_refused_by_the_take_over_it_waited_for(
     assert case.ask(Steps(record.id)) == []
 
 
+@pytest.mark.parametrize("move", [Case.renew, Case.take], ids=["renewal", "take-over"])
 def test_p8_a_lease_counts_from_when_the_row_was_had_not_from_when_it_was_asked_for(
-    case: Case, db: Connection, rival: Connection, meanwhile: Callable[..., Future[Any]]
+    case: Case, db: Connection, rival: Connection, meanwhile: Later, move: Move
 ) -> None:
     record = case.begin()
+    case.lapse()
     rival.execute("SELECT FROM oncekey_claims WHERE id = $1 FOR UPDATE", (record.id,))
-    renewing = meanwhile(case.ask, case.renew(record))
+    moving = meanwhile(case.ask, move(case, record))
     until(db, LOCK_WAIT)
     began = "SELECT lease_until - make_interval(secs => lease_s) FROM oncekey_claims WHERE id = %s"
     [(given_up,)] = db.execute("SELECT clock_timestamp()").fetchall()
     rival.rollback()
-    assert renewing.result() == Done(record.fence)
-    [(renewed,)] = db.execute(began, (record.id,)).fetchall()
-    assert renewed >= given_up
+    assert isinstance(moving.result(), Done)
+    [(from_then_on,)] = db.execute(began, (record.id,)).fetchall()
+    assert from_then_on >= given_up
 
 
 def test_in_a_batch_a_held_row_is_left_for_later(case: Case, rival: Connection) -> None:
@@ -170,10 +171,7 @@ def test_in_a_batch_a_held_row_is_left_for_later(case: Case, rival: Connection) 
 
 
 def test_a_crowd_does_not_wait_for_the_one_whose_row_is_held(
-    postgres: Subject,
-    db: Connection,
-    rival: Connection,
-    meanwhile: Callable[..., Future[Any]],
+    postgres: Subject, db: Connection, rival: Connection, meanwhile: Later
 ) -> None:
     face = FACES["async"](postgres.store)  # asked in one turn of the loop they go as one batch
     case = Case(postgres, face)
@@ -190,11 +188,7 @@ def test_a_crowd_does_not_wait_for_the_one_whose_row_is_held(
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 def test_p1_an_insert_waits_for_a_concurrent_one_of_its_id(
-    case: Case,
-    db: Connection,
-    rival: Connection,
-    meanwhile: Callable[..., Future[Any]],
-    ends: str,
+    case: Case, db: Connection, rival: Connection, meanwhile: Later, ends: str
 ) -> None:
     claim = case.claim()
     carry_out(rival, case, Insert(claim))
@@ -224,6 +218,26 @@ def test_a_batch_of_inserts_waits_only_a_moment_for_one_of_them(
     outcomes = run(store.perform(verbs), connection.ask)
     assert [type(outcome) for outcome in outcomes] == [Inserted, Inserted]
     connection.close()
+
+
+def test_inserts_are_made_in_the_order_of_their_ids(case: Case) -> None:
+    """So that two batches that wait for each other's ids cannot deadlock."""
+    verbs = sorted((Insert(case.claim()) for _ in range(20)), key=lambda v: v.id, reverse=True)
+    store = case.subject.store
+    with contextlib.closing(store.connect()) as connection:
+        inserted = run(store.perform(verbs), connection.ask)
+    fences = [outcome.fence for outcome in inserted]
+    assert fences == sorted(fences, reverse=True)
+
+
+def test_p10_a_sweep_leaves_out_what_somebody_is_changing(case: Case, rival: Connection) -> None:
+    record = case.begin()
+    case.expire()
+    carry_out(rival, case, case.take(case.find(record.id)))
+    assert case.ask(Sweep(10)) == 0
+    rival.commit()
+    assert case.find(record.id).attempt == 1
+    assert case.ask(Sweep(10)) == 0
 
 
 class QuickToGiveUp(Limits):
