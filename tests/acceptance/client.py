@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -48,18 +49,21 @@ class Client:
             return wire.read(method)
 
     @contextmanager
-    def open(self) -> Iterator[Wire]:
+    def open(self) -> Iterator[Exchange]:
         """A connection on which to say anything at all."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_S_MAX) as sock:
-            yield Wire(sock)
+        with (
+            socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_S_MAX) as sock,
+            sock.makefile("rb") as file,
+        ):
+            yield Exchange(sock, file)
 
 
-class Wire:
+class Exchange:
     """A raw connection to a server."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, file: BinaryIO) -> None:
         self._sock = sock
-        self._file: BinaryIO = sock.makefile("rb")
+        self._file = file
 
     def send(self, raw: bytes) -> None:
         self._sock.sendall(raw)
@@ -95,6 +99,10 @@ class Wire:
     def read_some(self, size: int) -> bytes:
         """Exactly this many bytes of whatever comes."""
         return self._file.read(size)
+
+    def has_something(self) -> bool:
+        """Whether the server has begun to answer."""
+        return bool(select.select([self._sock], [], [], 0)[0])
 
     def finish(self) -> None:
         """Say that nothing more will be sent, but go on listening."""

@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from oncekey import Policy, single_tenant
 from oncekey.core.record import State
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.acceptance.client import Client, Wire
+from tests.acceptance.client import Client, Exchange
 from tests.acceptance.serve import serving
 from tests.acceptance.shop import Shop, kept
 
@@ -261,7 +261,7 @@ def test_a_request_that_expects_to_be_asked_is_asked(counter: Counter) -> None:
 # ------------------------------------------------------------------------------ clients that leave
 
 
-def leave(wire: Wire, *, politely: bool) -> None:
+def leave(wire: Exchange, *, politely: bool) -> None:
     if politely:
         wire.finish()
     else:

@@ -18,6 +18,8 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._mode = "pass"
+        self.cuts = 0
+        """How often it did break a connection because it was told to."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -25,9 +27,21 @@ class Wire:
         """When the server has answered, break the connection instead of passing the answer on."""
         self._mode = "cut"
 
+    def cut_at_next_question(self) -> None:
+        """Break the connection instead of passing the next question on."""
+        self._mode = "cut question"
+
     def hold_replies(self) -> None:
         """Let questions through, but no answers."""
         self._mode = "hold"
+
+    def hold_questions(self) -> None:
+        """Let nothing through to the server; to its clients it seems to think."""
+        self._mode = "hold question"
+
+    def pass_all(self) -> None:
+        """As in the beginning. What was held is lost."""
+        self._mode = "pass"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -58,7 +72,11 @@ class Wire:
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
-        far = socket.create_connection(("127.0.0.1", self._target))
+        try:
+            far = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:  # nobody is there: the caller is to notice
+            near.close()
+            return
         selector.register(near, selectors.EVENT_READ, (near, far, False))
         selector.register(far, selectors.EVENT_READ, (far, near, True))
 
@@ -72,14 +90,15 @@ class Wire:
         data = b""
         with contextlib.suppress(OSError):
             data = source.recv(65536)
-        if data and reply and self._mode == "hold":
+        if data and self._mode == ("hold" if reply else "hold question"):
             return
-        if data and not (reply and self._mode == "cut"):
+        if data and self._mode != ("cut" if reply else "cut question"):
             with contextlib.suppress(OSError):
                 sink.sendall(data)
             return
         if data:
             self._mode = "pass"
+            self.cuts += 1
         for end in (source, sink):
             with contextlib.suppress(KeyError, ValueError):
                 selector.unregister(end)
