@@ -15,7 +15,7 @@ import pytest
 
 from oncekey.core.op import arun, run
 from oncekey.core.verbs import Done, Found, Insert
-from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres as module
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.stores.postgres_sql import Question, RowHeld
@@ -62,6 +62,12 @@ def test_what_would_break_a_promise_is_refused(found: dict[str, Any], told: str)
     with pytest.raises(StoreUnfit, match=told) as refused:
         _prepare(store, **found)
     assert "postgresql://user:***@host/keys" in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_p11_no_wait_is_without_end(seconds: float) -> None:
+    with pytest.raises(Misuse, match="timeout_s"):
+        PostgresStore("postgresql://host/keys", timeout_s=seconds)
 
 
 @pytest.mark.parametrize("sync", ["local", "remote_write", "on", "remote_apply"])

@@ -356,7 +356,13 @@ def test_an_answer_that_was_left_behind_is_replaced(case: Case, db: Connection) 
 # ------------------------------------------------------------------------------------- plans
 
 
-@pytest.mark.parametrize("name", ["insert", "complete", "renew", "change", "append_step", "find"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("insert", "complete", "renew", "change", "append_step"),
+        *("find", "peek", "steps", "tally", "due", "sweep", "scan"),
+    ],
+)
 def test_no_plan_reads_a_table_whole(postgres: Subject, db: Connection, name: str) -> None:
     """Planned while the tables are empty and known to be, a statement is kept when they are not."""
     if db.info.server_version < 160_000:

@@ -33,7 +33,7 @@ from psycopg.conninfo import conninfo_to_dict
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
 from oncekey.core.verbs import Verb
-from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_sql
 from oncekey.stores.base import Durability
 from oncekey.stores.postgres_address import UNSAFE, Address, split
@@ -83,6 +83,14 @@ class PostgresStore:
         connect_timeout_s: float = 5.0,
         chore_timeout_s: float = 60.0,
     ) -> None:
+        waits = {
+            "timeout_s": timeout_s,
+            "connect_timeout_s": connect_timeout_s,
+            "chore_timeout_s": chore_timeout_s,
+        }
+        for name, seconds in waits.items():
+            if not 0 < seconds < math.inf:
+                raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
         self.durability = Durability(True, True, True, "a commit is on disk before it is told")
         if unsafe_durability:
             note = "fsync or synchronous_commit may be off: a crash can forget what was told"

@@ -62,6 +62,10 @@ class RowHeld(StoreUnavailable):
     """Another transaction held a row for too long; nothing was written."""
 
 
+def _ms(seconds: float) -> str:
+    return str(max(1, round(seconds * 1000)))  # to PostgreSQL 0 would be "for ever"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How long to wait. The server gives up on a row first, so that it can still say so."""
@@ -74,12 +78,12 @@ class Limits:
 
     @property
     def alone_wait_ms(self) -> str:
-        return str(int(self.timeout_s * 750))
+        return _ms(self.timeout_s * 0.75)
 
     @property
     def batch_wait_ms(self) -> str:
         """One held row must not delay a batch for long: its members are then asked alone."""
-        return str(int(self.timeout_s * 50))
+        return _ms(self.timeout_s * 0.05)
 
 
 # -------------------------------------------------------------------------------------- statements
