@@ -125,7 +125,7 @@ class Place:
             if db is not None:
                 db.close()
             if isinstance(error, sqlite3.Error):
-                raise judged(error, self.path, sent=False) from error
+                judge(error, self.path, sent=False)
             raise
         return db
 
@@ -160,16 +160,17 @@ _UNFIT = {
 }
 
 
-def judged(error: sqlite3.Error, path: str, *, sent: bool) -> Exception:
-    """What an error means for the store; the error itself where only one verb is to blame."""
+def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
+    """Raise what an error means for the store; return where only one verb is to blame."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
     if code in _BUSY:
-        return Busy(f"{path}: {error}: look for a transaction that stays open", sent=False)
+        raise Busy(
+            f"{path}: {error}: look for a transaction that stays open", sent=False
+        ) from error
     if advice := _UNAVAILABLE.get(code):
-        return StoreUnavailable(f"{path}: {error}: {advice}", sent=sent)
+        raise StoreUnavailable(f"{path}: {error}: {advice}", sent=sent) from error
     if advice := _UNFIT.get(code):
-        return StoreUnfit(f"{path}: {error}: {advice}")
-    return error
+        raise StoreUnfit(f"{path}: {error}: {advice}") from error
 
 
 class File:
@@ -207,9 +208,7 @@ class File:
             # A commit that failed may be found in the WAL after a crash; what came before cannot.
             self._roll_back(sent=committing)
             if isinstance(error, sqlite3.Error):
-                verdict = judged(error, self._place.path, sent=committing)
-                if verdict is not error:
-                    raise verdict from error
+                judge(error, self._place.path, sent=committing)
             raise
         return outcome
 
