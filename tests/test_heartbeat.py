@@ -67,6 +67,26 @@ class World:
         return found
 
 
+def test_no_batch_renews_one_record_twice() -> None:
+    """A zombie and its successor in one process: each is renewed in a batch of its own."""
+    world, batches = World(), list[int]()
+    zombie = world.attempt
+    world.clock.advance(31)
+    successor = world.begin()
+
+    class Counting(Line):
+        def perform(self, verbs: Any) -> list[Any]:
+            batches.append(len(verbs))
+            return super().perform(verbs)
+
+    world.heartbeat._beat(Counting(world.store), [zombie, successor])
+    world.heartbeat._beat(Counting(world.store), world.heartbeat._schedule.take(1e9))
+
+    assert batches == [1, 1]
+    assert zombie.lost
+    assert not successor.lost
+
+
 def test_a_renewal_gives_a_whole_lease() -> None:
     world = World()
     world.clock.advance(20)

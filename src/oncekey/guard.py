@@ -169,8 +169,7 @@ class Guard(Asking):
             found = changed
         return Refuse(refusals.contended())
 
-    # Each of these comes to a decision, or says what stands there instead: None for nothing, or for
-    # something that must be looked up.
+    # Each of these decides, or says what stands there instead: None if that must be looked up.
 
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
         asked_at = self._clock.monotonic()

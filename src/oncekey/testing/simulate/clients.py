@@ -28,11 +28,12 @@ _HANG_UPS_MAX = 2
 class Client:
     """Somebody who wants one thing done."""
 
-    __slots__ = ("_hearing", "_newer", "done", "errand", "name", "tries", "world")
+    __slots__ = ("_hearing", "_newer", "done", "errand", "index", "name", "tries", "world")
 
-    def __init__(self, world: World, name: str, errand: Errand) -> None:
+    def __init__(self, world: World, index: int, errand: Errand) -> None:
         self.world = world
-        self.name = name
+        self.index = index
+        self.name = f"c{index}"
         self.errand = errand
         self.tries = 0
         self.done = ""
@@ -65,6 +66,7 @@ class Client:
             return
         task = worker.task(f"{self.name}.{number}", self)
         self._hearing = task
+        self.world.oracle.trace.append(self.index << 2 & 0xFF | worker.index)
         self.world.timeline.says(task, f"request {'/'.join(self.errand.intent)}")
         worker.begin(task)
 

@@ -105,4 +105,4 @@ class Edge:
 
     def forget(self, task: Task, claim: Claim) -> None:
         """Release, in the background, a claim that may have been granted unheard."""
-        self._worker.spawn_aside("forget", task, self._worker.guard.forget(claim))
+        self._worker.spawn_aside("forget", task, claim, self._worker.guard.forget(claim))

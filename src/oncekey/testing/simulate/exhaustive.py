@@ -87,6 +87,10 @@ class Choices:
                 return True
         return False
 
+    def again(self) -> None:
+        """The same path once more."""
+        self._at = 0
+
     def __str__(self) -> str:
         return ".".join(str(chosen) for chosen, _ in self._path)
 
@@ -232,7 +236,7 @@ class SmallWorld(World):
 
     def route(self, client: Client) -> Worker | None:
         up = [worker for worker in self.workers if worker.up]
-        return up[(int(client.name[1:]) + client.tries) % len(up)] if up else None
+        return up[(client.index + client.tries) % len(up)] if up else None
 
     def plan(self) -> Plan:
         self._plans += 1
@@ -264,19 +268,35 @@ def explore(
     with playing(parts, marks):
         while count < schedules_max:
             count += 1
-            played = _play(case, choices, faults_max, parts, marks)
-            if played.violation:
-                path = str(choices)
-                choices._at = 0
-                return Explored(case.name, count, False, played, path)
+            if _play(case, choices, faults_max, parts, marks).violation:
+                choices.again()
+                failed = _play(case, choices, faults_max, parts, marks, written=True)
+                return Explored(case.name, count, False, failed, str(choices))
             if not choices.advance():
                 return Explored(case.name, count, True, None, "")
     return Explored(case.name, count, False, None, "")
 
 
-def _play(case: Case, choices: Choices, faults_max: int, parts: Parts, marks: Marks) -> Played:
+def _play(
+    case: Case,
+    choices: Choices,
+    faults_max: int,
+    parts: Parts,
+    marks: Marks,
+    *,
+    written: bool = False,
+) -> Played:
+    kernel, even = Explorer(choices, faults_max), _even
+    world = SmallWorld(kernel, scenario(case), Calm(even), even, parts, marks, written=written)
+    world.case = case
+    kernel.world = world
+    return outcome(world, 0)
+
+
+def scenario(case: Case) -> Scenario:
+    """Two workers and two clients that start together."""
     policy = POLICIES[case.recovery, "refuse", 5, 120.0, "refuse", "operation"]
-    scenario = Scenario(
+    return Scenario(
         policies=(policy, policy),
         versions=(1, 1),
         retention_from="completion",
@@ -287,11 +307,6 @@ def _play(case: Case, choices: Choices, faults_max: int, parts: Parts, marks: Ma
         sweep_every_s=0.0,
         slow=0.0,
     )
-    kernel = Explorer(choices, faults_max)
-    world = SmallWorld(kernel, scenario, Calm(_even), _even, parts, marks, written=False)
-    world.case = case
-    kernel.world = world
-    return outcome(world, 0)
 
 
 def _even() -> float:

@@ -295,7 +295,7 @@ class Oracle:
             owner is not None
             and not owner.over
             and owner.life == owner.worker.life
-            and self._faults.last_at < ghost.claimed_at
+            and self._faults.last_at < owner.started_at
             and self._kernel.now < ghost.claimed_at + owner.policy.run_s_max - ghost.lease_s
         )
         if healthy:

@@ -19,10 +19,10 @@ _BAR_CHARS = 30
 class Progress:
     """A bar on a terminal; elsewhere a line for every tenth."""
 
-    def __init__(self, schedules: int, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, schedules: int, stream: TextIO | None = None) -> None:
         self._schedules = schedules
-        self._stream = stream
-        self._live = stream.isatty()
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
         self._clock = SystemClock()
         self._started = self._clock.monotonic()
         self._tenths = 0

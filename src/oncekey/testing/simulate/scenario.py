@@ -102,6 +102,8 @@ class Errand(NamedTuple):
     starts_at: float
     patience_s: float
     """It hangs up after this and asks elsewhere; 0 means that it waits."""
+    version: int = 0
+    """It is served by a worker with this fingerprint version; 0 means by any."""
 
 
 class Plan(NamedTuple):
@@ -152,6 +154,23 @@ class Scenario:
     sweep_every_s: float
     slow: float
     """The part of handlers that outlive a third of their lease."""
+
+    def cast(self) -> bytes:
+        """Who takes part, for telling schedules apart."""
+        policy = self.policies[0]
+        rules = (
+            (policy.in_flight == "wait")
+            + 2 * (policy.scope == "tenant")
+            + 4 * (policy.store_down == "run")
+            + 8 * (self.lanes == "one")
+            + 16 * (self.retention_from == "first use")
+            + 32 * (policy.retention_s == RETENTIONS_S[0])
+        )
+        recoveries = "".join(policy.recovery[0] for policy in self.policies)
+        wants = "".join(
+            f"{e.intent.tenant[0]}{e.intent.operation[0]}{e.intent.content}" for e in self.errands
+        )
+        return f"{rules}{policy.lapses_max}{recoveries}{self.versions}{wants}".encode()
 
 
 def draw(chance: Callable[[], float]) -> Scenario:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
+from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Insert, Peek, Refused, Sweep, Tally
 from oncekey.errors import StoreUnavailable
 from oncekey.recovery import SWEEP_ROWS_MAX
@@ -161,8 +162,10 @@ class Worker(Process):
         task.op = self.edge.serve(task)
         return task
 
-    def spawn_aside(self, name: str, about: Task, op: Op[None]) -> None:
-        """Something in the background, about the same record and claim."""
+    def spawn_aside(
+        self, name: str, about: Task, claim: Claim, op: Op[None], answer: Answer | None = None
+    ) -> None:
+        """Something in the background, about the same record."""
         task = Task(
             f"{about.name} {name}",
             self,
@@ -172,9 +175,9 @@ class Worker(Process):
             policy=about.policy,
             version=about.version,
         )
-        task.claim = about.claim
+        task.claim = claim
         task.op = op
-        task.answer = about.answer
+        task.answer = answer
         self.begin(task)
 
     def begin(self, task: Task) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from oncekey.core import lifecycle
 from oncekey.core.op import Op
 from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, State
+from oncekey.core.record import Answer, Claim, State
 from oncekey.core.verbs import Find, Verb
 from oncekey.guard import Call
 from oncekey.testing.simulate import scenario as scenarios
@@ -90,6 +90,7 @@ class World:
         self.workers = [
             Worker(self, index, policy, version) for index, (policy, version) in enumerate(choices)
         ]
+        self.oracle.trace += self.scenario.cast()
         self.clients: list[Client] = []
         for errand in self.scenario.errands:
             self._client(errand)
@@ -125,11 +126,11 @@ class World:
         for ghost in running:
             if ghost.intent is not None:
                 at = self.kernel.now + max(ghost.lease_until - now, 0.0) + 0.01
-                self._client(Errand(ghost.intent, max(at, STILL_AFTER_S), 0.0))
+                self._client(Errand(ghost.intent, max(at, STILL_AFTER_S), 0.0, ghost.version))
         return bool(running)
 
     def _client(self, errand: Errand) -> None:
-        client = Client(self, f"c{len(self.clients)}", errand)
+        client = Client(self, len(self.clients), errand)
         self.clients.append(client)
         self.kernel.at(errand.starts_at, self.outside, client.send)
 
@@ -174,12 +175,15 @@ class World:
 
     def route(self, client: Client) -> Worker | None:
         """A worker that takes a client's request, None if all are down."""
-        up = [worker for worker in self.workers if worker.up]
+        version = client.errand.version
+        up = [worker for worker in self.workers if worker.up and version in (0, worker.version)]
         return up[int(self.chance() * len(up))] if up else None
 
     def plan(self) -> Plan:
         calm = self.kernel.now > CALM_AFTER_S
-        return scenarios.plan(self.chance, self.scenario.slow, calm=calm)
+        plan = scenarios.plan(self.chance, self.scenario.slow, calm=calm)
+        self.oracle.trace.append(plan.status & 0xFF)
+        return plan
 
     def effect(self, task: Task) -> None:
         self.timeline.says(task, "has its effect")
@@ -221,22 +225,21 @@ class World:
         found_out = self._found_out(about) if self.chance() < 0.5 else None
         retry = Errand(about.intent, self.kernel.now + 5.0 * self.chance(), 0.0)
         self._client(retry)
-        about.answer = found_out
-        about.claim = worker.guard.claim(about.call, about.policy)
-        worker.spawn_aside("operator", about, self._resolve(about, found_out))
+        claim = worker.guard.claim(about.call, about.policy)
+        worker.spawn_aside("operator", about, claim, self._resolve(claim, found_out), found_out)
 
     def _found_out(self, about: Task) -> Answer:
         self._answers += 1
         return Answer(200, ((b"x-found-out", b"%d" % self._answers),), repr(about.intent).encode())
 
-    def _resolve(self, about: Task, answer: Answer | None) -> Op[None]:
-        found = yield Find(about.claim.id)
+    def _resolve(self, claim: Claim, answer: Answer | None) -> Op[None]:
+        found = yield Find(claim.id)
         if found is not None and found.state is State.UNKNOWN and not found.expired:
             yield lifecycle.resolve(
                 found,
-                new_token=about.claim.token,
+                new_token=claim.token,
                 answer=answer,
-                retention_s=about.policy.retention_s,
+                retention_s=claim.retention_s,
             )
 
 
@@ -248,7 +251,9 @@ class Played:
     violation: str
     """Empty if every promise was kept."""
     digest: bytes
-    """Of the order of events: equal digests are equal schedules."""
+    """Of who took part and what happened in which order, without times: equal digests are equal
+    schedules.
+    """
     faults: int
     events: int
     simulated_s: float

@@ -7,10 +7,9 @@ from typing import Any
 
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.record import Claim, Record, State
+from oncekey.core.record import State
 from oncekey.core.verbs import Done, Find, Found, Insert, Refused, Swap, Sweep, Verb, When
-from oncekey.guard import Execute, Guard
+from oncekey.guard import Guard
 from oncekey.stores.gather import Queue, Ticket
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.simulate.bugs.planting import (
@@ -20,7 +19,6 @@ from oncekey.testing.simulate.bugs.planting import (
     planted,
     swapping,
 )
-from oncekey.testing.simulate.heart import Heart
 from oncekey.testing.simulate.parts import Parts
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.wire import StoreClock
@@ -93,18 +91,7 @@ def two_winners_in_one_batch() -> Parts:
     return Parts(queue=Careless)
 
 
-@planted(seeds=5000)
-def heartbeat_batches_one_record_twice() -> Parts:
-    """A zombie and its successor in one process are renewed together."""
-
-    class Careless(Heart):
-        def _renewable(self, due: list[Attempt], now: float) -> list[Attempt]:
-            return [a for a in due if not a.finished and not self._hangs(a, now)]
-
-    return Parts(heart=Careless)
-
-
-@planted(seeds=5000)
+@planted(seeds=20_000)
 def unprotected_after_an_answer() -> Parts:
     """The store goes down after it told that the key is taken; the request runs unprotected."""
 
@@ -209,19 +196,3 @@ def loss_is_not_signalled() -> Parts:
             pass
 
     return Parts(guard=Silent)
-
-
-@planted(seeds=200_000)
-def late_doubt_runs() -> Parts:
-    """Only the token is looked at: a doubt that arrived late is taken for a claim of one's own."""
-
-    class Engine(Guard):
-        def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
-            asked_at = self._clock.monotonic()
-            outcome = yield from self._ask(Insert(claim), claim, heard_of=heard_of)
-            if isinstance(outcome, Found) and outcome.record.token != claim.token:
-                return outcome.record
-            fence = outcome.record.fence if isinstance(outcome, Found) else outcome.fence
-            return self._execute(claim, policy, fence, claimed_at=asked_at)
-
-    return Parts(guard=Engine)

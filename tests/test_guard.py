@@ -1,0 +1,261 @@
+"""The engine, step by step: what it asks next when the store's answers are unkind.
+
+The promises as a whole are held by the simulator (tests/testing/simulate); these are single steps
+that it found wanting once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oncekey.clock import FakeClock
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import Op, Pause, run
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Kind
+from oncekey.core.record import Claim, Record, State
+from oncekey.core.verbs import Find, Found, Insert, Peek, Refused, Swap, Verb, When
+from oncekey.decision import Bypass, Call, Execute, Refuse
+from oncekey.errors import StoreUnavailable
+from oncekey.guard import Guard
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.memory import MemoryStore
+
+CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
+OTHER = Call("acme", "POST /orders", "k1", Fingerprint(1, b"\x01" * 32))
+LEASE_S = 30.0
+DOWN = StoreUnavailable("down", sent=False)
+
+
+class World:
+    """A guard whose questions are answered by the memory store, unless a test answers itself."""
+
+    def __init__(self, **policy: Any) -> None:
+        self.clock = FakeClock()
+        self.guard = Guard(clock=self.clock, chance=lambda: 0.5)
+        self.policy = Policy(**{"lease_s": LEASE_S, **policy}).settled()
+        self.store = MemoryStore(self.clock)
+        self.asked: list[Verb] = []
+
+    def ask(self, question: Any) -> Any:
+        if isinstance(question, Pause):
+            self.clock.advance(question.seconds)
+            return None
+        self.asked.append(question)
+        return Gatherer(self.store).ask(question)
+
+    def begin(self, call: Call = CALL, claim: Claim | None = None) -> Any:
+        return self.drive(self.guard.begin(call, self.policy, claim))
+
+    def drive(self, op: Op[Any], ask: Callable[[Any], Any] | None = None) -> Any:
+        return run(op, ask or self.ask)
+
+    def execute(self, call: Call = CALL) -> Execute:
+        decision = self.begin(call)
+        assert isinstance(decision, Execute)
+        return decision
+
+    def found(self) -> Record:
+        found = self.ask(Find(self.guard.claim(CALL, self.policy).id))
+        assert isinstance(found, Record)
+        return found
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# ---------------------------------------------------------------------- the store goes down
+
+
+def test_nothing_runs_unprotected_once_the_store_has_answered() -> None:
+    """P1: `store_down="run"` is for stores that heard nothing, not for take-overs that failed."""
+    world = World(store_down="run")
+    world.execute()
+    world.clock.advance(LEASE_S + 1)
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Swap):
+            raise DOWN
+        return world.ask(question)
+
+    decision = world.drive(world.guard.begin(CALL, world.policy), ask)
+
+    assert isinstance(decision, Refuse)
+    assert decision.problem.kind is Kind.STORE_UNAVAILABLE
+
+
+def test_a_request_that_the_store_never_heard_of_may_run_unprotected() -> None:
+    world = World(store_down="run")
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Pause):
+            return None
+        raise DOWN
+
+    assert world.drive(world.guard.begin(CALL, world.policy), ask) == Bypass()
+
+
+def test_a_waiter_that_hears_nothing_more_is_told_in_flight() -> None:
+    world = World(in_flight="wait", wait_s=5.0, store_down="run")
+    world.execute()
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Peek):
+            raise DOWN
+        return world.ask(question)
+
+    decision = world.drive(world.guard.begin(CALL, world.policy), ask)
+
+    assert isinstance(decision, Refuse)
+    assert decision.problem.kind is Kind.IN_FLIGHT
+    assert decision.lost_claim is None
+
+
+# ------------------------------------------------------------------------- without effect
+
+
+def test_no_effect_speaks_of_one_attempt_alone(world: World) -> None:
+    """P5: what an earlier attempt may have done keeps the key bound to its request."""
+    world.drive(world.guard.abandon(world.execute().attempt, no_effect=False))
+    world.drive(world.guard.abandon(world.execute().attempt, no_effect=True))
+
+    decision = world.begin(OTHER)
+    assert isinstance(decision, Refuse)
+    assert decision.problem.kind is Kind.MISMATCH
+    assert world.execute().attempt.attempt == 3
+
+
+def test_after_no_effect_it_is_as_if_nobody_had_tried(world: World) -> None:
+    """P7: another request may use the key, and it is the first attempt again."""
+    world.drive(world.guard.abandon(world.execute().attempt, no_effect=True))
+    attempt = world.execute(OTHER).attempt
+
+    assert (attempt.attempt, attempt.lapses) == (1, 0)
+    world.drive(world.guard.abandon(attempt, no_effect=True))
+    assert world.found().no_effect
+
+
+# ----------------------------------------------------------------------------- lost claims
+
+
+def test_a_lost_claim_is_forgotten_without_effect(world: World) -> None:
+    """P7"""
+    claim = world.guard.claim(CALL, world.policy)
+    world.ask(Insert(claim))
+    world.drive(world.guard.forget(claim))
+
+    assert (world.found().state, world.found().no_effect) == (State.RELEASED, True)
+
+
+def test_a_lost_claim_after_a_failure_leaves_the_failure(world: World) -> None:
+    """P5: forgetting the second claim must not forget what the first attempt may have done."""
+    world.drive(world.guard.abandon(world.execute().attempt, no_effect=False))
+    claim = world.guard.claim(CALL, world.policy)
+    assert isinstance(world.begin(claim=claim), Execute)
+    world.drive(world.guard.forget(claim))
+
+    assert (world.found().state, world.found().no_effect) == (State.RELEASED, False)
+
+
+def test_a_lost_claim_that_is_still_on_its_way_is_found(world: World) -> None:
+    """P7: the search may overtake the claim, on another connection."""
+    claim = world.guard.claim(CALL, world.policy)
+    looks = 0
+
+    def ask(question: Any) -> Any:
+        nonlocal looks
+        if isinstance(question, Find):
+            looks += 1
+            if looks == 2:
+                world.ask(Insert(claim))
+        return world.ask(question)
+
+    world.drive(world.guard.forget(claim), ask)
+    assert world.found().state is State.RELEASED
+
+
+def test_the_search_for_a_lost_claim_ends(world: World) -> None:
+    """P11"""
+    started = world.clock.monotonic()
+    world.drive(world.guard.forget(world.guard.claim(CALL, world.policy)))
+
+    assert len(world.asked) == 4
+    assert world.clock.monotonic() - started < LEASE_S
+
+
+# ---------------------------------------------------------------------------- what is ours
+
+
+def test_our_own_token_on_a_record_that_does_not_run_is_no_claim() -> None:
+    """P1: a doubt that arrives late leaves our token behind; nothing may run under it."""
+    world = World(recovery="block")
+    world.execute()
+    world.clock.advance(LEASE_S + 1)
+    claim = world.guard.claim(CALL, world.policy)
+    assert isinstance(world.begin(claim=claim), Refuse)
+    assert (world.found().state, world.found().token) == (State.UNKNOWN, claim.token)
+
+    decision = world.begin(claim=claim)
+    assert isinstance(decision, Refuse)
+    assert decision.problem.kind is Kind.OUTCOME_UNKNOWN
+
+
+def test_a_claim_that_is_found_again_has_been_running_since(world: World) -> None:
+    """P8: an owner never believes in more of its lease than the store does."""
+    claim = world.guard.claim(CALL, world.policy)
+    world.ask(Insert(claim))
+    world.clock.advance(12.0)
+    decision = world.begin(claim=claim)
+
+    assert isinstance(decision, Execute)
+    assert decision.attempt.lease_until == world.clock.monotonic() + LEASE_S - 12.0
+
+
+def test_a_take_over_counts_its_lease_from_its_own_question(world: World) -> None:
+    world.execute()
+    world.clock.advance(LEASE_S + 1)
+
+    def ask(question: Any) -> Any:
+        outcome = world.ask(question)
+        if isinstance(question, Insert):
+            world.clock.advance(20.0)  # a slow reply, or a pause after it
+        return outcome
+
+    decision = world.drive(world.guard.begin(CALL, world.policy), ask)
+    assert isinstance(decision, Execute)
+    assert decision.attempt.lease_until == world.clock.monotonic() + LEASE_S
+    assert decision.attempt.age_s == pytest.approx(LEASE_S + 1 + 20.0)
+
+
+# ------------------------------------------------------------------- a clock that was set back
+
+
+def test_a_deadline_that_could_not_be_shortened_is_looked_at_again(world: World) -> None:
+    """P8: by the time of the write the owner had completed."""
+    first = world.execute()
+    record = world.found()
+    overlong = Found(_with(record, lease_left_s=10 * LEASE_S))
+    asked: list[Any] = []
+
+    def ask(question: Any) -> Any:
+        asked.append(question)
+        if isinstance(question, Insert):
+            return overlong
+        if isinstance(question, Swap) and question.when is When.OVERLONG:
+            world.drive(world.guard.abandon(first.attempt, no_effect=False))
+            return Refused(world.found())
+        return world.ask(question)
+
+    decision = world.drive(world.guard.begin(CALL, world.policy), ask)
+    assert isinstance(decision, Execute)
+    assert [type(question) for question in asked] == [Insert, Swap, Swap]
+
+
+def _with(record: Record, **changes: Any) -> Record:
+    fields = {name: getattr(record, name) for name in Record.__dataclass_fields__}
+    return Record(**{**fields, **changes})
