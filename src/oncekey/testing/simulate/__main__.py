@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +30,7 @@ _EXAMPLES = """\
   ./dev simulate --exhaustive --faults 2       every schedule of two workers and one key
 """
 _TIMELINE_LINES_MAX = 400
+_CAST_LINES = 3
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -39,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if args.exhaustive:
         return _exhaustive(parts, args.faults, planted=bool(args.bug))
     if args.schedules is None and args.seed is not None:
-        return _one(args.seed, parts, timeline=True, planted=bool(args.bug))
+        return _one(args.seed, parts, timeline=args.timeline, planted=bool(args.bug))
     if args.bug:
         return _bug(args.bug, args.seed or 0, args.schedules or BUGS[args.bug].seeds)
     return _campaign(args.seed or 0, args.schedules or 20_000, args.processes)
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--schedules", type=int, metavar="N", help="how many; 20,000 unless told")
-    add("--seed", type=int, metavar="S", help="the first seed; alone: show this schedule")
+    add("--seed", type=int, metavar="S", help="the first seed; without --schedules: this one alone")
     add("--timeline", action="store_true", help="with --seed: what happened, line by line")
     add("--bug", choices=sorted(BUGS), metavar="NAME", help="plant this bug")
     add("--bugs", action="store_true", help="plant every bug in turn; list them and what they do")
@@ -73,7 +76,7 @@ def _campaign(seed: int, schedules: int, processes: int) -> int:
     print(summary(result, clock.monotonic() - started))
     if result.failures:
         first = min(result.failures)[0]
-        print(f"\nThe timeline of seed {first} (again: ./dev simulate --seed {first}):\n")
+        print(f"\n./dev simulate --seed {first} --timeline\n")
         _show(_replay(first, REAL))
     return 1 if result.failures else 0
 
@@ -85,16 +88,16 @@ def _replay(seed: int, parts: Parts) -> Played:
 
 
 def _show(played: Played) -> None:
-    lines = played.timeline
-    if len(lines) > _TIMELINE_LINES_MAX:
-        print(f"   ... {len(lines) - _TIMELINE_LINES_MAX} lines before ...")
-    print("\n".join(lines[-_TIMELINE_LINES_MAX:]))
+    lines = list(played.timeline)
+    if left_out := max(len(lines) - _TIMELINE_LINES_MAX, 0):
+        lines[_CAST_LINES : _CAST_LINES + left_out] = [f"   ... {left_out} lines left out ..."]
+    print("\n".join(lines))
     print(f"\nBROKEN {played.violation}" if played.violation else "\nEvery promise was kept.")
 
 
 def _one(seed: int, parts: Parts, *, timeline: bool, planted: bool) -> int:
     played = _replay(seed, parts)
-    _show(played)
+    _show(played if timeline else dataclasses.replace(played, timeline=()))
     print(f"seed {seed}, schedule {played.digest.hex()}, {played.faults} faults")
     return int(bool(played.violation) != planted)
 
@@ -144,4 +147,10 @@ def _exhaustive(parts: Parts, faults_max: int, *, planted: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read along has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -50,6 +50,17 @@ class Note(NamedTuple):
     """Held, or ended, by the asker's own claim."""
 
 
+class Book:
+    """Effects since a record's first use, and the reasons why there may be more than one."""
+
+    __slots__ = ("effects", "excuses")
+
+    def __init__(self) -> None:
+        self.effects = 0
+        self.excuses = 0
+        """Failures, lapses, and outcomes that an operator resolved to be tried again."""
+
+
 class Ghost:
     """One record as it must be."""
 
@@ -57,6 +68,7 @@ class Ghost:
         "answer",
         "attempt",
         "blocked",
+        "book",
         "claimed_at",
         "expires",
         "fence",
@@ -96,6 +108,7 @@ class Ghost:
         """Some attempt since the first use may have had an effect without saying how it ended: only
         the same request may go on.
         """
+        self.book = Book()
         self.answer: Answer | None = None
         self.owner: Task | None = None
         self.claimed_at = 0.0
@@ -148,9 +161,11 @@ class Ghost:
         self.owner = task
         self.claimed_at = kernel_now
         task.fence, task.attempt, task.lapses = fence, self.attempt, self.lapses
+        task.book = self.book
 
     def begin_anew(self, now: float) -> None:
         """Nothing that happened before counts."""
+        self.book = Book()
         self.first_use = now
         self.attempt = 1
         self.lapses = 0

@@ -96,6 +96,13 @@ class Judge:
         self._believes(task, attempt)
         task.ran = True
 
+    def effect(self, task: Task) -> None:
+        """A handler does what cannot be undone. Not more often than there are reasons for."""
+        book = task.book
+        book.effects += 1
+        if book.effects > 1 + book.excuses:
+            raise Violation("P1", f"{task} has effect {book.effects} of {task.ghost}")
+
     def beaten(self, task: Task, attempt: Attempt, *, refused: bool) -> None:
         """A heartbeat heard what became of a renewal."""
         if not refused:

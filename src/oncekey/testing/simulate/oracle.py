@@ -265,6 +265,7 @@ class Oracle:
         without = not task.ran or task.plan.verdict is Verdict.NO_EFFECT
         if not without:
             ghost.spoiled = True
+            ghost.book.excuses += 1
         if verb.no_effect is ghost.spoiled:
             how = "without effect" if verb.no_effect else "after failure"
             raise Violation("P7", f"{task}: released {ghost} {how}, and that is not what happened")
@@ -281,6 +282,7 @@ class Oracle:
             raise Violation("P6", f"{task}: runs {ghost} again after {ghost.lapses + 1} lapses")
         if ghost.intent != task.intent or ghost.version != task.version:
             raise Violation("P5", f"{task}: took {ghost} over from another request")
+        ghost.book.excuses += 1
         ghost.attempt += 1
         ghost.lapses += 1
         ghost.spoiled = True
@@ -337,6 +339,7 @@ class Oracle:
         ghost = task.ghost
         self._raises(ghost, task, outcome.fence)
         ghost.state = RELEASED if task.answer is None else COMPLETED
+        ghost.book.excuses += task.answer is None
         ghost.answer = task.answer
         ghost.token = verb.new_token or ghost.token
         ghost.fence = ghost.fence_high = outcome.fence

@@ -155,6 +155,22 @@ class Scenario:
     slow: float
     """The part of handlers that outlive a third of their lease."""
 
+    def describe(self) -> list[str]:
+        """Who takes part, for people."""
+        policy = self.policies[0]
+        workers = ", ".join(
+            f"w{index} {policy.recovery}" + (f" (fingerprint {version})" if version > 1 else "")
+            for index, (policy, version) in enumerate(
+                zip(self.policies, self.versions, strict=True)
+            )
+        )
+        return [
+            f"workers: {workers}; connections: {self.lanes}",
+            f"lease {policy.lease_s:g} s, retention {policy.retention_s:g} s from "
+            f"{self.retention_from}, at most {policy.lapses_max} lapses, keys per {policy.scope}",
+            f"in flight: {policy.in_flight}; store down: {policy.store_down}",
+        ]
+
     def cast(self) -> bytes:
         """Who takes part, for telling schedules apart."""
         policy = self.policies[0]

@@ -12,7 +12,7 @@ from oncekey.testing.simulate.scenario import Intent, Plan
 
 if TYPE_CHECKING:
     from oncekey.testing.simulate.clients import Client
-    from oncekey.testing.simulate.ghost import Ghost, Note
+    from oncekey.testing.simulate.ghost import Book, Ghost, Note
     from oncekey.testing.simulate.worker import Worker
 
 
@@ -24,6 +24,7 @@ class Task:
         "answer",
         "asks",
         "attempt",
+        "book",
         "call",
         "claim",
         "client",
@@ -54,6 +55,7 @@ class Task:
     )
 
     op: Op[None]
+    book: Book
     claim: Claim
     plan: Plan
 

@@ -10,6 +10,7 @@ from oncekey.core.verbs import Done, Found, Insert, Inserted, Refused, Swap, Ver
 from oncekey.stores.gather import Ticket
 from oncekey.testing.simulate.faults import Fault
 from oncekey.testing.simulate.kernel import Kernel
+from oncekey.testing.simulate.scenario import Scenario
 
 if TYPE_CHECKING:
     from oncekey.testing.simulate.task import Task
@@ -32,9 +33,9 @@ class Timeline:
 class Written(Timeline):
     """Lines of time, place and event."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, scenario: Scenario) -> None:
         self._kernel = kernel
-        self.lines: list[str] = []
+        self.lines = scenario.describe()
 
     def _write(self, where: object, what: str) -> None:
         self.lines.append(f"{self._kernel.now:9.3f}  {where!s:<18} {what}")

@@ -74,7 +74,7 @@ class World:
 
     def _build(self, written: bool) -> None:
         kernel, faults = self.kernel, self.faults
-        self.timeline: Timeline = Written(kernel) if written else Timeline()
+        self.timeline: Timeline = Written(kernel, self.scenario) if written else Timeline()
         self.outside = Process("outside")
         clock = StoreClock(kernel)
         self.oracle = Oracle(kernel, self.scenario, faults, self.marks, self.timeline, clock)
@@ -187,6 +187,7 @@ class World:
 
     def effect(self, task: Task) -> None:
         self.timeline.says(task, "has its effect")
+        self.judge.effect(task)
 
     def answer(self, task: Task) -> Answer:
         """What the handler answers: never the same twice."""
