@@ -1,0 +1,387 @@
+"""The mutants: one mistake each, as somebody could make it, and the tests that must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A change of the source. The text is exact and stands there `times` times."""
+
+    name: str
+    file: str
+    """Below src/oncekey."""
+    text: str
+    replacement: str
+    tests: str
+    """The file whose tests must turn red …"""
+    chosen: str
+    """… those of them that `pytest -k` chooses by this."""
+    times: int = 1
+    server: str | None = None
+    """The one that its tests need."""
+
+
+CONTRACT = "tests/stores/test_contract.py"
+ASGI = "tests/web/test_asgi.py"
+WSGI = "tests/web/test_wsgi.py"
+
+_EXPECTED = "test_p2_state_fence_and_token_must_all_be_right"
+_AT_THE_WRITE = "test_p8_a_condition_on_time_is_judged_at_the_write"
+_SWEPT = "test_p10_nothing_is_swept_before_it_expires"
+
+
+def _of_store(
+    store: str,
+    name: str,
+    file: str,
+    text: str,
+    replacement: str,
+    test: str = _EXPECTED,
+    times: int = 1,
+) -> Mutant:
+    """A mistake in a store: the contract must notice it over that store."""
+    return Mutant(
+        f"{store}: {name}",
+        f"stores/{file}",
+        text,
+        replacement,
+        CONTRACT,
+        f"{test} and async-{store}",
+        times=times,
+        server=store if store in ("postgres", "redis") else None,
+    )
+
+
+_QUERIES = "schema/postgres/queries.sql"
+_SWAP = "schema/redis/swap.lua"
+_COMPARED = "if (row.state, row.fence, row.token) != expected or"
+_WHERE = "WHERE id = ? AND state = ? AND fence = ? AND token = ?\n"
+_LUA = "if state ~= ARGV[1] or fence ~= ARGV[2] or found[3] ~= ARGV[3] or not holds[ARGV[4]] then"
+
+STORES = (
+    # ------------------------------------------------------------------------------- memory
+    _of_store(
+        "memory",
+        "no state check",
+        "memory.py",
+        _COMPARED,
+        "if (verb.state, row.fence, row.token) != expected or",
+    ),
+    _of_store(
+        "memory",
+        "no fence check",
+        "memory.py",
+        _COMPARED,
+        "if (row.state, verb.fence, row.token) != expected or",
+    ),
+    _of_store(
+        "memory",
+        "no token check",
+        "memory.py",
+        _COMPARED,
+        "if (row.state, row.fence, verb.token) != expected or",
+    ),
+    _of_store(
+        "memory",
+        "no lapse check at the write",
+        "memory.py",
+        "return self.lapsed(now)\n",
+        "return True\n",
+        _AT_THE_WRITE,
+    ),
+    _of_store(
+        "memory",
+        "the sweep removes what runs",
+        "memory.py",
+        "for record_id, row in self._rows.items() if row.expires <= now]",
+        "for record_id, row in self._rows.items()]",
+        _SWEPT,
+    ),
+    # ------------------------------------------------------------------------------- SQLite
+    _of_store(
+        "sqlite",
+        "no state check",
+        "sqlite_verbs.py",
+        _WHERE,
+        _WHERE.replace("state = ?", "? <> ''"),
+    ),
+    _of_store(
+        "sqlite",
+        "no fence check",
+        "sqlite_verbs.py",
+        _WHERE,
+        _WHERE.replace("fence = ?", "? <> ''"),
+    ),
+    _of_store(
+        "sqlite",
+        "no token check",
+        "sqlite_verbs.py",
+        _WHERE,
+        _WHERE.replace("token = ?", "? <> ''"),
+    ),
+    _of_store(
+        "sqlite",
+        "no lapse check at the write",
+        "sqlite_verbs.py",
+        "if found is None or not _HOLDS[verb.when](found):",
+        "if found is None:",
+        _AT_THE_WRITE,
+    ),
+    _of_store(
+        "sqlite",
+        "the sweep removes what runs",
+        "sqlite_verbs.py",
+        "WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)",
+        "WHERE state = 'running' AND ? AND (? OR ?)",
+        _SWEPT,
+    ),
+    # ---------------------------------------------------------------------------- PostgreSQL
+    _of_store("postgres", "no state check", _QUERIES, "c.state = a.state AND ", ""),
+    _of_store(
+        "postgres",
+        "no state check for owners",
+        _QUERIES,
+        "c.state = 'running' AND c.fence = a.fence",
+        "c.fence = a.fence",
+        "test_p2_after_a_release_its_owner_writes_nothing",
+        times=3,
+    ),
+    _of_store(
+        "postgres", "no fence check", _QUERIES, " AND c.fence = a.fence AND", " AND", times=4
+    ),
+    _of_store("postgres", "no token check", _QUERIES, " AND c.token = a.token", "", times=4),
+    _of_store(
+        "postgres",
+        "no lapse check at the write",
+        _QUERIES,
+        "WHEN 'lapsed' THEN old_lease_until <= now",
+        "WHEN 'lapsed' THEN true",
+        _AT_THE_WRITE,
+    ),
+    _of_store(
+        "postgres",
+        "the sweep removes what runs",
+        _QUERIES,
+        "    WHERE expires <= statement_timestamp()\n",
+        "    WHERE state = 'running' OR expires <= statement_timestamp()\n",
+        _SWEPT,
+    ),
+    # --------------------------------------------------------------------------------- Redis
+    _of_store("redis", "no state check", _SWAP, _LUA, _LUA.replace("state ~= ARGV[1] or ", "")),
+    _of_store("redis", "no fence check", _SWAP, _LUA, _LUA.replace("fence ~= ARGV[2] or ", "")),
+    _of_store("redis", "no token check", _SWAP, _LUA, _LUA.replace("found[3] ~= ARGV[3] or ", "")),
+    _of_store(
+        "redis",
+        "no lapse check at the write",
+        _SWAP,
+        "lapsed = state == 'running' and lease_until <= now,",
+        "lapsed = true,",
+        _AT_THE_WRITE,
+    ),
+    Mutant(
+        "redis: the sweep removes what runs again",
+        "stores/schema/redis/sweep.lua",
+        "if not expires or tonumber(expires) > clock() then return 0 end",
+        "if not expires then return 0 end",
+        "tests/stores/test_redis_walk.py",
+        "test_p10_a_record_that_is_renewed_before_its_removal_stays",
+        server="redis",
+    ),
+)
+
+_FINISH = "finished = await arun(edge.guard.finish(attempt, kept, self._call), self._ask)\n"
+
+ENGINE = (
+    Mutant(
+        "ASGI: the answer is sent before it is recorded",
+        "web/asgi.py",
+        f"        {_FINISH}",
+        f"        await self._release(capture.headers)\n        {_FINISH}        return\n",
+        ASGI,
+        "test_p4_nothing_is_sent_before_the_answer_is_recorded",
+    ),
+    Mutant(
+        "WSGI: the answer is handed over before it is recorded",
+        "web/wsgi.py",
+        "            answer = self._conclude(capture, call, attempt)\n",
+        "            _start(start_response, capture.status, capture.headers)\n"
+        "            answer = self._conclude(capture, call, attempt)\n",
+        WSGI,
+        "test_p4_nothing_is_handed_over_before_the_answer_is_recorded",
+    ),
+    Mutant(
+        "its own answer is sent although its completion was refused",
+        "guard.py",
+        "        return self._superseded(attempt, outcome.record, call)\n",
+        "        return Stored(retention_s)\n",
+        ASGI,
+        "test_p2_e33_a_stale_owner_answers_from_the_record_it_finds",
+    ),
+    Mutant(
+        "the tenant is left out of the record id",
+        "core/key.py",
+        "    account, text = as_bytes(tenant), as_bytes(key)\n",
+        '    account, text = b"", as_bytes(key)\n',
+        ASGI,
+        "test_p5_e15_another_tenant_never_gets_the_stored_answer",
+    ),
+    Mutant(
+        "the operation is left out of the record id",
+        "core/key.py",
+        "    if operation is None:\n",
+        "    if True:\n",
+        ASGI,
+        "test_e16_the_same_key_for_another_operation_is_another_key",
+    ),
+    Mutant(
+        "the path is left out of the fingerprint",
+        "core/fingerprint.py",
+        "            as_bytes(path),\n",
+        "",
+        ASGI,
+        "test_e16_the_concrete_path_is_part_of_the_request",
+    ),
+    Mutant(
+        "the body is left out of the fingerprint",
+        "core/fingerprint.py",
+        "    digest.update(canonical)",
+        "    canonical",
+        ASGI,
+        "test_p5_another_request_never_gets_the_stored_answer",
+    ),
+    Mutant(
+        "the lease is used as retention",
+        "guard.py",
+        "        retention_s = attempt.policy.retention_s\n",
+        "        retention_s = attempt.policy.lease_s\n",
+        ASGI,
+        "test_e68_a_record_does_not_expire_while_it_runs",
+    ),
+    Mutant(
+        "retention counts from the claim",
+        "guard.py",
+        '        if self._retention_from == "first use":\n',
+        "        if self._retention_from:\n",
+        ASGI,
+        "test_e68_a_record_does_not_expire_while_it_runs",
+    ),
+    Mutant(
+        "an insert whose reply was lost is not recognised by its token",
+        "guard.py",
+        "        if found.token != claim.token or found.state is not State.RUNNING:\n",
+        "        if found.token:\n",
+        ASGI,
+        "test_p9_lost_replies_to_insert_and_complete_are_harmless",
+    ),
+    Mutant(
+        "a completion whose reply was lost is not recognised by its token",
+        "asking.py",
+        "    if isinstance(outcome, Refused) and lifecycle.landed(swap, outcome.record):\n",
+        "    if isinstance(outcome, Refused) and outcome.record is None:\n",
+        ASGI,
+        "test_p9_lost_replies_to_insert_and_complete_are_harmless",
+    ),
+    Mutant(
+        "anybody's completion is taken for one's own",
+        "core/lifecycle.py",
+        "    return found.token == (swap.new_token or swap.token) and (\n",
+        "    return bool(found.token) and (\n",
+        "tests/core/test_lifecycle.py",
+        "test_p9_what_others_did_is_not_taken_for_it",
+    ),
+    Mutant(
+        "the heartbeat does not renew",
+        "heartbeat.py",
+        "outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])",
+        "outcomes = [Done(attempt.fence) for attempt in alive]",
+        "tests/test_heartbeat.py",
+        "test_a_renewal_gives_a_whole_lease",
+    ),
+    Mutant(
+        "a take-over does not raise the fence",
+        "core/lifecycle.py",
+        '    "take over": Transition((RUNNING,), RUNNING, When.LAPSED, True),\n',
+        '    "take over": Transition((RUNNING,), RUNNING, When.LAPSED, False),\n',
+        "tests/core/test_lifecycle.py",
+        "test_p1_whoever_changes_the_owner_raises_the_fence",
+    ),
+    Mutant(
+        "in flight is said before mismatch",
+        "core/lifecycle.py",
+        "(Situation.IN_FLIGHT, Action.IN_FLIGHT, Action.MISMATCH, Action.NEWER)",
+        "(Situation.IN_FLIGHT, Action.IN_FLIGHT, Action.IN_FLIGHT, Action.NEWER)",
+        ASGI,
+        "test_e29_a_mismatch_wins_over_in_flight",
+    ),
+    Mutant(
+        "a blocked operation runs again",
+        "core/lifecycle.py",
+        "        return Action.DOUBT if blocked else Action.RUN_AGAIN\n",
+        "        return Action.RUN_AGAIN\n",
+        ASGI,
+        "test_e34_block_declares_the_outcome_unknown",
+    ),
+    Mutant(
+        "401 is kept",
+        "core/policy.py",
+        "_REFUSALS = frozenset({307, 308, 401, 403,",
+        "_REFUSALS = frozenset({307, 308, 403,",
+        ASGI,
+        "test_p7_e40_refusals_leave_nothing_that_answers_or_blocks",
+    ),
+    Mutant(
+        "Set-Cookie is stored",
+        "core/headers.py",
+        '    b"set-cookie set-cookie2 authorization',
+        '    b"set-cookie2 authorization',
+        ASGI,
+        "test_p12_e53_secrets_are_sent_once_and_never_stored",
+    ),
+    Mutant(
+        "a store that is down is no reason not to run",
+        "guard.py",
+        '        if not error.sent and policy.store_down == "run":\n',
+        "        if not error.sent:\n",
+        ASGI,
+        "test_e42_store_down_at_the_claim_refuses_and_runs_nothing",
+    ),
+    Mutant(
+        "an answer that could not be recorded is sent",
+        "guard.py",
+        '        if attempt.policy.recovery == "block":\n'
+        "            self._emit(events.Unprotected, attempt, ran=False)\n",
+        "        if attempt.policy.recovery:\n"
+        "            self._emit(events.Unprotected, attempt, ran=False)\n",
+        ASGI,
+        "test_e43_store_down_at_complete_under_rerun_answers_503",
+    ),
+    Mutant(
+        "a client that hangs up stops its handler",
+        "web/asgi.py",
+        "        self._middleware.spawn(self._run_app(attempt), self._end)\n"
+        "        return self._ended\n",
+        "        return asyncio.ensure_future(self._run_app(attempt))\n",
+        ASGI,
+        "test_e35_a_client_that_hangs_up_does_not_stop_the_handler",
+    ),
+    Mutant(
+        "an answer is coded for whoever came first",
+        "web/messages.py",
+        'if line[0] != b"accept-encoding"]',
+        "if line[0]]",
+        ASGI,
+        "test_e58_an_answer_is_not_coded_for_one_client",
+    ),
+    Mutant(
+        "of two key lines the first counts",
+        "web/edge.py",
+        "return keys.parse(lines, chars_min=chars_min) if lines else None",
+        "return keys.parse(lines[:1], chars_min=chars_min) if lines else None",
+        ASGI,
+        "test_e2_two_key_lines_are_refused_even_if_equal",
+    ),
+)
+
+MUTANTS = {mutant.name: mutant for mutant in (*STORES, *ENGINE)}
