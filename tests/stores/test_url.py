@@ -119,7 +119,7 @@ def test_p12_what_cannot_be_opened_is_refused_without_its_password(url: str) -> 
 
 @pytest.mark.parametrize("url", ["sqlite:///keys.db?timeout_s=soon", "redis://h/0?timeout_s=soon"])
 def test_an_option_that_cannot_be_read_is_misuse(url: str) -> None:
-    with pytest.raises(Misuse, match="cannot be read|is a number of seconds"):
+    with pytest.raises(Misuse, match=r"cannot be read|is a number of seconds"):
         open_store(url)
 
 
