@@ -56,7 +56,7 @@ def test_p10_nothing_live_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock.advance(0.1)
     assert sweeper.round(Line(store)) == 25
     assert left(store) == 0
-    assert store.sweeps == [10, 10, 10, 10]  # one that found nothing, then three batches
+    assert store.sweeps == [10] * 5  # one that found nothing; three batches, and one to be sure
 
 
 def test_a_store_that_is_down_does_not_end_the_sweeper() -> None:

@@ -78,7 +78,7 @@ class Sweeper:
             while not self._stopping.is_set():
                 [count] = line.perform([Sweep(self._rows_max)])
                 removed += count
-                if count < self._rows_max:
+                if count == 0:  # a store may remove fewer than it could, to let others in
                     break
                 self._stopping.wait(SWEEP_PAUSE_S)
         except StoreError as error:
