@@ -356,19 +356,22 @@ def test_an_answer_that_was_left_behind_is_replaced(case: Case, db: Connection) 
 # ------------------------------------------------------------------------------------- plans
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("insert", "complete", "renew", "change", "append_step"),
-        *("find", "peek", "steps", "tally", "due", "sweep", "scan"),
-    ],
-)
-def test_no_plan_reads_a_table_whole(postgres: Subject, db: Connection, name: str) -> None:
+LOOKED_UP = {
+    **{f"{name}, alone": text for name, text in postgres_sql.ALONE.items()},
+    **{f"{name}, in a batch": text for name, text in postgres_sql.BATCH.items()},
+    **{
+        name: postgres_sql.STATEMENTS[name]
+        for name in ("find", "peek", "steps", "due", "sweep", "scan")
+    },
+}
+
+
+@pytest.mark.parametrize("statement", LOOKED_UP.values(), ids=list(LOOKED_UP))
+def test_no_plan_reads_a_table_whole(postgres: Subject, db: Connection, statement: str) -> None:
     """Planned while the tables are empty and known to be, a statement is kept when they are not."""
     if db.info.server_version < 160_000:
         pytest.skip("PostgreSQL explains plans without arguments from version 16 on")
     db.execute("VACUUM ANALYZE oncekey_claims, oncekey_answers, oncekey_steps")
-    statement = postgres_sql.STATEMENTS[name].replace("{skip}", "SKIP LOCKED")
     explain = f"EXPLAIN (GENERIC_PLAN) {statement}".encode()
     with contextlib.closing(postgres.store.connect()) as connection:
         plan = str(cast(Any, connection)._connection.execute(explain, prepare=False).fetchall())

@@ -115,13 +115,22 @@ def _statements() -> dict[str, str]:
     }
 
 
+def _for_one(text: str) -> str:
+    """With values in place of arrays: a fifth faster, where there is only one verb."""
+    one = r"(SELECT \1) AS a"
+    return re.sub(r"unnest\(([^)]*)\) AS a", one, text.replace("[]", ""))
+
+
 STATEMENTS = _statements()
-_WAITING = {name: text.replace("{skip}", "") for name, text in STATEMENTS.items()}
-_SKIPPING = {name: text.replace("{skip}", "SKIP LOCKED") for name, text in STATEMENTS.items()}
+_TAKES_ROWS = [name for name, text in STATEMENTS.items() if "unnest(" in text]
+BATCH = {name: STATEMENTS[name].replace("{skip}", "SKIP LOCKED") for name in _TAKES_ROWS}
+ALONE = {name: _for_one(STATEMENTS[name].replace("{skip}", "")) for name in _TAKES_ROWS}
 
 
-def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[list[Any], ...]:
-    return tuple(map(list, zip(*rows, strict=True)))
+def _question(name: str, wait_ms: str, rows: Sequence[tuple[Any, ...]]) -> Question:
+    if len(rows) == 1:
+        return Question(ALONE[name], (wait_ms, *rows[0]))
+    return Question(BATCH[name], (wait_ms, *map(list, zip(*rows, strict=True))))
 
 
 # --------------------------------------------------------------------------------- insert and find
@@ -144,7 +153,7 @@ def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found
         wait_ms = limits.batch_wait_ms if batch else limits.alone_wait_ms
         rows = [(v.claim.id, v.claim.token, *_claim_row(v.claim)) for v in missing]
         try:
-            answer = yield Question(_WAITING["insert"], (wait_ms, *_columns(rows)))
+            answer = yield _question("insert", wait_ms, rows)
         except RowHeld:
             if not batch:
                 raise
@@ -161,7 +170,7 @@ def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found
 
 
 def _records(ids: Sequence[bytes]) -> Generator[Question, Any, dict[bytes, Record]]:
-    rows = yield Question(_WAITING["find"], (list(ids),))
+    rows = yield Question(STATEMENTS["find"], (list(ids),))
     return {row[0]: sql.record(row) for row in rows}
 
 
@@ -171,13 +180,13 @@ def _find(verbs: Sequence[Find], limits: Limits) -> Op[list[Record | None]]:
 
 
 def _peek(verbs: Sequence[Peek], limits: Limits) -> Op[list[Glimpse | None]]:
-    rows = yield Question(_WAITING["peek"], ([verb.id for verb in verbs],))
+    rows = yield Question(STATEMENTS["peek"], ([verb.id for verb in verbs],))
     seen = {row[0]: Glimpse(State(row[1]), row[2], row[3]) for row in rows}
     return [seen.get(verb.id) for verb in verbs]
 
 
 def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
-    rows = yield Question(_WAITING["steps"], ([verb.id for verb in verbs],))
+    rows = yield Question(STATEMENTS["steps"], ([verb.id for verb in verbs],))
     return [[Step(*row[1:]) for row in rows if row[0] == verb.id] for verb in verbs]
 
 
@@ -194,8 +203,7 @@ def _write(
     where the verb was carried out, and with null where the record was not as expected.
     """
     alone = len(verbs) == 1
-    statement = (_WAITING if alone else _SKIPPING)[name]
-    answer = yield Question(statement, (limits.alone_wait_ms, *_columns(rows)))
+    answer = yield _question(name, limits.alone_wait_ms, rows)
     fences: dict[bytes, int | None] = dict(answer)
     refused = [v.id for v in verbs if fences.get(v.id) is None and (alone or v.id in fences)]
     found = (yield from _records(refused)) if refused else {}
@@ -257,18 +265,16 @@ def _append_step(verbs: Sequence[AppendStep], limits: Limits) -> Op[list[Done | 
 def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
     for verb in verbs:
         ids = sorted(verb.replays.keys() | verb.conflicts.keys())
-        replays = [verb.replays.get(record_id, 0) for record_id in ids]
-        conflicts = [verb.conflicts.get(record_id, 0) for record_id in ids]
-        yield Question(
-            _WAITING["tally"], (limits.batch_wait_ms, ids, replays, conflicts), chore=True
-        )
+        if ids:
+            rows = [(i, verb.replays.get(i, 0), verb.conflicts.get(i, 0)) for i in ids]
+            yield _question("tally", limits.batch_wait_ms, rows)
     return [None for _ in verbs]
 
 
 def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
     outcomes = []
     for verb in verbs:
-        rows = yield Question(_WAITING["due"], (verb.limit,), chore=True)
+        rows = yield Question(STATEMENTS["due"], (verb.limit,), chore=True)
         outcomes.append([row[0] for row in rows])
     return outcomes
 
@@ -276,7 +282,7 @@ def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
 def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
-        [(count,)] = yield Question(_WAITING["sweep"], (verb.limit,), chore=True)
+        [(count,)] = yield Question(STATEMENTS["sweep"], (verb.limit,), chore=True)
         outcomes.append(count)
     return outcomes
 
@@ -286,13 +292,13 @@ def _scan(verbs: Sequence[Scan], limits: Limits) -> Op[list[list[Record]]]:
     for verb in verbs:
         state = None if verb.state is None else verb.state.value
         args = (verb.after, state, verb.tenant, verb.limit)
-        rows = yield Question(_WAITING["scan"], args, chore=True)
+        rows = yield Question(STATEMENTS["scan"], args, chore=True)
         outcomes.append([sql.record(row) for row in rows])
     return outcomes
 
 
 def _count(verbs: Sequence[Count], limits: Limits) -> Op[list[dict[State, int]]]:
-    rows = yield Question(_WAITING["count"], chore=True)
+    rows = yield Question(STATEMENTS["count"], chore=True)
     counts = dict.fromkeys(State, 0) | {State(state): count for state, count in rows}
     return [dict(counts) for _ in verbs]
 
@@ -301,7 +307,7 @@ def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
         args = (limits.alone_wait_ms, verb.tenant, verb.limit, encode_headers(()))
-        [(count,)] = yield Question(_WAITING["purge"], args, chore=True)
+        [(count,)] = yield Question(STATEMENTS["purge"], args, chore=True)
         outcomes.append(count)
     return outcomes
 
