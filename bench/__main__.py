@@ -38,10 +38,11 @@ def main() -> int:
     for section in results.values():
         print(f"\n{section.text()}")
     print(f"\nTook {(time.monotonic() - started) / 60:.1f} min.", file=sys.stderr)
-    _keep(results, settings)
     if failures:
-        print(f"Failed: {', '.join(failures)}; see above.", file=sys.stderr)
-    return 1 if failures else 0
+        print(f"Nothing is written: {', '.join(failures)} failed, see above.", file=sys.stderr)
+        return 1
+    _keep(results, settings)
+    return 0
 
 
 def _options() -> argparse.Namespace:

@@ -35,7 +35,12 @@ def build(store: str | None) -> Starlette:
         routes=[Route("/orders", create, methods=["POST"]), Route("/runs", count, methods=["GET"])]
     )
     if store is not None:
-        app.add_middleware(IdempotencyMiddleware, store=store, tenant=oncekey.single_tenant)
+        app.add_middleware(
+            IdempotencyMiddleware,
+            store=store,
+            tenant=oncekey.single_tenant,
+            policy=oncekey.Policy(recovery="block"),  # costs the same, and needs no warning
+        )
     return app
 
 

@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from statistics import median
 
-from bench import load, no_key, postgres
+from bench import load, no_key, postgres, redis
 from bench.rounds import Settings, contest
 from bench.served import Served
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from bench.work import migrate
 from oncekey.stores import postgres as postgres_store
-from tests.servers import find_tool, folders, start_redis
+from tests.servers import find_tool, folders
 
 CONNECTIONS = (1, 64)
 KEYS_REPLAYED = 1_000
@@ -27,7 +27,7 @@ HOW = (
     "order and answers. Load by wrk. *First*: every request has a new key; *replay*: a thousand "
     "keys whose requests have completed, in turn. The limit is the same application without the "
     "middleware. PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file "
-    "and syncing it every second, SQLite with `synchronous=FULL`."
+    "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`."
 )
 
 
@@ -45,7 +45,7 @@ def _sqlite() -> Iterator[str]:
 
 @contextmanager
 def _redis() -> Iterator[str]:
-    with start_redis() as server:
+    with redis.start() as server:
         yield server.url
 
 

@@ -65,4 +65,5 @@ def _million(settings: Settings) -> Row:
         value=after["rss_bytes"] / before["rss_bytes"],
         goal=GOAL,
         foreign_percent=foreign.percent(),
+        steady=True,
     )

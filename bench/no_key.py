@@ -85,4 +85,5 @@ def _row(guarded: App, method: str, pairs: int) -> Row:
         goal=GOAL,
         unit="µs",
         foreign_percent=foreign.percent(),
+        steady=True,
     )

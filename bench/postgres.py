@@ -9,7 +9,8 @@ import asyncpg
 import psycopg
 
 from bench.limits import pgbench
-from bench.rounds import Contest, Settings, contest
+from bench.rounds import Contender, Settings, contest
+from bench.subject import measured
 from bench.table import Goal, Row
 from bench.work import ANSWER, COMPLETE, FOUND, NEW, PEEK, RENEW, Item, Library, alone_rows, migrate
 from oncekey.core.record import encode_headers
@@ -17,9 +18,14 @@ from oncekey.stores import postgres as postgres_store
 from tests.servers import Postgres, start_postgres
 
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
+INSERTS = "PostgreSQL, 32 at a time, inserts"
+PAIRS = "PostgreSQL, 32 at a time, insert and complete"
+INSERTS_GOAL, PAIRS_GOAL = Goal(2.0), Goal(1.5)
 ROUND_TRIP = Goal(1.5, at_least=False, of_time=True)
 
-# One row each, as one would write them by hand for the same tables.
+# One row each, as one would write them by hand for the same tables; but for the state, which is
+# compared so that the partial index on running records is no candidate. The planner prefers it to
+# the primary key when its statistics say that hardly anything runs, and then reads all that does.
 _INSERT = """
 INSERT INTO oncekey_claims (
     id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
@@ -38,7 +44,7 @@ WITH done AS (
     UPDATE oncekey_claims
     SET state = 'completed', lease_until = NULL, expires = now() + interval '1 day',
         beat = beat + 1, answer_day = (now() + interval '1 day')::date
-    WHERE id = {id} AND state = 'running' AND fence = {fence} AND token = {owner}
+    WHERE id = {id} AND CASE state WHEN 'running' THEN fence END = {fence} AND token = {owner}
     RETURNING id, answer_day
 )
 INSERT INTO oncekey_answers (day, id, status, headers, body)
@@ -47,7 +53,7 @@ SELECT answer_day, id, 201, {headers}, {body} FROM done
 _RENEW = """
 UPDATE oncekey_claims
 SET lease_until = now() + interval '30 s', expires = now() + interval '1 day', beat = beat + 1
-WHERE id = $1 AND state = 'running' AND fence = $2 AND token = $3
+WHERE id = $1 AND CASE state WHEN 'running' THEN fence END = $2 AND token = $3
 RETURNING fence
 """
 _FIND = """
@@ -102,50 +108,46 @@ def rows(settings: Settings) -> list[Row]:
         migrate(store)
         with Library(store) as library:
             return [
-                *_insert_rows(server, library, settings),
-                *_pair_rows(server, library, settings),
+                *measured(INSERTS, lambda: _insert_rows(server, library, settings), INSERTS_GOAL),
+                *measured(PAIRS, lambda: _pair_rows(server, library, settings), PAIRS_GOAL),
                 *_alone_rows(server, library, settings),
             ]
 
 
 def estimate_s(settings: Settings) -> float:
-    return 3 * settings.estimate_s(2) + 5 * settings.estimate_s(2, 0.25)
+    return 2 * settings.estimate_s(3) + 5 * settings.estimate_s(2, 0.25)
 
 
 def _insert_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
     script = _written(server.folder / "insert.sql", _PGBENCH_INSERT)
-    measured = contest(
-        "PostgreSQL, 32 at a time, inserts",
-        {
-            "pgbench": lambda seconds: pgbench(server.url, script, seconds),
-            "store verbs": lambda seconds: library.crowd(library.insert, seconds),
-            "Guard.begin": lambda seconds: library.crowd(library.begin, seconds),
-        },
-        settings,
-        before_round=lambda: _empty(server.url),
-    )
-    return _both(measured, "inserts", "Guard.begin", Goal(2.0))
+    contenders: dict[str, Contender] = {
+        "pgbench": lambda seconds: pgbench(server.url, script, seconds),
+        "store verbs": lambda seconds: library.crowd(library.insert, seconds),
+        "Guard": lambda seconds: library.crowd(library.begin, seconds),
+    }
+    return _against_pgbench(INSERTS, server, contenders, INSERTS_GOAL, settings)
 
 
 def _pair_rows(server: Postgres, library: Library, settings: Settings) -> list[Row]:
     script = _written(server.folder / "pair.sql", _PGBENCH_PAIR)
-    measured = contest(
-        "PostgreSQL, 32 at a time, insert and complete",
-        {
-            "pgbench": lambda seconds: pgbench(server.url, script, seconds),
-            "store verbs": lambda seconds: library.crowd(library.insert_and_complete, seconds),
-            "Guard": lambda seconds: library.crowd(library.begin_and_finish, seconds),
-        },
-        settings,
-        before_round=lambda: _empty(server.url),
-    )
-    return _both(measured, "insert and complete", "Guard", Goal(1.5))
+    contenders: dict[str, Contender] = {
+        "pgbench": lambda seconds: pgbench(server.url, script, seconds),
+        "store verbs": lambda seconds: library.crowd(library.insert_and_complete, seconds),
+        "Guard": lambda seconds: library.crowd(library.begin_and_finish, seconds),
+    }
+    return _against_pgbench(PAIRS, server, contenders, PAIRS_GOAL, settings)
 
 
-def _both(measured: Contest, what: str, engine: str, goal: Goal) -> list[Row]:
+def _against_pgbench(
+    title: str,
+    server: Postgres,
+    contenders: dict[str, Contender],
+    goal: Goal,
+    settings: Settings,
+) -> list[Row]:
+    result = contest(title, contenders, settings, before_round=lambda: _empty(server.url))
     return [
-        measured.row(f"PostgreSQL, 32 at a time, {what}: {name}", name, "pgbench", goal)
-        for name in ("store verbs", engine)
+        result.row(f"{title}: {name}", name, "pgbench", goal) for name in ("store verbs", "Guard")
     ]
 
 

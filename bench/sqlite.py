@@ -90,14 +90,14 @@ def _insert_rows(folder: Path, settings: Settings) -> list[Row]:
         {
             "batches of 64": in_batches,
             "store verbs": by_library("insert"),
-            "Guard.begin": by_library("begin"),
+            "Guard": by_library("begin"),
         },
         settings,
         before_round=lambda: _remove(folder),
     )
     return [
         measured.row(f"{title}: {name}", name, "batches of 64", INSERTS)
-        for name in ("store verbs", "Guard.begin")
+        for name in ("store verbs", "Guard")
     ]
 
 

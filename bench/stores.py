@@ -11,7 +11,7 @@ HOW = (
     "Verbs of the store contract, through the gatherer, and whole decisions of the engine, against "
     "the engine's own load generator or one round trip of its driver with the same one-row "
     "statement. PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file "
-    "and syncing it every second, SQLite with `synchronous=FULL`."
+    "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`."
 )
 
 

@@ -6,9 +6,15 @@ import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 _HEAD = ("what", "oncekey", "limit", "result", "goal", "met", "others' CPU")
+_NOISE_PERCENT = 25
+_NOISY = (
+    f"**Others used more than {_NOISE_PERCENT} % of this machine meanwhile: do not quote these, "
+    "measure again.**"
+)
 _INTRO = """\
 # Benchmarks
 
@@ -52,6 +58,8 @@ class Row:
     goal: Goal | None = None
     unit: str = "x"
     foreign_percent: float | None = None
+    steady: bool = False
+    """Hardly depends on what else the machine does: memory, or CPU time instead of rates."""
     missing: str = ""
 
     def cells(self) -> tuple[str, ...]:
@@ -60,9 +68,16 @@ class Row:
         result = f"{self.value:.3g} {self.unit}"
         if self.low is not None and self.high is not None:
             result += f" ({self.low:.3g} to {self.high:.3g})"
-        met = "" if self.goal is None else "yes" if self.goal.met(self.value) else "no"
         others = "" if self.foreign_percent is None else f"{self.foreign_percent:.0f} %"
-        return (self.what, self.ours, self.limit, result, str(self.goal or ""), met, others)
+        return (self.what, self.ours, self.limit, result, str(self.goal or ""), self.met(), others)
+
+    def met(self) -> str:
+        """On a busy machine a goal is neither met nor missed, unless others cannot matter."""
+        if self.goal is None or self.value is None:
+            return ""
+        if not self.steady and (self.foreign_percent or 0) > _NOISE_PERCENT:
+            return "unsure"
+        return "yes" if self.goal.met(self.value) else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +91,18 @@ class Section:
     date: str = ""
     machine: str = ""
 
+    def noisy(self) -> bool:
+        """Whether most of it was measured while others used the machine too."""
+        seen = [row.foreign_percent for row in self.rows if row.foreign_percent is not None]
+        return bool(seen) and median(seen) > _NOISE_PERCENT
+
     def text(self) -> str:
         """As Markdown, with columns that line up in a terminal too."""
         head = [f"## {self.title}", "", _wrapped(self.how), ""]
         if self.date:
             head += [_wrapped(f"{self.date}, {self.machine}"), ""]
+        if self.noisy():
+            head += [_NOISY, ""]
         drawn = _table([_HEAD, *(row.cells() for row in self.rows)])
         missing = [f"Not measured: {row.what}: {row.missing}" for row in self.rows if row.missing]
         return "\n".join([*head, *drawn, *(f"\n{_wrapped(line)}" for line in missing)])

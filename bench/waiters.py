@@ -78,7 +78,13 @@ async def _crowd(room: int) -> Crowd:
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
-    policy = Policy(in_flight="wait", wait_s=WAIT_S, waiters_per_key_max=room, waiters_max=RETRIES)
+    policy = Policy(
+        in_flight="wait",
+        wait_s=WAIT_S,
+        waiters_per_key_max=room,
+        waiters_max=RETRIES,
+        recovery="block",
+    )
     store = SqliteStore(folders.private("waiters") / "keys.db")
     app = IdempotencyMiddleware(handler, store=store, tenant=single_tenant, policy=policy)
     first = asyncio.create_task(_order(app))

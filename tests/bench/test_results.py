@@ -120,6 +120,23 @@ def test_the_page_tells_results_goals_and_what_is_missing() -> None:
     assert len({sum(map(len, line)) for line in lines}) == 1, "the columns do not line up"
 
 
+def test_results_from_a_busy_machine_say_so() -> None:
+    quiet = Section("Stores", "How it was done.", ROWS)
+    busy = Section("Stores", "How it was done.", (Row("a", value=1.0, foreign_percent=60.0),))
+    assert "measure again" not in quiet.text()
+    assert "measure again" in busy.text()
+
+
+def test_on_a_busy_machine_no_goal_is_met_or_missed() -> None:
+    fast = Row("rate", value=3.0, goal=Goal(2.0), foreign_percent=60.0)
+    slow = Row("rate", value=1.0, goal=Goal(2.0), foreign_percent=60.0)
+    assert (fast.met(), slow.met()) == ("unsure", "unsure")
+    assert (
+        Row("memory", value=3.0, goal=Goal(2.0), foreign_percent=60.0, steady=True).met() == "yes"
+    )
+    assert Row("rate", value=1.0, goal=Goal(2.0), foreign_percent=10.0).met() == "no"
+
+
 def test_results_survive_as_data() -> None:
     section = Section("Stores", "How it was done.", ROWS, "2026-11-15", "2 CPUs.")
     assert table.load(table.dump([section])) == [section]
