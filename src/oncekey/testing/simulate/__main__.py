@@ -7,11 +7,12 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from itertools import repeat
 
 from oncekey.clock import SystemClock
 from oncekey.testing.simulate import campaign as campaigns
 from oncekey.testing.simulate.bugs import BUGS
-from oncekey.testing.simulate.exhaustive import CASES, explore
+from oncekey.testing.simulate.exhaustive import CASES, explore_named
 from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.parts import REAL, Parts
 from oncekey.testing.simulate.report import Progress, coverage, summary
@@ -40,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return _bugs()
     parts = BUGS[args.bug].parts() if args.bug else REAL
     if args.exhaustive:
-        return _exhaustive(parts, args.faults, planted=bool(args.bug))
+        return _exhaustive(args.bug or "", args.faults, args.processes)
     if args.schedules is None and args.seed is not None:
         return _one(args.seed, parts, timeline=args.timeline, planted=bool(args.bug))
     if args.bug:
@@ -131,19 +132,20 @@ def _bugs() -> int:
     return 1 if blind else 0
 
 
-def _exhaustive(parts: Parts, faults_max: int, *, planted: bool) -> int:
+def _exhaustive(bug: str, faults_max: int, processes: int) -> int:
     print(f"Two workers, one key, at most {faults_max} faults, every order:", flush=True)
-    marks = Marks()
+    names = [case.name for case in CASES]
     broken = 0
-    for case in CASES:
-        explored = explore(case, faults_max, marks, parts)
-        end = "all of them" if explored.failed is None else explored.failed.violation
-        print(f"  {case.name:<18} {explored.schedules:>10,} schedules: {end}", flush=True)
-        if explored.failed is not None:
-            broken += 1
-            print("\n".join(explored.failed.timeline))
-            print(f"  choices: {explored.path}")
-    return int(bool(broken) != planted)
+    with campaigns.processes_of(processes) as pool:
+        explored = pool.map(explore_named, names, repeat(faults_max), repeat(bug))
+        for one in explored:
+            end = "all of them" if one.failed is None else one.failed.violation
+            print(f"  {one.case:<18} {one.schedules:>10,} schedules: {end}", flush=True)
+            if one.failed is not None:
+                broken += 1
+                print("\n".join(one.failed.timeline))
+                print(f"  choices: {one.path}")
+    return int(bool(broken) != bool(bug))
 
 
 if __name__ == "__main__":

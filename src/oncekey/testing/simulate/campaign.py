@@ -105,13 +105,18 @@ def _chunks(first_seed: int, schedules: int, processes: int, bug: str) -> Iterat
         for seed, size in zip(seeds, sizes, strict=True):
             yield run_chunk(seed, size, bug)
         return
-    # Fresh interpreters: a fork would copy the threads of whoever calls, but not run them.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with processes_of(processes) as pool:
         try:
             yield from pool.map(run_chunk, seeds, sizes, [bug] * len(sizes))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def processes_of(count: int = 0) -> ProcessPoolExecutor:
+    """So many processes, by default one per core."""
+    # Fresh interpreters: a fork would copy the threads of whoever calls, but not run them.
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count or os.cpu_count() or 1, mp_context=context)
 
 
 def hunt(bug: str, seeds: int) -> tuple[int, str] | None:

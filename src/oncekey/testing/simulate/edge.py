@@ -52,7 +52,7 @@ class Edge:
         if plan.effect and plan.effect_first:
             worker.world.effect(task)
         yield Pause(plan.seconds)
-        task.ended_at = worker.kernel.now
+        task.ended_at, task.owned_until = worker.kernel.now, attempt.lease_until
         raises = plan.raises or (plan.careful and attempt.lost)
         if raises:
             task.plan = plan = plan._replace(verdict=Verdict.FAILED)

@@ -18,6 +18,7 @@ from heapq import heappop
 from typing import Any, Literal
 
 from oncekey.core.policy import Verdict
+from oncekey.testing.simulate.bugs import BUGS
 from oncekey.testing.simulate.clients import Client
 from oncekey.testing.simulate.faults import Fault, Faults
 from oncekey.testing.simulate.kernel import Kernel, Process
@@ -252,6 +253,12 @@ class Explored:
     exhausted: bool
     failed: Played | None
     path: str
+
+
+def explore_named(name: str, faults_max: int, bug: str = "") -> Explored:
+    """A case by its name, for processes that are told nothing else."""
+    case = next(case for case in CASES if case.name == name)
+    return explore(case, faults_max, Marks(), BUGS[bug].parts() if bug else REAL)
 
 
 def explore(

@@ -7,6 +7,7 @@ that are harmless (P9), waits that end (P11); and that no handler runs without a
 
 from __future__ import annotations
 
+from oncekey.asking import ASKS_MAX, LEASE_MARGIN, PATIENCE_S
 from oncekey.attempt import Attempt
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer
@@ -42,6 +43,9 @@ from oncekey.testing.simulate.task import Task
 CALM_DECISION_S = 8.0
 """How long a decision may take beside its wait, when nothing goes wrong."""
 
+BACKOFF_S_MAX = 1.0
+"""Between two tries."""
+LATE_FAILURES_MAX = 2
 IDLE_ROUNDS_MAX = 2
 """How often a task may ask again although nothing has changed."""
 
@@ -162,6 +166,9 @@ class Judge:
         if kind is Kind.STORE_UNAVAILABLE:
             if not task.failures:
                 raise Violation("P6", f"{task} says that the store is down; it always answered")
+            took_s = self._kernel.now - task.started_at
+            if task.failures < ASKS_MAX and took_s < PATIENCE_S - BACKOFF_S_MAX and not superseded:
+                raise Violation("P9", f"{task} gave up after {task.failures} tries")
             if not task.asks and task.policy.store_down == "run":
                 raise Violation("P6", f"{task} was to run unprotected; the store heard nothing")
             return
@@ -232,14 +239,32 @@ class Judge:
         if isinstance(finished, Unstored):
             if task.policy.recovery != "block" or not task.failures:
                 raise Violation("P4", f"{task} sends an answer that was not recorded")
+            self._persisted(task)
         elif isinstance(finished, Replay):
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
         elif isinstance(finished, Refuse):
-            if finished.problem.kind is Kind.STORE_UNAVAILABLE and task.policy.recovery == "block":
-                raise Violation("P6", f"{task} keeps an answer to itself that nobody else can give")
+            if finished.problem.kind is Kind.STORE_UNAVAILABLE:
+                if task.policy.recovery == "block":
+                    raise Violation("P6", f"{task} keeps an answer back that nobody else can give")
+                self._persisted(task)
             self._refuses(task, finished, superseded=True)
+
+    def _persisted(self, task: Task) -> None:
+        """What could not be recorded was tried until the lease was nearly over."""
+        left_s = task.owned_until - task.worker.clock.monotonic()
+        if left_s > LEASE_MARGIN * LEASE_S + BACKOFF_S_MAX:
+            raise Violation(
+                "P9", f"{task} gave its answer up {left_s:.1f} s before its lease ended"
+            )
+
+    def failed(self, task: Task) -> None:
+        """A question got no answer. Nobody insists once the lease is over."""
+        if task.owned_until and task.worker.clock.monotonic() > task.owned_until:
+            task.late_failures += 1
+            if task.late_failures > LATE_FAILURES_MAX:
+                raise Violation("P11", f"{task} insists, though its lease is long over")
 
     def sends(self, task: Task) -> None:
         """The first byte of a handler's answer goes out, as one that is kept."""

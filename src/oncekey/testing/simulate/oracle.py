@@ -144,8 +144,10 @@ class Oracle:
             self._raises(ghost, task, outcome.fence)
             ghost.begin_anew(now)
             self._grant(task, outcome.fence, now, late)
-        else:
-            self._agree(ghost, outcome.record, task)
+            return
+        self._agree(ghost, outcome.record, task)
+        if ghost.token == task.claim.token and self._faults.last_at < task.started_at:
+            raise Violation("P11", f"{task} asks for {ghost} again, which it was given")
 
     def _agree(self, ghost: Ghost, record: Record | None, task: Task) -> None:
         """What the store returns is what was written."""

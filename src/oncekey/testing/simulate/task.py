@@ -36,11 +36,13 @@ class Task:
         "idle_rounds",
         "intent",
         "lapses",
+        "late_failures",
         "life",
         "name",
         "note",
         "op",
         "over",
+        "owned_until",
         "peeked_at",
         "peeking",
         "plan",
@@ -91,6 +93,9 @@ class Task:
         """What the handler answered."""
         self.ended_at = 0.0
         """When the handler did."""
+        self.owned_until = 0.0
+        """Until when its lease lasted then, by its own clock."""
+        self.late_failures = 0
         self.asks = 0
         self.rounds = 0
         """Inserts and swaps that were answered."""

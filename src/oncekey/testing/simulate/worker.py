@@ -15,6 +15,7 @@ from oncekey.recovery import SWEEP_ROWS_MAX
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import ALONE, Ticket
 from oncekey.testing.simulate.faults import Fault
+from oncekey.testing.simulate.ghost import Note
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.wire import Reply
@@ -69,24 +70,39 @@ class Lane:
                 return
 
     def settle(self, tickets: list[Ticket[Task]], reply: Reply) -> None:
-        """A round trip is over: the next one leaves, then everybody gets what is theirs."""
+        """A round trip is over: the next one leaves, and everybody gets what is theirs. An event
+        loop sends first; threads do it in any order.
+        """
         worker = self._worker
-        life = worker.life
-        self._send()
-        if isinstance(reply, StoreUnavailable):
-            for ticket in tickets:
-                if worker.life == life:
-                    worker.fail(ticket.waiter, StoreUnavailable(str(reply), sent=reply.sent))
-            return
-        for ticket, (outcome, note) in zip(tickets, reply, strict=True):
-            if worker.life != life:  # it died over one of the earlier ones
-                return
-            task = ticket.waiter
-            if outcome is AGAIN:
-                worker.lane(ALONE, 1).ask(ticket.verb, task)
-                continue
+        life, chance = worker.life, worker.world.chance
+        waiting = len(self._queue) and chance() < 0.3
+        if not waiting:
+            self._send()
+        served = list(zip(tickets, _each(reply, len(tickets)), strict=True))
+        if len(served) > 1 and chance() < 0.3:
+            served.reverse()
+        for ticket, (outcome, note) in served:
+            if worker.life == life:  # it may die over any of them
+                self._hand(ticket, outcome, note)
+        if waiting and worker.life == life:
+            self._send()
+
+    def _hand(self, ticket: Ticket[Task], outcome: Any, note: Note | None) -> None:
+        worker, task = self._worker, ticket.waiter
+        if isinstance(outcome, StoreUnavailable):
+            worker.fail(task, outcome)
+        elif outcome is AGAIN:
+            worker.lane(ALONE, 1).ask(ticket.verb, task)
+        else:
             task.heard(note, ticket.changes is not None)
             worker.resume(task, outcome)
+
+
+def _each(reply: Reply, count: int) -> list[tuple[Any, Note | None]]:
+    """What each of those gets who shared a round trip. An error is one of its own for everybody."""
+    if isinstance(reply, StoreUnavailable):
+        return [(StoreUnavailable(str(reply), sent=reply.sent), None) for _ in range(count)]
+    return reply
 
 
 class Worker(Process):
@@ -202,6 +218,7 @@ class Worker(Process):
             return
         task.failures += 1
         self.world.timeline.failed(task)
+        self.world.judge.failed(task)
         try:
             question = task.op.throw(error)
         except StopIteration:

@@ -107,7 +107,7 @@ def retention_from_first_claim() -> Parts:
     return Parts(store=Store)
 
 
-@planted(seeds=30_000)
+@planted(seeds=80_000)
 def start_over_by_old_read() -> Parts:
     """Expired is judged when reading, not when writing: what was written in between is lost."""
     return changing("start over", when=When.ANY)

@@ -91,7 +91,7 @@ def two_winners_in_one_batch() -> Parts:
     return Parts(queue=Careless)
 
 
-@planted(seeds=20_000)
+@planted(seeds=40_000)
 def unprotected_after_an_answer() -> Parts:
     """The store goes down after it told that the key is taken; the request runs unprotected."""
 
@@ -111,7 +111,7 @@ def complete_without_fence() -> Parts:
     return swapping(lambda row, verb: as_found(row, verb) if verb.to is State.COMPLETED else verb)
 
 
-@planted(seeds=2000)
+@planted(seeds=4000)
 def heartbeat_without_fence() -> Parts:
     """A zombie's heartbeat keeps its successor's record alive after the successor died."""
 
