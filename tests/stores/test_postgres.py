@@ -198,7 +198,7 @@ async def test_a_task_that_is_cancelled_does_not_cancel_its_statement(
     store = postgres.store
     case = Case(postgres, FACES["sync"](store))
     claim = case.claim()
-    asker, looker = await store.aconnect(), await store.aconnect()
+    asker = await store.aconnect()
     [inserted] = await arun(store.perform([Insert(claim)]), asker.ask)
     held = Held(claim.id, inserted.fence, claim.token)
     complete = lifecycle.complete(held, ANSWER, retention_s=60.0)
@@ -210,13 +210,30 @@ async def test_a_task_that_is_cancelled_does_not_cancel_its_statement(
         with pytest.raises(asyncio.CancelledError):
             await asking
         await asyncio.sleep(0.05)  # long enough for a cancel request to arrive
-        holder.rollback()
-        # Whoever wants the row now stands behind the statement that goes on alone.
-        holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
-    [found] = await arun(store.perform([Find(claim.id)]), looker.ask)
-    assert found.state is State.COMPLETED
+    await asyncio.to_thread(until, db, "FROM oncekey_claims WHERE state = 'completed'")
     await asker.close()
-    await looker.close()
+
+
+def test_a_thread_that_is_interrupted_does_not_cancel_its_statement(
+    postgres: Subject, postgres_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Any, gen: Any) -> Any:
+        awaited = next(gen)
+        while not db.execute(f"SELECT 1 {LOCK_WAIT}".encode()).fetchone():
+            awaited = gen.send((yield awaited))
+        raise KeyboardInterrupt
+
+    with contextlib.closing(FACES["sync"](postgres.store)) as face:
+        case = Case(postgres, face)
+        record = case.begin()
+        connection = postgres.store.connect()
+        with psycopg.connect(postgres_url) as holder:
+            holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
+            with monkeypatch.context() as patch:
+                patch.setattr("oncekey.stores.postgres._Bounded._until_deadline", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    run(postgres.store.perform([case.complete(record)]), connection.ask)
+        until(db, "FROM oncekey_claims WHERE state = 'completed'")
 
 
 def _terminate(db: Connection) -> None:

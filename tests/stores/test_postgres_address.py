@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.errors import Misuse
-from oncekey.stores.postgres_address import Address, split
+from oncekey.stores.postgres_address import Address, named, split
 
 URL = "postgresql://user:p%40ss@one:5432,two/keys"
 
@@ -38,6 +38,12 @@ def test_without_parameters_nothing_changes() -> None:
 def test_what_is_not_understood_is_told(parameter: str) -> None:
     with pytest.raises(Misuse, match=f"{parameter} is not understood"):
         split(f"{URL}?{parameter}")
+
+
+def test_connections_have_a_name_for_whoever_looks_at_the_server() -> None:
+    assert named(URL) == f"{URL}?application_name=oncekey"
+    assert named(f"{URL}?sslmode=require") == f"{URL}?sslmode=require&application_name=oncekey"
+    assert named(f"{URL}?application_name=shop") == f"{URL}?application_name=shop"
 
 
 def test_asyncpg_is_not_given_what_only_libpq_knows() -> None:

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import asyncpg
 import psycopg
 from asyncpg.prepared_stmt import PreparedStatement
+from psycopg import waiting
 from psycopg.conninfo import conninfo_to_dict
 
 from oncekey.clock import SystemClock
@@ -36,7 +37,7 @@ from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.postgres_address import UNSAFE, Address, split
+from oncekey.stores.postgres_address import UNSAFE, Address, named, split
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question, RowHeld
 from oncekey.stores.sql import check_schema, migrations
 
@@ -47,7 +48,6 @@ MIGRATORS = 31360989905909113
 # A prepared statement is planned once, perhaps while the tables are empty and reading them whole is
 # cheapest. With these settings the plan goes by the indexes, then and later.
 _SETTINGS = {
-    "application_name": "oncekey",
     "default_transaction_isolation": "read committed",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -55,6 +55,16 @@ _SETTINGS = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
+
+DURABILITY = Durability(
+    *(True, True, True),
+    "a commit is on disk before it is acknowledged; a failover to an asynchronous standby can "
+    "forget the last ones",
+)
+UNSAFE_DURABILITY = Durability(
+    *(True, False, False),
+    "fsync or synchronous_commit may be off: a crash can forget what was acknowledged",
+)
 
 T = TypeVar("T")
 Rows = Sequence[Any]
@@ -91,11 +101,8 @@ class PostgresStore:
         for name, seconds in waits.items():
             if not 0 < seconds < math.inf:
                 raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
-        self.durability = Durability(True, True, True, "a commit is on disk before it is told")
-        if unsafe_durability:
-            note = "fsync or synchronous_commit may be off: a crash can forget what was told"
-            self.durability = Durability(True, False, False, note)
-        self.address = Address(url)
+        self.durability = UNSAFE_DURABILITY if unsafe_durability else DURABILITY
+        self.address = Address(named(url))
         self.pgbouncer = pgbouncer
         self.limits = Limits(timeout_s, chore_timeout_s)
         self._unsafe_durability = unsafe_durability
@@ -253,11 +260,11 @@ def _options() -> str:
     )
 
 
-def _is_doubt(severity: str | None) -> bool:
-    """Our statements cause no warning but one: "committed locally, but might not have been
-    replicated". The reply that follows it says success, and must not be believed.
+def _is_doubt(source_file: str | None) -> bool:
+    """A warning of "committed locally, but might not have been replicated". The reply that follows
+    it says success, and must not be believed. It is told by its source: texts are translated.
     """
-    return severity == "WARNING"
+    return (source_file or "").endswith("syncrep.c")
 
 
 _DOUBT = "a commit was cut short while it waited for a standby"
@@ -320,7 +327,7 @@ class AsyncPostgresConnection:
         self._connection.terminate()
 
     def _heard(self, _: Any, message: asyncpg.PostgresLogMessage) -> None:
-        self._doubt |= _is_doubt(message.severity_en)
+        self._doubt |= _is_doubt(message.server_source_filename)
 
     async def close(self) -> None:
         try:
@@ -356,6 +363,9 @@ class PostgresConnection:
             if translated is error:
                 raise
             raise translated from error
+        except BaseException:
+            connection.close()  # interrupted: what it still carries is nobody's
+            raise
         if self._doubt:
             raise self._store.unavailable(_DOUBT, sent=True)
         return rows
@@ -369,19 +379,21 @@ class PostgresConnection:
         return cursor.fetchall() if cursor.description else ()
 
     def _heard(self, diagnostic: psycopg.errors.Diagnostic) -> None:
-        self._doubt |= _is_doubt(diagnostic.severity_nonlocalized)
+        self._doubt |= _is_doubt(diagnostic.source_file)
 
     def close(self) -> None:
         self._connection.close()
 
 
 class _Bounded(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits for the server only until its deadline."""
+    """A connection that waits for the server only until its deadline, and cancels nothing."""
 
     deadline = math.inf
 
-    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        return super().wait(self._until_deadline(gen), *args, **kwargs)
+    def wait(
+        self, gen: Generator[Any, Any, T], interval: float = 0.1, timeout: float | None = None
+    ) -> T:
+        return waiting.wait(self._until_deadline(gen), self.pgconn.socket, interval)
 
     def _until_deadline(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
         try:

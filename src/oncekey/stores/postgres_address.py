@@ -55,6 +55,15 @@ def split(url: str) -> tuple[str, dict[str, Any]]:
     return _without(url, frozenset(_OWN)), options
 
 
+def named(url: str) -> str:
+    """The URL with a name for `pg_stat_activity`, unless it has one."""
+    base, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair]
+    if not any(pair.startswith("application_name=") for pair in pairs):
+        pairs.append("application_name=oncekey")
+    return f"{base}?{'&'.join(pairs)}"
+
+
 def _without(url: str, names: frozenset[str]) -> str:
     # Kept letter for letter: libpq does not read "+" as a space, as Python's parsers do.
     base, _, query = url.partition("?")
