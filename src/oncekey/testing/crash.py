@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 from oncekey import probes
@@ -29,7 +30,9 @@ def _stop_once() -> Callable[[], None]:
     def stop() -> None:
         if not stopped:
             stopped.append(True)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this very thread: sent to the process, another thread may take the signal, and this
+            # one would run on for a while, into whatever follows the probe.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     return stop
 
