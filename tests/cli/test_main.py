@@ -1,10 +1,13 @@
 """Choosing a command and a store, and what is said when it cannot be done."""
 
+import errno
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,6 +89,45 @@ def test_a_file_that_is_no_store(oncekey: Oncekey, tmp_path: Path) -> None:
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert "notes.txt" in ran.err
+
+
+def test_a_file_of_somebody_else_is_told_and_not_touched(oncekey: Oncekey, tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as shop:
+        shop.execute("CREATE TABLE orders (id)")
+        shop.commit()
+    before = path.read_bytes()
+
+    ran = oncekey("list", f"sqlite:///{path}")
+
+    assert ran.code == 2
+    assert f"{path} holds no records of oncekey" in ran.err
+    assert path.read_bytes() == before
+
+
+def test_records_that_are_only_in_the_log_are_seen(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path
+) -> None:
+    """As when the application runs: its tables may not be in the file itself yet."""
+    seed.completed("order-17")
+
+    assert (tmp_path / "keys.db-wal").stat().st_size > 0
+    assert oncekey("count", "--json").json["completed"] == 1
+
+
+def test_a_folder_that_cannot_be_entered(
+    oncekey: Oncekey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> os.stat_result:  # root, who may run this, is let in everywhere
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+
+    ran = oncekey("list", f"sqlite:///{tmp_path / 'keys.db'}")
+
+    assert ran.code == 2
+    assert "keys.db cannot be reached: Permission denied" in ran.err
+    assert ran.err.count("\n") == 1
 
 
 # ------------------------------------------------------------------------ usage

@@ -21,6 +21,7 @@ from oncekey.core.record import State
 from oncekey.errors import Misuse, OncekeyError
 from oncekey.recovery import SWEEP_EVERY_S
 from oncekey.stores.base import Store
+from oncekey.stores.sqlite import may_hold_records
 from oncekey.stores.url import open_store, redact
 
 ENVIRONMENT = "ONCEKEY_STORE"
@@ -66,13 +67,29 @@ def _open(url: str, *, may_create: bool) -> Store:
         raise Misuse("memory:// lives inside the application and cannot be seen from here")
     parts = urlsplit(url)
     if parts.scheme.lower() == "sqlite" and not may_create:
-        path = Path(unquote(parts.path[1:]))
-        if not path.exists():  # opening it would make it, and hide that the path is wrong
-            raise Misuse(
-                f"there is no file {path.absolute()}. sqlite:///x is relative to the current "
-                "folder, sqlite:////x is absolute; `oncekey migrate` makes a new one"
-            )
+        _must_be_there(Path(unquote(parts.path[1:])).absolute())
     return store
+
+
+def _must_be_there(path: Path) -> None:
+    """Opening a file would make it, or make it a store, and hide that the path is wrong."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise Misuse(
+            f"there is no file {path}. sqlite:///x is relative to the current folder, "
+            "sqlite:////x is absolute; `oncekey migrate` makes a new one"
+        ) from None
+    except OSError as error:
+        raise Misuse(
+            f"{path} cannot be reached: {error.strerror}; run this as the user that the "
+            "application runs as"
+        ) from None
+    if not may_hold_records(path):
+        raise Misuse(
+            f"{path} holds no records of oncekey: is it the right file? If it is meant to, "
+            "`oncekey migrate` makes their tables in it"
+        )
 
 
 # ------------------------------------------------------------------------ the parser

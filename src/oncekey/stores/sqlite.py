@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.op import Op
@@ -33,6 +34,7 @@ DURABILITY = {
     "FULL": Durability(True, True, True, "every commit is synced to the disk"),
     "NORMAL": Durability(True, True, False, "a power cut can take the last commits with it"),
 }
+OUR_SCHEMA = "SELECT 1 FROM sqlite_master WHERE name = 'oncekey_schema'"
 
 
 class SqliteStore:
@@ -123,6 +125,19 @@ def open_url(url: str) -> SqliteStore:
     return SqliteStore(unquote(parts.path[1:]), **options)
 
 
+def may_hold_records(path: os.PathLike[str]) -> bool:
+    """False where a file surely has none of our tables. It only looks: whose it is, is not known.
+
+    Whatever cannot be looked into may be ours; opening it says what is wrong.
+    """
+    try:
+        address = f"file:{quote(os.fsencode(path))}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as db:
+            return bool(db.execute(OUR_SCHEMA).fetchone())
+    except sqlite3.Error:
+        return True
+
+
 # --------------------------------------------------------------------------------- questions
 
 
@@ -162,7 +177,7 @@ def _migrate(path: str, file: File) -> list[str]:
 
 def _schema(execute: Execute) -> tuple[int | None, int | None]:
     """The newest schema that was applied, and the oldest that code must know to use it."""
-    if not execute("SELECT 1 FROM sqlite_master WHERE name = 'oncekey_schema'").fetchone():
+    if not execute(OUR_SCHEMA).fetchone():
         return None, None
     noted = execute("SELECT max(number), max(oldest_reader) FROM oncekey_schema").fetchone()
     applied, oldest_reader = noted
