@@ -121,6 +121,15 @@ def test_purge_says_when_a_request_still_runs(oncekey: Oncekey, seed: Seed) -> N
     assert again.json == {"blanked": 0, "complete": False}
 
 
+def test_purge_of_a_tenant_that_has_nothing_says_so(oncekey: Oncekey, seed: Seed) -> None:
+    seed.completed("a")
+
+    ran = oncekey("purge", "--tenant", "amce")
+
+    assert ran.code == 0
+    assert "nothing to blank: tenant 'amce'" in ran.out
+
+
 def test_purge_takes_as_many_batches_as_it_needs(
     oncekey: Oncekey, seed: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

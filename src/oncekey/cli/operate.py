@@ -87,9 +87,16 @@ def purge(store: Store, args: argparse.Namespace) -> int:
     if args.json:
         print_json({"blanked": blanked, "complete": not left})
         return 0
-    print(
-        f"blanked {_records(blanked)} of tenant {args.tenant!r}; their ids stay until they expire"
-    )
+    if blanked:
+        print(
+            f"blanked {_records(blanked)} of tenant {args.tenant!r}; "
+            "their ids stay until they expire"
+        )
+    else:
+        print(
+            f"nothing to blank: tenant {args.tenant!r} has no finished records, or they are blank "
+            "already; `oncekey list` shows which tenants there are"
+        )
     if left:
         print(
             "not complete: requests of this tenant still run, or --limit was reached; run it again",
