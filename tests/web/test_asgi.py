@@ -1034,3 +1034,11 @@ def test_start_says_which_operations_run_again(caplog: pytest.LogCaptureFixture)
     assert len(caplog.records) == 1
     assert "any other route" in caplog.text
     assert "/payments" not in caplog.text
+
+
+def test_start_says_any_route_where_none_is_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    with caplog.at_level(logging.WARNING, "oncekey"):
+        world.app.edge.start()
+    world.app.edge.stop()
+    assert "any route." in caplog.text

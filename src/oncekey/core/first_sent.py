@@ -28,7 +28,7 @@ def check_first_sent(
     if len(lines) != 1 or first_sent is None:
         return Problem(
             Kind.MALFORMED_REQUEST,
-            f"Send the header {name} exactly once, with the time of the first try as an HTTP date, "
+            f"Send one header {name}, with the time of the first try as an HTTP date, "
             "such as Sun, 06 Nov 1994 08:49:37 GMT.",
         )
     window_s = retention_s / 2

@@ -118,7 +118,7 @@ class Edge:
         return Problem(
             Kind.MISSING_KEY,
             f"This operation needs an idempotency key: send {_describe(self.profile)}, new for "
-            "each intent and the same for every retry of it.",
+            "each operation and the same for every retry of it.",
         )
 
     def check_tenant(self, tenant: object) -> str | Problem:

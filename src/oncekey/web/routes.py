@@ -52,7 +52,8 @@ class Routes:
     def named(self, condition: Callable[[Policy], bool]) -> list[str]:
         """The routes whose policy meets a condition, as they are written."""
         found = [f"{t.method or 'any'} {t.text}" for t in self._templates if condition(t.policy)]
-        return [*found, "any other route"] if condition(self._default) else found
+        rest = "any other route" if self._templates else "any route"
+        return [*found, rest] if condition(self._default) else found
 
     def match(self, method: str, path: str, root: str = "") -> Route:
         """The route of a request to `path`, in an application that is mounted at `root`."""
