@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -210,3 +211,79 @@ def test_the_thread_renews_by_itself_and_stops_when_told(renewals: threading.Sem
     heartbeat.stop()
     assert thread is not None
     assert not thread.is_alive()
+
+
+def running(store: MemoryStore, guard: Guard, key: str, **policy: Any) -> Attempt:
+    call = dataclasses.replace(CALL, key=key)
+    settled = Policy(**policy).settled()
+    decision = run(guard.begin(call, settled), Gatherer(store).ask)
+    assert isinstance(decision, Execute)
+    return decision.attempt
+
+
+class Unreadable(MemoryStore):
+    """Fails for every batch that holds one certain record."""
+
+    bad = b""
+
+    def perform(self, verbs: Any) -> Any:
+        if any(verb.id == self.bad for verb in verbs):
+            raise ValueError("a record that this release cannot read")
+        return (yield from super().perform(verbs))
+
+
+def test_one_record_that_cannot_be_renewed_costs_no_other_its_lease() -> None:
+    clock = FakeClock()
+    store, guard = Unreadable(clock), Guard(clock=clock)
+    heartbeat = Heartbeat(store, guard, clock)
+    bad, healthy = (running(store, guard, key) for key in ("bad", "healthy"))
+    store.bad = bad.held.id
+    clock.advance(10)
+    heartbeat._beat(Line(store), [bad, healthy])
+    assert healthy.lease_until == clock.monotonic() + healthy.lease_s
+    assert bad.lease_until < healthy.lease_until
+    assert set(heartbeat._schedule.take(clock.monotonic() + 100)) == {bad, healthy}
+
+
+def test_a_listener_that_fails_costs_nobody_else_the_signal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, told = World(run_s_max=60), []
+
+    def broken() -> None:
+        raise RuntimeError("the event loop is closed")
+
+    world.attempt.on_lost(broken)
+    world.attempt.on_lost(lambda: told.append(True))
+    world.clock.advance(60)
+    world.beat()
+    assert told == [True]
+    assert "a listener failed" in caplog.text
+
+
+def test_stopping_ends_although_another_attempt_begins_meanwhile() -> None:
+    store, guard = MemoryStore(), Guard()
+    heartbeat = Heartbeat(store, guard)
+    beating, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        beating.set()
+        go_on.wait(10)
+
+    probes.arm("before_renew", pause)
+    try:
+        heartbeat.add(running(store, guard, "first", lease_s=0.03))
+        assert beating.wait(10)
+        first = heartbeat._thread
+        assert first is not None
+        stopping = threading.Thread(target=heartbeat.stop, daemon=True)
+        stopping.start()
+        while heartbeat._thread is not None:
+            stopping.join(0.001)
+        heartbeat.add(running(store, guard, "second"))
+    finally:
+        probes.disarm()
+        go_on.set()
+    stopping.join(10)
+    assert not first.is_alive()
+    heartbeat.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextvars import ContextVar
 
@@ -9,6 +10,8 @@ from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Claim
 from oncekey.errors import LeaseLost, Misuse
+
+_log = logging.getLogger("oncekey")
 
 
 class Attempt:
@@ -137,7 +140,10 @@ class Attempt:
             return False
         self.lost = True
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except Exception:  # whoever signals serves every other attempt too
+                _log.exception("a listener failed when %r was lost", self)
         return True
 
 

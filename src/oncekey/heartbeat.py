@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from oncekey.attempt import Attempt
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.verbs import Done, Refused
-from oncekey.errors import StoreError
+from oncekey.errors import StoreUnavailable
 from oncekey.guard import LEASE_MARGIN, Guard
 from oncekey.probes import probe
 from oncekey.stores.base import Store
@@ -85,12 +85,14 @@ class Heartbeat:
         self._wakes_at = 0.0
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self._stopping = False
+        self._stopping = threading.Event()
 
     def add(self, attempt: Attempt) -> None:
         """Keep this attempt's lease alive, until `drop`."""
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         with self._condition:
-            if self._thread is None or self._pid != os.getpid():
+            if self._thread is None:
                 self._start()
             delay_s = attempt.lease_s / BEATS_PER_LEASE
             if self._schedule.add(attempt, attempt.claimed_at, delay_s) < self._wakes_at:
@@ -101,37 +103,45 @@ class Heartbeat:
         with self._condition:
             self._schedule.drop(attempt)
 
+    def _leave_to_parent(self) -> None:
+        """In a forked child: threads do not survive a fork, the parent's attempts are not ours, and
+        its condition may have been held by a thread that is not here to let it go.
+        """
+        self._condition, self._schedule = threading.Condition(), Schedule()
+        self._thread, self._pid = None, os.getpid()
+
     def _start(self) -> None:
-        if (
-            self._pid != os.getpid()
-        ):  # threads do not survive a fork, and the parent's attempts are not ours
-            self._schedule, self._pid = Schedule(), os.getpid()
-        self._stopping = False
+        # Each thread has its own: starting anew must not call back one that was told to stop.
+        self._stopping = threading.Event()
         self._wakes_at = float("inf")
-        self._thread = threading.Thread(target=self._run, name="oncekey-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(self._stopping,), name="oncekey-heartbeat", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
         """Stop, after the renewal that is under way."""
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         with self._condition:
-            self._stopping = True
-            self._condition.notify()
+            self._stopping.set()
+            self._condition.notify_all()
             thread, self._thread = self._thread, None
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             thread.join()
 
-    def _run(self) -> None:
+    def _run(self, stopping: threading.Event) -> None:
         line = Line(self._store)
         try:
-            while (due := self._await_due()) is not None:
+            while (due := self._await_due(stopping)) is not None:
                 self._beat(line, due)
         finally:
             line.close()
 
-    def _await_due(self) -> list[Attempt] | None:
+    def _await_due(self, stopping: threading.Event) -> list[Attempt] | None:
         """Sleep until somebody is due; None when it is time to stop."""
         with self._condition:
-            while not self._stopping:
+            while not stopping.is_set():
                 now = self._clock.monotonic()
                 if due := self._schedule.take(now):
                     return due
@@ -141,19 +151,26 @@ class Heartbeat:
             return None
 
     def _beat(self, line: Line, due: list[Attempt]) -> None:
-        now = self._clock.monotonic()
-        alive = self._renewable(due, now)
+        alive = self._renewable(due, self._clock.monotonic())
         if not alive:
             return
         probe("before_renew")
+        self._renew(line, alive)
+        probe("after_renew")
+
+    def _renew(self, line: Line, alive: list[Attempt]) -> None:
+        now = self._clock.monotonic()
         try:
             outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])
-        except StoreError as error:
+        except Exception as error:  # whatever it is, the next beat must come
+            if len(alive) > 1 and not isinstance(error, StoreUnavailable):
+                for attempt in alive:  # one bad member fails alone
+                    self._renew(line, [attempt])
+                return
             _log.warning("could not renew %d leases: %s", len(alive), error)
             self._again(alive, RETRY_S)
-            return
-        self._settle(zip(alive, outcomes, strict=True), asked_at=now)
-        probe("after_renew")
+        else:
+            self._settle(zip(alive, outcomes, strict=True), asked_at=now)
 
     def _renewable(self, due: list[Attempt], now: float) -> list[Attempt]:
         """Those to renew in one round trip, in the order of their ids.
