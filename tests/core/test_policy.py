@@ -214,3 +214,8 @@ def test_the_default_is_what_the_design_says() -> None:
         "refuse",
         "refuse",
     )
+
+
+@pytest.mark.parametrize("keep", [lambda status: status < 500, {200: Verdict.KEEP}.get])
+def test_keep_gives_a_verdict_for_every_status(keep: Any) -> None:
+    assert "it must give Verdict.KEEP, Verdict.FAILED or Verdict.NO_EFFECT" in refused(keep=keep)

@@ -46,3 +46,11 @@ def test_whoever_names_a_method_wants_it_guarded() -> None:
 def test_a_route_that_cannot_be_read_is_named() -> None:
     with pytest.raises(Misuse, match="orders without a slash"):
         Routes(Policy(), {"orders without a slash": Policy()})
+
+
+@pytest.mark.parametrize(
+    "route", ["POST /files/{path:path}", "POST /orders/<id>", "/files/*", "/orders/{order-id}"]
+)
+def test_what_would_silently_match_nothing_is_refused(route: str) -> None:
+    with pytest.raises(Misuse, match="has no meaning here"):
+        Routes(Policy(), {route: Policy()})

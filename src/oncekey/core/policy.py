@@ -167,6 +167,13 @@ def _check(policy: Policy) -> None:
         raise Misuse(
             "Policy(keep=…) takes a function from a status to a Verdict, such as keep_success"
         )
+    for status in range(100, 600):
+        verdict: object = policy.keep(status)
+        if not isinstance(verdict, Verdict):  # True would be no Verdict.KEEP: nothing would be kept
+            raise Misuse(
+                f"Policy(keep=…) gave {verdict!r} for status {status}: it must give Verdict.KEEP, "
+                "Verdict.FAILED or Verdict.NO_EFFECT for every status"
+            )
 
 
 DEFAULTS: Final = Policy(

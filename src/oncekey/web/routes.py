@@ -19,6 +19,7 @@ from oncekey.web.request import within
 
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
+_STRANGE = re.compile(r"[{}<>*]")
 
 
 @value
@@ -72,6 +73,12 @@ def _compile(text: str, policy: Policy, default: Policy) -> _Template:
         raise Misuse(f"routes={{{text!r}: …}}: write a route as 'POST /orders/{{id}}'")
     method, path = written[1], written[2]
     pieces = _VARIABLE.split(path)
+    if strange := _STRANGE.search("".join(pieces)):
+        # Taken literally it would match nothing, and its policy would silently apply to nothing.
+        raise Misuse(
+            f"routes={{{text!r}: …}}: {strange[0]!r} has no meaning here; a variable is written "
+            "{name} and stands for one path segment"
+        )
     pattern = re.compile("[^/]+".join(re.escape(piece) for piece in pieces))
     settled = policy.over(default).settled()
     if method is not None and method not in settled.methods:
