@@ -163,3 +163,13 @@ def test_p5_e22_forms_are_equal_only_part_by_part(one: list[Part], other: list[P
 def test_whatever_is_sent_gives_a_form_or_a_reason(body: bytes) -> None:
     outcome = canonical_multipart("multipart/form-data; boundary=X", body)
     assert isinstance(outcome, bytes | BadBody)
+
+
+def test_p5_two_header_lines_of_one_name_keep_their_order() -> None:
+    def form(*names: str) -> object:
+        lines = "".join(f'Content-Disposition: form-data; name="{name}"\r\n' for name in names)
+        body = f"--b\r\n{lines}\r\n1\r\n--b--\r\n".encode()
+        return canonical_multipart("multipart/form-data; boundary=b", body)
+
+    assert isinstance(form("a", "z"), bytes)
+    assert form("a", "z") != form("z", "a")

@@ -321,3 +321,12 @@ def test_flask_adopts_it_in_one_line() -> None:
         assert client.post("/nowhere", json={}, headers=key).status_code == 404
     assert runs == ["k1", "missing"]
     guarded.close()
+
+
+def test_p5_paths_that_are_no_text_are_refused_rather_than_taken_for_each_other(
+    world: World,
+) -> None:
+    for path in ("/files/\xff", "/files/\xfe", "/files/\0"):
+        assert ask_wsgi(world.app, "k1", path=path).kind == "malformed-request"
+    assert (world.runs, world.stored()) == (0, 0)
+    assert ask_wsgi(world.app, "k1", path="/files/\xc3\xa9").status == 201

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from operator import itemgetter
 
 from oncekey.core.canonical import FIELDS_MAX, BadBody
 from oncekey.core.framing import as_bytes, frame
@@ -52,5 +53,6 @@ def _part(piece: bytes) -> bytes | None:
     if not blank or padding.strip(b" \t") or not all(b":" in line for line in lines):
         return None
     split = [line.partition(b":") for line in lines]
-    headers = sorted((name.strip().lower(), value.strip()) for name, _, value in split)
+    headers = [(name.strip().lower(), value.strip()) for name, _, value in split]
+    headers.sort(key=itemgetter(0))  # of two lines of one name, some parsers take the last
     return frame([*(part for pair in headers for part in pair), hashlib.sha256(content).digest()])

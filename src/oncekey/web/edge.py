@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,6 +38,9 @@ from oncekey.web.request import Request
 from oncekey.web.routes import Route, Routes
 
 log = logging.getLogger("oncekey")
+
+# No store keeps these in a text, and replacing them would make different paths equal.
+_UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 Tenant = Callable[[Request], Any]
 
@@ -137,6 +141,12 @@ class Edge:
         self, request: Request, route: Route, tenant: str, key: str, body: bytes
     ) -> Call | Problem:
         """The request as the engine sees it."""
+        if _UNREADABLE.search(request.path):
+            return Problem(
+                Kind.MALFORMED_REQUEST,
+                "The request's path holds bytes that are not UTF-8, or a zero byte. Encode it as "
+                "UTF-8.",
+            )
         key_in = self.profile.key_in
         kind = content_type(request)
         fingerprint = fingerprints.of(

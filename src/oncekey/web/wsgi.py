@@ -289,8 +289,8 @@ def _request(environ: Environ) -> Request:
 
 
 def _decoded(path: str) -> str:
-    """WSGI hands over bytes as if they were Latin-1."""
-    return path.encode("latin-1").decode("utf-8", "replace")
+    """WSGI hands over bytes as if they were Latin-1. Those that are no text stay told apart."""
+    return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
 def _read(environ: Environ, limit: int) -> bytes | Problem:
