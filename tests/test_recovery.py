@@ -100,3 +100,23 @@ def test_the_thread_writes_what_is_counted_when_it_stops() -> None:
     tallies.count(tallies.replays, bytes(32))
     sweeper.stop()
     assert Gatherer(store).ask(Find(bytes(32))).replays == 1
+
+
+def test_a_round_that_fails_in_a_way_nobody_foresaw_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, store = filled(3)
+    clock.advance(100)
+    sweeper = Sweeper(store)
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "perform", lambda verbs: 1 / 0)
+        assert sweeper.round(Line(store)) == 0
+    assert sweeper.round(Line(store)) == 3
+
+
+def test_what_was_taken_does_not_change_under_the_hands_of_whoever_writes_it() -> None:
+    tallies = Tallies()
+    counting = tallies.replays  # a thread that has read it and not yet counted
+    replays, _ = tallies.take()
+    tallies.count(counting, bytes(32))
+    assert replays == {}

@@ -12,7 +12,6 @@ import os
 import threading
 
 from oncekey.core.verbs import Sweep, Tally
-from oncekey.errors import StoreError
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
 from oncekey.tallies import Tallies
@@ -65,7 +64,7 @@ class Sweeper:
             while not self._stopping.wait(self._every_s):
                 self.round(line)
             self._write_tallies(line)
-        except StoreError as error:
+        except Exception as error:
             _log.warning("counters were not written: %s", error)
         finally:
             line.close()
@@ -81,7 +80,7 @@ class Sweeper:
                 if count == 0:  # a store may remove fewer than it could, to let others in
                     break
                 self._stopping.wait(SWEEP_PAUSE_S)
-        except StoreError as error:
+        except Exception as error:  # whatever it is, the next round must come
             _log.warning("sweeping stopped early, it goes on in %g s: %s", self._every_s, error)
         return removed
 

@@ -20,6 +20,7 @@ class Tallies:
 
     def take(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
         """What was counted since the last time."""
-        taken = self.replays, self.conflicts
+        replays, conflicts = self.replays, self.conflicts
         self.replays, self.conflicts = {}, {}
-        return taken
+        # Copies: a thread that is just counting may still change what it had in its hands.
+        return replays.copy(), conflicts.copy()
