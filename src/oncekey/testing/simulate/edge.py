@@ -53,6 +53,7 @@ class Edge:
             worker.world.effect(task)
         yield Pause(plan.seconds)
         task.ended_at, task.owned_until = worker.kernel.now, attempt.lease_until
+        self._judge.ended(task, attempt)
         raises = plan.raises or (plan.careful and attempt.lost)
         if raises:
             task.plan = plan = plan._replace(verdict=Verdict.FAILED)

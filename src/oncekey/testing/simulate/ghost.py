@@ -79,6 +79,7 @@ class Ghost:
         "lease_s",
         "lease_until",
         "owner",
+        "renewed_at",
         "retention_s",
         "scope",
         "spoiled",
@@ -112,6 +113,7 @@ class Ghost:
         self.answer: Answer | None = None
         self.owner: Task | None = None
         self.claimed_at = 0.0
+        self.renewed_at = 0.0
 
     def __repr__(self) -> str:
         return "/".join(self.scope)
@@ -159,7 +161,7 @@ class Ghost:
         self.blocked = policy.recovery == "block"
         self.answer = None
         self.owner = task
-        self.claimed_at = kernel_now
+        self.claimed_at = self.renewed_at = kernel_now
         task.fence, task.attempt, task.lapses = fence, self.attempt, self.lapses
         task.book = self.book
 

@@ -37,7 +37,7 @@ from oncekey.testing.simulate.ghost import (
 )
 from oncekey.testing.simulate.kernel import Kernel
 from oncekey.testing.simulate.oracle import Oracle, Violation
-from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_PER_KEY_MAX
+from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_KEY_MAX
 from oncekey.testing.simulate.task import Task
 
 CALM_DECISION_S = 8.0
@@ -46,6 +46,8 @@ CALM_DECISION_S = 8.0
 BACKOFF_S_MAX = 1.0
 """Between two tries."""
 LATE_FAILURES_MAX = 2
+LATE_SIGNAL_S = 3.0
+"""A handler learns soon after its lease ended that it did, unless its process stood still."""
 IDLE_ROUNDS_MAX = 2
 """How often a task may ask again although nothing has changed."""
 
@@ -97,8 +99,19 @@ class Judge:
             raise Violation("P6", f"{task} believes to be {attempt}, lapses {attempt.lapses}")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
+        task.runs_at = self._kernel.now
         self._believes(task, attempt)
         task.ran = True
+
+    def ended(self, task: Task, attempt: Attempt) -> None:
+        """A handler ends. Was it told in time, and not without reason, that its record is lost?"""
+        hung_s = self._kernel.now - task.runs_at - task.policy.run_s_max
+        if attempt.lost and self._faults.last_at < task.started_at and hung_s < -1.0:
+            raise Violation("P2", f"{task} was told that it lost {task.ghost}; nothing was wrong")
+        over_s = task.worker.clock.monotonic() - attempt.lease_until
+        awake_s = self._kernel.now - task.worker.paused_until
+        if max(over_s, hung_s - LEASE_S / 3) > LATE_SIGNAL_S < awake_s and not attempt.lost:
+            raise Violation("P2", f"{task} was not told that its lease is over")
 
     def effect(self, task: Task) -> None:
         """A handler does what cannot be undone. Not more often than there are reasons for."""
@@ -126,11 +139,11 @@ class Judge:
         if believed_s > left_s + 0.001 or (calm and believed_s < left_s - LEASE_S / 4):
             raise Violation("P8", f"{task} believes in {believed_s:.3f} s; it has {left_s:.3f} s")
 
-    def peeks(self, task: Task, waiting: int) -> None:
-        """One of so many tasks of this process that wait for the same record."""
+    def peeks(self, task: Task, waiting: int, in_all: int) -> None:
+        """One of so many tasks of this process that wait for the same record, or for any."""
         if task.policy.in_flight != "wait":
             raise Violation("P11", f"{task} waits, though its policy refuses")
-        if waiting > WAITERS_PER_KEY_MAX:
+        if waiting > WAITERS_PER_KEY_MAX or in_all > WAITERS_MAX:
             raise Violation("P11", f"{task}: {waiting} wait for {task.ghost}")
         now = self._kernel.now
         if now - task.peeked_at < POLL_S_MIN * 0.99 and not task.failures:
@@ -217,9 +230,11 @@ class Judge:
 
     def _waited(self, task: Task) -> None:
         """It waited, unless enough others of its process do."""
-        others = sum(other.ghost is task.ghost for other in task.worker.tasks) - 1
+        tasks = task.worker.tasks
+        others = sum(other.ghost is task.ghost for other in tasks) - 1
+        room = others < WAITERS_PER_KEY_MAX and len(tasks) - 1 < WAITERS_MAX
         took_s = self._kernel.now - task.started_at
-        if took_s < task.policy.wait_s and others < WAITERS_PER_KEY_MAX:
+        if took_s < task.policy.wait_s and room:
             raise Violation("P6", f"{task} was to wait, and was refused after {took_s:.3f} s")
 
     def _superseded(self, task: Task, note: Note) -> None:

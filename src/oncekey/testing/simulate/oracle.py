@@ -103,11 +103,13 @@ class Oracle:
         if len(tickets) == 1:
             return
         self._marks.batches += 1
-        ids = [ticket.changes for ticket in tickets if ticket.changes is not None]
+        ids = [t.verb.id for t in tickets if isinstance(t.verb, Insert | Swap)]
         if len(tickets) > self._scenario.rows_max:
             raise Violation("P11", f"{len(tickets)} verbs, more than a batch may hold")
         if len(set(ids)) != len(ids):
             raise Violation("P1", "two verbs of one batch change the same id: both could win")
+        if ids != sorted(ids):
+            raise Violation("P11", "a batch is not in the order of ids: two could deadlock")
 
     def applied(self, ticket: Ticket[Task], outcome: Any, now: float, late: bool) -> Note | None:
         """The store carried out a verb: check it, and say what the asker met that matters to it."""
@@ -230,6 +232,10 @@ class Oracle:
         ran_s = self._kernel.now - ghost.claimed_at
         if ran_s > task.policy.run_s_max + RENEWAL_S_MAX and not late:
             raise Violation("P11", f"{task} is renewed, though it has hung for {ran_s:.1f} s")
+        since_s = self._kernel.now - ghost.renewed_at
+        if since_s < ghost.lease_s / 5 and self._faults.last_at < task.started_at:
+            raise Violation("P11", f"{task} is renewed again after {since_s:.3f} s")
+        ghost.renewed_at = self._kernel.now
         self._extend(ghost, now)
 
     def _shorten(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:

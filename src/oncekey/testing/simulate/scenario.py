@@ -23,6 +23,7 @@ WAIT_S = 0.7
 UNKNOWN_RETENTION_S = 60.0
 RETENTIONS_S = (25.0, 120.0)
 WAITERS_PER_KEY_MAX = 2
+WAITERS_MAX = 3
 CALM_AFTER_S = 60.0
 """No fault begins later than this; from then on everything must settle."""
 STILL_AFTER_S = CALM_AFTER_S + 2 * LEASE_S
@@ -79,6 +80,7 @@ def _policy(
         store_down=store_down,
         scope=scope,
         waiters_per_key_max=WAITERS_PER_KEY_MAX,
+        waiters_max=WAITERS_MAX,
     ).settled()
 
 

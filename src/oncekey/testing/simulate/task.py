@@ -50,6 +50,7 @@ class Task:
         "ran",
         "recorded",
         "rounds",
+        "runs_at",
         "shortened",
         "started_at",
         "version",
@@ -91,6 +92,7 @@ class Task:
         self.lapses = 0
         self.answer: Answer | None = None
         """What the handler answered."""
+        self.runs_at = 0.0
         self.ended_at = 0.0
         """When the handler did."""
         self.owned_until = 0.0

@@ -240,8 +240,9 @@ class Worker(Process):
             return
         task.peeking = type(question) is Peek
         if task.peeking:
-            waiting = sum(other.peeking and other.ghost is task.ghost for other in self.tasks)
-            self.world.judge.peeks(task, waiting)
+            waiting = [other for other in self.tasks if other.peeking]
+            here = sum(other.ghost is task.ghost for other in waiting)
+            self.world.judge.peeks(task, here, len(waiting))
         self.lane(self.world.group(question), self.world.scenario.rows_max).ask(question, task)
 
     def lane(self, group: Hashable, rows_max: int) -> Lane:
