@@ -128,7 +128,7 @@ class IdempotencyMiddleware:
             await self.app(scope, messages.resupply(body, receive), send)
         else:
             edge.start()
-            run = _Run(self, scope, send, route, call, body)
+            run = _Run(self, scope, receive, send, route, call, body)
             await run.decide()
 
     async def _call(
@@ -206,10 +206,8 @@ class IdempotencyMiddleware:
 
     async def start(self) -> None:
         """Check the store before the first request. One that is only down may come up later."""
-        try:
+        with contextlib.suppress(StoreUnavailable):  # the log has been told
             await self.gatherer.ask(Find(bytes(32)))
-        except StoreUnavailable as error:
-            log.warning("the store does not answer yet, requests with a key get 503: %s", error)
         self.edge.start()
 
     async def drain(self) -> None:
@@ -236,7 +234,9 @@ class _Run:
         "_capture",
         "_edge",
         "_ended",
+        "_flowing",
         "_middleware",
+        "_receive_from_client",
         "_route",
         "_scope",
         "_send",
@@ -247,6 +247,7 @@ class _Run:
         self,
         middleware: IdempotencyMiddleware,
         scope: Scope,
+        receive: Receive,
         send: Send,
         route: Route,
         call: Call,
@@ -256,10 +257,12 @@ class _Run:
         self._ask = middleware.gatherer.ask
         self._edge = middleware.edge
         self._scope = scope
+        self._receive_from_client = receive
         self._send = send
         self._route = route
         self._call = call
         self._body: bytes | None = body
+        self._flowing: asyncio.Event | None = None
         self._silenced = False
 
     async def decide(self) -> None:
@@ -282,7 +285,8 @@ class _Run:
                 await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
                 scope = messages.inner(self._scope)
-                await self._middleware.app(scope, self._receive, self._send_unprotected)
+                receive = messages.resupply(self._body or b"", self._receive_from_client)
+                await self._middleware.app(scope, receive, self._send_unprotected)
 
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
@@ -321,13 +325,15 @@ class _Run:
 
     async def _receive(self) -> Message:
         """The body, which was read already; then nothing, since a client that hangs up stops
-        nothing.
+        nothing but an endless stream, once that flows.
         """
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError("unreachable")
+        if self._flowing is None:
+            self._flowing = asyncio.Event()
+        await self._flowing.wait()
+        return await self._receive_from_client()
 
     async def _captured(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
@@ -378,13 +384,20 @@ class _Run:
             )
         except OSError:
             self._silenced = True  # the client is gone; its answer is safe
+        if capture.endless:
+            self._flowing = self._flowing or asyncio.Event()
+            self._flowing.set()
         probe("after_send")
 
     async def _flow(self, message: Message) -> None:
         """The rest of an answer that is too large to keep."""
         if not message.get("more_body", False):
             self._capture.complete = True
-        if not self._silenced:
+        if self._capture.endless:  # whoever streams learns that nobody reads any more
+            if self._silenced:
+                raise OSError("the client of an endless stream is gone")
+            await self._send(message)
+        elif not self._silenced:
             with contextlib.suppress(OSError):
                 await self._send(message)
 

@@ -15,6 +15,7 @@ class Capture:
         "_chunks",
         "_size",
         "complete",
+        "endless",
         "flowing",
         "headers",
         "matched",
@@ -33,6 +34,8 @@ class Capture:
         """The application has said its last byte."""
         self.flowing = False
         """Too large to keep, or endless: what follows is not collected any more."""
+        self.endless = False
+        """Goes on for as long as somebody reads it."""
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer."""
@@ -40,7 +43,7 @@ class Capture:
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
         for name, value in self.headers:
             if name == b"content-type" and value.lower().startswith(_UNBOUNDED):
-                self._bytes_max = -1
+                self._bytes_max, self.endless = -1, True
 
     def add(self, chunk: bytes, *, last: bool) -> bool:
         """Collect a part; True when the answer is known as far as it will be kept."""
