@@ -18,7 +18,7 @@ from oncekey.core.key import short_hash
 from oncekey.core.op import Op, Pause
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import Done, Refused, Swap, Verb
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import StoreUnavailable, StoreUnfit
 
 PATIENCE_S = 5.0
 """How long a request repeats a question that the store does not answer, before the handler ran."""
@@ -78,7 +78,10 @@ class Asking:
             asked = self._clock.monotonic()
             try:
                 outcome = yield swap
-            except StoreUnavailable as error:
+            except (
+                StoreUnavailable,
+                StoreUnfit,
+            ) as error:  # unfit: while another server takes over
                 self._note(swap, attempt, asked, error)
                 delay = full_jitter(ask, 0.05, 1.0, self._chance())
                 if self._clock.monotonic() + delay > until and ask > 0:
@@ -102,7 +105,7 @@ class Asking:
         verb: Verb,
         about: Claim | Record | Attempt,
         asked: float,
-        error: StoreUnavailable | None,
+        error: StoreUnavailable | StoreUnfit | None,
     ) -> None:
         if self._hooks:
             self._emit(
@@ -110,8 +113,12 @@ class Asking:
                 about,
                 verb=type(verb).__name__.lower(),
                 seconds=self._clock.monotonic() - asked,
-                error=None if error is None else ("lost" if error.sent else "not sent"),
+                error=None if error is None else _failure(error),
             )
+
+
+def _failure(error: StoreUnavailable | StoreUnfit) -> str:
+    return "lost" if isinstance(error, StoreUnavailable) and error.sent else "not sent"
 
 
 def _recognise(swap: Swap, outcome: Done | Refused) -> Done | Refused:

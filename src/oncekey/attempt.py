@@ -8,8 +8,11 @@ from contextvars import ContextVar
 
 from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
+from oncekey.core.printable import printable
 from oncekey.core.record import Claim
 from oncekey.errors import LeaseLost, Misuse
+
+RESOURCE_ID_CHARS_MAX = 255
 
 _log = logging.getLogger("oncekey")
 
@@ -20,6 +23,7 @@ class Attempt:
     __slots__ = (
         "_claim",
         "_listeners",
+        "_resource_id",
         "age_s",
         "attempt",
         "claimed_at",
@@ -30,7 +34,6 @@ class Attempt:
         "lease_until",
         "lost",
         "policy",
-        "resource_id",
         "verdict",
     )
 
@@ -68,9 +71,7 @@ class Attempt:
         """
         self.finished = False
         self.verdict: Verdict | None = None
-        self.resource_id: str | None = None
-        """Set it to the id of what the handler created: kept with the answer, shown to operators.
-        """
+        self._resource_id: str | None = None
 
     def __repr__(self) -> str:
         lost = ", lost" if self.lost else ""
@@ -96,6 +97,18 @@ class Attempt:
     @property
     def retention_s(self) -> float:
         return self._claim.retention_s
+
+    @property
+    def resource_id(self) -> str | None:
+        """The id of what the handler created, set by it: kept with the answer, for operators."""
+        return self._resource_id
+
+    @resource_id.setter
+    def resource_id(self, created: str | None) -> None:
+        # Numbers and UUIDs are ids too. A store that refused one would refuse the whole answer,
+        # after the effect.
+        text = None if created is None else printable(str(created), RESOURCE_ID_CHARS_MAX)
+        self._resource_id = text
 
     @property
     def resumed(self) -> bool:

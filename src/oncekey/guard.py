@@ -48,7 +48,7 @@ from oncekey.decision import (
     Stored,
     Unstored,
 )
-from oncekey.errors import StoreError, StoreUnavailable
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.probes import probe
 from oncekey.tallies import Tallies
 from oncekey.waiters import Waiters
@@ -364,7 +364,7 @@ class Guard(Asking):
         probe("before_complete")
         try:
             outcome = yield from self._persist(swap, attempt)
-        except StoreUnavailable:
+        except (StoreUnavailable, StoreUnfit):
             return self._unrecorded(attempt)
         probe("after_complete")
         if isinstance(outcome, Done):
@@ -414,7 +414,7 @@ class Guard(Asking):
         probe("before_release")
         try:
             outcome = yield from self._persist(swap, attempt)
-        except StoreUnavailable:
+        except StoreError:
             return
         probe("after_release")
         if isinstance(outcome, Done):

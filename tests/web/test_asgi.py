@@ -15,7 +15,7 @@ from oncekey import Policy
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Scan
-from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -493,6 +493,72 @@ async def test_e60_an_event_stream_flows_at_once() -> None:
     assert reply.body == b"data: 1\n\ndata: 2\n\n"
 
 
+def streaming(ended: list[str], *, listens: bool) -> Handler:
+    """Streams for as long as it does not learn that the client has left."""
+
+    async def stream(send: Any) -> None:
+        while True:
+            await send({"type": "http.response.body", "body": b"data\n\n", "more_body": True})
+            await asyncio.sleep(0)
+
+    async def handler(receive: Any, send: Any) -> None:
+        await receive()
+        lines = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": lines})
+        streaming = asyncio.ensure_future(stream(send))
+        try:
+            if listens:
+                assert (await receive())["type"] == "http.disconnect"
+                ended.append("told")
+            else:
+                await streaming
+        except OSError:
+            ended.append("raised")
+        finally:
+            streaming.cancel()
+
+    return handler
+
+
+@pytest.mark.parametrize("listens", [True, False])
+async def test_p11_an_endless_stream_ends_when_its_client_hangs_up(listens: bool) -> None:
+    world, ended, sent = World(), list[str](), list[Any]()
+    world.handler = streaming(ended, listens=listens)
+
+    def leaving(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 3 and not listens:
+            raise OSError("the client is gone")
+
+    async with asyncio.timeout(5):
+        await ask(world.app, "k1", on_message=leaving)
+    assert ended == ["told" if listens else "raised"]
+    assert (await ask(world.app, "k1")).kind == "answer-not-kept"
+    assert world.runs == 1
+
+
+async def test_p11_an_endless_stream_that_never_reached_its_client_ends() -> None:
+    world, ended = World(), list[str]()
+    world.handler = streaming(ended, listens=False)
+
+    def gone(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    async with asyncio.timeout(5):
+        await ask(world.app, "k1", on_message=gone)
+    assert ended == ["raised"]
+
+
+async def test_an_unprotected_stream_ends_when_its_client_hangs_up() -> None:
+    world, store = flaky_world(policy=Policy(store_down="run"))
+    ended: list[str] = []
+    world.handler = streaming(ended, listens=True)
+    store.before = [down(False)] * 4
+    async with asyncio.timeout(5):
+        await ask(world.app, "k1")
+    assert ended == ["told"]
+
+
 async def test_e58_an_answer_is_not_coded_for_one_client() -> None:
     world = World()
     seen: list[Any] = []
@@ -692,8 +758,8 @@ class Flaky(MemoryStore):
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.before: list[StoreUnavailable] = []
-        self.after: list[StoreUnavailable] = []
+        self.before: list[StoreError] = []
+        self.after: list[StoreError] = []
 
     def perform(self, verbs: Any) -> Any:
         if self.before:
@@ -803,6 +869,54 @@ async def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -
     world.clock.advance(1)
     assert (await ask(world.app, "k1")).kind == "outcome-unknown"
     assert world.runs == 1
+
+
+async def test_e43_a_store_that_is_unfit_for_a_moment_at_complete_is_asked_again() -> None:
+    world, store = flaky_world()
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.before = [StoreUnfit("it is a replica now")]
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).json() == {"run": 1}
+    assert (await ask(world.app, "k1")).replayed
+
+
+async def test_e43_a_store_that_stays_unfit_at_complete_answers_503() -> None:
+    world, store = flaky_world(policy=Policy(lease_s=0.2))
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.before = [StoreUnfit("it is a replica now")] * 100
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).kind == "store-unavailable"
+
+
+async def test_a_refusal_is_sent_although_the_store_is_unfit_to_release_it() -> None:
+    world, store = flaky_world(policy=Policy(lease_s=0.2))
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.before = [StoreUnfit("it is a replica now")] * 100
+        await world.answer_with({}, status=403)(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).status == 403
+
+
+@pytest.mark.parametrize(("created", "kept"), [(42, "42"), ("a\0b", "a\\x00b"), (None, None)])
+async def test_a_resource_id_is_text_that_every_store_takes(created: Any, kept: str | None) -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        oncekey.current().resource_id = created
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).status == 201
+    [record] = Gatherer(world.store).ask(Scan(1))
+    assert record.resource_id == kept
 
 
 # ------------------------------------------------------------------- keys and methods
