@@ -24,6 +24,7 @@ from oncekey.core.verbs import AppendStep, Insert, Swap, Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN, Store
 from oncekey.stores.line import AsyncLine, Line
+from oncekey.stores.outage import Outage
 
 BATCH_ROWS_MAX = 128
 BATCH_BYTES_MAX = 1_048_576
@@ -143,6 +144,7 @@ class _AsyncLane:
     def __init__(self, gatherer: AsyncGatherer, rows_max: int) -> None:
         self._gatherer = gatherer
         self._line = AsyncLine(gatherer.store)
+        self._outage = Outage()
         self._queue: Queue[asyncio.Future[Any]] = Queue(rows_max=rows_max)
         self._worker: asyncio.Task[None] | None = None
 
@@ -175,6 +177,7 @@ class _AsyncLane:
             outcomes = await self._line.perform([ticket.verb for ticket in batch])
             served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
+            self._outage.noticed(error)
             _fail(batch, error)
         except Exception as error:
             if len(batch) > 1:  # one bad member fails alone
@@ -183,6 +186,7 @@ class _AsyncLane:
             elif not batch[0].waiter.done():
                 batch[0].waiter.set_exception(error)
         else:
+            self._outage.over()
             for ticket, outcome in served:
                 if outcome is AGAIN:
                     self._gatherer.ask_alone(ticket)
@@ -266,6 +270,7 @@ class _Lane:
     def __init__(self, gatherer: Gatherer, rows_max: int) -> None:
         self._gatherer = gatherer
         self._line = Line(gatherer.store)
+        self._outage = Outage()
         self._queue: Queue[_Waiter] = Queue(rows_max=rows_max)
         self._mutex = threading.Lock()
         self._idle = threading.Condition(self._mutex)
@@ -329,6 +334,7 @@ class _Lane:
             outcomes = self._line.perform([ticket.verb for ticket in batch])
             served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
+            self._outage.noticed(error)
             for ticket in batch:
                 ticket.waiter.settle(None, _copy(error))
         except Exception as error:
@@ -338,6 +344,7 @@ class _Lane:
             else:
                 batch[0].waiter.settle(None, error)
         else:
+            self._outage.over()
             for ticket, outcome in served:
                 ticket.waiter.settle(outcome)
 

@@ -1,0 +1,53 @@
+"""What the log is told when the store does not answer, by both gatherers."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from oncekey.core.verbs import Verb
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.gather import AsyncGatherer, Gatherer
+from tests.stores.scripted import Scripted, find
+
+TOLD = ["the store does not answer: refused is it running?", "the store answers again"]
+
+
+def refuse() -> None:
+    raise StoreUnavailable("refused\n\tis it running?", sent=False)
+
+
+def lost(verbs: Sequence[Verb]) -> list[Any]:
+    raise StoreUnavailable("refused\n\tis it running?", sent=True)
+
+
+def test_threads_an_outage_is_told_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+    gatherer.ask(find("before"))
+    for _ in range(2):
+        caplog.clear()
+        store.answer = lost
+        for _ in range(3):
+            with contextlib.suppress(StoreUnavailable):
+                gatherer.ask(find("meanwhile"))
+        store.answer = lambda verbs: [None] * len(verbs)
+        for _ in range(3):
+            gatherer.ask(find("after"))
+        assert caplog.messages == TOLD
+
+
+async def test_event_loops_an_outage_is_told_once_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Scripted()
+    gatherer = AsyncGatherer(store)
+    store.refuse = refuse
+    for _ in range(3):
+        with contextlib.suppress(StoreUnavailable):
+            await gatherer.ask(find("meanwhile"))
+    store.refuse = lambda: None
+    for _ in range(3):
+        await gatherer.ask(find("after"))
+    assert caplog.messages == TOLD
