@@ -28,7 +28,7 @@ from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.web.capture import Capture
-from oncekey.web.edge import Edge, Tenant, too_large
+from oncekey.web.edge import Edge, Tenant, log, too_large
 from oncekey.web.request import Headers, Request
 from oncekey.web.routes import Route
 from oncekey.web.status import status, status_answer
@@ -38,6 +38,8 @@ StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 UNSTORED = (b"idempotency-stored", b"false")
+FORGETS_MAX = 64
+"""Most threads that release claims whose replies were lost, at once."""
 _READ_BYTES = 65_536
 
 
@@ -70,6 +72,7 @@ class IdempotencyMiddleware:
         header = self.edge.key_header
         self._key_variable = None if header is None else _variable(header)
         self._always = self.edge.routes.required or header is None
+        self._forgets = threading.Semaphore(FORGETS_MAX)
         atexit.register(self.close)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -195,11 +198,22 @@ class IdempotencyMiddleware:
         return _respond(start_response, status_answer(self.edge, found))
 
     def _forget(self, claim: Claim) -> None:
-        """Release, in the background, an insert that may have happened unheard."""
-        forget = self.edge.guard.forget(claim)
-        threading.Thread(
-            target=self.ask, args=(forget,), name="oncekey-forget", daemon=True
-        ).start()
+        """Release, in the background, an insert that may have happened unheard.
+
+        In an outage there may be many: those over the limit lapse by themselves.
+        """
+        if self._forgets.acquire(blocking=False):
+            threading.Thread(
+                target=self._forget_now, args=(claim,), name="oncekey-forget", daemon=True
+            ).start()
+
+    def _forget_now(self, claim: Claim) -> None:
+        try:
+            self.ask(self.edge.guard.forget(claim))
+        except Exception as error:
+            log.warning("a claim was not released, it lapses by itself: %s", error)
+        finally:
+            self._forgets.release()
 
     def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
