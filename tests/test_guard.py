@@ -259,3 +259,21 @@ def test_a_deadline_that_could_not_be_shortened_is_looked_at_again(world: World)
 def _with(record: Record, **changes: Any) -> Record:
     fields = {name: getattr(record, name) for name in Record.__dataclass_fields__}
     return Record(**{**fields, **changes})
+
+
+def test_p7_a_lost_claim_is_released_although_the_store_stays_down_for_a_while() -> None:
+    """Under `block` it would lapse into an unknown outcome, although nothing ran."""
+    world = World(recovery="block")
+    claim = world.guard.claim(CALL, world.policy)
+    world.ask(Insert(claim))
+    up_at = world.clock.monotonic() + 15
+
+    def ask(question: Any) -> Any:
+        if not isinstance(question, Pause) and world.clock.monotonic() < up_at:
+            raise StoreUnavailable("a failover")
+        return world.ask(question)
+
+    world.drive(world.guard.forget(claim), ask)
+    assert world.clock.monotonic() < up_at + LEASE_S / 2
+    world.clock.advance(LEASE_S)
+    world.execute(OTHER)

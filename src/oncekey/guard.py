@@ -72,7 +72,7 @@ _log = logging.getLogger("oncekey")
 ROUNDS_MAX = 8
 """How often a request looks again after what it found changed under its hands."""
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
-FORGET_S = 0.03
+FORGET_S, FORGET_LOOKS_MAX = 0.03, 8
 """Looks for a lost claim are four times as far apart each time, beginning with four times this."""
 
 
@@ -423,22 +423,20 @@ class Guard(Asking):
     def forget(self, claim: Claim) -> Op[None]:
         """Release a claim whose reply was lost and whose request was refused; nothing ran under it.
 
-        Looks more than once: what was asked may still be on its way, on another connection.
+        Looks again: what was asked may still be on its way; a store may be down for a whole lease.
         """
-        for look in range(ASKS_MAX):
+        for look in range(FORGET_LOOKS_MAX):
             if look:
                 yield Pause(min(FORGET_S * 4**look, claim.lease_s / ASKS_MAX))
             with contextlib.suppress(StoreUnavailable):
                 found = yield Find(claim.id)
-                if found is None or found.token != claim.token:
-                    continue
-                if found.state is State.RUNNING:
+                ours = found is not None and found.token == claim.token
+                if ours and found.state is State.RUNNING:
                     held = lifecycle.Held(claim.id, found.fence, claim.token)
-                    no_effect = found.attempt == 1
-                    yield lifecycle.release(
-                        held, no_effect=no_effect, retention_s=claim.retention_s
-                    )
-                return
+                    first = found.attempt == 1
+                    yield lifecycle.release(held, no_effect=first, retention_s=claim.retention_s)
+                if ours or look >= ASKS_MAX - 1:
+                    return
 
 
 def _compare(record: Record, call: Call) -> fingerprints.Comparison:
