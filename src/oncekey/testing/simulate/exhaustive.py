@@ -226,6 +226,8 @@ class Explorer(Kernel):
         """Everything stands still for longer than a lease."""
         self._spend(Fault.PAUSE)
         self.now += 1.01 * LEASE_S
+        for worker in self.world.workers:
+            worker.paused_until = self.now
         self.world.timeline.process(self.world.workers[0], "everything stands still")
 
 
