@@ -114,7 +114,9 @@ class Guard(Asking):
             decision = self._store_down(claim, policy, error)
         except StoreError as error:
             _log.error("requests with a key are refused: %s", error)
-            decision = Refuse(refusals.store_down())
+            decision = Refuse(
+                refusals.store_down(), lost_claim=claim
+            )  # it may have been made before
         if isinstance(decision, Refuse):
             self.tallies.count(self.tallies.conflicts, claim.id)
             self._emit(events.Declined, claim, reason=str(decision.problem.kind))
@@ -428,7 +430,7 @@ class Guard(Asking):
         for look in range(FORGET_LOOKS_MAX):
             if look:
                 yield Pause(min(FORGET_S * 4**look, claim.lease_s / ASKS_MAX))
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreError):
                 found = yield Find(claim.id)
                 ours = found is not None and found.token == claim.token
                 if ours and found.state is State.RUNNING:

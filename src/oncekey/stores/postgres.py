@@ -363,6 +363,8 @@ class PostgresConnection:
             if translated is error:
                 raise
             raise translated from error
+        except Exception:
+            raise  # a value that no server could take: found before anything was sent
         except BaseException:
             connection.close()  # interrupted: what it still carries is nobody's
             raise

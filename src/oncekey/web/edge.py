@@ -234,6 +234,7 @@ class Edge:
 
     def stop(self) -> None:
         """Stop the threads; waits for what they have under way."""
+        self._started_in = None
         self.heartbeat.stop()
         self.sweeper.stop()
 
