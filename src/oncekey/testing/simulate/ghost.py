@@ -161,7 +161,7 @@ class Ghost:
         self.blocked = policy.recovery == "block"
         self.answer = None
         self.owner = task
-        self.claimed_at = self.renewed_at = kernel_now
+        self.claimed_at, self.renewed_at = kernel_now, 0.0
         task.fence, task.attempt, task.lapses = fence, self.attempt, self.lapses
         task.book = self.book
 

@@ -233,7 +233,8 @@ class Oracle:
         if ran_s > task.policy.run_s_max + RENEWAL_S_MAX and not late:
             raise Violation("P11", f"{task} is renewed, though it has hung for {ran_s:.1f} s")
         since_s = self._kernel.now - ghost.renewed_at
-        if since_s < ghost.lease_s / 5 and self._faults.last_at < task.started_at:
+        calm = self._faults.last_at < task.started_at
+        if ghost.renewed_at and since_s < ghost.lease_s / 5 and calm:
             raise Violation("P11", f"{task} is renewed again after {since_s:.3f} s")
         ghost.renewed_at = self._kernel.now
         self._extend(ghost, now)

@@ -281,7 +281,7 @@ class Worker(Process):
     def pause(self) -> None:
         """As by SIGSTOP; SIGCONT follows."""
         faults = self.world.faults
-        self.paused_until = self.kernel.now + faults.pause_s()
+        self.paused_until = max(self.paused_until, self.kernel.now + faults.pause_s())
         faults.note(Fault.PAUSE, self.paused_until)
         self.world.trace(Fault.PAUSE, self)
         self.world.timeline.process(self, f"paused until {self.paused_until:.3f}")

@@ -139,7 +139,8 @@ class World:
         up = [worker for worker in self.workers if worker.up]
         if up:
             worker = up[0]
-            worker.begin(self._housekeeping(worker))
+            task = self._housekeeping(worker)
+            self.kernel.at(self.kernel.now, worker, worker.begin, task)
         if busy:
             every_s = self.scenario.sweep_every_s
             self.kernel.at(self.kernel.now + every_s, self.outside, self._sweep)
