@@ -232,6 +232,27 @@ def test_a_take_over_counts_its_lease_from_its_own_question(world: World) -> Non
     assert decision.attempt.age_s == pytest.approx(LEASE_S + 1 + 20.0)
 
 
+def test_an_insert_that_lands_before_the_take_over_has_been_running_since(world: World) -> None:
+    """P8: the take-over is refused because the record is ours already, for a while."""
+    world.execute()
+    world.clock.advance(world.policy.retention_s + LEASE_S + 1)
+    claim = world.guard.claim(CALL, world.policy)
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Swap):
+            world.store = MemoryStore(world.clock)  # swept; and then a late copy of the insert
+            world.ask(Insert(claim))
+            world.clock.advance(3.0)
+        return world.ask(question)
+
+    asked_at = world.clock.monotonic()
+    decision = world.drive(world.guard.begin(CALL, world.policy, claim), ask)
+
+    assert isinstance(decision, Execute)
+    assert decision.attempt.lease_until <= asked_at + LEASE_S
+    assert (decision.attempt.attempt, decision.attempt.age_s) == (1, 0.0)
+
+
 # ------------------------------------------------------------------- a clock that was set back
 
 

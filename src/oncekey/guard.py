@@ -179,22 +179,8 @@ class Guard(Asking):
         outcome = yield from self._ask(Insert(claim), claim, heard_of=heard_of)
         probe("after_insert")
         if isinstance(outcome, Inserted):
-            return self._execute(claim, policy, outcome.fence, claimed_at=asked_at)
-        found: Record = outcome.record
-        if found.token != claim.token or found.state is not State.RUNNING:
-            return found
-        # It is ours: the reply to an earlier insert or take-over was lost, and its lease has been
-        # running since.
-        gone_s = max(claim.lease_s - found.lease_left_s, 0.0)
-        return self._execute(
-            claim,
-            policy,
-            found.fence,
-            claimed_at=asked_at - gone_s,
-            attempt=found.attempt,
-            lapses=found.lapses,
-            age_s=found.age_s,
-        )
+            return self._execute(claim, policy, outcome.fence, asked_at)
+        return self._ours(outcome.record, claim, policy, asked_at)
 
     def _take(
         self, found: Record, claim: Claim, policy: Policy, looked_at: float
@@ -202,21 +188,32 @@ class Guard(Asking):
         asked_at = self._clock.monotonic()
         probe("before_take_over")
         swap = lifecycle.take(found, claim)
-        taken = yield from self._swap(swap, claim)
+        taken = yield from self._ask(swap, claim)
         probe("after_take_over")
+        mine: Execute | Record | None
         if isinstance(taken, Refused):
-            return taken.record
-        attempt, lapses = swap.attempt or 1, swap.lapses or 0
-        if self._hooks and found.lapsed and not found.expired:
+            mine = taken.record and self._ours(taken.record, claim, policy, asked_at)
+        else:
+            age_s = 0.0 if swap.fresh else found.age_s + asked_at - looked_at
+            counts = swap.attempt or 1, swap.lapses or 0
+            mine = self._execute(claim, policy, taken.fence, asked_at, *counts, age_s)
+        if self._hooks and found.lapsed and not found.expired and isinstance(mine, Execute):
+            attempt, lapses = mine.attempt.attempt, mine.attempt.lapses
             self._emit(events.TakenOver, claim, attempt=attempt, lapses=lapses)
+        return mine
+
+    def _ours(
+        self, found: Record, claim: Claim, policy: Policy, asked_at: float
+    ) -> Execute | Record:
+        """A record that runs under our token is ours: the reply to what made it so was lost. Its
+        lease has been running since.
+        """
+        if found.token != claim.token or found.state is not State.RUNNING:
+            return found
+        gone_s = max(claim.lease_s - found.lease_left_s, 0.0)
+        claimed_at, age_s = asked_at - gone_s, max(found.age_s - gone_s, 0.0)
         return self._execute(
-            claim,
-            policy,
-            taken.fence,
-            claimed_at=asked_at,
-            attempt=attempt,
-            lapses=lapses,
-            age_s=0.0 if swap.fresh else found.age_s + asked_at - looked_at,
+            claim, policy, found.fence, claimed_at, found.attempt, found.lapses, age_s
         )
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
@@ -236,7 +233,6 @@ class Guard(Asking):
         claim: Claim,
         policy: Policy,
         fence: int,
-        *,
         claimed_at: float,
         attempt: int = 1,
         lapses: int = 0,
