@@ -105,10 +105,11 @@ class Judge:
 
     def ended(self, task: Task, attempt: Attempt) -> None:
         """A handler ends. Was it told in time, and not without reason, that its record is lost?"""
-        hung_s = self._kernel.now - task.runs_at - task.policy.run_s_max
+        ran_s = self._kernel.now - task.runs_at
+        hung_s = ran_s - task.policy.run_s_max
         if attempt.lost and self._faults.last_at < task.started_at and hung_s < -1.0:
             raise Violation("P2", f"{task} was told that it lost {task.ghost}; nothing was wrong")
-        over_s = task.worker.clock.monotonic() - attempt.lease_until
+        over_s = min(task.worker.clock.monotonic() - attempt.lease_until, ran_s)
         awake_s = self._kernel.now - task.worker.paused_until
         if max(over_s, hung_s - LEASE_S / 3) > LATE_SIGNAL_S < awake_s and not attempt.lost:
             raise Violation("P2", f"{task} was not told that its lease is over")
