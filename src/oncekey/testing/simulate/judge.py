@@ -140,6 +140,11 @@ class Judge:
         if believed_s > left_s + 0.001 or (calm and believed_s < left_s - LEASE_S / 4):
             raise Violation("P8", f"{task} believes in {believed_s:.3f} s; it has {left_s:.3f} s")
 
+    def batched(self, verbs: int, rows_max: int) -> None:
+        """So many verbs share a round trip."""
+        if verbs > rows_max:
+            raise Violation("P11", f"{verbs} verbs in a batch of at most {rows_max}")
+
     def peeks(self, task: Task, waiting: int, in_all: int) -> None:
         """One of so many tasks of this process that wait for the same record, or for any."""
         if task.policy.in_flight != "wait":

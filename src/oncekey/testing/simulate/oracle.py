@@ -104,8 +104,6 @@ class Oracle:
             return
         self._marks.batches += 1
         ids = [t.verb.id for t in tickets if isinstance(t.verb, Insert | Swap)]
-        if len(tickets) > self._scenario.rows_max:
-            raise Violation("P11", f"{len(tickets)} verbs, more than a batch may hold")
         if len(set(ids)) != len(ids):
             raise Violation("P1", "two verbs of one batch change the same id: both could win")
         if ids != sorted(ids):

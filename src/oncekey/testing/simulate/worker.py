@@ -46,10 +46,11 @@ class ProcessClock:
 class Lane:
     """One connection and the verbs that wait for it: the gatherer's loop as events."""
 
-    __slots__ = ("_busy", "_queue", "_worker")
+    __slots__ = ("_busy", "_queue", "_rows_max", "_worker")
 
     def __init__(self, worker: Worker, rows_max: int) -> None:
         self._worker = worker
+        self._rows_max = rows_max
         self._queue = worker.world.parts.queue(rows_max=rows_max)
         self._busy = False
 
@@ -63,6 +64,7 @@ class Lane:
         while len(self._queue):
             # A claim that nobody waits for any more is better not made.
             batch = self._queue.take()
+            self._worker.world.judge.batched(len(batch), self._rows_max)
             wanted = [t for t in batch if not (t.waiter.over and type(t.verb) is Insert)]
             if wanted:
                 self._busy = True
