@@ -78,10 +78,10 @@ def test_the_promises_hold_over_200_000_distinct_schedules() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
-def test_the_promises_hold_over_half_a_million_schedules() -> None:
+def test_the_promises_hold_over_300_000_more_schedules() -> None:
     """P1 to P11, with other seeds than every day."""
-    campaign = run(10_000_000, 500_000)
+    campaign = run(10_000_000, 300_000)
 
     _assert_kept(campaign)
-    assert campaign.distinct >= 490_000
+    assert campaign.distinct >= 290_000
     assert campaign.marks.missing() == []
