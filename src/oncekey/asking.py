@@ -44,24 +44,42 @@ class Asking:
         Raises `StoreUnavailable(sent=False)` only if the store has provably not heard of this
         request: neither now nor, by `heard_of`, before.
         """
-        started = self._clock.monotonic()
-        sent = heard_of
+        asked = self._clock.monotonic()
+        try:
+            outcome = yield verb
+        except StoreUnavailable as error:
+            return (yield from self._ask_again(verb, about, asked, error, heard_of=heard_of))
+        self._note(verb, about, asked, None)
+        return outcome
+
+    def _ask_again(
+        self,
+        verb: Verb,
+        about: Claim | Record | Attempt,
+        started: float,
+        error: StoreUnavailable,
+        *,
+        heard_of: bool,
+    ) -> Op[Any]:
+        """Go on asking after a first time, at `started`, that failed with `error`."""
+        asked, sent = started, heard_of
         for ask in range(ASKS_MAX):
+            sent = sent or error.sent
+            self._note(verb, about, asked, error)
+            delay = full_jitter(ask, 0.05, 1.0, self._chance())
+            late = self._clock.monotonic() + delay - started > PATIENCE_S
+            if late or ask == ASKS_MAX - 1:
+                break
+            yield Pause(delay)
             asked = self._clock.monotonic()
             try:
                 outcome = yield verb
-            except StoreUnavailable as error:
-                sent = sent or error.sent
-                self._note(verb, about, asked, error)
-                delay = full_jitter(ask, 0.05, 1.0, self._chance())
-                late = self._clock.monotonic() + delay - started > PATIENCE_S
-                if late or ask == ASKS_MAX - 1:
-                    raise StoreUnavailable(str(error), sent=sent) from error
-                yield Pause(delay)
+            except StoreUnavailable as failure:
+                error = failure
             else:
                 self._note(verb, about, asked, None)
                 return outcome
-        raise AssertionError("unreachable")
+        raise StoreUnavailable(str(error), sent=sent) from error
 
     def _swap(self, swap: Swap, about: Claim | Record | Attempt) -> Op[Done | Refused]:
         """A swap whose lost reply is harmless: a refusal that our own earlier write caused is no

@@ -1,4 +1,4 @@
-"""The engine: begin, renew, finish, abandon.
+"""The engine: `begin` here, renew, finish and abandon in `holding`.
 
 Everything here is a generator (`oncekey.core.op`): it yields verbs for the store and `Pause`s, and
 is sent outcomes. It has no `await`, no thread and no global state, so that one engine serves sync
@@ -9,7 +9,6 @@ say when the store does not answer.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
@@ -17,25 +16,21 @@ from collections.abc import Callable
 from typing import Literal
 
 from oncekey import events
-from oncekey.asking import ASKS_MAX, LEASE_MARGIN, Asking
+from oncekey.asking import LEASE_MARGIN
 from oncekey.attempt import Attempt
 from oncekey.clock import Clock, SystemClock
-from oncekey.core import fingerprint as fingerprints
 from oncekey.core import lifecycle, refusals
 from oncekey.core.backoff import full_jitter
-from oncekey.core.key import record_id, short_hash
+from oncekey.core.key import record_id
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
-from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
+from oncekey.core.record import TOKEN_BYTES, Claim, Record, State
 from oncekey.core.verbs import (
-    Done,
-    Find,
     Insert,
     Inserted,
     Peek,
     Refused,
-    Swap,
 )
 from oncekey.decision import (
     Bypass,
@@ -48,9 +43,10 @@ from oncekey.decision import (
     Stored,
     Unstored,
 )
-from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreError, StoreUnavailable
+from oncekey.holding import Holding, compare
 from oncekey.probes import probe
-from oncekey.tallies import Tallies
+from oncekey.recent import RECENT_S, Recent
 from oncekey.waiters import Waiters
 
 __all__ = [
@@ -72,15 +68,13 @@ _log = logging.getLogger("oncekey")
 ROUNDS_MAX = 8
 """How often a request looks again after what it found changed under its hands."""
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
-FORGET_S, FORGET_LOOKS_MAX = 0.03, 8
-"""Looks for a lost claim are four times as far apart each time, beginning with four times this."""
 
 
 def _random_token() -> bytes:
     return os.urandom(TOKEN_BYTES)
 
 
-class Guard(Asking):
+class Guard(Holding):
     """The engine of one application: shared by all its requests, holds no state of any one of
     them.
     """
@@ -91,14 +85,14 @@ class Guard(Asking):
         clock: Clock | None = None,
         hooks: events.Hooks | None = None,
         retention_from: Literal["completion", "first use"] = "completion",
+        recent_s: float = RECENT_S,
         token: Callable[[], bytes] = _random_token,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        super().__init__(clock or SystemClock(), hooks or events.Hooks(), chance)
-        self._retention_from = retention_from
+        super().__init__(clock or SystemClock(), hooks or events.Hooks(), chance, retention_from)
         self._token = token
         self._waiters = Waiters()
-        self.tallies = Tallies()
+        self._recent = Recent(recent_s)
 
     # ----------------------------------------------------------------------------------- begin
 
@@ -108,8 +102,15 @@ class Guard(Asking):
         Whoever may be interrupted makes the claim first, so as to know what to `forget`.
         """
         claim = claim or self.claim(call, policy)
+        decision: Decision | None
         try:
-            decision = yield from self._begin(claim, call, policy)
+            decision = self._recall(claim, call, policy)
+            if decision is None:
+                looked_at = self._clock.monotonic()
+                claimed = yield from self._insert(claim, policy, heard_of=False)
+                if isinstance(claimed, Execute):
+                    return claimed
+                decision = yield from self._consider(claimed, claim, call, policy, looked_at)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:
@@ -139,20 +140,30 @@ class Guard(Asking):
             field_digests=call.field_digests,
         )
 
-    def _begin(self, claim: Claim, call: Call, policy: Policy) -> Op[Decision]:
+    def _recall(self, claim: Claim, call: Call, policy: Policy) -> Replay | Refuse | None:
+        """What a record answers that was read only a moment ago; None where the store is asked."""
+        known = self._recent.find(claim.id, self._clock.monotonic())
+        if known is None:
+            return None
+        record, ago_s = known
+        action = lifecycle.decide(record, compare(record, call), policy)
+        return self._answer_from(record, action, call, ago_s)
+
+    def _consider(
+        self, claimed: Record, claim: Claim, call: Call, policy: Policy, looked_at: float
+    ) -> Op[Decision]:
+        """What to do about a record that is there; looks again if it changes meanwhile."""
         wait_until: float | None = None
-        found: Record | None = None
+        found: Record | None = claimed
         changed: Execute | Refuse | Record | None
-        heard_of = False
-        looked_at = self._clock.monotonic()
         for _ in range(ROUNDS_MAX):
             if found is None:
                 looked_at = self._clock.monotonic()
-                claimed = yield from self._insert(claim, policy, heard_of=heard_of)
-                if isinstance(claimed, Execute):
-                    return claimed
-                found, heard_of = claimed, True
-            action = lifecycle.decide(found, _compare(found, call), policy)
+                changed = yield from self._insert(claim, policy, heard_of=True)
+                if isinstance(changed, Execute):
+                    return changed
+                found = changed
+            action = lifecycle.decide(found, compare(found, call), policy)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN:
                     changed = yield from self._take(found, claim, policy, looked_at)
@@ -164,6 +175,9 @@ class Guard(Asking):
                     if wait_until is None:
                         wait_until = self._clock.monotonic() + policy.wait_s
                     changed = yield from self._wait(found, wait_until, policy)
+                case Action.REPLAY:
+                    self._recent.keep(found, looked_at)
+                    return self._replay(found)
                 case _:
                     return self._answer_from(found, action, call)
             if isinstance(changed, Execute | Refuse):
@@ -174,9 +188,14 @@ class Guard(Asking):
     # Each of these decides, or says what stands there instead: None if that must be looked up.
 
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
-        asked_at = self._clock.monotonic()
+        insert, asked_at = Insert(claim), self._clock.monotonic()
         probe("before_insert")
-        outcome = yield from self._ask(Insert(claim), claim, heard_of=heard_of)
+        try:
+            outcome = yield insert
+        except StoreUnavailable as error:
+            outcome = yield from self._ask_again(insert, claim, asked_at, error, heard_of=heard_of)
+        else:
+            self._note(insert, claim, asked_at, None)
         probe("after_insert")
         if isinstance(outcome, Inserted):
             return self._execute(claim, policy, outcome.fence, asked_at)
@@ -252,40 +271,6 @@ class Guard(Asking):
             )
         )
 
-    def _answer_from(self, record: Record, action: Action, call: Call) -> Replay | Refuse:
-        """What a client gets that is told about a record without running anything."""
-        match action:
-            case Action.REPLAY:
-                return self._replay(record)
-            case Action.MISMATCH:
-                return Refuse(refusals.mismatch(_differing(record, call)))
-            case Action.UNKNOWN:
-                return Refuse(refusals.unknown())
-            case Action.FACT_ONLY:
-                return Refuse(refusals.fact_only(record))
-            case Action.NEWER:
-                return Refuse(refusals.newer())
-            case _:
-                return Refuse(refusals.in_flight(record))
-
-    def _replay(self, record: Record) -> Replay:
-        answer = record.answer
-        if answer is None:
-            raise AssertionError(f"a completed record without an answer: {record.id.hex()}")
-        self.tallies.count(self.tallies.replays, record.id)
-        if self._hooks:
-            self._hooks(
-                events.Replayed(
-                    operation=record.operation,
-                    key_hash=short_hash(record.key),
-                    status=answer.status,
-                    first_attempt_age_s=record.age_s,
-                    attempt=record.attempt,
-                    earlier_replays=record.replays,
-                )
-            )
-        return Replay(answer, record.expires_in_s)
-
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":
             self._emit(events.Unprotected, claim, ran=True)
@@ -316,130 +301,3 @@ class Guard(Asking):
             return still_running
         finally:
             self._waiters.leave(found.id)
-
-    # --------------------------------------------------------------------------- while it runs
-
-    def renew(self, attempt: Attempt) -> Op[bool]:
-        """Extend the lease; False when the attempt does not own its record any more."""
-        asked_at = self._clock.monotonic()
-        probe("before_renew")
-        outcome = yield self.renewal(attempt)
-        probe("after_renew")
-        return self.renewed(attempt, outcome, asked_at)
-
-    def renewal(self, attempt: Attempt) -> Swap:
-        """The verb that extends this attempt's lease."""
-        return lifecycle.renew(
-            attempt.held, lease_s=attempt.lease_s, retention_s=attempt.retention_s
-        )
-
-    def renewed(self, attempt: Attempt, outcome: Done | Refused, asked_at: float) -> bool:
-        """Note what became of a renewal that was asked at `asked_at`."""
-        if isinstance(outcome, Done):
-            attempt.lease_until = asked_at + attempt.lease_s
-            return True
-        self.lose(attempt, "taken over")
-        return False
-
-    def lose(self, attempt: Attempt, reason: str) -> None:
-        """Signal to the handler that it should stop."""
-        if attempt.mark_lost():
-            self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason)
-
-    # --------------------------------------------------------------------------------- the end
-
-    def finish(self, attempt: Attempt, answer: Answer, call: Call) -> Op[Finished]:
-        """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
-        attempt.finished = True
-        run_s = self._clock.monotonic() - attempt.claimed_at
-        age_s = attempt.age_s + run_s
-        retention_s = attempt.policy.retention_s
-        if self._retention_from == "first use":
-            retention_s = max(retention_s - age_s, 1.0)
-        swap = lifecycle.complete(
-            attempt.held, answer, retention_s=retention_s, resource_id=attempt.resource_id
-        )
-        probe("before_complete")
-        try:
-            outcome = yield from self._persist(swap, attempt)
-        except (StoreUnavailable, StoreUnfit):
-            return self._unrecorded(attempt)
-        probe("after_complete")
-        if isinstance(outcome, Done):
-            self._emit(
-                events.Completed,
-                attempt,
-                status=answer.status,
-                attempt=attempt.attempt,
-                run_s=run_s,
-                first_attempt_age_s=age_s,
-                body_kept=answer.body is not None,
-            )
-            return Stored(retention_s)
-        return self._superseded(attempt, outcome.record, call)
-
-    def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
-        if attempt.policy.recovery == "block":
-            self._emit(events.Unprotected, attempt, ran=False)
-            return Unstored()
-        return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
-
-    def _superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Replay | Refuse:
-        """This attempt lost its record. Its own answer must not be sent: what counts is what
-        stands there now.
-        """
-        attempt.lost = True
-        self._emit(
-            events.LeaseWasLost, attempt, attempt=attempt.attempt, reason="refused at completion"
-        )
-        if found is None:
-            return Refuse(refusals.contended())
-        action = lifecycle.decide(found, _compare(found, call), attempt.policy)
-        return self._answer_from(found, action, call)
-
-    def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
-        """Give the record back so that a retry may run. What cannot be given back lapses by
-        itself.
-
-        `no_effect` speaks of this attempt alone: where an earlier one may have had an effect, the
-        record stays bound to its request.
-        """
-        attempt.finished = True
-        no_effect = no_effect and attempt.attempt == 1
-        swap = lifecycle.release(
-            attempt.held, no_effect=no_effect, retention_s=attempt.policy.retention_s
-        )
-        probe("before_release")
-        try:
-            outcome = yield from self._persist(swap, attempt)
-        except StoreError:
-            return
-        probe("after_release")
-        if isinstance(outcome, Done):
-            self._emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
-
-    def forget(self, claim: Claim) -> Op[None]:
-        """Release a claim whose reply was lost and whose request was refused; nothing ran under it.
-
-        Looks again: what was asked may still be on its way; a store may be down for a whole lease.
-        """
-        for look in range(FORGET_LOOKS_MAX):
-            if look:
-                yield Pause(min(FORGET_S * 4**look, claim.lease_s / ASKS_MAX))
-            with contextlib.suppress(StoreError):
-                found = yield Find(claim.id)
-                ours = found is not None and found.token == claim.token
-                if ours and found.state is State.RUNNING:
-                    held = lifecycle.Held(claim.id, found.fence, claim.token)
-                    first = found.attempt == 1
-                    yield lifecycle.release(held, no_effect=first, retention_s=claim.retention_s)
-                if ours or look >= ASKS_MAX - 1:
-                    return
-
-
-def _compare(record: Record, call: Call) -> fingerprints.Comparison:
-    return fingerprints.compare(record.fingerprint_version, record.fingerprint, call.fingerprint)
-
-
-def _differing(record: Record, call: Call) -> tuple[str, ...]:
-    return tuple(fingerprints.differing(record.field_digests, call.field_digests))

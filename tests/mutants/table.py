@@ -213,7 +213,7 @@ ENGINE = (
     ),
     Mutant(
         "its own answer is sent although its completion was refused",
-        "guard.py",
+        "holding.py",
         "        return self._superseded(attempt, outcome.record, call)\n",
         "        return Stored(retention_s)\n",
         ASGI,
@@ -238,8 +238,8 @@ ENGINE = (
     Mutant(
         "the path is left out of the fingerprint",
         "core/fingerprint.py",
-        "            as_bytes(path),\n",
-        "",
+        "    verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)\n",
+        '    verb, place, kind = as_bytes(method.upper()), b"", as_bytes(media_type)\n',
         ASGI,
         "test_e16_the_concrete_path_is_part_of_the_request",
     ),
@@ -253,7 +253,7 @@ ENGINE = (
     ),
     Mutant(
         "the lease is used as retention",
-        "guard.py",
+        "holding.py",
         "        retention_s = attempt.policy.retention_s\n",
         "        retention_s = attempt.policy.lease_s\n",
         ASGI,
@@ -261,11 +261,19 @@ ENGINE = (
     ),
     Mutant(
         "retention counts from the claim",
-        "guard.py",
+        "holding.py",
         '        if self._retention_from == "first use":\n',
         "        if self._retention_from:\n",
         ASGI,
         "test_e68_a_record_does_not_expire_while_it_runs",
+    ),
+    Mutant(
+        "what was read a moment ago is replayed for ever",
+        "recent.py",
+        "if ago_s < min(self._seconds, record.expires_in_s) else None",
+        "if ago_s >= 0 else None",
+        ASGI,
+        "test_p3_what_was_read_a_moment_ago_is_not_replayed_beyond_its_retention",
     ),
     Mutant(
         "an insert whose reply was lost is not recognised by its token",
@@ -349,7 +357,7 @@ ENGINE = (
     ),
     Mutant(
         "an answer that could not be recorded is sent",
-        "guard.py",
+        "holding.py",
         '        if attempt.policy.recovery == "block":\n'
         "            self._emit(events.Unprotected, attempt, ran=False)\n",
         "        if attempt.policy.recovery:\n"

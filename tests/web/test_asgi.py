@@ -95,6 +95,47 @@ async def test_p3_a_retry_gets_the_same_answer() -> None:
     assert first.header("idempotency-expires") is not None
 
 
+async def test_p3_a_crowd_of_retries_asks_the_store_once() -> None:
+    """And what is replayed without asking is compared all the same (P5)."""
+    world = World()
+    world.handler = world.counting()
+    first = await ask(world.app, "k1")
+    asked = counted(world.app)
+    replies = [await ask(world.app, "k1") for _ in range(20)]
+    assert {(reply.status, reply.body, reply.replayed) for reply in replies} == {
+        (first.status, first.body, True)
+    }
+    assert len(asked) == 1
+    assert (await ask(world.app, "k1", body=b'{"other": 1}')).status == 422
+    assert not (await ask(world.app, "k1", headers=[(b"x-account", b"other")])).replayed
+    world.clock.advance(oncekey.recent.RECENT_S)
+    assert (await ask(world.app, "k1")).replayed
+    assert len(asked) == 4, "one for the other tenant's claim, one for its answer, one for this"
+
+
+async def test_p3_what_was_read_a_moment_ago_is_not_replayed_beyond_its_retention() -> None:
+    world = World(policy=Policy(retention_s=2))
+    world.handler = world.counting()
+    await ask(world.app, "k1")
+    assert (await ask(world.app, "k1")).replayed
+    world.clock.advance(2)
+    assert not (await ask(world.app, "k1")).replayed
+    assert world.runs == 2
+
+
+def counted(app: IdempotencyMiddleware) -> list[Any]:
+    """What the application asks its store from now on."""
+    asked: list[Any] = []
+    gatherer_ask = app.gatherer.ask
+
+    def ask(question: Any) -> Any:
+        asked.append(question)
+        return gatherer_ask(question)
+
+    app.gatherer.ask = ask  # type: ignore[method-assign]
+    return asked
+
+
 async def test_p4_nothing_is_sent_before_the_answer_is_recorded() -> None:
     world = World()
     seen: list[tuple[str, list[State]]] = []

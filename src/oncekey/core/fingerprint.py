@@ -45,7 +45,7 @@ __all__ = [
 VERSION = 1
 """Raised whenever an equal request would get another digest. Records live longer than releases."""
 
-_TAG = b"oncekey/fingerprint/%d" % VERSION
+_TAG = frame((b"oncekey/fingerprint/%d" % VERSION,))
 
 
 @value
@@ -76,16 +76,12 @@ def of(
     if isinstance(canonical, BadBody):
         return canonical
     query = as_bytes(query) if isinstance(query, str) else query
-    head = frame(
-        (
-            _TAG,
-            as_bytes(method.upper()),
-            as_bytes(path),
-            canonical_pairs(parse_pairs(query), without=exclude_parameter) if query else b"",
-            as_bytes(media_type),
-        )
-    )
-    digest = hashlib.sha256(head)
+    if query:
+        query = canonical_pairs(parse_pairs(query), without=exclude_parameter)
+    verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)
+    # As `frame` would write it; spelt out, because every request needs one.
+    head = (len(verb), verb, len(place), place, len(query), query, len(kind), kind)
+    digest = hashlib.sha256(_TAG + b"%d:%b%d:%b%d:%b%d:%b" % head)
     digest.update(canonical)  # comes last, so it needs no length; apart, so it is not copied
     return Fingerprint(VERSION, digest.digest())
 

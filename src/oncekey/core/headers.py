@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from oncekey.core.dates import http_date
 from oncekey.core.policy import Policy
@@ -28,9 +28,8 @@ _SECRET = frozenset(
 )
 _NEVER = _OF_ONE_MESSAGE | _SECRET
 _CSRF = re.compile(rb"csrf|xsrf")
-_SET_COOKIE = frozenset({b"set-cookie"})
 # Counted anew for a body that is sent whole.
-_OF_A_WHOLE_BODY = frozenset({b"content-length", b"transfer-encoding"})
+_OF_A_WHOLE_BODY = (b"content-length", b"transfer-encoding")
 # Without these nobody can read the body: no list leaves them out.
 _FOR_THE_BODY = frozenset({b"content-type", b"content-encoding"})
 
@@ -48,24 +47,29 @@ def kept_headers(
     what is never kept it can only bring back Set-Cookie, by naming it.
     """
     lines = [(name.lower(), value) for name, value in headers]
-    never = _NEVER.union(profile.own_names, _named_by_connection(lines))
-    allowed: frozenset[bytes] | None = None
-    if policy.headers_kept is not None:
-        allowed = _FOR_THE_BODY.union(name.encode("latin-1") for name in policy.headers_kept)
-        never -= allowed & _SET_COOKIE
-    return tuple(
-        (name, value)
-        for name, value in lines
-        if name not in never
-        and (allowed is None or name in allowed)
-        and _harmless(name)
-        and not _BREAKS_A_LINE.search(value)
-    )
+    own, hop_by_hop = profile.own_names, _named_by_connection(lines)
+    listed = None if policy.headers_kept is None else tuple(policy.headers_kept)
+    kept = [
+        line
+        for line in lines
+        if _may_be_kept(line[0], listed)
+        and line[0] not in own
+        and line[0] not in hop_by_hop
+        and not _BREAKS_A_LINE.search(line[1])
+    ]
+    return tuple(kept)
 
 
 @functools.lru_cache(maxsize=1024)  # an application's answers use the same few names
-def _harmless(name: bytes) -> bool:
-    return _TOKEN.fullmatch(name) is not None and not _CSRF.search(name)
+def _may_be_kept(name: bytes, headers_kept: tuple[str, ...] | None) -> bool:
+    if headers_kept is not None:
+        listed = name.decode("latin-1") in headers_kept
+        if not listed and name not in _FOR_THE_BODY:
+            return False
+        if listed and name == b"set-cookie":
+            return True
+    harmless = _TOKEN.fullmatch(name) is not None and not _CSRF.search(name)
+    return harmless and name not in _NEVER
 
 
 def first_headers(
@@ -111,25 +115,23 @@ def says_transient(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> 
 # ------------------------------------------------------------------------------- parts
 
 
-def _named_by_connection(lines: Lines) -> Iterator[bytes]:
-    for name, value in lines:
-        if name == b"connection":
-            yield from (option.strip(b" \t").lower() for option in value.split(b","))
+def _named_by_connection(lines: Lines) -> list[bytes]:
+    options = [value.split(b",") for name, value in lines if name == b"connection"]
+    return [option.strip(b" \t").lower() for line in options for option in line]
 
 
 def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
     """The answer's own lines, its length counted, then what is added. Added lines replace those of
     the same name, and nobody but the profile writes what is the profile's to say.
     """
-    replaced = {name for name, _ in added}
+    own, replaced = profile.own_names, [name for name, _ in added]
     if answer.body is not None:  # else it streams, and only the handler knows how
         added = [*_length(answer.status, answer.body), *added]
-        replaced |= _OF_A_WHOLE_BODY
-    own = profile.own_names
+        replaced += _OF_A_WHOLE_BODY
     return [
         line
         for line in answer.headers
-        if (name := line[0].lower()) not in replaced and name not in own
+        if (name := line[0].lower()) not in own and name not in replaced
     ] + added
 
 

@@ -27,6 +27,7 @@ from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
 from oncekey.guard import Bypass, Call, Execute, Refuse, Replay, Stored, Unstored
 from oncekey.probes import probe
+from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
 from oncekey.web import messages
@@ -55,6 +56,7 @@ class IdempotencyMiddleware:
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
+        recent_s: float = RECENT_S,
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
         self.app = app
@@ -66,6 +68,7 @@ class IdempotencyMiddleware:
             profile=profile,
             hooks=hooks,
             status_path=status_path,
+            recent_s=recent_s,
         )
         self.gatherer = AsyncGatherer(self.edge.store)
         self._running: set[asyncio.Task[None]] = set()
@@ -168,8 +171,12 @@ class IdempotencyMiddleware:
         """
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        task.add_done_callback(end)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._running.discard(task)
+            end(task)
+
+        task.add_done_callback(over)
 
     def forget(self, claim: Claim) -> None:
         """Release, in the background, an insert that may have happened unheard."""

@@ -30,6 +30,7 @@ from oncekey.errors import Misuse
 from oncekey.events import Hook, Hooks
 from oncekey.guard import Call, Guard, Replay, Stored
 from oncekey.heartbeat import Heartbeat
+from oncekey.recent import RECENT_S
 from oncekey.recovery import Sweeper
 from oncekey.stores.base import Store
 from oncekey.stores.url import open_store
@@ -63,6 +64,7 @@ class Edge:
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
+        recent_s: float = RECENT_S,
         clock: Clock | None = None,
     ) -> None:
         if not callable(tenant):
@@ -77,7 +79,10 @@ class Edge:
         self.store = open_store(store) if isinstance(store, str) else store
         self.clock = clock or SystemClock()
         self.guard = Guard(
-            clock=self.clock, hooks=Hooks(hooks), retention_from=self.profile.retention_from
+            clock=self.clock,
+            hooks=Hooks(hooks),
+            retention_from=self.profile.retention_from,
+            recent_s=recent_s,
         )
         self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
         self.sweeper = Sweeper(self.store, self.guard.tallies)

@@ -25,6 +25,7 @@ from oncekey.core.record import Answer, Claim
 from oncekey.events import Hook
 from oncekey.guard import Bypass, Call, Execute, Finished, Refuse, Replay, Stored, Unstored
 from oncekey.probes import probe
+from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.web.capture import Capture
@@ -57,6 +58,7 @@ class IdempotencyMiddleware:
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
+        recent_s: float = RECENT_S,
     ) -> None:
         self.app = app
         self.edge = Edge(
@@ -67,6 +69,7 @@ class IdempotencyMiddleware:
             profile=profile,
             hooks=hooks,
             status_path=status_path,
+            recent_s=recent_s,
         )
         self._gatherer = Gatherer(self.edge.store)
         header = self.edge.key_header

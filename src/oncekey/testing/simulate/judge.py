@@ -22,6 +22,7 @@ from oncekey.guard import (
     Replay,
     Unstored,
 )
+from oncekey.recent import RECENT_S
 from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
@@ -168,8 +169,15 @@ class Judge:
 
     def _note(self, task: Task) -> Note:
         if task.note is None:
-            raise Violation("P5", f"{task} decided without an answer from the store")
+            task.note = self._recalled(task)
         return task.note
+
+    def _recalled(self, task: Task) -> Note:
+        """What a task may know that did not ask: its process replayed it a moment ago."""
+        note, read_at = task.worker.replayed.get(task.ghost, (None, 0.0))
+        if note is None or task.worker.clock.monotonic() - read_at > RECENT_S:
+            raise Violation("P5", f"{task} decided without an answer from the store")
+        return note
 
     def _replays(self, task: Task, answer: Answer) -> None:
         note = self._note(task)
@@ -179,6 +187,8 @@ class Judge:
             raise Violation("P3", f"{task} replays where {task.ghost} was {note.situation}")
         if answer != note.answer:
             raise Violation("P3", f"{task} replays {answer}; kept was {note.answer}")
+        if task.asks:
+            task.worker.replayed[task.ghost] = note, task.worker.clock.monotonic()
 
     def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
         kind = refusal.problem.kind

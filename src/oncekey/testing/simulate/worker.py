@@ -15,7 +15,7 @@ from oncekey.recovery import SWEEP_ROWS_MAX
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import ALONE, Ticket
 from oncekey.testing.simulate.faults import Fault
-from oncekey.testing.simulate.ghost import Note
+from oncekey.testing.simulate.ghost import Ghost, Note
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.wire import Reply
@@ -123,6 +123,7 @@ class Worker(Process):
         "index",
         "kernel",
         "policy",
+        "replayed",
         "tasks",
         "up",
         "version",
@@ -154,6 +155,8 @@ class Worker(Process):
         self.heart = parts.heart(world.store, self.guard, clock)
         self.edge = parts.edge(self)
         self.tasks: set[Task] = set()
+        self.replayed: dict[Ghost, tuple[Note, float]] = {}
+        """What it read last of records that it replayed, and when."""
         self.up = True
         self._lanes: dict[Hashable, Lane] = {}
         self._beats: dict[Attempt, Task] = {}

@@ -1,0 +1,212 @@
+"""Holding: what the owner of a record does with it: renew, finish, abandon, forget a lost claim.
+
+Part of the engine, and like all of it made of generators. Every write presents the attempt's fence
+and token, so that nothing which an attempt writes after it lost its record takes effect (P2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Literal
+
+from oncekey import events
+from oncekey.asking import ASKS_MAX, Asking
+from oncekey.attempt import Attempt
+from oncekey.clock import Clock
+from oncekey.core import fingerprint as fingerprints
+from oncekey.core import lifecycle, refusals
+from oncekey.core.key import short_hash
+from oncekey.core.lifecycle import Action
+from oncekey.core.op import Op, Pause
+from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.verbs import Done, Find, Refused, Swap
+from oncekey.decision import Call, Finished, Refuse, Replay, Stored, Unstored
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.probes import probe
+from oncekey.tallies import Tallies
+
+FORGET_S, FORGET_LOOKS_MAX = 0.03, 8
+"""Looks for a lost claim are four times as far apart each time, beginning with four times this."""
+
+
+class Holding(Asking):
+    """The part of the engine that serves attempts, and answers from records that others ended."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        hooks: events.Hooks,
+        chance: Callable[[], float],
+        retention_from: Literal["completion", "first use"],
+    ) -> None:
+        super().__init__(clock, hooks, chance)
+        self._retention_from = retention_from
+        self.tallies = Tallies()
+
+    # --------------------------------------------------------------------------- while it runs
+
+    def renew(self, attempt: Attempt) -> Op[bool]:
+        """Extend the lease; False when the attempt does not own its record any more."""
+        asked_at = self._clock.monotonic()
+        probe("before_renew")
+        outcome = yield self.renewal(attempt)
+        probe("after_renew")
+        return self.renewed(attempt, outcome, asked_at)
+
+    def renewal(self, attempt: Attempt) -> Swap:
+        """The verb that extends this attempt's lease."""
+        return lifecycle.renew(
+            attempt.held, lease_s=attempt.lease_s, retention_s=attempt.retention_s
+        )
+
+    def renewed(self, attempt: Attempt, outcome: Done | Refused, asked_at: float) -> bool:
+        """Note what became of a renewal that was asked at `asked_at`."""
+        if isinstance(outcome, Done):
+            attempt.lease_until = asked_at + attempt.lease_s
+            return True
+        self.lose(attempt, "taken over")
+        return False
+
+    def lose(self, attempt: Attempt, reason: str) -> None:
+        """Signal to the handler that it should stop."""
+        if attempt.mark_lost():
+            self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason)
+
+    # --------------------------------------------------------------------------------- the end
+
+    def finish(self, attempt: Attempt, answer: Answer, call: Call) -> Op[Finished]:
+        """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
+        attempt.finished = True
+        run_s = self._clock.monotonic() - attempt.claimed_at
+        age_s = attempt.age_s + run_s
+        retention_s = attempt.policy.retention_s
+        if self._retention_from == "first use":
+            retention_s = max(retention_s - age_s, 1.0)
+        swap = lifecycle.complete(
+            attempt.held, answer, retention_s=retention_s, resource_id=attempt.resource_id
+        )
+        probe("before_complete")
+        try:
+            outcome = yield from self._persist(swap, attempt)
+        except (StoreUnavailable, StoreUnfit):
+            return self._unrecorded(attempt)
+        probe("after_complete")
+        if isinstance(outcome, Done):
+            self._emit(
+                events.Completed,
+                attempt,
+                status=answer.status,
+                attempt=attempt.attempt,
+                run_s=run_s,
+                first_attempt_age_s=age_s,
+                body_kept=answer.body is not None,
+            )
+            return Stored(retention_s)
+        return self._superseded(attempt, outcome.record, call)
+
+    def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
+        if attempt.policy.recovery == "block":
+            self._emit(events.Unprotected, attempt, ran=False)
+            return Unstored()
+        return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
+
+    def _superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Replay | Refuse:
+        """This attempt lost its record. Its own answer must not be sent: what counts is what
+        stands there now.
+        """
+        attempt.lost = True
+        self._emit(
+            events.LeaseWasLost, attempt, attempt=attempt.attempt, reason="refused at completion"
+        )
+        if found is None:
+            return Refuse(refusals.contended())
+        action = lifecycle.decide(found, compare(found, call), attempt.policy)
+        return self._answer_from(found, action, call)
+
+    def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
+        """Give the record back so that a retry may run. What cannot be given back lapses by
+        itself.
+
+        `no_effect` speaks of this attempt alone: where an earlier one may have had an effect, the
+        record stays bound to its request.
+        """
+        attempt.finished = True
+        no_effect = no_effect and attempt.attempt == 1
+        swap = lifecycle.release(
+            attempt.held, no_effect=no_effect, retention_s=attempt.policy.retention_s
+        )
+        probe("before_release")
+        try:
+            outcome = yield from self._persist(swap, attempt)
+        except StoreError:
+            return
+        probe("after_release")
+        if isinstance(outcome, Done):
+            self._emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
+
+    def forget(self, claim: Claim) -> Op[None]:
+        """Release a claim whose reply was lost and whose request was refused; nothing ran under it.
+
+        Looks again: what was asked may still be on its way; a store may be down for a whole lease.
+        """
+        for look in range(FORGET_LOOKS_MAX):
+            if look:
+                yield Pause(min(FORGET_S * 4**look, claim.lease_s / ASKS_MAX))
+            with contextlib.suppress(StoreError):
+                found = yield Find(claim.id)
+                ours = found is not None and found.token == claim.token
+                if ours and found.state is State.RUNNING:
+                    held = lifecycle.Held(claim.id, found.fence, claim.token)
+                    first = found.attempt == 1
+                    yield lifecycle.release(held, no_effect=first, retention_s=claim.retention_s)
+                if ours or look >= ASKS_MAX - 1:
+                    return
+
+    # ------------------------------------------------------------------- answering from a record
+
+    def _answer_from(
+        self, record: Record, action: Action, call: Call, ago_s: float = 0.0
+    ) -> Replay | Refuse:
+        """What a client gets that is told about a record, read `ago_s` ago, without running
+        anything.
+        """
+        match action:
+            case Action.REPLAY:
+                return self._replay(record, ago_s)
+            case Action.MISMATCH:
+                return Refuse(refusals.mismatch(_differing(record, call)))
+            case Action.UNKNOWN:
+                return Refuse(refusals.unknown())
+            case Action.FACT_ONLY:
+                return Refuse(refusals.fact_only(record))
+            case Action.NEWER:
+                return Refuse(refusals.newer())
+            case _:
+                return Refuse(refusals.in_flight(record))
+
+    def _replay(self, record: Record, ago_s: float = 0.0) -> Replay:
+        answer = record.answer
+        if answer is None:
+            raise AssertionError(f"a completed record without an answer: {record.id.hex()}")
+        self.tallies.count(self.tallies.replays, record.id)
+        if self._hooks:
+            self._hooks(
+                events.Replayed(
+                    operation=record.operation,
+                    key_hash=short_hash(record.key),
+                    status=answer.status,
+                    first_attempt_age_s=record.age_s + ago_s,
+                    attempt=record.attempt,
+                    earlier_replays=record.replays,
+                )
+            )
+        return Replay(answer, record.expires_in_s - ago_s)
+
+
+def compare(record: Record, call: Call) -> fingerprints.Comparison:
+    return fingerprints.compare(record.fingerprint_version, record.fingerprint, call.fingerprint)
+
+
+def _differing(record: Record, call: Call) -> tuple[str, ...]:
+    return tuple(fingerprints.differing(record.field_digests, call.field_digests))
