@@ -32,11 +32,13 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import hiredis
 import redis.asyncio.connection as async_driver
 import redis.connection as driver
 from hiredis import pack_command
 from redis.exceptions import (
     BusyLoadingError,
+    InvalidResponse,
     NoPermissionError,
     NoScriptError,
     RedisError,
@@ -305,6 +307,11 @@ _ASYNC_LINKS: dict[str, Any] = {
 }
 
 
+_NOTHING_YET = object()
+_UNASKED = getattr(hiredis, "PushNotification", ())
+"""What a server says unasked, in RESP3; older releases of hiredis do not tell."""
+
+
 def _broken(address: str, error: Exception, replies: Sequence[Any]) -> StoreUnavailable:
     if isinstance(error, BusyLoadingError) and not replies:
         return StoreUnavailable(f"{address} is still loading its data", sent=False)
@@ -336,29 +343,71 @@ class RedisConnection:
         self._link.disconnect()
 
 
-class AsyncRedisConnection:
-    """Answers lists of commands, awaited."""
+class AsyncRedisConnection(asyncio.Protocol):
+    """Answers lists of commands, awaited.
+
+    Once the driver has connected, its transport is read and written here: the driver awaits every
+    reply by itself, which takes longer than all else that is done for a verb.
+    """
 
     def __init__(self, link: Any, address: str, timeout_s: float) -> None:
         self._link = link
         self._address = address
         self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._parser = hiredis.Reader(
+            protocolError=InvalidResponse,
+            replyError=driver.DefaultParser.parse_error,
+            notEnoughData=_NOTHING_YET,
+        )
+        self._replies: list[Any] = []
+        self._wanted = 0
+        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self._answered.set_result(None)  # nothing was asked
+        self._transport: asyncio.Transport = link._writer.transport
+        self._transport.set_protocol(self)
 
     async def ask(self, question: Sequence[Command]) -> list[Any]:
         packed = b"".join(map(pack_command, question))
+        if self._transport.is_closing():
+            raise StoreUnavailable(f"{self._address} has closed the connection", sent=False)
         replies: list[Any] = []
+        self._replies = replies
+        self._wanted = len(question)
+        self._answered = self._loop.create_future()
+        timer = self._loop.call_later(self._timeout_s, self._fail, TimeoutError())
         try:
-            # One limit around the batch: the driver would set one up for every single reply.
-            async with asyncio.timeout(self._timeout_s):
-                await self._link.send_packed_command([packed], check_health=False)
-                while len(replies) < len(question):
-                    try:
-                        replies.append(await self._link.read_response())
-                    except ResponseError as refusal:
-                        replies.append(refusal)
+            self._transport.write(packed)
+            await self._answered
         except (RedisError, OSError) as error:
             raise _broken(self._address, error, replies) from error
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        finally:
+            timer.cancel()
         return replies
+
+    def data_received(self, data: bytes) -> None:
+        parser, replies = self._parser, self._replies
+        parser.feed(data)
+        try:
+            while (reply := parser.gets()) is not _NOTHING_YET:
+                if isinstance(reply, RedisError) and not isinstance(reply, ResponseError):
+                    raise reply
+                if not isinstance(reply, _UNASKED):
+                    replies.append(reply)
+        except RedisError as error:
+            self._fail(error)
+        if len(replies) >= self._wanted and not self._answered.done():
+            self._answered.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionResetError(str(exc or "it has closed the connection")))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(error)
 
     async def close(self) -> None:
         await self._link.disconnect(nowait=True)
