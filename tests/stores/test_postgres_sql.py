@@ -238,14 +238,6 @@ def test_p10_a_sweep_leaves_out_what_somebody_is_changing(case: Case, rival: Con
     assert case.ask(Sweep(10)) == 0
 
 
-class QuickToGiveUp(Limits):
-    """Waits for the server as long as ever: it is the server that gives up on a row."""
-
-    @property
-    def alone_wait_ms(self) -> str:
-        return "100"
-
-
 @pytest.mark.parametrize("pooled", [False, True], ids=["direct", "PgBouncer"])
 @pytest.mark.parametrize("face", list(FACES))
 def test_p11_waiting_for_a_row_has_an_end(
@@ -261,7 +253,7 @@ def test_p11_waiting_for_a_row_has_an_end(
         bouncer_url = request.getfixturevalue("pgbouncer_url")
         url = f"{bouncer_url}?pgbouncer=true&allow=unsafe-durability"
     store = open_url(url)
-    store.limits = QuickToGiveUp()
+    store.limits.alone_wait_ms = "100"  # it is the server that gives up on a row
     impatient = FACES[face](store)
     case = Case(postgres, impatient)
     record, new = case.begin(), case.claim()

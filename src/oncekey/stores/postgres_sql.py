@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from oncekey.core.op import Op
 from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey.core.value import value
 from oncekey.core.verbs import (
     AppendStep,
     Count,
@@ -45,7 +45,7 @@ from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Question:
     """One statement, answered with its rows; or a script of several, which has no arguments and is
     answered with nothing.
@@ -66,24 +66,18 @@ def _ms(seconds: float) -> str:
     return str(max(1, round(seconds * 1000)))  # to PostgreSQL 0 would be "for ever"
 
 
-@dataclass(frozen=True, slots=True)
 class Limits:
     """How long to wait. The server gives up on a row first, so that it can still say so."""
 
-    timeout_s: float = 5.0
-    chore_timeout_s: float = 60.0
+    def __init__(self, timeout_s: float = 5.0, chore_timeout_s: float = 60.0) -> None:
+        self.timeout_s = timeout_s
+        self.chore_timeout_s = chore_timeout_s
+        self.alone_wait_ms = _ms(timeout_s * 0.75)
+        self.batch_wait_ms = _ms(timeout_s * 0.05)
+        """One held row must not delay a batch for long: its members are then asked alone."""
 
     def of(self, question: Question) -> float:
         return self.chore_timeout_s if question.chore else self.timeout_s
-
-    @property
-    def alone_wait_ms(self) -> str:
-        return _ms(self.timeout_s * 0.75)
-
-    @property
-    def batch_wait_ms(self) -> str:
-        """One held row must not delay a batch for long: its members are then asked alone."""
-        return _ms(self.timeout_s * 0.05)
 
 
 # -------------------------------------------------------------------------------------- statements
@@ -161,9 +155,9 @@ def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found
         for row in answer:
             new = row[_STATE] is None
             outcomes[row[0]] = Inserted(row[_FENCE]) if new else Found(sql.record(row))
+        if len(outcomes) == len(verbs):
+            return [outcomes[verb.claim.id] for verb in verbs]
         missing = [verb for verb in missing if verb.id not in outcomes]
-        if not missing:
-            return [outcomes[verb.id] for verb in verbs]
     raise StoreUnavailable(
         f"{len(missing)} records could be neither inserted nor found in {INSERT_ROUNDS_MAX} rounds"
     )
@@ -202,19 +196,17 @@ def _write(
     """Ask a conditional statement. It returns the id of each row that it could lock, with the fence
     where the verb was carried out, and with null where the record was not as expected.
     """
-    alone = len(verbs) == 1
     answer = yield _question(name, limits.alone_wait_ms, rows)
-    fences: dict[bytes, int | None] = dict(answer)
-    refused = [v.id for v in verbs if fences.get(v.id) is None and (alone or v.id in fences)]
-    found = (yield from _records(refused)) if refused else {}
-
-    def outcome(record_id: bytes) -> Done | Refused | Again:
-        fence = fences.get(record_id)
-        if fence is not None:
-            return Done(fence)
-        return Refused(found.get(record_id)) if record_id in refused else AGAIN
-
-    return [outcome(verb.id) for verb in verbs]
+    outcomes: dict[bytes, Done | Refused] = {
+        record_id: Done(fence) for record_id, fence in answer if fence is not None
+    }
+    if len(outcomes) < len(verbs):
+        refused = [record_id for record_id, fence in answer if fence is None]
+        if len(verbs) == 1:
+            refused = [verbs[0].id]  # alone it waits for its row, and skips none
+        found = (yield from _records(refused)) if refused else {}
+        outcomes |= {record_id: Refused(found.get(record_id)) for record_id in refused}
+    return [outcomes.get(verb.id, AGAIN) for verb in verbs]
 
 
 def _answer(verb: Swap) -> tuple[int | None, bytes | None, bytes | None]:
@@ -345,21 +337,21 @@ def _handler(verb: Verb) -> _Handler:
     return _change
 
 
-_GROUPS: dict[_Handler, str] = {
-    _insert: "insert",
-    _complete: "swap",
-    _change: "swap",
-    _renew: "renew",
-    _append_step: "step",
-    _find: "read",
-    _peek: "read",
-    _steps: "read",
+_GROUPS: dict[type, str] = {
+    Insert: "insert",
+    Swap: "swap",
+    AppendStep: "step",
+    Find: "read",
+    Peek: "read",
+    Steps: "read",
 }
 
 
 def group(verb: Verb) -> str:
     """Which verbs travel together. Renewals are on their own, so that nothing slow delays them."""
-    return _GROUPS.get(_handler(verb), "chores")
+    if type(verb) is Swap and verb.to is State.RUNNING and _handler(verb) is _renew:
+        return "renew"
+    return _GROUPS.get(type(verb), "chores")
 
 
 def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
@@ -368,12 +360,14 @@ def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
 
 
 def _perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
-    parts: dict[_Handler, list[int]] = {}
-    for place, verb in enumerate(verbs):
-        parts.setdefault(_handler(verb), []).append(place)
+    handlers = [_handler(verb) for verb in verbs]
+    kinds = dict.fromkeys(handlers)
+    if len(kinds) == 1:
+        return (yield from handlers[0](verbs, limits))
     outcomes: list[Any] = [None] * len(verbs)
-    for handler, places in parts.items():
-        part = yield from handler([verbs[place] for place in places], limits)
+    for kind in kinds:
+        places = [place for place, handler in enumerate(handlers) if handler is kind]
+        part = yield from kind([verbs[place] for place in places], limits)
         for place, outcome in zip(places, part, strict=True):
             outcomes[place] = outcome
     return outcomes

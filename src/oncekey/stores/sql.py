@@ -26,46 +26,26 @@ COLUMNS = (
     *("attempt", "lapses", "beat", "no_effect", "status", "headers", "body", "resource_id"),
     *("age_s", "lease_left_s", "expires_in_s", "replays", "conflicts"),
 )
-"""The order in which a store's SELECT names them; `record` reads rows in it."""
+"""The order in which a store's SELECT names them. It is the order of a record's fields, with three
+columns for the answer.
+"""
+
+_STATES: dict[str, State] = {state.value: state for state in State}
 
 
 def record(row: Sequence[Any]) -> Record:
     """A row, in the order of `COLUMNS`, as a record. `status` is null exactly where no answer is
     kept.
     """
-    status, headers, body = row[18], row[19], row[20]
-    answer = None
-    if status is not None:
-        answer = Answer(
-            status, decode_headers(bytes(headers)), None if body is None else bytes(body)
-        )
-    return Record(
-        id=bytes(row[0]),
-        token=bytes(row[1]),
-        tenant=row[2],
-        operation=row[3],
-        key=row[4],
-        fingerprint=bytes(row[5]),
-        fingerprint_version=row[6],
-        lease_s=row[7],
-        retention_s=row[8],
-        recovery=row[9],
-        schema_version=row[10],
-        field_digests=decode_digests(row[11]),
-        state=State(row[12]),
-        fence=row[13],
-        attempt=row[14],
-        lapses=row[15],
-        beat=row[16],
-        no_effect=bool(row[17]),
-        answer=answer,
-        resource_id=row[21],
-        age_s=row[22],
-        lease_left_s=row[23],
-        expires_in_s=row[24],
-        replays=row[25],
-        conflicts=row[26],
+    digests, state, no_effect = row[11], row[12], row[17]
+    status, headers, body = row[18:21]
+    answer = None if status is None else Answer(status, decode_headers(headers), body)
+    fields = (
+        *(*row[:11], decode_digests(digests), _STATES[state]),
+        *(*row[13:17], bool(no_effect), answer),
+        *row[21:],
     )
+    return Record(*fields)
 
 
 def encode_digests(digests: Mapping[str, str]) -> str | None:
