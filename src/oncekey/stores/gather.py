@@ -95,11 +95,13 @@ class Queue(Generic[W]):
         first one's outcome. The batch is ordered by id, so that two processes that touch the same
         rows take them in the same order and cannot deadlock.
         """
+        waiting = self._waiting
+        if len(waiting) == 1:
+            return [waiting.popleft()]
         batch: list[Ticket[W]] = []
         left_behind: list[Ticket[W]] = []
         ids: set[bytes] = set()
         size = 0
-        waiting = self._waiting
         while waiting and len(batch) < self._rows_max:
             ticket = waiting[0]
             if batch and size + ticket.size > self._bytes_max:
@@ -147,13 +149,13 @@ class _AsyncLane:
         self._outage = Outage()
         self._queue: Queue[asyncio.Future[Any]] = Queue(rows_max=rows_max)
         self._worker: asyncio.Task[None] | None = None
+        self._nobody = contextvars.Context()
+        """The worker serves everybody: the context of whoever came first must not stick to it."""
 
     def ask(self, verb: Verb, waiter: asyncio.Future[Any]) -> None:
         self._queue.add(Ticket(verb, waiter))
         if self._worker is None:
-            # It serves everybody: the context of whoever came first must not stick to it.
-            nobody = contextvars.Context()
-            self._worker = waiter.get_loop().create_task(self._work(), context=nobody)
+            self._worker = waiter.get_loop().create_task(self._work(), context=self._nobody)
 
     async def _work(self) -> None:
         batch: list[Ticket[asyncio.Future[Any]]] = []
