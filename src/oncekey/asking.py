@@ -17,7 +17,7 @@ from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
 from oncekey.core.op import Op, Pause
 from oncekey.core.record import Claim, Record
-from oncekey.core.verbs import Done, Refused, Swap, Verb
+from oncekey.core.verbs import AppendStep, Done, Refused, Swap, Verb
 from oncekey.errors import StoreUnavailable, StoreUnfit
 
 PATIENCE_S = 5.0
@@ -88,27 +88,27 @@ class Asking:
         outcome = yield from self._ask(swap, about)
         return _recognise(swap, outcome)
 
-    def _persist(self, swap: Swap, attempt: Attempt) -> Op[Done | Refused]:
+    def _persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
         """Repeat a write of the attempt until it is answered or the lease is nearly over."""
         until = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
         ask = 0
         while True:
             asked = self._clock.monotonic()
             try:
-                outcome = yield swap
+                outcome = yield verb
             except (
                 StoreUnavailable,
                 StoreUnfit,
             ) as error:  # unfit: while another server takes over
-                self._note(swap, attempt, asked, error)
+                self._note(verb, attempt, asked, error)
                 delay = full_jitter(ask, 0.05, 1.0, self._chance())
                 if self._clock.monotonic() + delay > until and ask > 0:
                     raise
                 ask += 1
                 yield Pause(delay)
             else:
-                self._note(swap, attempt, asked, None)
-                return _recognise(swap, outcome)
+                self._note(verb, attempt, asked, None)
+                return _recognise(verb, outcome) if isinstance(verb, Swap) else outcome
 
     # --------------------------------------------------------------------------------- telling
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import Any
 
 from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
-from oncekey.core.record import Claim
+from oncekey.core.record import Answer, Claim
+from oncekey.core.verbs import Refused
 from oncekey.errors import LeaseLost, Misuse
+from oncekey.ports import Ports
+from oncekey.steps import Kept, Steps, child_key
+from oncekey.stores import join
 
 RESOURCE_ID_CHARS_MAX = 255
 
@@ -24,9 +31,13 @@ class Attempt:
         "_claim",
         "_listeners",
         "_resource_id",
+        "_steps",
         "age_s",
+        "asks",
         "attempt",
         "claimed_at",
+        "connection",
+        "doubted",
         "fence",
         "finished",
         "held",
@@ -34,6 +45,9 @@ class Attempt:
         "lease_until",
         "lost",
         "policy",
+        "ports",
+        "recorded",
+        "recovering",
         "verdict",
     )
 
@@ -71,6 +85,21 @@ class Attempt:
         """
         self.finished = False
         self.verdict: Verdict | None = None
+        self.ports: Ports | None = None
+        """Set by the edge that runs the handler."""
+        self.connection: Any = None
+        """In atomic mode: the transaction that the claim and the answer are in; write your rows
+        there.
+        """
+        self.recovering = False
+        """True when no client waits: the recoverer finishes what was abandoned."""
+        self.asks = False
+        """An earlier attempt died, and the policy's `ask` is to find out what became of it."""
+        self.doubted = False
+        """Nobody can tell how this ended: it becomes unknown, whatever the handler answers."""
+        self.recorded: Answer | None = None
+        """What `complete_in` wrote into the caller's transaction."""
+        self._steps: Steps | None = None
         self._resource_id: str | None = None
 
     def __repr__(self) -> str:
@@ -127,6 +156,139 @@ class Attempt:
         """Nothing happened: forget this try, even another request may use the key."""
         self.verdict = Verdict.NO_EFFECT
 
+    # ---------------------------------------------------------------------------------- steps
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        at_most_once: bool = False,
+        within: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Call `function(*args, **kwargs)` once, and keep its result for later attempts.
+
+        The result is what JSON gives back. `at_most_once` never repeats a step that an earlier
+        attempt began; where its end is not known the outcome becomes unknown. `within` is a
+        connection or session on which the function writes its rows: the step is then kept in the
+        same transaction, which is yours to commit before the next step.
+        """
+        ports, steps = self._reach(), self.steps
+        arguments = (args, kwargs)
+        begun = await ports.drive(
+            steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
+        )
+        if isinstance(begun, Kept):
+            return begun.result
+        with steps.running(begun):
+            result = function(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+        if within is None:
+            return await ports.drive(steps.end(ports.guard, begun, result))
+        verb = steps.end_with(begun, result)
+        [outcome] = await join.aperform(ports.store, within, [verb])
+        if isinstance(outcome, Refused):
+            raise steps.refused(ports.guard, name)
+        return steps.ended(verb.step.result)
+
+    def step_sync(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        at_most_once: bool = False,
+        within: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`step` for handlers that block."""
+        ports, steps = self._reach(), self.steps
+        arguments = (args, kwargs)
+        begun = ports.drive_sync(
+            steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
+        )
+        if isinstance(begun, Kept):
+            return begun.result
+        with steps.running(begun):
+            result = function(*args, **kwargs)
+        if within is None:
+            return ports.drive_sync(steps.end(ports.guard, begun, result))
+        verb = steps.end_with(begun, result)
+        [outcome] = join.perform(ports.store, within, [verb])
+        if isinstance(outcome, Refused):
+            raise steps.refused(ports.guard, name)
+        return steps.ended(verb.step.result)
+
+    @property
+    def steps(self) -> Steps:
+        """What is known of this attempt's steps."""
+        if self._steps is None:
+            self._steps = Steps(self)
+        return self._steps
+
+    def child_key(self, name: str) -> str:
+        """A key for a call to another service: the same over all attempts, and no other tenant's.
+
+        See `oncekey.steps.child_key`.
+        """
+        return child_key(self.held.id, name)
+
+    # ------------------------------------------------------------------ the caller's transaction
+
+    async def complete_in(
+        self,
+        transaction: Any,
+        status: int,
+        body: Any = b"",
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> Answer:
+        """Record the answer in a transaction of yours: it counts if and only if you commit.
+
+        `body` is bytes, or what JSON can write. Do this last: from here until your commit nobody
+        can take the record over, and the heartbeat does not renew it any more. Raises `LeaseLost`
+        if the record is not this attempt's any more: then roll back.
+        """
+        ports, answer = self._completing(status, body, headers)
+        [outcome] = await join.aperform(
+            ports.store, transaction, [ports.guard.completion(self, answer)]
+        )
+        return self._completed(ports, answer, outcome)
+
+    def complete_in_sync(
+        self,
+        transaction: Any,
+        status: int,
+        body: Any = b"",
+        headers: Iterable[tuple[bytes, bytes]] = (),
+    ) -> Answer:
+        """`complete_in` for handlers that block."""
+        ports, answer = self._completing(status, body, headers)
+        [outcome] = join.perform(ports.store, transaction, [ports.guard.completion(self, answer)])
+        return self._completed(ports, answer, outcome)
+
+    def _completing(
+        self, status: int, body: Any, headers: Iterable[tuple[bytes, bytes]]
+    ) -> tuple[Ports, Answer]:
+        ports = self._reach()
+        self.ensure_owned()
+        ports.heartbeat.drop(self)
+        return ports, answer_of(status, body, headers)
+
+    def _completed(self, ports: Ports, answer: Answer, outcome: Any) -> Answer:
+        if isinstance(outcome, Refused):
+            ports.guard.lose(self, "refused at completion")
+            self.ensure_owned()
+        self.recorded = answer
+        return answer
+
+    def _reach(self) -> Ports:
+        if self.ports is None or self.finished:
+            raise Misuse("steps and complete_in belong into a guarded handler, while it runs")
+        return self.ports
+
+    # ------------------------------------------------------------------------------- ownership
+
     def ensure_owned(self) -> None:
         """Raise `LeaseLost` if this attempt should stop: call it before an effect in a long
         handler.
@@ -158,6 +320,16 @@ class Attempt:
             except Exception:  # whoever signals serves every other attempt too
                 _log.exception("a listener failed when %r was lost", self)
         return True
+
+
+def answer_of(status: int, body: Any = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> Answer:
+    """An answer from its parts: a body that is not bytes is written as JSON, and says so."""
+    lines = [(name.lower(), text) for name, text in headers]
+    if not isinstance(body, bytes):
+        body = json.dumps(body, separators=(",", ":")).encode()
+        if all(name != b"content-type" for name, _ in lines):
+            lines.append((b"content-type", b"application/json"))
+    return Answer(status, tuple(lines), body)
 
 
 _current: ContextVar[Attempt | None] = ContextVar("oncekey_attempt", default=None)

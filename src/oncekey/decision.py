@@ -54,9 +54,10 @@ class Bypass:
 
 @value
 class Stored:
-    """The answer is recorded: send it."""
+    """The answer is recorded: send it, or `answer` where the handler recorded one itself."""
 
     expires_in_s: float
+    answer: Answer | None = None
 
 
 @value
@@ -66,5 +67,10 @@ class Unstored:
     """
 
 
+@value
+class Given:
+    """The record was given back: send the answer, a retry runs again."""
+
+
 Decision = Execute | Replay | Refuse | Bypass
-Finished = Stored | Unstored | Replay | Refuse
+Finished = Stored | Unstored | Given | Replay | Refuse

@@ -1,10 +1,14 @@
 """Every exception that oncekey raises.
 
-    OncekeyError ├── Misuse               the program is wrong: a bad setting, a call in the wrong
-    place ├── StoreError │   ├── StoreUnavailable the store did not answer; `sent` says whether it
-    may have acted │   ├── StoreUnfit       the store answers, but must not be used as it is:
-    schema, eviction, durability │   └── CorruptRecord    what the store returned cannot be read └──
-    LeaseLost            raised in a handler that asked whether it still owns its record
+    OncekeyError
+    ├── Misuse               the program is wrong: a bad setting, a call in the wrong place
+    ├── StoreError
+    │   ├── StoreUnavailable the store did not answer; `sent` says whether it may have acted
+    │   ├── StoreUnfit       the store answers, but must not be used as it is
+    │   └── CorruptRecord    what the store returned cannot be read
+    ├── StepsChanged         a later attempt takes other steps than the one it continues
+    ├── OutcomeUnknown       a step that must not be repeated was begun, and nobody knows its end
+    └── LeaseLost            raised in a handler that does not own its record any more
 
 Refusals (in flight, mismatch, unknown, …) are not exceptions but values: see
 `oncekey.core.problem`.
@@ -46,6 +50,18 @@ class StoreUnfit(StoreError):
 
 class CorruptRecord(StoreError):
     """A stored record could not be decoded; it is never guessed at."""
+
+
+class StepsChanged(OncekeyError):
+    """A later attempt takes other steps than the one it continues: the program was changed in
+    between.
+    """
+
+
+class OutcomeUnknown(OncekeyError):
+    """A step that must not be repeated was begun by an earlier attempt, and nobody knows how it
+    ended.
+    """
 
 
 class LeaseLost(OncekeyError):

@@ -38,6 +38,7 @@ from oncekey.decision import (
     Decision,
     Execute,
     Finished,
+    Given,
     Refuse,
     Replay,
     Stored,
@@ -56,6 +57,7 @@ __all__ = [
     "Decision",
     "Execute",
     "Finished",
+    "Given",
     "Guard",
     "Refuse",
     "Replay",
@@ -89,8 +91,9 @@ class Guard(Holding):
         token: Callable[[], bytes] = _random_token,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        super().__init__(clock or SystemClock(), hooks or events.Hooks(), chance, retention_from)
-        self._token = token
+        super().__init__(
+            clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from
+        )
         self._waiters = Waiters()
         self._recent = Recent(recent_s)
 
@@ -165,8 +168,10 @@ class Guard(Holding):
                 found = changed
             action = lifecycle.decide(found, compare(found, call), policy)
             match action:
-                case Action.START_OVER | Action.RUN_AGAIN:
+                case Action.START_OVER | Action.RUN_AGAIN | Action.ASK:
                     changed = yield from self._take(found, claim, policy, looked_at)
+                    if action is Action.ASK and isinstance(changed, Execute):
+                        changed.attempt.asks = True
                 case Action.DOUBT:
                     changed = yield from self._doubt(found, claim, policy)
                 case Action.SHORTEN:

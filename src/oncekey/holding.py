@@ -19,9 +19,10 @@ from oncekey.core import lifecycle, refusals
 from oncekey.core.key import short_hash
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
-from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.verbs import Done, Find, Refused, Swap
-from oncekey.decision import Call, Finished, Refuse, Replay, Stored, Unstored
+from oncekey.core.policy import Verdict
+from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
+from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.probes import probe
 from oncekey.tallies import Tallies
@@ -38,9 +39,11 @@ class Holding(Asking):
         clock: Clock,
         hooks: events.Hooks,
         chance: Callable[[], float],
+        token: Callable[[], bytes],
         retention_from: Literal["completion", "first use"],
     ) -> None:
         super().__init__(clock, hooks, chance)
+        self._token = token
         self._retention_from = retention_from
         self.tallies = Tallies()
 
@@ -73,19 +76,73 @@ class Holding(Asking):
         if attempt.mark_lost():
             self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason)
 
+    def steps(self, attempt: Attempt) -> Op[list[Step]]:
+        """What earlier attempts left, in order."""
+        kept: list[Step] = yield from self._ask(Steps(attempt.held.id), attempt)
+        return kept
+
+    def keep_step(self, attempt: Attempt, step: Step) -> Op[Done | Refused]:
+        """Keep a step's result, or its start."""
+        held = attempt.held
+        verb = AppendStep(held.id, held.fence, held.token, step)
+        return (yield from self._persist(verb, attempt))
+
     # --------------------------------------------------------------------------------- the end
+
+    def conclude(
+        self, attempt: Attempt, verdict: Verdict, answer: Answer | None, call: Call
+    ) -> Op[Finished]:
+        """The end of a handler that has answered: record, release, or admit that nobody knows.
+
+        `answer` is what to keep, None where nothing is. Where the handler recorded an answer in a
+        transaction of its own, what counts is whether that was committed.
+        """
+        if attempt.doubted:
+            return (yield from self.give_up(attempt))
+        if attempt.recorded is not None:
+            committed = yield from self._committed(attempt, call)
+            if committed is not None:
+                return committed
+        if verdict is Verdict.KEEP and answer is not None:
+            return (yield from self.finish(attempt, answer, call))
+        yield from self.abandon(attempt, no_effect=verdict is Verdict.NO_EFFECT)
+        return Given()
+
+    def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
+        """What became of `complete_in`; None where its transaction was rolled back."""
+        found: Record | None = yield from self._ask(Find(attempt.held.id), attempt)
+        held = attempt.held
+        ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
+        if ours and found is not None and found.state is State.COMPLETED:
+            attempt.finished = True
+            return Stored(found.expires_in_s, attempt.recorded)
+        if ours:
+            return None
+        return self._superseded(attempt, found, call)
+
+    def give_up(self, attempt: Attempt) -> Op[Refuse]:
+        """Declare the outcome of one's own attempt unknown."""
+        attempt.finished = True
+        swap = lifecycle.give_up(
+            attempt.held,
+            new_token=self._token(),
+            lapses=attempt.lapses,
+            retention_s=attempt.policy.unknown_retention_s,
+        )
+        with contextlib.suppress(StoreUnavailable, StoreUnfit):  # it lapses, and is doubted then
+            outcome = yield from self._persist(swap, attempt)
+            if isinstance(outcome, Done):
+                self._emit(
+                    events.OutcomeUnknown, attempt, attempt=attempt.attempt, lapses=attempt.lapses
+                )
+        return Refuse(refusals.unknown())
 
     def finish(self, attempt: Attempt, answer: Answer, call: Call) -> Op[Finished]:
         """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
         attempt.finished = True
         run_s = self._clock.monotonic() - attempt.claimed_at
         age_s = attempt.age_s + run_s
-        retention_s = attempt.policy.retention_s
-        if self._retention_from == "first use":
-            retention_s = max(retention_s - age_s, 1.0)
-        swap = lifecycle.complete(
-            attempt.held, answer, retention_s=retention_s, resource_id=attempt.resource_id
-        )
+        swap = self.completion(attempt, answer)
         probe("before_complete")
         try:
             outcome = yield from self._persist(swap, attempt)
@@ -102,8 +159,18 @@ class Holding(Asking):
                 first_attempt_age_s=age_s,
                 body_kept=answer.body is not None,
             )
-            return Stored(retention_s)
+            return Stored(swap.retention_s)
         return self._superseded(attempt, outcome.record, call)
+
+    def completion(self, attempt: Attempt, answer: Answer) -> Swap:
+        """The verb that records an attempt's answer."""
+        retention_s = attempt.policy.retention_s
+        if self._retention_from == "first use":
+            age_s = attempt.age_s + self._clock.monotonic() - attempt.claimed_at
+            retention_s = max(retention_s - age_s, 1.0)
+        return lifecycle.complete(
+            attempt.held, answer, retention_s=retention_s, resource_id=attempt.resource_id
+        )
 
     def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
         if attempt.policy.recovery == "block":
@@ -132,7 +199,7 @@ class Holding(Asking):
         record stays bound to its request.
         """
         attempt.finished = True
-        no_effect = no_effect and attempt.attempt == 1
+        no_effect = no_effect and attempt.attempt == 1 and not attempt.steps.any_kept
         swap = lifecycle.release(
             attempt.held, no_effect=no_effect, retention_s=attempt.policy.retention_s
         )

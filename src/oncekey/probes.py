@@ -13,6 +13,8 @@ PROBES = (
     "before_insert",  # nothing is known to the store yet
     "after_insert",  # the record runs, the handler has not started
     "after_handler",  # the effect happened, its answer is not recorded
+    "before_step",  # a step had its effect, its result is not kept
+    "after_step",  # its result is kept, the next has not begun
     "before_complete",  # the answer is about to be recorded
     "after_complete",  # recorded, not one byte of it is sent
     "after_send",  # everything is done

@@ -131,7 +131,7 @@ def test_what_is_no_number_of_that_unit_is_refused(name: str, value: Any) -> Non
     [
         ("scope", "global", "('operation', 'tenant')"),
         ("in_flight", "block", "('refuse', 'wait')"),
-        ("recovery", "retry", "('rerun', 'block')"),
+        ("recovery", "retry", "('rerun', 'resume', 'block', 'ask')"),
         ("store_down", "open", "('refuse', 'run')"),
     ],
 )

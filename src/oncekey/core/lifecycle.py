@@ -59,6 +59,7 @@ TRANSITIONS = {
     "release": Transition((RUNNING,), RELEASED, When.ANY, False),
     "take over": Transition((RUNNING,), RUNNING, When.LAPSED, True),
     "doubt": Transition((RUNNING,), UNKNOWN, When.LAPSED, True),
+    "give up": Transition((RUNNING,), UNKNOWN, When.ANY, True),
     "run again": Transition((RELEASED,), RUNNING, When.ANY, True),
     "start over": Transition((RUNNING, COMPLETED, RELEASED, UNKNOWN), RUNNING, When.EXPIRED, True),
     "resolve as completed": Transition((UNKNOWN,), COMPLETED, When.ANY, True),
@@ -86,6 +87,7 @@ class Action(enum.Enum):
 
     START_OVER = "run, as if nothing had been there"
     RUN_AGAIN = "run again"
+    ASK = "take over, then ask the application what became of it"
     RECOVER = "as the operation's recovery says"
     DOUBT = "declare the outcome unknown"
     SHORTEN = "cut the deadline to one lease, then look again"
@@ -140,12 +142,19 @@ def situation(record: Record, lapses_max: int) -> Situation:
 def decide(record: Record, comparison: Comparison, policy: Policy) -> Action:
     """What a request gets that finds this record. Never `RECOVER`: the policy has had its say."""
     action = DECISIONS[situation(record, policy.lapses_max), comparison]
-    if action is Action.RECOVER:
-        # The record's own recovery was declared by the code that ran it; a deploy in between must
-        # not weaken it.
-        blocked = "block" in (record.recovery, policy.recovery)
-        return Action.DOUBT if blocked else Action.RUN_AGAIN
-    return action
+    return recover(record, policy) if action is Action.RECOVER else action
+
+
+def recover(record: Record, policy: Policy) -> Action:
+    """What to do about a lapsed attempt.
+
+    The record's own recovery was declared by the code that ran it; a deploy in between must not
+    weaken it.
+    """
+    declared = (record.recovery, policy.recovery)
+    if "block" in declared or ("ask" in declared and policy.ask is None):
+        return Action.DOUBT
+    return Action.ASK if "ask" in declared else Action.RUN_AGAIN
 
 
 def _swap(name: str, found: Record | Held, **changes: object) -> Swap:
@@ -201,6 +210,11 @@ def doubt(found: Record, *, new_token: bytes, retention_s: float) -> Swap:
     return _swap(
         "doubt", found, new_token=new_token, retention_s=retention_s, lapses=found.lapses + 1
     )
+
+
+def give_up(held: Held, *, new_token: bytes, lapses: int, retention_s: float) -> Swap:
+    """Its owner itself cannot tell how it ended: as after `doubt`, only an operator can."""
+    return _swap("give up", held, new_token=new_token, retention_s=retention_s, lapses=lapses)
 
 
 def take(found: Record, claim: Claim) -> Swap:

@@ -38,6 +38,15 @@ class Verdict(enum.Enum):
     """Released without effect: a retry may even bring another request."""
 
 
+class Learned(enum.Enum):
+    """What an `ask` function found out, where it is not an answer."""
+
+    NOT_DONE = "not done"
+    """It had no effect: run it now."""
+    UNKNOWN = "unknown"
+    """Nobody can tell: an operator must look."""
+
+
 _REFUSALS = frozenset({307, 308, 401, 403, 405, 407, 408, 409, 413, 415, 425, 429})
 
 
@@ -91,14 +100,28 @@ class Policy:
     """How long a retry waits, where `in_flight` says so, before it is refused."""
     keep: Callable[[int], Verdict] = INHERIT
     """What an answer's status means for its record."""
-    recovery: Literal["rerun", "block"] = INHERIT
-    """What happens to an attempt whose lease is over: run again, or declare the outcome unknown."""
+    recovery: Literal["rerun", "resume", "block", "ask"] = INHERIT
+    """What happens to an attempt whose lease is over: a retry runs it again; it is continued after
+    its last finished step, by a retry or by the recoverer; its outcome is declared unknown; or
+    `ask` finds out.
+    """
+    ask: Callable[..., Any] | None = INHERIT
+    """Finds out what became of an attempt that died: gets the new attempt, returns an `Answer` or a
+    `Learned`. Sync or async.
+    """
+    request_kept_bytes_max: int = INHERIT
+    """A larger request is not kept: no recoverer can finish it, only its client's retry."""
     lapses_max: int = INHERIT
     """An attempt that died this often is not run again but declared unknown."""
     request_bytes_max: int = INHERIT
     answer_bytes_max: int = INHERIT
     """A larger answer is sent, but only the fact is kept: a retry is told so and never runs again.
     """
+    atomic: bool = INHERIT
+    """Claim, business rows and answer commit in one transaction: needs `atomic=` in the middleware.
+    """
+    atomic_s_max: float = INHERIT
+    """The longest run of an atomic handler where a transaction keeps others waiting (SQLite)."""
     key_chars_min: int = INHERIT
     store_down: Literal["refuse", "run"] = INHERIT
     """Whether a request may run unprotected when the store cannot be reached."""
@@ -133,14 +156,16 @@ _POSITIVE = (
     "unknown_retention_s",
     "lapses_max",
     "request_bytes_max",
+    "request_kept_bytes_max",
     "answer_bytes_max",
+    "atomic_s_max",
     "key_chars_min",
 )
 _NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
     "in_flight": ("refuse", "wait"),
-    "recovery": ("rerun", "block"),
+    "recovery": ("rerun", "resume", "block", "ask"),
     "store_down": ("refuse", "run"),
 }
 
@@ -162,6 +187,11 @@ def _check(policy: Policy) -> None:
     if policy.key_chars_min > 255:
         raise Misuse(
             f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
+        )
+    if (policy.recovery == "ask") != callable(policy.ask):
+        raise Misuse(
+            "Policy(recovery='ask', ask=find_out) belong together: ask=… takes the function that "
+            "finds out what became of an attempt that died"
         )
     if not callable(policy.keep):
         raise Misuse(
@@ -191,9 +221,13 @@ DEFAULTS: Final = Policy(
     wait_s=10.0,
     keep=keep_definitive,
     recovery="rerun",
+    ask=None,
+    request_kept_bytes_max=65_536,
     lapses_max=5,
     request_bytes_max=1_048_576,
     answer_bytes_max=1_048_576,
+    atomic=False,
+    atomic_s_max=5.0,
     key_chars_min=1,
     store_down="refuse",
     headers_kept=None,

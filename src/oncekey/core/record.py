@@ -54,6 +54,8 @@ class Claim:
     recovery: str = "rerun"
     schema_version: int = 0
     field_digests: Mapping[str, str] = field(default_factory=dict)
+    request: bytes | None = None
+    """The request itself, for those that are finished without their client. Kept while it runs."""
 
 
 @value

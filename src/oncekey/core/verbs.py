@@ -116,6 +116,13 @@ class Steps:
 
 
 @value
+class Requested:
+    """→ the request that was kept with a claim, None if none was or the record has ended."""
+
+    id: bytes
+
+
+@value
 class Tally:
     """Add to counters; decides nothing, loses nothing that matters. → None"""
 
@@ -125,9 +132,14 @@ class Tally:
 
 @value
 class Due:
-    """→ ids of at most `limit` records that are lapsed or expired: a hint, oldest first."""
+    """→ ids of at most `limit` records that are lapsed or expired: a hint, oldest first.
+
+    With `abandoned` only lapsed ones that wait for somebody to act: all but those of operations
+    that only a retry runs again.
+    """
 
     limit: int
+    abandoned: bool = False
 
 
 @value
@@ -162,4 +174,18 @@ class Purge:
     limit: int
 
 
-Verb = Insert | Swap | Find | Peek | AppendStep | Steps | Tally | Due | Sweep | Scan | Count | Purge
+Verb = (
+    Insert
+    | Swap
+    | Find
+    | Peek
+    | AppendStep
+    | Steps
+    | Requested
+    | Tally
+    | Due
+    | Sweep
+    | Scan
+    | Count
+    | Purge
+)

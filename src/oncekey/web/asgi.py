@@ -15,23 +15,21 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from oncekey import attempt as attempts
-from oncekey.attempt import Attempt
 from oncekey.core.op import Op, arun
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.record import Claim
 from oncekey.core.verbs import Find
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
-from oncekey.guard import Bypass, Call, Execute, Refuse, Replay, Stored, Unstored
-from oncekey.probes import probe
+from oncekey.guard import Call
+from oncekey.ports import Ports, through
 from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
 from oncekey.web import messages
-from oncekey.web.capture import Capture
+from oncekey.web.asgi_run import Run, log_failure
 from oncekey.web.edge import Edge, Tenant, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.request import Request, within
@@ -39,7 +37,6 @@ from oncekey.web.routes import Route
 from oncekey.web.status import status, status_answer
 
 DRAIN_S_MAX = 30.0
-UNSTORED = (b"idempotency-stored", b"false")
 
 
 class IdempotencyMiddleware:
@@ -73,6 +70,8 @@ class IdempotencyMiddleware:
         self.gatherer = AsyncGatherer(self.edge.store)
         self._running: set[asyncio.Task[None]] = set()
         self._drain_s_max = drain_s_max
+        self._ports: Ports | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._unfit = False
         self._methods = self.edge.routes.methods
         self._key_header = self.edge.key_header
@@ -131,7 +130,7 @@ class IdempotencyMiddleware:
             await self.app(scope, messages.resupply(body, receive), send)
         else:
             edge.start()
-            run = _Run(self, scope, receive, send, route, call, body)
+            run = Run(self, scope, receive, send, route, call, body)
             await run.decide()
 
     async def _call(
@@ -163,6 +162,17 @@ class IdempotencyMiddleware:
         """Drive an operation of the engine."""
         return await arun(op, self.gatherer.ask)
 
+    def ports(self) -> Ports:
+        """How the handlers of this event loop reach the engine."""
+        loop = asyncio.get_running_loop()
+        if self._ports is None or self._loop is not loop:
+            ask, self._loop = self.gatherer.ask, loop
+            edge = self.edge
+            self._ports = Ports(
+                edge.guard, edge.store, edge.heartbeat, ask=ask, ask_sync=through(loop, ask)
+            )
+        return self._ports
+
     def spawn(
         self, work: Coroutine[Any, Any, None], end: Callable[[asyncio.Task[None]], None]
     ) -> None:
@@ -180,7 +190,7 @@ class IdempotencyMiddleware:
 
     def forget(self, claim: Claim) -> None:
         """Release, in the background, an insert that may have happened unheard."""
-        self.spawn(self.ask(self.edge.guard.forget(claim)), _log_failure)
+        self.spawn(self.ask(self.edge.guard.forget(claim)), log_failure)
 
     # ------------------------------------------------------------------------ start and end
 
@@ -228,195 +238,3 @@ class IdempotencyMiddleware:
         """Stop what runs beside the requests and give the connections back."""
         await asyncio.to_thread(self.edge.stop)
         await self.gatherer.close()
-
-
-class _Run:
-    """One guarded request, from decision to the last byte."""
-
-    __slots__ = (
-        "_ask",
-        "_attempt",
-        "_body",
-        "_call",
-        "_capture",
-        "_edge",
-        "_ended",
-        "_flowing",
-        "_middleware",
-        "_receive_from_client",
-        "_route",
-        "_scope",
-        "_send",
-        "_silenced",
-    )
-
-    def __init__(
-        self,
-        middleware: IdempotencyMiddleware,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        route: Route,
-        call: Call,
-        body: bytes,
-    ) -> None:
-        self._middleware = middleware
-        self._ask = middleware.gatherer.ask
-        self._edge = middleware.edge
-        self._scope = scope
-        self._receive_from_client = receive
-        self._send = send
-        self._route = route
-        self._call = call
-        self._body: bytes | None = body
-        self._flowing: asyncio.Event | None = None
-        self._silenced = False
-
-    async def decide(self) -> None:
-        """Ask the engine, then run, replay or refuse."""
-        guard, policy = self._edge.guard, self._route.policy
-        claim = guard.claim(self._call, policy)
-        try:
-            decision = await arun(guard.begin(self._call, policy, claim), self._ask)
-        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            self._middleware.forget(claim)
-            raise
-        match decision:
-            case Execute(attempt):
-                await self._execute(attempt)
-            case Replay():
-                await self._replay(decision)
-            case Refuse(problem, lost_claim):
-                if lost_claim is not None:
-                    self._middleware.forget(lost_claim)
-                await messages.send(self._send, self._edge.refusal(problem))
-            case Bypass():
-                scope = messages.inner(self._scope)
-                receive = messages.resupply(self._body or b"", self._receive_from_client)
-                await self._middleware.app(scope, receive, self._send_unprotected)
-
-    def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
-        """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
-        self._attempt = attempt
-        self._capture = Capture(self._route.policy.answer_bytes_max)
-        self._scope = messages.inner(self._scope)
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._edge.heartbeat.add(attempt)
-        self._middleware.spawn(self._run_app(attempt), self._end)
-        return self._ended
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        ended = self._ended
-        if ended.done():  # the client has left
-            _log_failure(task)
-        elif task.cancelled():
-            ended.cancel()
-        elif (error := task.exception()) is not None:
-            ended.set_exception(error)
-        else:
-            ended.set_result(None)
-
-    async def _run_app(self, attempt: Attempt) -> None:
-        attempts.enter(attempt)
-        try:
-            await self._middleware.app(self._scope, self._receive, self._captured)
-            if not self._capture.complete and not attempt.finished:
-                raise RuntimeError("the application returned without a complete answer")
-        except BaseException as error:
-            if not attempt.finished and self._edge.failed_honestly(attempt, error):
-                no_effect = attempt.verdict is Verdict.NO_EFFECT
-                await arun(self._edge.guard.abandon(attempt, no_effect=no_effect), self._ask)
-            raise
-        finally:
-            self._edge.heartbeat.drop(attempt)
-
-    async def _receive(self) -> Message:
-        """The body, which was read already; then nothing, since a client that hangs up stops
-        nothing but an endless stream, once that flows.
-        """
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        if self._flowing is None:
-            self._flowing = asyncio.Event()
-        await self._flowing.wait()
-        return await self._receive_from_client()
-
-    async def _captured(self, message: Message) -> None:
-        """Stands where the application believes the client to be."""
-        capture = self._capture
-        if message["type"] == "http.response.start":
-            capture.start(message["status"], message.get("headers", ()))
-        elif message["type"] == "http.response.body":
-            if capture.flowing:
-                await self._flow(message)
-            elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
-                await self._conclude()
-        # Anything else (early hints, trailers, debug information) belongs to a client that is not
-        # here.
-
-    async def _conclude(self) -> None:
-        """The answer is known as far as it will be kept: record it, then let it go out."""
-        attempt, capture, edge = self._attempt, self._capture, self._edge
-        probe("after_handler")
-        capture.matched = messages.matched(self._scope)
-        verdict = edge.verdict(attempt, capture)
-        if verdict is not Verdict.KEEP:
-            no_effect = verdict is Verdict.NO_EFFECT
-            await arun(edge.guard.abandon(attempt, no_effect=no_effect), self._ask)
-            await self._release(capture.headers)
-            return
-        kept = edge.kept(attempt, capture)
-        finished = await arun(edge.guard.finish(attempt, kept, self._call), self._ask)
-        match finished:
-            case Stored():
-                await self._release(edge.first(capture, self._call.key, finished))
-            case Unstored():
-                await self._release([*capture.headers, UNSTORED])
-            case Replay():
-                self._silenced = True
-                await self._replay(finished)
-            case Refuse(problem):
-                self._silenced = True
-                await messages.send(self._send, edge.refusal(problem))
-
-    async def _release(self, headers: Any) -> None:
-        """Send what was held back."""
-        capture, more = self._capture, not self._capture.complete
-        start = {"type": "http.response.start", "status": capture.status, "headers": headers}
-        try:
-            await self._send(start)
-            await self._send(
-                {"type": "http.response.body", "body": capture.taken(), "more_body": more}
-            )
-        except OSError:
-            self._silenced = True  # the client is gone; its answer is safe
-        if capture.endless:
-            self._flowing = self._flowing or asyncio.Event()
-            self._flowing.set()
-        probe("after_send")
-
-    async def _flow(self, message: Message) -> None:
-        """The rest of an answer that is too large to keep."""
-        if not message.get("more_body", False):
-            self._capture.complete = True
-        if self._capture.endless:  # whoever streams learns that nobody reads any more
-            if self._silenced:
-                raise OSError("the client of an endless stream is gone")
-            await self._send(message)
-        elif not self._silenced:
-            with contextlib.suppress(OSError):
-                await self._send(message)
-
-    async def _replay(self, replay: Replay) -> None:
-        await messages.send(self._send, self._edge.replayed(replay, self._call.key))
-
-    async def _send_unprotected(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
-        await self._send(message)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a handler failed after its client had left", exc_info=error)

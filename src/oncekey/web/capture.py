@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from oncekey.core.record import Answer
+
 _UNBOUNDED = b"text/event-stream"
 
 
@@ -54,6 +56,12 @@ class Capture:
         self.complete = last
         self.flowing = self._size > self._bytes_max
         return self.complete or self.flowing
+
+    def replace(self, answer: Answer) -> None:
+        """Another answer stands in for the application's: what it still says is not collected."""
+        self.status, self.headers = answer.status, list(answer.headers)
+        self._chunks, self.complete = [answer.body or b""], True
+        self.flowing = self.endless = False
 
     def body(self) -> bytes | None:
         """What is kept: all of it, or None where only the fact is."""

@@ -43,6 +43,8 @@ log = logging.getLogger("oncekey")
 # No store keeps these in a text, and replacing them would make different paths equal.
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
+UNSTORED = (b"idempotency-stored", b"false")
+
 Tenant = Callable[[Request], Any]
 
 
@@ -198,7 +200,7 @@ class Edge:
         One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
         must not be repeated, it is left to lapse and becomes unknown.
         """
-        return isinstance(error, Exception) or attempt.policy.recovery == "rerun"
+        return isinstance(error, Exception) or attempt.policy.recovery in ("rerun", "resume")
 
     def kept(self, attempt: Attempt, capture: Capture) -> Answer:
         """What of an answer is stored."""

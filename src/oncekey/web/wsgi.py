@@ -23,13 +23,24 @@ from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.record import Answer, Claim
 from oncekey.events import Hook
-from oncekey.guard import Bypass, Call, Execute, Finished, Refuse, Replay, Stored, Unstored
+from oncekey.guard import (
+    Bypass,
+    Call,
+    Execute,
+    Finished,
+    Given,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
+from oncekey.ports import Ports, in_thread
 from oncekey.probes import probe
 from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.web.capture import Capture
-from oncekey.web.edge import Edge, Tenant, log, too_large
+from oncekey.web.edge import UNSTORED, Edge, Tenant, log, too_large
 from oncekey.web.request import Headers, Request
 from oncekey.web.routes import Route
 from oncekey.web.status import status, status_answer
@@ -38,7 +49,6 @@ Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
-UNSTORED = (b"idempotency-stored", b"false")
 FORGETS_MAX = 64
 """Most threads that release claims whose replies were lost, at once."""
 _READ_BYTES = 65_536
@@ -72,6 +82,14 @@ class IdempotencyMiddleware:
             recent_s=recent_s,
         )
         self._gatherer = Gatherer(self.edge.store)
+        ask = self._gatherer.ask
+        self._ports = Ports(
+            self.edge.guard,
+            self.edge.store,
+            self.edge.heartbeat,
+            ask=in_thread(ask),
+            ask_sync=ask,
+        )
         header = self.edge.key_header
         self._key_variable = None if header is None else _variable(header)
         self._always = self.edge.routes.required or header is None
@@ -153,16 +171,20 @@ class IdempotencyMiddleware:
         attempt: Attempt,
     ) -> Iterable[bytes]:
         capture = Capture(route.policy.answer_bytes_max)
+        attempt.ports = self._ports
         attempts.enter(attempt)
         try:
             rest = _collect(self.app, environ, capture)
             probe("after_handler")
             answer = self._conclude(capture, call, attempt)
         except BaseException as error:
-            if not attempt.finished and self.edge.failed_honestly(attempt, error):
-                no_effect = attempt.verdict is Verdict.NO_EFFECT
-                self.ask(self.edge.guard.abandon(attempt, no_effect=no_effect))
-            raise
+            if attempt.finished or not self.edge.failed_honestly(attempt, error):
+                raise
+            decided = self._conclude_failed(capture, call, attempt)
+            if decided is None:
+                raise
+            log.exception("%r failed after its outcome was decided", attempt)
+            return _respond(start_response, decided)
         finally:
             self.edge.heartbeat.drop(attempt)
             attempts.leave()
@@ -177,15 +199,30 @@ class IdempotencyMiddleware:
         """Record the answer. None: send the application's own; else: send this one instead."""
         edge = self.edge
         verdict = edge.verdict(attempt, capture)
-        if verdict is not Verdict.KEEP:
-            no_effect = verdict is Verdict.NO_EFFECT
-            self.ask(edge.guard.abandon(attempt, no_effect=no_effect))
-            return None
-        kept = edge.kept(attempt, capture)
-        finished: Finished = self.ask(edge.guard.finish(attempt, kept, call))
+        kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
+        finished: Finished = self.ask(edge.guard.conclude(attempt, verdict, kept, call))
+        return self._answer(finished, capture, call)
+
+    def _conclude_failed(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
+        """The handler raised. What is to be answered all the same, if there is something."""
+        no_effect = attempt.verdict is Verdict.NO_EFFECT
+        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
+        finished: Finished = self.ask(self.edge.guard.conclude(attempt, verdict, None, call))
+        return None if isinstance(finished, Given) else self._answer(finished, capture, call)
+
+    def _answer(self, finished: Finished, capture: Capture, call: Call) -> Answer | None:
+        """None: send the application's own answer; else: send this one instead."""
+        edge = self.edge
         match finished:
-            case Stored():
-                capture.headers = edge.first(capture, call.key, finished)
+            case Stored(_, recorded):
+                if recorded is not None:
+                    capture.replace(recorded)
+                headers = edge.first(capture, call.key, finished)
+                if recorded is not None:
+                    return Answer(recorded.status, tuple(headers), recorded.body)
+                capture.headers = headers
+                return None
+            case Given():
                 return None
             case Unstored():
                 capture.headers.append(UNSTORED)

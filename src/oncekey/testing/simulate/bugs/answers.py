@@ -13,7 +13,7 @@ from oncekey.core.lifecycle import Action, Situation
 from oncekey.core.op import Op
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.verbs import Done, Found, Insert, Refused, Swap, When
+from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import Call, Guard, Stored
 from oncekey.recent import Recent
@@ -43,11 +43,11 @@ def lost_ack_means_failure() -> Parts:
             return super()._swap(verb, now)
 
     class Engine(Guard):
-        def _persist(self, swap: Swap, attempt: Attempt) -> Op[Done | Refused]:
-            if swap.to is not State.COMPLETED:
-                return (yield from super()._persist(swap, attempt))
+        def _persist(self, verb: Swap | AppendStep, attempt: Attempt) -> Op[Done | Refused]:
+            if not isinstance(verb, Swap) or verb.to is not State.COMPLETED:
+                return (yield from super()._persist(verb, attempt))
             try:
-                outcome: Done | Refused = yield swap
+                outcome: Done | Refused = yield verb
             except StoreUnavailable:
                 yield lifecycle.release(attempt.held, no_effect=False, retention_s=60.0)
                 raise

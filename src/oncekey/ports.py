@@ -1,0 +1,77 @@
+"""Ports: how an attempt reaches the engine and its store while the handler runs.
+
+One per edge, shared by all its attempts. A handler may be async or run in a thread, whichever way
+the edge itself works, so there are both ways to ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from oncekey.core.op import Op, arun, run
+from oncekey.errors import Misuse
+
+if TYPE_CHECKING:
+    from oncekey.guard import Guard
+    from oncekey.heartbeat import Heartbeat
+    from oncekey.stores.base import Store
+
+T = TypeVar("T")
+
+
+class Ports:
+    """The engine, its store and its heartbeat, with the two ways to ask."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        store: Store,
+        heartbeat: Heartbeat,
+        *,
+        ask: Callable[[Any], Awaitable[Any]],
+        ask_sync: Callable[[Any], Any],
+    ) -> None:
+        self.guard = guard
+        self.store = store
+        self.heartbeat = heartbeat
+        self._ask = ask
+        self._ask_sync = ask_sync
+
+    async def drive(self, op: Op[T]) -> T:
+        """Drive an operation of the engine, awaited."""
+        return await arun(op, self._ask)
+
+    def drive_sync(self, op: Op[T]) -> T:
+        """Drive an operation of the engine, blocking."""
+        return run(op, self._ask_sync)
+
+
+def through(
+    loop: asyncio.AbstractEventLoop, ask: Callable[[Any], Awaitable[Any]]
+) -> Callable[[Any], Any]:
+    """A blocking `ask` for threads, of an awaited one that belongs to `loop`."""
+
+    async def asked(question: Any) -> Any:
+        return await ask(question)
+
+    def ask_sync(question: Any) -> Any:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is loop:
+            raise Misuse("this call would block the event loop: use the awaited form of it")
+        return asyncio.run_coroutine_threadsafe(asked(question), loop).result()
+
+    return ask_sync
+
+
+def in_thread(ask: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    """An awaited `ask` of a blocking one."""
+
+    async def awaited(question: Any) -> Any:
+        return await asyncio.to_thread(ask, question)
+
+    return awaited

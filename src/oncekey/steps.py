@@ -1,0 +1,210 @@
+"""Steps: named parts of a handler whose results are kept, so that a later attempt skips them.
+
+A handler takes its steps one after the other and in the same order each time. Each result is kept
+under the fence before the next step starts; a later attempt gets the kept results back, reads them
+all in one round trip, and goes on with the first step that has none. Whoever changed the order, the
+names or the arguments in between is told (`StepsChanged`) instead of given another step's result.
+
+What this cannot do: a step whose process dies between its effect and its record runs again. Let its
+effect take `child_key`, or declare it `at_most_once`: then it is never repeated, and where nobody
+knows how it ended the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from oncekey.core.framing import as_bytes, frame
+from oncekey.core.op import Op
+from oncekey.core.printable import printable
+from oncekey.core.record import Step
+from oncekey.core.value import value
+from oncekey.core.verbs import AppendStep, Done, Refused
+from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
+from oncekey.probes import probe
+
+if TYPE_CHECKING:
+    from oncekey.attempt import Attempt
+    from oncekey.guard import Guard
+
+STEPS_MAX = 1_000
+STEP_BYTES_MAX = 1_048_576
+NAME_CHARS_MAX = 100
+
+current_child_key: ContextVar[str | None] = ContextVar("oncekey_child_key", default=None)
+"""The key of the step that runs now, for transports that forward it by themselves."""
+
+
+@value
+class Kept:
+    """The result that an earlier attempt left."""
+
+    result: Any
+
+
+@value
+class Take:
+    """Take this step now, then `end` it."""
+
+    name: str
+    digest: bytes
+
+
+def child_key(record_id: bytes, name: str) -> str:
+    """A key for what a step calls: the same over all attempts, another one for every tenant,
+    operation, key and name. A UUID of version 8, because some providers take nothing else.
+    """
+    digest = bytearray(
+        hashlib.sha256(frame((b"oncekey/child/1", record_id, as_bytes(name)))).digest()[:16]
+    )
+    digest[6] = digest[6] & 0x0F | 0x80
+    digest[8] = digest[8] & 0x3F | 0x80
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class Steps:
+    """The steps of one attempt."""
+
+    __slots__ = ("_attempt", "_known", "_running", "_taken")
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._known: list[Step] | None = None
+        """What earlier attempts left, in order. A first attempt has nothing to read."""
+        self._taken = 0
+        self._running: str | None = None
+
+    @property
+    def any_kept(self) -> bool:
+        """Whether this attempt, or one before it that it knows of, kept a step."""
+        return bool(self._taken or self._known)
+
+    @property
+    def left_over(self) -> list[str]:
+        """Steps of earlier attempts that this one has not come to."""
+        return [step.name for step in (self._known or ())[self._taken :]]
+
+    def begin(
+        self, guard: Guard, name: str, arguments: tuple[Any, ...], *, at_most_once: bool
+    ) -> Op[Kept | Take]:
+        """What is kept of this step, or that it is to be taken now."""
+        self._check(name)
+        attempt, digest = self._attempt, digest_of(name, arguments)
+        attempt.ensure_owned()
+        if self._known is None:
+            self._known = (yield from guard.steps(attempt)) if attempt.attempt > 1 else []
+        if self._taken < len(self._known):
+            known = self._expect(self._known[self._taken], name, digest)
+            if known.result is not None:
+                self._taken += 1
+                return Kept(json.loads(known.result))
+            attempt.doubted = True
+            raise OutcomeUnknown(
+                f"the step {name!r} of {attempt.operation} must not be repeated; an earlier "
+                "attempt began it and nobody knows how it ended: an operator must find out"
+            )
+        if at_most_once:
+            yield from self._keep(guard, Step(name, digest, None))
+        self._running = name
+        return Take(name, digest)
+
+    def end(self, guard: Guard, take: Take, result: Any) -> Op[Any]:
+        """Keep a result; gives it as later attempts will see it."""
+        kept = encode(take.name, result)
+        probe("before_step")
+        yield from self._keep(guard, Step(take.name, take.digest, kept))
+        probe("after_step")
+        return self.ended(kept)
+
+    def end_with(self, take: Take, result: Any) -> AppendStep:
+        """The same, as a verb for the transaction in which the step did its work."""
+        held = self._attempt.held
+        step = Step(take.name, take.digest, encode(take.name, result))
+        return AppendStep(held.id, held.fence, held.token, step)
+
+    def ended(self, kept: bytes | None) -> Any:
+        """The step is kept: the next may begin."""
+        self._running, self._taken = None, self._taken + 1
+        if self._known is not None and self._taken > len(self._known):
+            self._known.append(Step("", b"", kept))  # only its place matters from now on
+        return json.loads(kept or b"null")
+
+    @contextmanager
+    def running(self, take: Take) -> Iterator[None]:
+        """While its function runs: what it calls can take its key."""
+        token = current_child_key.set(child_key(self._attempt.held.id, take.name))
+        try:
+            yield
+        except BaseException:
+            self._running = None
+            raise
+        finally:
+            current_child_key.reset(token)
+
+    def refused(self, guard: Guard, name: str) -> LeaseLost:
+        """What to raise where the store refused to keep a step."""
+        self._running = None
+        guard.lose(self._attempt, "refused at a step")
+        return LeaseLost(
+            f"the step {name!r} of {self._attempt.operation} was not kept: another attempt owns "
+            "the record; stop here"
+        )
+
+    def _keep(self, guard: Guard, step: Step) -> Op[None]:
+        outcome: Done | Refused = yield from guard.keep_step(self._attempt, step)
+        if isinstance(outcome, Refused):
+            raise self.refused(guard, step.name)
+
+    def _check(self, name: str) -> None:
+        if self._running is not None:
+            raise Misuse(
+                f"the step {name!r} begins while {self._running!r} runs: steps are taken one after "
+                "the other, so that a later attempt can tell where it stands"
+            )
+        if not name or len(name) > NAME_CHARS_MAX or name != printable(name, NAME_CHARS_MAX):
+            raise Misuse(
+                f"a step's name is 1 to {NAME_CHARS_MAX} printable characters: {name!r:.120}"
+            )
+        if self._taken >= STEPS_MAX:
+            raise Misuse(f"an operation takes at most {STEPS_MAX} steps")
+
+    def _expect(self, known: Step, name: str, digest: bytes) -> Step:
+        if known.name == name and known.digest == digest:
+            return known
+        what = "with other arguments" if known.name == name else f"where {known.name!r} was taken"
+        raise StepsChanged(
+            f"{self._attempt.operation}: the step {name!r} is taken {what} before: the program was "
+            "changed while this operation was under way. Deploy code that takes the old steps, or "
+            "let an operator resolve it"
+        )
+
+
+def digest_of(name: str, arguments: tuple[Any, ...]) -> bytes:
+    """Tells a changed step: by its arguments' values where JSON knows them, else by their types."""
+    text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), default=_by_type)
+    return hashlib.sha256(frame((b"oncekey/step/1", as_bytes(name), as_bytes(text)))).digest()[:16]
+
+
+def _by_type(argument: object) -> str:
+    return f"<{type(argument).__module__}.{type(argument).__qualname__}>"
+
+
+def encode(name: str, result: Any) -> bytes:
+    """A result as it is kept: JSON, so that it can be read by the next release too."""
+    try:
+        text = json.dumps(result, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Misuse(
+            f"the step {name!r} returned what JSON cannot keep ({error}): return text, numbers, "
+            "lists and dicts of what later steps need"
+        ) from error
+    kept = text.encode()
+    if len(kept) > STEP_BYTES_MAX:
+        raise Misuse(f"the step {name!r} returned {len(kept)} bytes, more than {STEP_BYTES_MAX}")
+    return kept

@@ -1,0 +1,248 @@
+"""One guarded ASGI request, from decision to the last byte.
+
+The handler runs in a task of its own: a client that hangs up does not stop it. Not one byte of its
+answer is sent before the answer is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from oncekey import attempt as attempts
+from oncekey.attempt import Attempt
+from oncekey.core.op import arun
+from oncekey.core.policy import Verdict
+from oncekey.guard import (
+    Bypass,
+    Call,
+    Execute,
+    Finished,
+    Given,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
+from oncekey.probes import probe
+from oncekey.web import messages
+from oncekey.web.capture import Capture
+from oncekey.web.edge import UNSTORED, log
+from oncekey.web.messages import Message, Receive, Scope, Send
+from oncekey.web.routes import Route
+
+if TYPE_CHECKING:
+    from oncekey.web.asgi import IdempotencyMiddleware
+
+
+class Run:
+    """One guarded request, from decision to the last byte."""
+
+    __slots__ = (
+        "_ask",
+        "_attempt",
+        "_body",
+        "_call",
+        "_capture",
+        "_edge",
+        "_ended",
+        "_flowing",
+        "_middleware",
+        "_receive_from_client",
+        "_route",
+        "_scope",
+        "_send",
+        "_silenced",
+    )
+
+    def __init__(
+        self,
+        middleware: IdempotencyMiddleware,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        route: Route,
+        call: Call,
+        body: bytes,
+    ) -> None:
+        self._middleware = middleware
+        self._ask = middleware.gatherer.ask
+        self._edge = middleware.edge
+        self._scope = scope
+        self._receive_from_client = receive
+        self._send = send
+        self._route = route
+        self._call = call
+        self._body: bytes | None = body
+        self._flowing: asyncio.Event | None = None
+        self._silenced = False
+
+    async def decide(self) -> None:
+        """Ask the engine, then run, replay or refuse."""
+        guard, policy = self._edge.guard, self._route.policy
+        claim = guard.claim(self._call, policy)
+        try:
+            decision = await arun(guard.begin(self._call, policy, claim), self._ask)
+        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
+            self._middleware.forget(claim)
+            raise
+        match decision:
+            case Execute(attempt):
+                await self._execute(attempt)
+            case Replay():
+                await self._replay(decision)
+            case Refuse(problem, lost_claim):
+                if lost_claim is not None:
+                    self._middleware.forget(lost_claim)
+                await messages.send(self._send, self._edge.refusal(problem))
+            case Bypass():
+                scope = messages.inner(self._scope)
+                receive = messages.resupply(self._body or b"", self._receive_from_client)
+                await self._middleware.app(scope, receive, self._send_unprotected)
+
+    def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
+        """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
+        self._attempt = attempt
+        attempt.ports = self._middleware.ports()
+        self._capture = Capture(self._route.policy.answer_bytes_max)
+        self._scope = messages.inner(self._scope)
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._edge.heartbeat.add(attempt)
+        self._middleware.spawn(self._run_app(attempt), self._end)
+        return self._ended
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        ended = self._ended
+        if ended.done():  # the client has left
+            log_failure(task)
+        elif task.cancelled():
+            ended.cancel()
+        elif (error := task.exception()) is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    async def _run_app(self, attempt: Attempt) -> None:
+        attempts.enter(attempt)
+        try:
+            await self._middleware.app(self._scope, self._receive, self._captured)
+            if not self._capture.complete and not attempt.finished:
+                raise RuntimeError("the application returned without a complete answer")
+        except BaseException as error:
+            if attempt.finished or not self._edge.failed_honestly(attempt, error):
+                raise
+            if not await self._conclude_failed(attempt):
+                raise
+            log.exception("%r failed after its outcome was decided", attempt)
+        finally:
+            self._edge.heartbeat.drop(attempt)
+
+    async def _conclude_failed(self, attempt: Attempt) -> bool:
+        """The handler raised. Whether there is something to answer all the same."""
+        no_effect = attempt.verdict is Verdict.NO_EFFECT
+        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
+        op = self._edge.guard.conclude(attempt, verdict, None, self._call)
+        finished = await arun(op, self._ask)
+        if isinstance(finished, Given):
+            return False
+        await self._answer(finished)
+        return True
+
+    async def _receive(self) -> Message:
+        """The body, which was read already; then nothing, since a client that hangs up stops
+        nothing but an endless stream, once that flows.
+        """
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._flowing is None:
+            self._flowing = asyncio.Event()
+        await self._flowing.wait()
+        return await self._receive_from_client()
+
+    async def _captured(self, message: Message) -> None:
+        """Stands where the application believes the client to be."""
+        capture = self._capture
+        if message["type"] == "http.response.start":
+            capture.start(message["status"], message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            if capture.flowing:
+                await self._flow(message)
+            elif self._attempt.finished:  # answered already, by another answer than this
+                return
+            elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
+                await self._conclude()
+        # Anything else (early hints, trailers, debug information) belongs to a client that is not
+        # here.
+
+    async def _conclude(self) -> None:
+        """The answer is known as far as it will be kept: record it, then let it go out."""
+        attempt, capture, edge = self._attempt, self._capture, self._edge
+        probe("after_handler")
+        capture.matched = messages.matched(self._scope)
+        verdict = edge.verdict(attempt, capture)
+        kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
+        op = edge.guard.conclude(attempt, verdict, kept, self._call)
+        await self._answer(await arun(op, self._ask))
+
+    async def _answer(self, finished: Finished) -> None:
+        """Tell the client how it ended."""
+        capture, edge = self._capture, self._edge
+        match finished:
+            case Stored(_, recorded):
+                if recorded is not None:
+                    self._silenced = True
+                    capture.replace(recorded)
+                await self._release(edge.first(capture, self._call.key, finished))
+            case Given():
+                await self._release(capture.headers)
+            case Unstored():
+                await self._release([*capture.headers, UNSTORED])
+            case Replay():
+                self._silenced = True
+                await self._replay(finished)
+            case Refuse(problem):
+                self._silenced = True
+                await messages.send(self._send, edge.refusal(problem))
+
+    async def _release(self, headers: Any) -> None:
+        """Send what was held back."""
+        capture, more = self._capture, not self._capture.complete
+        start = {"type": "http.response.start", "status": capture.status, "headers": headers}
+        try:
+            await self._send(start)
+            await self._send(
+                {"type": "http.response.body", "body": capture.taken(), "more_body": more}
+            )
+        except OSError:
+            self._silenced = True  # the client is gone; its answer is safe
+        if capture.endless:
+            self._flowing = self._flowing or asyncio.Event()
+            self._flowing.set()
+        probe("after_send")
+
+    async def _flow(self, message: Message) -> None:
+        """The rest of an answer that is too large to keep."""
+        if not message.get("more_body", False):
+            self._capture.complete = True
+        if self._capture.endless:  # whoever streams learns that nobody reads any more
+            if self._silenced:
+                raise OSError("the client of an endless stream is gone")
+            await self._send(message)
+        elif not self._silenced:
+            with contextlib.suppress(OSError):
+                await self._send(message)
+
+    async def _replay(self, replay: Replay) -> None:
+        await messages.send(self._send, self._edge.replayed(replay, self._call.key))
+
+    async def _send_unprotected(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
+        await self._send(message)
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a handler failed after its client had left", exc_info=error)

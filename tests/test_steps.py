@@ -1,0 +1,252 @@
+"""Steps: kept under the fence, skipped by later attempts, never silently mixed."""
+
+import asyncio
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+import oncekey
+from oncekey.clock import FakeClock
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import arun, run
+from oncekey.core.policy import Policy
+from oncekey.core.verbs import AppendStep, Steps
+from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
+from oncekey.guard import Call, Execute, Guard
+from oncekey.heartbeat import Heartbeat
+from oncekey.ports import Ports, in_thread
+from oncekey.steps import STEP_BYTES_MAX, child_key, current_child_key
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.memory import MemoryStore
+
+CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
+
+
+class World:
+    """Attempts of one operation, one after the other; those before the last died."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.guard = Guard(clock=self.clock)
+        self.store = MemoryStore(self.clock)
+        self.policy = Policy(lease_s=10, recovery="resume").settled()
+        self.gatherer = Gatherer(self.store)
+        self.asked: list[Any] = []
+        self.ports = Ports(
+            self.guard,
+            self.store,
+            Heartbeat(self.store, self.guard, self.clock),
+            ask=in_thread(self.ask),
+            ask_sync=self.ask,
+        )
+
+    def ask(self, question: Any) -> Any:
+        self.asked.append(question)
+        return self.gatherer.ask(question)
+
+    def attempt(self) -> oncekey.Attempt:
+        self.clock.advance(11)
+        decision = run(self.guard.begin(CALL, self.policy), self.ask)
+        assert isinstance(decision, Execute)
+        decision.attempt.ports = self.ports
+        self.asked.clear()
+        return decision.attempt
+
+
+def test_a_later_attempt_gets_the_results_back_and_continues() -> None:
+    world = World()
+    ran: list[str] = []
+
+    def takes(name: str, result: object) -> object:
+        ran.append(name)
+        return result
+
+    first = world.attempt()
+    assert first.step_sync("reserve", lambda: takes("reserve", "r_1")) == "r_1"
+    assert first.step_sync("charge", lambda: takes("charge", {"id": 7})) == {"id": 7}
+    second = world.attempt()
+    assert second.step_sync("reserve", lambda: takes("again", None)) == "r_1"
+    assert second.step_sync("charge", lambda: takes("again", None)) == {"id": 7}
+    assert second.step_sync("mail", lambda: takes("mail", None)) is None
+    assert ran == ["reserve", "charge", "mail"]
+    questions = [type(question) for question in world.asked]
+    assert questions == [Steps, AppendStep], (
+        "all steps in one round trip, one write for the new one"
+    )
+
+
+@pytest.mark.parametrize("result", [None, 0, "", [], {}, False, 1.5, "text", {"a": [1, None]}])
+def test_whatever_json_knows_is_a_result(result: object) -> None:
+    world = World()
+    assert world.attempt().step_sync("s", lambda: result) == result
+    again = world.attempt()
+    assert again.step_sync("s", lambda: pytest.fail("ran again")) == result
+
+
+def test_the_first_attempt_sees_a_result_as_later_ones_will() -> None:
+    world = World()
+    assert world.attempt().step_sync("s", lambda: (1, 2)) == [1, 2]
+    assert world.attempt().step_sync("s", lambda: (1, 2)) == [1, 2]
+
+
+def test_a_first_attempt_reads_nothing() -> None:
+    world = World()
+    world.attempt().step_sync("s", lambda: 1)
+    assert [type(question) for question in world.asked] == [AppendStep]
+
+
+async def test_steps_may_be_async_and_call_sync_functions() -> None:
+    attempt = World().attempt()
+
+    async def slow(n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    assert await attempt.step("a", slow, 1) == 2
+    assert await attempt.step("b", len, "four") == 4
+
+
+def test_a_step_that_raises_leaves_nothing_and_runs_again() -> None:
+    world = World()
+    first = world.attempt()
+    with pytest.raises(ZeroDivisionError):
+        first.step_sync("s", lambda: 1 // 0)
+    assert first.step_sync("s", lambda: 2) == 2
+
+
+# ----------------------------------------------------------------------- changed programs
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "says"),
+    [("charge", 5, "where 'reserve' was taken"), ("reserve", 6, "with other arguments")],
+)
+def test_changed_steps_are_reported_not_mixed(name: str, argument: int, says: str) -> None:
+    world = World()
+    world.attempt().step_sync("reserve", str, 5)
+    with pytest.raises(StepsChanged, match=says):
+        world.attempt().step_sync(name, str, argument)
+
+
+def test_arguments_that_json_does_not_know_are_compared_by_type() -> None:
+    world = World()
+    world.attempt().step_sync("s", lambda thing: 1, object())
+    assert world.attempt().step_sync("s", lambda thing: 2, object()) == 1
+    with pytest.raises(StepsChanged):
+        world.attempt().step_sync("s", lambda thing: 2, Guard())
+
+
+def test_what_was_not_come_to_is_known() -> None:
+    world = World()
+    first = world.attempt()
+    first.step_sync("a", lambda: 1)
+    first.step_sync("b", lambda: 1)
+    second = world.attempt()
+    second.step_sync("a", lambda: 1)
+    assert second.steps.left_over == ["b"]
+
+
+# -------------------------------------------------------------------------- at most once
+
+
+def test_at_most_once_becomes_unknown_rather_than_repeat() -> None:
+    world = World()
+    with pytest.raises(KeyboardInterrupt):
+        world.attempt().step_sync("charge", _dies, at_most_once=True)
+    second = world.attempt()
+    with pytest.raises(OutcomeUnknown, match="charge"):
+        second.step_sync("charge", lambda: pytest.fail("ran again"), at_most_once=True)
+    assert second.doubted
+
+
+def test_at_most_once_that_ended_is_an_ordinary_step() -> None:
+    world = World()
+    world.attempt().step_sync("charge", lambda: "ch_1", at_most_once=True)
+    assert world.attempt().step_sync("charge", lambda: "ch_2", at_most_once=True) == "ch_1"
+
+
+def _dies() -> None:
+    raise KeyboardInterrupt
+
+
+# ------------------------------------------------------------------------------- fences
+
+
+def test_p2_a_step_of_an_attempt_that_was_taken_over_is_refused() -> None:
+    world = World()
+    first = world.attempt()
+    second = world.attempt()
+    with pytest.raises(LeaseLost):
+        first.step_sync("s", lambda: "stale")
+    assert first.lost
+    assert second.step_sync("s", lambda: "fresh") == "fresh"
+
+
+def test_a_step_after_the_loss_is_not_even_begun() -> None:
+    world = World()
+    first = world.attempt()
+    first.mark_lost()
+    with pytest.raises(LeaseLost):
+        first.step_sync("s", lambda: pytest.fail("ran"))
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "two\nlines", "nul\0"])
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(Misuse, match="printable"):
+        World().attempt().step_sync(name, lambda: 1)
+
+
+def test_a_result_that_json_cannot_keep_is_refused() -> None:
+    with pytest.raises(Misuse, match="JSON"):
+        World().attempt().step_sync("s", object)
+    with pytest.raises(Misuse, match="JSON"):
+        World().attempt().step_sync("s", lambda: float("nan"))
+
+
+def test_p11_a_result_is_bounded() -> None:
+    with pytest.raises(Misuse, match="more than"):
+        World().attempt().step_sync("s", lambda: "x" * STEP_BYTES_MAX)
+
+
+def test_steps_do_not_overlap() -> None:
+    attempt = World().attempt()
+    with pytest.raises(Misuse, match="one after the other"):
+        attempt.step_sync("outer", lambda: attempt.step_sync("inner", lambda: 1))
+
+
+def test_steps_belong_into_a_running_handler() -> None:
+    attempt = World().attempt()
+    attempt.finished = True
+    with pytest.raises(Misuse, match="while it runs"):
+        attempt.step_sync("s", lambda: 1)
+
+
+# ------------------------------------------------------------------------------ child keys
+
+
+def test_e47_a_child_key_is_the_same_over_all_attempts_and_differs_otherwise() -> None:
+    world = World()
+    keys = {world.attempt().child_key("charge") for _ in range(3)}
+    assert len(keys) == 1
+    assert keys != {world.attempt().child_key("mail")}
+    assert keys != {child_key(bytes(32), "charge")}
+    assert uuid.UUID(keys.pop()).variant == uuid.RFC_4122
+
+
+def test_e47_within_a_step_its_key_is_at_hand() -> None:
+    attempt = World().attempt()
+    assert current_child_key.get() is None
+    assert attempt.step_sync("charge", current_child_key.get) == attempt.child_key("charge")
+    assert current_child_key.get() is None
+
+
+async def test_both_ways_to_ask_keep_the_same() -> None:
+    world = World()
+    assert await world.attempt().step("s", json.dumps, [1]) == "[1]"
+    found = await arun(world.guard.steps(world.attempt()), in_thread(world.ask))
+    assert [(step.name, step.result) for step in found] == [("s", b'"[1]"')]
