@@ -57,7 +57,7 @@ def _of_store(
 _QUERIES = "schema/postgres/queries.sql"
 _SWAP = "schema/redis/swap.lua"
 _COMPARED = "if (row.state, row.fence, row.token) != expected or"
-_WHERE = "WHERE id = ? AND state = ? AND fence = ? AND token = ?\n"
+_WHERE = "WHERE id = {id} AND state = {state} AND fence = {fence} AND token = {token}\n"
 _LUA = "if state ~= ARGV[1] or fence ~= ARGV[2] or found[3] ~= ARGV[3] or not holds[ARGV[4]] then"
 
 STORES = (
@@ -103,23 +103,23 @@ STORES = (
     _of_store(
         "sqlite",
         "no state check",
-        "sqlite_verbs.py",
+        "sqlite_sql.py",
         _WHERE,
-        _WHERE.replace("state = ?", "? <> ''"),
+        _WHERE.replace("state = ", "'' <> "),
     ),
     _of_store(
         "sqlite",
         "no fence check",
-        "sqlite_verbs.py",
+        "sqlite_sql.py",
         _WHERE,
-        _WHERE.replace("fence = ?", "? <> ''"),
+        _WHERE.replace("fence = ", "'' <> "),
     ),
     _of_store(
         "sqlite",
         "no token check",
-        "sqlite_verbs.py",
+        "sqlite_sql.py",
         _WHERE,
-        _WHERE.replace("token = ?", "? <> ''"),
+        _WHERE.replace("token = ", "'' <> "),
     ),
     _of_store(
         "sqlite",
@@ -132,10 +132,26 @@ STORES = (
     _of_store(
         "sqlite",
         "the sweep removes what runs",
-        "sqlite_verbs.py",
+        "sqlite_sql.py",
         "WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)",
         "WHERE state = 'running' AND ? AND (? OR ?)",
         _SWEPT,
+    ),
+    Mutant(
+        "sqlite: a batch that was not all done counts as done",
+        "stores/sqlite_verbs.py",
+        ".rowcount != len(rows):",
+        ".rowcount > len(rows):",
+        "tests/stores/test_sqlite_verbs.py",
+        "test_p2_one_that_is_refused_is_refused_alone",
+    ),
+    Mutant(
+        "sqlite: an insert that lost a race counts as inserted",
+        "stores/sqlite_verbs.py",
+        ".rowcount != len(rows):",
+        ".rowcount > len(rows):",
+        "tests/stores/test_sqlite_verbs.py",
+        "test_p1_an_insert_that_lost_a_race_after_the_look_finds_the_winner",
     ),
     # ---------------------------------------------------------------------------- PostgreSQL
     _of_store("postgres", "no state check", _QUERIES, "c.state = a.state AND ", ""),

@@ -157,11 +157,14 @@ def test_an_insert_that_finds_nothing_among_replays_is_carried_out(
 def test_a_sweep_and_an_insert_of_what_it_removes_share_a_batch(
     path: Path, store: SqliteStore, connection: SqliteConnection
 ) -> None:
-    """The fence goes on rising, though the floor was raised within the same transaction."""
+    """The insert looks first, and finds what expired; the next one finds a higher fence."""
     run(store.perform([Insert(claim("order-1")), Insert(claim("order-2"))]), connection.ask)
     elapse.sqlite(path, 3 * HOUR_S)
-    verbs: list[Verb] = [Insert(claim("order-0")), Sweep(10), Insert(claim("order-1"))]
-    assert run(store.perform(verbs), connection.ask) == [Inserted(1), 2, Inserted(2)]
+    verbs: list[Verb] = [Sweep(10), Insert(claim("order-1"))]
+    swept, found = run(store.perform(verbs), connection.ask)
+    assert swept == 2
+    assert found.record.expired
+    assert run(store.perform([Insert(claim("order-1"))]), connection.ask) == [Inserted(2)]
 
 
 # ------------------------------------------------------------------------ what is purged is gone

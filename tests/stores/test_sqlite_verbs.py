@@ -1,22 +1,42 @@
-"""The SQL of the SQLite store: its two clocks, and that nothing reads through the whole table."""
+"""The verbs of the SQLite store: its two clocks, and batches that are done together."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from oncekey.clock import FakeClock
 from oncekey.core import lifecycle
-from oncekey.core.record import Answer, Record
-from oncekey.core.verbs import Done, Due, Find, Insert, Inserted, Peek, Refused, Sweep
-from oncekey.stores import sqlite_verbs
+from oncekey.core.lifecycle import Held
+from oncekey.core.op import run
+from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.verbs import (
+    AppendStep,
+    Done,
+    Due,
+    Find,
+    Insert,
+    Inserted,
+    Peek,
+    Refused,
+    Steps,
+    Swap,
+    Sweep,
+    Verb,
+)
 from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite import SqliteStore, _write
+from oncekey.stores.sqlite_connection import File, SqliteConnection
+from oncekey.stores.sqlite_verbs import Batch, NotAll, Writing
 from tests.stores.sqlite_worker import HOUR_S, claim
 
 DAY_S = 24 * HOUR_S
@@ -159,27 +179,230 @@ def test_what_waits_longest_is_due_first_by_whichever_clock(
     assert gatherer.ask(Due(2)) == [cut_off.id, ended.id]
 
 
-# ------------------------------------------------------------------------------ bounded work
+# ------------------------------------------------------------------------------ batches
 
-PLANS = {
-    "_DUE": {"oncekey_claims_running", "oncekey_claims_ended"},
-    "_EXPIRED": {"oncekey_claims_running", "oncekey_claims_ended"},
-    "_PURGEABLE": {"oncekey_claims_purgeable"},
-    "_FIND": {"sqlite_autoindex_oncekey_claims_1"},
-    "_SCAN": {"sqlite_autoindex_oncekey_claims_1"},
-    "_STEPS": {"sqlite_autoindex_oncekey_claims_1", "sqlite_autoindex_oncekey_steps_1"},
+
+class Hand:
+    """A store with one connection: what is asked together is one batch."""
+
+    def __init__(self, path: Path, clock: FakeClock) -> None:
+        self.clock = clock
+        self._store = SqliteStore(path, clock=clock)
+        self._connection: SqliteConnection = self._store.connect()
+        run(self._store.prepare(), self._connection.ask)
+
+    def ask(self, verbs: Sequence[Verb]) -> list[Any]:
+        return run(self._store.perform(verbs), self._connection.ask)
+
+    def one_by_one(self, verbs: Sequence[Verb]) -> Any:
+        return self.write(lambda execute: Writing(self.clock, execute).carry_out(verbs))
+
+    def write(self, work: Callable[[Any], Any]) -> Any:
+        return self.question(lambda file: file.write(work))
+
+    def question(self, question: Callable[[File], Any]) -> Any:
+        return self._connection.ask(question)
+
+    def statements(self, verbs: Sequence[Verb]) -> list[str]:
+        """What is executed for one batch: the first words."""
+        executed: list[str] = []
+        self.question(lambda file: file._db.set_trace_callback(executed.append))
+        self.ask(verbs)
+        self.question(lambda file: file._db.set_trace_callback(None))
+        return [text.split()[0] for text in executed]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def hand(path: Path, clock: FakeClock) -> Iterator[Hand]:
+    hand = Hand(path, clock)
+    yield hand
+    hand.close()
+
+
+def completion(attempt: Claim, **other: Any) -> Swap:
+    held = Held(attempt.id, 1, attempt.token)
+    swap = lifecycle.complete(held, Answer(200, (), attempt.key.encode()), retention_s=HOUR_S)
+    return dataclasses.replace(swap, **other)
+
+
+def renewal(attempt: Claim) -> Swap:
+    held = Held(attempt.id, 1, attempt.token)
+    return lifecycle.renew(held, lease_s=2 * HOUR_S, retention_s=HOUR_S)
+
+
+def release(attempt: Claim, *, no_effect: bool = False) -> Swap:
+    held = Held(attempt.id, 1, attempt.token)
+    return lifecycle.release(held, no_effect=no_effect, retention_s=HOUR_S)
+
+
+def claims(count: int, prefix: str = "order") -> list[Claim]:
+    return [claim(f"{prefix}-{number}") for number in range(count)]
+
+
+def found(record: Record | None) -> Record:
+    assert record is not None
+    return record
+
+
+def test_a_batch_takes_a_handful_of_statements(hand: Hand) -> None:
+    """Whatever its size: around each the interpreter's lock is let go and fought for."""
+    attempts = claims(64)
+    begun = ["BEGIN", "SELECT", "INSERT", "COMMIT"]
+    assert hand.statements([*map(Insert, attempts)]) == ["SELECT", *begun]
+    assert hand.statements([*map(renewal, attempts)]) == ["BEGIN", "UPDATE", "COMMIT"]
+    completed = ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
+    assert hand.statements([*map(completion, attempts)]) == completed
+    assert hand.statements([*map(Insert, attempts)]) == ["SELECT"]
+
+
+@pytest.mark.parametrize("count", range(1, 131))
+def test_batches_of_every_size_are_done_as_a_whole(hand: Hand, count: int) -> None:
+    attempts = claims(count)
+    assert hand.ask([*map(Insert, attempts)]) == [Inserted(1)] * count
+    assert hand.ask([*map(renewal, attempts)]) == [Done(1)] * count
+    hand.clock.advance(HOUR_S * 1.5)
+    others = claims(count, "other")
+    pairs = zip(map(completion, attempts), map(Insert, others), strict=True)
+    mixed = [verb for pair in pairs for verb in pair]
+    assert hand.ask(mixed) == [Done(1), Inserted(1)] * count
+    replayed = hand.ask([*map(Insert, attempts)])
+    assert [outcome.record.answer.body for outcome in replayed] == [
+        attempt.key.encode() for attempt in attempts
+    ]
+    assert {outcome.record.beat for outcome in replayed} == {2}
+    assert {outcome.record.lease_left_s for outcome in hand.ask([*map(Insert, others)])} == {HOUR_S}
+
+
+def test_an_insert_whose_reply_was_lost_finds_its_own_record_in_any_batch(hand: Hand) -> None:
+    lost, new = claims(20), claims(20, "other")
+    hand.ask([*map(Insert, lost)])
+    outcomes = hand.ask([Insert(each) for pair in zip(new, lost, strict=True) for each in pair])
+    assert outcomes[::2] == [Inserted(1)] * 20
+    assert [outcome.record.token for outcome in outcomes[1::2]] == [each.token for each in lost]
+
+
+def test_p1_an_insert_that_lost_a_race_after_the_look_finds_the_winner(hand: Hand) -> None:
+    """Between the look and the write another process may insert: then the write must notice."""
+    winners, losers, new = claims(10), claims(10), claims(10, "other")
+    hand.ask([*map(Insert, winners)])
+    verbs = [Insert(each) for pair in zip(new, losers, strict=True) for each in pair]
+    with pytest.raises(NotAll):
+        hand.write(lambda execute: Batch(hand.clock, execute).carry_out(verbs))
+    assert hand.ask([Find(each.id) for each in new]) == [None] * 10
+    outcomes = hand.question(partial(_write, verbs, hand.clock))
+    assert outcomes[::2] == [Inserted(1)] * 10
+    assert [outcome.record.token for outcome in outcomes[1::2]] == [each.token for each in winners]
+
+
+def test_one_id_twice_in_a_batch_is_inserted_once(hand: Hand) -> None:
+    first, second, *others = [claim("order-1"), claim("order-1"), *claims(9, "other")]
+    outcomes = hand.ask([*map(Insert, (first, *others, second))])
+    assert outcomes[:-1] == [Inserted(1)] * 10
+    assert outcomes[-1].record.token == first.token
+
+
+REFUSED: dict[str, Callable[[Claim], Swap]] = {
+    "wrong fence": lambda attempt: completion(attempt, fence=2),
+    "wrong token": lambda attempt: completion(attempt, token=b"?" * 16),
+    "wrong state": lambda attempt: completion(attempt, state=State.RELEASED),
+    "wrong id": lambda attempt: completion(attempt, id=b"?" * 32),
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_p11_no_verb_reads_through_the_table(gatherer: Gatherer, path: Path, name: str) -> None:
-    begin(gatherer, "order-1")
-    statement: str = getattr(sqlite_verbs, name)
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        parameters = [1] * statement.count("?")
-        plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
-    touched = [line for line in plan if "oncekey_claims" in line or "oncekey_steps" in line]
-    for line in touched:
-        assert any(f"INDEX {index}" in line for index in PLANS[name]), plan
-    for index in PLANS[name]:
-        assert any(index in line for line in touched), plan
+@pytest.mark.parametrize("wrong", REFUSED)
+@pytest.mark.parametrize("at", [0, 31, 32, 63, 64, 69])
+def test_p2_one_that_is_refused_is_refused_alone(hand: Hand, wrong: str, at: int) -> None:
+    attempts = claims(70)
+    hand.ask([*map(Insert, attempts)])
+    verbs = [completion(attempt) for attempt in attempts]
+    verbs[at] = REFUSED[wrong](attempts[at])
+    outcomes = hand.ask(verbs)
+    refused = outcomes.pop(at)
+    assert outcomes == [Done(1)] * 69
+    [there] = hand.ask([Find(attempts[at].id)])
+    assert there.state is State.RUNNING
+    assert refused == Refused(None if wrong == "wrong id" else there)
+    completed = hand.ask([Find(attempt.id) for attempt in attempts])
+    assert [found(each).answer is None for each in completed] == [n == at for n in range(70)]
+
+
+def test_a_verb_that_cannot_be_taken_changes_nothing(hand: Hand) -> None:
+    attempts = claims(10)
+    attempts[5] = dataclasses.replace(attempts[5], schema_version="one")  # type: ignore[arg-type]
+    with pytest.raises(sqlite3.IntegrityError):
+        hand.ask([*map(Insert, attempts)])
+    assert hand.ask([Find(attempt.id) for attempt in attempts]) == [None] * 10
+    del attempts[5]
+    assert hand.ask([*map(Insert, attempts)]) == [Inserted(1)] * 9
+
+
+STAGES: dict[str, Callable[[Claim], list[Verb]]] = {
+    "nothing": lambda attempt: [],
+    "running": lambda attempt: [Insert(attempt)],
+    "completed": lambda attempt: [Insert(attempt), completion(attempt)],
+    "released": lambda attempt: [Insert(attempt), release(attempt)],
+}
+MOVES: dict[str, Callable[[Claim], Verb]] = {
+    "insert": Insert,
+    "insert as another": lambda attempt: Insert(dataclasses.replace(attempt, token=b"!" * 16)),
+    "complete": completion,
+    "complete without an answer": lambda attempt: completion(attempt, answer=None),
+    "complete with a resource": lambda attempt: completion(attempt, resource_id="o_1"),
+    "renew": renewal,
+    "release": release,
+    "release without effect": lambda attempt: release(attempt, no_effect=True),
+    "step": lambda attempt: AppendStep(attempt.id, 1, attempt.token, Step("pay", b"d", b"r")),
+    "find": lambda attempt: Find(attempt.id),
+    **REFUSED,
+}
+RIGHT = [
+    *itertools.product(["nothing", "completed"], ["insert"]),
+    *itertools.product(["running"], ["complete", "complete with a resource", "renew", "release"]),
+]
+ANY = [*itertools.product(STAGES, MOVES)]
+BATCHES = st.one_of(
+    st.lists(st.sampled_from(RIGHT), min_size=1, max_size=130),
+    st.lists(st.sampled_from([*RIGHT * 8, *ANY]), min_size=1, max_size=130),
+    st.lists(st.sampled_from(ANY), min_size=1, max_size=40),
+)
+
+
+def test_a_batch_means_the_same_as_its_verbs_one_by_one(
+    tmp_path: Path, clock: FakeClock, pytestconfig: pytest.Config
+) -> None:
+    """Two files, one clock: the outcomes and what is kept are the same to the last digit."""
+    together, apart = Hand(tmp_path / "a.db", clock), Hand(tmp_path / "b.db", clock)
+    numbers = itertools.count()
+
+    @hypothesis.settings(
+        max_examples=25 if pytestconfig.getoption("--fast") else 150, deadline=None
+    )
+    @hypothesis.given(BATCHES)
+    def compare(batch: list[tuple[str, str]]) -> None:
+        example = next(numbers)
+        attempts = [claim(f"{example}-{number}") for number in range(len(batch))]
+        pairs = [*zip(attempts, batch, strict=True)]
+        before = [verb for attempt, (stage, _) in pairs for verb in STAGES[stage](attempt)]
+        assert together.one_by_one(before) == apart.one_by_one(before)
+        clock.advance(1.0)
+        verbs = [MOVES[move](attempt) for attempt, (_, move) in pairs]
+        assert together.ask(verbs) == apart.one_by_one(verbs)
+        looks = [look for each in attempts for look in (Find(each.id), Steps(each.id))]
+        assert together.ask(looks) == apart.ask(looks)
+
+    compare()
+    together.close()
+    apart.close()
+
+
+def test_a_sweep_raises_the_fence_of_what_is_inserted_after_it(
+    hand: Hand, clock: FakeClock
+) -> None:
+    """Within one transaction, too."""
+    hand.ask([*map(Insert, claims(2))])
+    clock.advance(3 * HOUR_S)
+    verbs: list[Verb] = [Insert(claim("other")), Sweep(10), Insert(claim("order-1"))]
+    assert hand.one_by_one(verbs) == [Inserted(1), 2, Inserted(2)]

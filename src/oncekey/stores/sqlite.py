@@ -27,7 +27,7 @@ from oncekey.stores.sqlite_connection import (
     Place,
     SqliteConnection,
 )
-from oncekey.stores.sqlite_verbs import WRITERS, Looking, Writing
+from oncekey.stores.sqlite_verbs import UNDONE, Batch, Looking, NotAll, Writing
 
 TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 3600.0
 DURABILITY = {
@@ -146,14 +146,27 @@ def _nothing(file: File) -> None:
 
 
 def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
-    """One batch. Unless it is sure to write, it may consist of replays and is looked at first."""
-    kinds = set(map(type, verbs))
-    if kinds.isdisjoint(WRITERS):
-        found = file.read(lambda execute: Looking(clock, execute).carry_out(verbs))
-        if found is not None:
-            return found
-    outcomes = file.write(lambda execute: Writing(clock, execute).carry_out(verbs))
-    if Purge in kinds:
+    """One batch: what can be done by looking is done first, what is left shares a transaction."""
+    outcomes = file.read(lambda execute: Looking(clock, execute).carry_out(verbs))
+    left = [at for at, outcome in enumerate(outcomes) if outcome is UNDONE]
+    if left:
+        written = _write([verbs[at] for at in left], clock, file)
+        for at, outcome in zip(left, written, strict=True):
+            outcomes[at] = outcome
+    return outcomes
+
+
+def _write(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
+    def work(execute: Execute) -> list[Any]:
+        return how(clock, execute).carry_out(verbs)
+
+    how = Batch if len(verbs) > 1 else Writing
+    try:
+        outcomes = file.write(work)
+    except NotAll:
+        how = Writing
+        outcomes = file.write(work)
+    if any(type(verb) is Purge for verb in verbs):
         file.erase_wal()
     return outcomes
 

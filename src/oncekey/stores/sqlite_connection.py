@@ -184,23 +184,30 @@ class File:
         self._checkpointer: sqlite3.Connection | None = None
 
     def read(self, work: Callable[[Execute], T]) -> T:
-        """Run `work` on one snapshot."""
-        return self._transact("BEGIN", work)
+        """Run `work`; each of its statements sees a snapshot of its own."""
+        return patiently(lambda: self._look(work), self._place.timeout_s)
 
     def write(self, work: Callable[[Execute], T]) -> T:
         """Run `work` as the only writer; what it did is durable when this returns."""
         if self._wal_is_long():
-            self._transact("BEGIN IMMEDIATE", self._checkpoint)
-        return self._transact("BEGIN IMMEDIATE", work)
+            self._transact(self._checkpoint)
+        return self._transact(work)
 
-    def _transact(self, begin: str, work: Callable[[Execute], T]) -> T:
-        return patiently(lambda: self._attempt(begin, work), self._place.timeout_s)
+    def _look(self, work: Callable[[Execute], T]) -> T:
+        try:
+            return work(self._db.execute)
+        except sqlite3.Error as error:
+            judge(error, self._place.path, sent=False)
+            raise
 
-    def _attempt(self, begin: str, work: Callable[[Execute], T]) -> T:
+    def _transact(self, work: Callable[[Execute], T]) -> T:
+        return patiently(lambda: self._attempt(work), self._place.timeout_s)
+
+    def _attempt(self, work: Callable[[Execute], T]) -> T:
         execute = self._db.execute
         committing = False
         try:
-            execute(begin)
+            execute("BEGIN IMMEDIATE")
             outcome = work(execute)
             committing = True
             execute("COMMIT")

@@ -1,8 +1,10 @@
-"""The verbs as SQL, within one transaction of SQLite.
+"""The verbs, within one transaction of SQLite: looking first, then writing what is left.
 
-There is one writer at a time, so whatever a write transaction reads is still so when it commits: a
-swap may look first and write then. All verbs of a transaction happen at one moment, which is read
-after it got hold of the file.
+Looking takes no lock; an insert is done when it finds its record. There is one writer at a time, so
+whatever a write transaction reads is still so when it commits: a swap may look first and write
+then. All verbs of a transaction happen at one moment, which is read after it got hold of the file.
+
+`Writing` is the meaning of the verbs, one by one. `Batch` does those of one kind by one statement.
 
 Two clocks (P8). Leases are readings of the host's boot clock, which nobody sets; a lease of another
 boot is over. Retention must survive a reboot and is measured by the wall clock; a record whose
@@ -11,15 +13,16 @@ lease is live is never expired, wherever that clock went.
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 from oncekey.clock import Clock
-from oncekey.core.record import Answer, Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
 from oncekey.core.verbs import (
     AppendStep,
     Count,
@@ -40,168 +43,101 @@ from oncekey.core.verbs import (
     Verb,
     When,
 )
+from oncekey.stores import sqlite_sql
 from oncekey.stores.sql import COLUMNS, encode_digests, record
 from oncekey.stores.sqlite_connection import Execute
 
 ERASE_BYTES_MAX = 16_777_216
 """How much a sweep or a purge erases before it lets others write."""
 
-# -------------------------------------------------------------------------------- statements
-
-_KEPT_AS = {"age_s": "created", "lease_left_s": "lease_until", "expires_in_s": "expires"}
-_AGE, _LEFT, _EXPIRES = map(COLUMNS.index, _KEPT_AS)
-_WHOLE = ", ".join([*(_KEPT_AS.get(name, name) for name in COLUMNS), "boot"])
-_BODILESS = _WHOLE.replace(", body,", ", NULL,")
-_FROM = "FROM oncekey_claims LEFT JOIN oncekey_answers USING (n)"
-
-_FIND = f"SELECT {_WHOLE} {_FROM} WHERE id = ?"
-_SCAN = f"""
-    SELECT {_BODILESS} {_FROM}
-    WHERE id > ? AND (? IS NULL OR state = ?) AND (? IS NULL OR tenant = ?) ORDER BY id LIMIT ?
+_AGE, _LEFT, _EXPIRES = map(COLUMNS.index, sqlite_sql.KEPT_AS)
+_blob = bytearray
+"""What bytes are bound as: for `bytes` the driver looks for an adapter first, which takes longer
+than all the rest.
 """
-_PEEK = "SELECT state, fence, boot, lease_until FROM oncekey_claims WHERE id = ?"
-_INSERT = """
-    INSERT INTO oncekey_claims (
-        id, token, fence, boot, lease_until, expires, created, lease_s, retention_s, schema_version,
-        fingerprint_version, fingerprint, recovery, tenant, operation, key, field_digests
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (id) DO NOTHING
-"""
-_SWAP = """
-    UPDATE oncekey_claims SET
-        state = ?, fence = fence + ?, token = ?, boot = ?, lease_until = ?, expires = ?,
-        beat = beat + 1, attempt = coalesce(?, attempt), lapses = coalesce(?, lapses), no_effect = ?
-    WHERE id = ? AND state = ? AND fence = ? AND token = ?
-"""
-_RECLAIM = """
-    UPDATE oncekey_claims SET
-        lease_s = ?, retention_s = ?, schema_version = ?, fingerprint_version = ?, fingerprint = ?,
-        recovery = ?, tenant = ?, operation = ?, key = ?, field_digests = ?
-    WHERE id = ?
-"""
-_KEEP_ANSWER = """
-    INSERT OR REPLACE INTO oncekey_answers (n, status, headers, body, resource_id)
-    SELECT n, ?, ?, ?, ? FROM oncekey_claims WHERE id = ?
-"""
-_KEEP_STEP = """
-    INSERT INTO oncekey_steps (n, name, digest, result)
-    SELECT n, ?, ?, ? FROM oncekey_claims
-    WHERE id = ? AND state = 'running' AND fence = ? AND token = ?
-    ON CONFLICT (n, name) DO UPDATE SET digest = excluded.digest, result = excluded.result
-"""
-_STEPS = """
-    SELECT name, digest, result FROM oncekey_steps
-    WHERE n = (SELECT n FROM oncekey_claims WHERE id = ?) ORDER BY at
-"""
-_TALLY = """
-    UPDATE oncekey_claims SET replays = replays + ?, conflicts = conflicts + ? WHERE id = ?
-"""
-# Ranges of two indices, each cut to the limit; then the longest overdue first. What ran when the
-# machine went down is the oldest of all.
-_DUE = """
-    SELECT id FROM (
-        SELECT * FROM (SELECT id, 1e18 AS overdue_s FROM oncekey_claims
-            WHERE state = 'running' AND boot < ? LIMIT ?)
-        UNION ALL SELECT * FROM (SELECT id, 1e18 FROM oncekey_claims
-            WHERE state = 'running' AND boot > ? LIMIT ?)
-        UNION ALL SELECT * FROM (SELECT id, ? - lease_until FROM oncekey_claims
-            WHERE state = 'running' AND boot = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?)
-        UNION ALL SELECT * FROM (SELECT id, ? - expires FROM oncekey_claims
-            WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
-    ) ORDER BY overdue_s DESC LIMIT ?
-"""
-_EXPIRED = """
-    SELECT n, coalesce(length(body), 0), fence FROM (
-        SELECT * FROM (SELECT n, fence FROM oncekey_claims
-            WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
-        UNION ALL SELECT n, fence FROM oncekey_claims
-            WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)
-        LIMIT ?
-    ) LEFT JOIN oncekey_answers USING (n)
-"""
-_PURGEABLE = """
-    SELECT n, coalesce(length(body), 0) FROM oncekey_claims LEFT JOIN oncekey_answers USING (n)
-    WHERE tenant = ? AND state <> 'running' AND key <> '' LIMIT ?
-"""
-_BLANK_CLAIM = "UPDATE oncekey_claims SET key = '', field_digests = NULL WHERE n = ?"
-_BLANK_ANSWER = """
-    UPDATE oncekey_answers SET headers = ?, body = NULL, resource_id = NULL WHERE n = ?
-"""
-_BEGIN_ANEW = "UPDATE oncekey_claims SET created = ?, replays = 0, conflicts = 0 WHERE n = ?"
-_REMOVE_CLAIM = "DELETE FROM oncekey_claims WHERE n = ?"
-_REMOVE_ANSWER = "DELETE FROM oncekey_answers WHERE n = ?"
-_REMOVE_STEPS = "DELETE FROM oncekey_steps WHERE n = ?"
 
 
-@functools.cache
-def _count_of(ids: int) -> str:
-    return f"SELECT count(*) FROM oncekey_claims WHERE id IN ({', '.join('?' * ids)})"  # noqa: S608
+class Undone(enum.Enum):
+    """Instead of an outcome, where something must be written."""
+
+    UNDONE = "undone"
 
 
-# -------------------------------------------------------------------------------------- verbs
+UNDONE = Undone.UNDONE
+
+
+class NotAll(Exception):
+    """Not every row of a statement was written, and nobody knows which."""
+
+
+# ------------------------------------------------------------------------------------ looking
 
 
 class Looking:
-    """Verbs within a transaction that only reads."""
+    """Verbs that write nothing. Each is one statement, and sees what is there at its moment."""
 
     def __init__(self, clock: Clock, execute: Execute) -> None:
         self._execute = execute
         self._wall, self._now = clock.wall(), clock.boot()
         self._boot = _boot_number(clock.boot_id())
+        self._known: dict[bytes, Record] = {}
 
-    def carry_out(self, verbs: Sequence[Verb]) -> list[Any] | None:
-        """The outcomes in the same order; None, at once, where something must be written."""
-        ids = [verb.claim.id for verb in verbs if type(verb) is Insert]
-        return self._each(verbs) if self._are_there(ids) else None
-
-    def _are_there(self, ids: list[bytes]) -> bool:
-        if not ids:
-            return True
-        # Filled up to a power of two, so that a few statements serve batches of every size.
-        padding = (1 << (len(ids) - 1).bit_length()) - len(ids)
-        statement = _count_of(len(ids) + padding)
-        [count] = self._execute(statement, ids + ids[-1:] * padding).fetchone()
-        return bool(count == len(set(ids)))
+    def carry_out(self, verbs: Sequence[Verb]) -> list[Any]:
+        """The outcomes in the same order; `UNDONE` where something must be written."""
+        self._known = self._find_all([verb.id for verb in verbs if type(verb) is Insert])
+        return self._each(verbs)
 
     def _each(self, verbs: Sequence[Verb]) -> list[Any]:
         return [getattr(self, _METHODS[type(verb)])(verb) for verb in verbs]
 
-    def insert(self, verb: Insert) -> Inserted | Found:
-        return self._found(verb.claim.id)
+    def _undone(self, verb: Any) -> Any:
+        return UNDONE
+
+    swap = append_step = tally = sweep = purge = _undone
+
+    def insert(self, verb: Insert) -> Any:
+        known = self._known.get(verb.id)
+        return UNDONE if known is None else Found(known)
 
     def find(self, verb: Find) -> Record | None:
         return self._find(verb.id)
 
     def peek(self, verb: Peek) -> Glimpse | None:
-        found = self._execute(_PEEK, (verb.id,)).fetchone()
+        found = self._execute(sqlite_sql.PEEK, (verb.id,)).fetchone()
         if found is None:
             return None
         state, fence, boot, lease_until = found
         return Glimpse(State(state), fence, self._lease_left_s(boot, lease_until))
 
     def steps(self, verb: Steps) -> list[Step]:
-        return [Step(*row) for row in self._execute(_STEPS, (verb.id,))]
+        return [Step(*row) for row in self._execute(sqlite_sql.STEPS, (verb.id,)).fetchall()]
 
     def due(self, verb: Due) -> list[bytes]:
         boot, now, wall, limit = self._boot, self._now, self._wall, max(verb.limit, 0)
         ranges = (boot, limit, boot, limit, now, boot, now, limit, wall, wall, limit)
-        return [record_id for (record_id,) in self._execute(_DUE, (*ranges, limit))]
+        rows = self._execute(sqlite_sql.DUE, (*ranges, limit)).fetchall()
+        return [record_id for (record_id,) in rows]
 
     def scan(self, verb: Scan) -> list[Record]:
         state, tenant, limit = verb.state, verb.tenant, max(verb.limit, 0)
-        rows = self._execute(_SCAN, (verb.after, state, state, tenant, tenant, limit))
-        return [self._record(row) for row in rows]
+        told = (verb.after, state, state, tenant, tenant, limit)
+        return [self._record(row) for row in self._execute(sqlite_sql.SCAN, told).fetchall()]
 
     def count(self, verb: Count) -> dict[State, int]:
-        rows = self._execute("SELECT state, count(*) FROM oncekey_claims GROUP BY state")
+        rows = self._execute(sqlite_sql.COUNT).fetchall()
         return dict.fromkeys(State, 0) | {State(state): count for state, count in rows}
 
     def _find(self, record_id: bytes) -> Record | None:
-        row = self._execute(_FIND, (record_id,)).fetchone()
+        row = self._execute(sqlite_sql.find(1), (record_id,)).fetchone()
         return None if row is None else self._record(row)
 
-    def _found(self, record_id: bytes) -> Found:
-        return Found(self._record(self._execute(_FIND, (record_id,)).fetchone()))
+    def _find_all(self, ids: list[bytes]) -> dict[bytes, Record]:
+        found = {}
+        for piece in sqlite_sql.pieces([_blob(record_id) for record_id in ids]):
+            for row in self._execute(sqlite_sql.find(len(piece)), piece).fetchall():
+                record = self._record(row)
+                found[record.id] = record
+        return found
 
     def _record(self, row: tuple[Any, ...]) -> Record:
         *kept, boot = row
@@ -217,8 +153,11 @@ class Looking:
         return lease_until - self._now if boot == self._boot else 0.0
 
 
+# ------------------------------------------------------------------------------------ writing
+
+
 class Writing(Looking):
-    """Verbs within a write transaction."""
+    """Verbs within a write transaction, one by one."""
 
     _floor: int | None = None
 
@@ -227,56 +166,55 @@ class Writing(Looking):
         return self._each(verbs)
 
     def insert(self, verb: Insert) -> Inserted | Found:
-        claim, fence = verb.claim, self._fence_floor() + 1
-        lease_until = self._now + claim.lease_s
-        expires = self._wall + claim.lease_s + claim.retention_s
-        owned = (claim.id, claim.token, fence, self._boot, lease_until, expires, self._wall)
-        if self._execute(_INSERT, owned + _request(claim)).rowcount:
+        fence = self._fence_floor() + 1
+        if self._execute(sqlite_sql.insert(1), self._inserted(verb.claim, fence)).rowcount:
             return Inserted(fence)
-        return self._found(claim.id)
+        [found] = self._find_all([verb.id]).values()
+        return Found(found)
 
     def swap(self, verb: Swap) -> Done | Refused:
         if verb.when is not When.ANY:
             found = self._find(verb.id)
             if found is None or not _HOLDS[verb.when](found):
                 return Refused(found)
-        lease_until = 0.0 if verb.lease_s is None else self._now + verb.lease_s
-        expires = self._wall + (verb.lease_s or 0.0) + verb.retention_s
-        token = verb.new_token or verb.token
-        owned = (verb.to, verb.raise_fence, token, self._boot, lease_until, expires)
+        owned = (verb.to, verb.raise_fence, verb.new_token or verb.token, self._boot)
         counted = (verb.attempt, verb.lapses, verb.no_effect)
         expected = (verb.id, verb.state, verb.fence, verb.token)
-        if not self._execute(_SWAP, owned + counted + expected).rowcount:
+        told = owned + self._deadlines(verb) + counted + expected
+        if not self._execute(sqlite_sql.SWAP, told).rowcount:
             return Refused(self._find(verb.id))
         if verb.fresh:
             self._begin_anew(verb.id)
         if verb.claim is not None:
-            self._execute(_RECLAIM, (*_request(verb.claim), verb.id))
+            self._execute(sqlite_sql.RECLAIM, (*_request(verb.claim), verb.id))
         if verb.to is State.COMPLETED:
-            self._execute(_KEEP_ANSWER, (*_answer(verb.answer), verb.resource_id, verb.id))
+            self._execute(sqlite_sql.keep_answers(1), _answer(verb))
         return Done(verb.fence + verb.raise_fence)
 
     def append_step(self, verb: AppendStep) -> Done | Refused:
         step = verb.step
         kept = (step.name, step.digest, step.result, verb.id, verb.fence, verb.token)
-        if self._execute(_KEEP_STEP, kept).rowcount:
+        if self._execute(sqlite_sql.KEEP_STEP, kept).rowcount:
             return Done(verb.fence)
         return Refused(self._find(verb.id))
 
     def tally(self, verb: Tally) -> None:
         replays, conflicts = verb.replays, verb.conflicts
-        for record_id in {**replays, **conflicts}:
-            counts = (replays.get(record_id, 0), conflicts.get(record_id, 0), record_id)
-            self._execute(_TALLY, counts)
+        rows = [
+            (_blob(record_id), replays.get(record_id, 0), conflicts.get(record_id, 0))
+            for record_id in {**replays, **conflicts}
+        ]
+        for piece in sqlite_sql.pieces(rows):
+            self._execute(sqlite_sql.tally(len(piece)), _flat(piece))
 
     def sweep(self, verb: Sweep) -> int:
         wall, limit = self._wall, max(verb.limit, 0)
         expired = (wall, limit, wall, self._boot, self._now, limit)
-        rows = _few_bytes(self._execute(_EXPIRED, expired).fetchall())
+        rows = _few_bytes(self._execute(sqlite_sql.EXPIRED, expired).fetchall())
         for n, _, fence in rows:
-            self._execute(_REMOVE_CLAIM, (n,))
-            self._execute(_REMOVE_ANSWER, (n,))
-            self._execute(_REMOVE_STEPS, (n,))
+            self._execute(sqlite_sql.REMOVE_CLAIM, (n,))
+            self._execute(sqlite_sql.REMOVE_ANSWER, (n,))
+            self._execute(sqlite_sql.REMOVE_STEPS, (n,))
             if fence > self._fence_floor():
                 self._execute("UPDATE oncekey_meta SET fence_floor = ?", (fence,))
                 self._floor = fence
@@ -284,11 +222,11 @@ class Writing(Looking):
 
     def purge(self, verb: Purge) -> int:
         purgeable = (verb.tenant, max(verb.limit, 0))
-        rows = _few_bytes(self._execute(_PURGEABLE, purgeable).fetchall())
+        rows = _few_bytes(self._execute(sqlite_sql.PURGEABLE, purgeable).fetchall())
         for n, _ in rows:
-            self._execute(_BLANK_CLAIM, (n,))
-            self._execute(_BLANK_ANSWER, (_NO_HEADERS, n))
-            self._execute(_REMOVE_STEPS, (n,))
+            self._execute(sqlite_sql.BLANK_CLAIM, (n,))
+            self._execute(sqlite_sql.BLANK_ANSWER, (_NO_HEADERS, n))
+            self._execute(sqlite_sql.REMOVE_STEPS, (n,))
         return len(rows)
 
     def _fence_floor(self) -> int:
@@ -298,13 +236,82 @@ class Writing(Looking):
 
     def _begin_anew(self, record_id: bytes) -> None:
         [n] = self._execute("SELECT n FROM oncekey_claims WHERE id = ?", (record_id,)).fetchone()
-        self._execute(_BEGIN_ANEW, (self._wall, n))
-        self._execute(_REMOVE_ANSWER, (n,))
-        self._execute(_REMOVE_STEPS, (n,))
+        self._execute(sqlite_sql.BEGIN_ANEW, (self._wall, n))
+        self._execute(sqlite_sql.REMOVE_ANSWER, (n,))
+        self._execute(sqlite_sql.REMOVE_STEPS, (n,))
+
+    def _inserted(self, claim: Claim, fence: int) -> tuple[Any, ...]:
+        lease_until = self._now + claim.lease_s
+        expires = self._wall + claim.lease_s + claim.retention_s
+        owner = (_blob(claim.id), _blob(claim.token), fence, self._boot)
+        return (*owner, lease_until, expires, self._wall, *_request(claim))
+
+    def _deadlines(self, verb: Swap) -> tuple[float, float]:
+        """When its lease ends, and when it expires."""
+        if verb.lease_s is None:
+            return 0.0, self._wall + verb.retention_s
+        return self._now + verb.lease_s, self._wall + verb.lease_s + verb.retention_s
 
 
-WRITERS = {Swap, AppendStep, Tally, Sweep, Purge}
-"""What cannot be done by looking alone. An insert can: where it finds its record."""
+class Batch(Writing):
+    """Verbs within a write transaction, those of one kind together.
+
+    No two of them change the same id, so their order is of no account.
+    """
+
+    def carry_out(self, verbs: Sequence[Verb]) -> list[Any]:
+        """The outcomes in the same order. Raises `NotAll` where that is not known: then nothing may
+        be committed, and the verbs are to be carried out one by one.
+        """
+        kinds = [_kind(verb) for verb in verbs]
+        outcomes = {}
+        for kind in dict.fromkeys(kinds):
+            chosen = [verb for verb, its in zip(verbs, kinds, strict=True) if its is kind]
+            outcomes[kind] = iter(getattr(self, kind)(chosen))
+        return [next(outcomes[kind]) for kind in kinds]
+
+    def _insert_all(self, verbs: list[Insert]) -> list[Inserted]:
+        fence = self._fence_floor() + 1
+        rows = [self._inserted(verb.claim, fence) for verb in verbs]
+        for piece in sqlite_sql.pieces(rows):
+            self._all(piece, sqlite_sql.insert, _flat(piece))
+        return [Inserted(fence)] * len(verbs)
+
+    def _swap_all(self, verbs: list[Swap]) -> list[Done]:
+        rows = [
+            (
+                verb.to._value_,
+                *self._deadlines(verb),
+                *(_blob(verb.id), verb.state._value_, verb.fence, _blob(verb.token)),
+            )
+            for verb in verbs
+        ]
+        for piece in sqlite_sql.pieces(rows):
+            self._all(piece, sqlite_sql.plain_swaps, [self._boot, *_flat(piece)])
+        answers = [_answer(verb) for verb in verbs if verb.to is State.COMPLETED]
+        for kept in sqlite_sql.pieces(answers):
+            self._all(kept, sqlite_sql.keep_answers, _flat(kept))
+        return [Done(verb.fence) for verb in verbs]
+
+    def _all(self, rows: list[Any], statement: Callable[[int], str], told: list[Any]) -> None:
+        if self._execute(statement(len(rows)), told).rowcount != len(rows):
+            raise NotAll
+
+
+def _kind(verb: Verb) -> str:
+    if type(verb) is Insert:
+        return "_insert_all"
+    return "_swap_all" if type(verb) is Swap and _is_plain(verb) else "_each"
+
+
+def _is_plain(verb: Swap) -> bool:
+    """It changes the state and the deadlines, and nothing else but the answer."""
+    return (
+        verb.when is When.ANY
+        and (verb.new_token, verb.claim, verb.attempt, verb.lapses) == (None, None, None, None)
+        and not (verb.raise_fence or verb.fresh or verb.no_effect)
+    )
+
 
 _METHODS = {
     Insert: "insert",
@@ -336,25 +343,33 @@ def _few_bytes(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _request(claim: Claim) -> tuple[Any, ...]:
-    """The columns that a new attempt brings with it, as `_INSERT` and `_RECLAIM` name them."""
+    """The columns that a new attempt brings with it, as `sqlite_sql` names them."""
     return (
         claim.lease_s,
         claim.retention_s,
         claim.schema_version,
         claim.fingerprint_version,
-        claim.fingerprint,
+        _blob(claim.fingerprint),
         claim.recovery,
         claim.tenant,
         claim.operation,
         claim.key,
-        encode_digests(claim.field_digests),
+        encode_digests(claim.field_digests) or "",
     )
 
 
-def _answer(answer: Answer | None) -> tuple[int | None, bytes | None, bytes | None]:
+def _answer(verb: Swap) -> tuple[Any, ...]:
+    """The parameters of `sqlite_sql.keep_answers`."""
+    answer = verb.answer
     if answer is None:
-        return None, None, None
-    return answer.status, encode_headers(answer.headers), answer.body
+        return _blob(verb.id), None, None, None, verb.resource_id
+    body = None if answer.body is None else _blob(answer.body)
+    headers = _blob(encode_headers(answer.headers))
+    return _blob(verb.id), answer.status, headers, body, verb.resource_id
+
+
+def _flat(rows: list[tuple[Any, ...]]) -> list[Any]:
+    return [*itertools.chain.from_iterable(rows)]
 
 
 @functools.cache

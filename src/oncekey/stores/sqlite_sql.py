@@ -1,0 +1,183 @@
+"""The statements of the SQLite store.
+
+One statement serves as many rows as can be: the interpreter's lock is let go and fought for again
+around every step of a statement. Those that take rows are functions of their number, and `pieces`
+cuts rows into a few numbers only, so that a few prepared statements serve batches of every size.
+
+What writes several rows says OR ROLLBACK: it need not be undone alone, so SQLite keeps no copies of
+the pages that it changes, in a temporary file of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TypeVar
+
+from oncekey.stores.sql import COLUMNS
+
+T = TypeVar("T")
+
+ROWS_MAX = 64
+
+
+def pieces(rows: list[T]) -> Iterator[list[T]]:
+    """The rows in lists whose lengths are powers of two, up to `ROWS_MAX`."""
+    at = 0
+    while left := len(rows) - at:
+        length = min(1 << (left.bit_length() - 1), ROWS_MAX)
+        yield rows[at : at + length]
+        at += length
+
+
+def _values(columns: int, rows: int) -> str:
+    row = f"({', '.join('?' * columns)})"
+    return f"VALUES {', '.join([row] * rows)}"
+
+
+# ---------------------------------------------------------------------------------- looking
+
+KEPT_AS = {"age_s": "created", "lease_left_s": "lease_until", "expires_in_s": "expires"}
+"""The columns of a record that are kept in another form: as moments."""
+_WHOLE = ", ".join([*(KEPT_AS.get(name, name) for name in COLUMNS), "boot"])
+_BODILESS = _WHOLE.replace(", body,", ", NULL,")
+_ANSWERS = "LEFT JOIN oncekey_answers USING (n)"
+# Given rows are looked up in the table. Else SQLite would read through it, once an application in
+# the same file had it analyzed while it was all but empty. CROSS keeps the order of a join.
+_BY_ID = "oncekey_claims INDEXED BY sqlite_autoindex_oncekey_claims_1"
+
+
+@functools.cache
+def find(ids: int) -> str:
+    given = f"({_values(1, ids)})"
+    return f"SELECT {_WHOLE} FROM {given} CROSS JOIN {_BY_ID} ON id = column1 {_ANSWERS}"  # noqa: S608
+
+
+SCAN = f"""
+    SELECT {_BODILESS} FROM oncekey_claims {_ANSWERS}
+    WHERE id > ? AND (? IS NULL OR state = ?) AND (? IS NULL OR tenant = ?) ORDER BY id LIMIT ?
+"""  # noqa: S608
+PEEK = "SELECT state, fence, boot, lease_until FROM oncekey_claims WHERE id = ?"
+STEPS = """
+    SELECT name, digest, result FROM oncekey_steps
+    WHERE n = (SELECT n FROM oncekey_claims WHERE id = ?) ORDER BY at
+"""
+# Ranges of two indices, each cut to the limit; then the longest overdue first. What ran when the
+# machine went down is the oldest of all.
+DUE = """
+    SELECT id FROM (
+        SELECT * FROM (SELECT id, 1e18 AS overdue_s FROM oncekey_claims
+            WHERE state = 'running' AND boot < ? LIMIT ?)
+        UNION ALL SELECT * FROM (SELECT id, 1e18 FROM oncekey_claims
+            WHERE state = 'running' AND boot > ? LIMIT ?)
+        UNION ALL SELECT * FROM (SELECT id, ? - lease_until FROM oncekey_claims
+            WHERE state = 'running' AND boot = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?)
+        UNION ALL SELECT * FROM (SELECT id, ? - expires FROM oncekey_claims
+            WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
+    ) ORDER BY overdue_s DESC LIMIT ?
+"""
+COUNT = "SELECT state, count(*) FROM oncekey_claims GROUP BY state"
+
+# ---------------------------------------------------------------------------------- writing
+
+_OWNED = ("id", "token", "fence", "boot", "lease_until", "expires", "created")
+_REQUEST = (
+    *("lease_s", "retention_s", "schema_version", "fingerprint_version", "fingerprint"),
+    *("recovery", "tenant", "operation", "key", "field_digests"),
+)
+_INSERTED = _OWNED + _REQUEST
+
+
+@functools.cache
+def insert(rows: int) -> str:
+    return f"""
+        INSERT OR ROLLBACK INTO oncekey_claims ({", ".join(_INSERTED)})
+        {_values(len(_INSERTED), rows)}
+        ON CONFLICT (id) DO NOTHING
+    """
+
+
+RECLAIM = f"""
+    UPDATE oncekey_claims SET {", ".join(f"{name} = ?" for name in _REQUEST)} WHERE id = ?
+"""  # noqa: S608
+
+_SWAP = """
+    UPDATE OR ROLLBACK {table} SET
+        state = {to}, fence = fence + {raise_fence}, token = {new_token}, boot = {boot},
+        lease_until = {lease_until}, expires = {expires}, beat = beat + 1,
+        attempt = coalesce({attempt}, attempt), lapses = coalesce({lapses}, lapses),
+        no_effect = {no_effect}
+    {given}
+    WHERE id = {id} AND state = {state} AND fence = {fence} AND token = {token}
+"""
+
+
+SWAP = _SWAP.format_map(defaultdict(lambda: "?", table=_BY_ID, given=""))
+_GIVEN = ("to", "lease_until", "expires", "id", "state", "fence", "token")
+_PLAIN = {
+    **{name: f"given.column{number}" for number, name in enumerate(_GIVEN, start=1)},
+    **dict.fromkeys(("raise_fence", "no_effect"), "0"),
+    **dict.fromkeys(("attempt", "lapses"), "NULL"),
+    "table": _BY_ID,
+    "boot": "?1",
+    "new_token": "token",
+}
+
+
+@functools.cache
+def plain_swaps(rows: int) -> str:
+    """They keep fence and token. The parameters: the boot, then the rows, each as `_GIVEN`."""
+    return _SWAP.format(given=f"FROM ({_values(len(_GIVEN), rows)}) AS given", **_PLAIN)
+
+
+@functools.cache
+def keep_answers(rows: int) -> str:
+    return f"""
+        INSERT OR REPLACE INTO oncekey_answers (n, status, headers, body, resource_id)
+        SELECT n, column2, column3, column4, column5
+        FROM ({_values(5, rows)}) CROSS JOIN {_BY_ID} ON id = column1
+    """  # noqa: S608
+
+
+KEEP_STEP = """
+    INSERT INTO oncekey_steps (n, name, digest, result)
+    SELECT n, ?, ?, ? FROM oncekey_claims
+    WHERE id = ? AND state = 'running' AND fence = ? AND token = ?
+    ON CONFLICT (n, name) DO UPDATE SET digest = excluded.digest, result = excluded.result
+"""
+
+
+@functools.cache
+def tally(rows: int) -> str:
+    return f"""
+        UPDATE OR ROLLBACK {_BY_ID}
+        SET replays = replays + column2, conflicts = conflicts + column3
+        FROM ({_values(3, rows)}) WHERE id = column1
+    """  # noqa: S608
+
+
+BEGIN_ANEW = "UPDATE oncekey_claims SET created = ?, replays = 0, conflicts = 0 WHERE n = ?"
+
+# ----------------------------------------------------------------------- erasing and removing
+
+EXPIRED = """
+    SELECT n, coalesce(length(body), 0), fence FROM (
+        SELECT * FROM (SELECT n, fence FROM oncekey_claims
+            WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
+        UNION ALL SELECT n, fence FROM oncekey_claims
+            WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)
+        LIMIT ?
+    ) LEFT JOIN oncekey_answers USING (n)
+"""
+PURGEABLE = """
+    SELECT n, coalesce(length(body), 0) FROM oncekey_claims LEFT JOIN oncekey_answers USING (n)
+    WHERE tenant = ? AND state <> 'running' AND key <> '' LIMIT ?
+"""
+BLANK_CLAIM = "UPDATE oncekey_claims SET key = '', field_digests = NULL WHERE n = ?"
+BLANK_ANSWER = """
+    UPDATE oncekey_answers SET headers = ?, body = NULL, resource_id = NULL WHERE n = ?
+"""
+REMOVE_CLAIM = "DELETE FROM oncekey_claims WHERE n = ?"
+REMOVE_ANSWER = "DELETE FROM oncekey_answers WHERE n = ?"
+REMOVE_STEPS = "DELETE FROM oncekey_steps WHERE n = ?"

@@ -1,0 +1,100 @@
+"""The statements of the SQLite store: what they read through, and how rows are cut into pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncekey.core.op import run
+from oncekey.core.verbs import Insert, Inserted
+from oncekey.stores import sqlite_sql
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite_connection import File, Place
+from tests.stores.sqlite_worker import claim
+
+ID, STEP = "sqlite_autoindex_oncekey_claims_1", "sqlite_autoindex_oncekey_steps_1"
+RANGES = {"oncekey_claims_running", "oncekey_claims_ended"}
+
+PLANS = {
+    "due": (sqlite_sql.DUE, RANGES),
+    "expired": (sqlite_sql.EXPIRED, RANGES),
+    "purgeable": (sqlite_sql.PURGEABLE, {"oncekey_claims_purgeable"}),
+    "scan": (sqlite_sql.SCAN, {ID}),
+    "peek": (sqlite_sql.PEEK, {ID}),
+    "steps": (sqlite_sql.STEPS, {ID, STEP}),
+    "find one": (sqlite_sql.find(1), {ID}),
+    "find many": (sqlite_sql.find(64), {ID}),
+    "swap one": (sqlite_sql.SWAP, {ID}),
+    "swap two": (sqlite_sql.plain_swaps(2), {ID}),
+    "swap many": (sqlite_sql.plain_swaps(64), {ID}),
+    "answers": (sqlite_sql.keep_answers(64), {ID}),
+    "tally": (sqlite_sql.tally(64), {ID}),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with one record."""
+    path = tmp_path / "keys.db"
+    store = SqliteStore(path)
+    connection = store.connect()
+    run(store.prepare(), connection.ask)
+    assert run(store.perform([Insert(claim("order-1"))]), connection.ask) == [Inserted(1)]
+    connection.close()
+    return path
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[File]:
+    file = File(Place(os.fspath(path), 1.0, "FULL"))
+    yield file
+    file.close()
+
+
+def check_plan(file: File, name: str) -> None:
+    statement, indices = PLANS[name]
+    told = [1] * statement.count("?")
+    rows = file.read(lambda execute: execute(f"EXPLAIN QUERY PLAN {statement}", told).fetchall())
+    plan = [row[3] for row in rows]
+    touched = [line for line in plan if "oncekey_claims" in line or "oncekey_steps" in line]
+    for line in touched:
+        assert any(index in line for index in indices), plan
+    for index in indices:
+        assert any(index in line for line in touched), plan
+    assert not any(line.startswith("SCAN") and ID in line for line in plan), plan
+    assert not any("AUTOMATIC" in line for line in plan), plan
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_p11_no_verb_reads_through_the_table(file: File, name: str) -> None:
+    check_plan(file, name)
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize("name", PLANS)
+def test_p11_an_application_may_analyze_the_file_while_little_is_in_it(
+    path: Path, name: str, rows: int
+) -> None:
+    """How much there is at that moment, or runs, says nothing about how much there will be."""
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("ANALYZE")
+        count = "UPDATE sqlite_stat1 SET stat = ? WHERE idx = ?"
+        db.execute(count, (f"{rows} 1", ID))
+        assert db.execute(count, ("1 1 1", "oncekey_claims_running")).rowcount == 1
+    file = File(Place(os.fspath(path), 1.0, "FULL"))
+    check_plan(file, name)
+    file.close()
+
+
+@pytest.mark.parametrize("count", range(200))
+def test_rows_are_cut_into_a_few_lengths(count: int) -> None:
+    rows = list(range(count))
+    pieces = list(sqlite_sql.pieces(rows))
+    assert [row for piece in pieces for row in piece] == rows
+    assert {len(piece) for piece in pieces} <= {64, 32, 16, 8, 4, 2, 1}
+    assert len(pieces) <= count // 64 + 6
