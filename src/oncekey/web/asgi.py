@@ -24,10 +24,8 @@ from oncekey.core.verbs import Find
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
 from oncekey.guard import Call
-from oncekey.ports import Ports, through
 from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
-from oncekey.stores.gather import AsyncGatherer
 from oncekey.web import messages
 from oncekey.web.asgi_run import Run, log_failure
 from oncekey.web.edge import Edge, Tenant, log
@@ -67,11 +65,9 @@ class IdempotencyMiddleware:
             status_path=status_path,
             recent_s=recent_s,
         )
-        self.gatherer = AsyncGatherer(self.edge.store)
+        self.gatherer = self.edge.runtime.async_gatherer
         self._running: set[asyncio.Task[None]] = set()
         self._drain_s_max = drain_s_max
-        self._ports: Ports | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._unfit = False
         self._methods = self.edge.routes.methods
         self._key_header = self.edge.key_header
@@ -161,17 +157,6 @@ class IdempotencyMiddleware:
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
         return await arun(op, self.gatherer.ask)
-
-    def ports(self) -> Ports:
-        """How the handlers of this event loop reach the engine."""
-        loop = asyncio.get_running_loop()
-        if self._ports is None or self._loop is not loop:
-            ask, self._loop = self.gatherer.ask, loop
-            edge = self.edge
-            self._ports = Ports(
-                edge.guard, edge.store, edge.heartbeat, ask=ask, ask_sync=through(loop, ask)
-            )
-        return self._ports
 
     def spawn(
         self, work: Coroutine[Any, Any, None], end: Callable[[asyncio.Task[None]], None]

@@ -104,7 +104,7 @@ class Run:
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
         self._attempt = attempt
-        attempt.ports = self._middleware.ports()
+        attempt.ports = self._edge.runtime.ports()
         self._capture = Capture(self._route.policy.answer_bytes_max)
         self._scope = messages.inner(self._scope)
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

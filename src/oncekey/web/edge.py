@@ -7,13 +7,12 @@ refusal must not have cost anything. And back: what an answer means for its reco
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from oncekey.attempt import Attempt
-from oncekey.clock import Clock, SystemClock
+from oncekey.clock import Clock
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
 from oncekey.core import profiles
@@ -27,13 +26,11 @@ from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
-from oncekey.events import Hook, Hooks
-from oncekey.guard import Call, Guard, Replay, Stored
-from oncekey.heartbeat import Heartbeat
+from oncekey.events import Hook
+from oncekey.guard import Call, Replay, Stored
 from oncekey.recent import RECENT_S
-from oncekey.recovery import Sweeper
+from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
-from oncekey.stores.url import open_store
 from oncekey.web.capture import Capture
 from oncekey.web.request import Request
 from oncekey.web.routes import Route, Routes
@@ -78,20 +75,18 @@ class Edge:
         self.routes = Routes((policy or Policy()).over(self.profile.policy), routes)
         self.tenant = tenant
         self.status_path = status_path
-        self.store = open_store(store) if isinstance(store, str) else store
-        self.clock = clock or SystemClock()
-        self.guard = Guard(
-            clock=self.clock,
-            hooks=Hooks(hooks),
+        self.runtime = Runtime(
+            store,
+            hooks=hooks,
+            clock=clock,
             retention_from=self.profile.retention_from,
             recent_s=recent_s,
         )
-        self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
-        self.sweeper = Sweeper(self.store, self.guard.tallies)
+        self.store, self.clock = self.runtime.store, self.runtime.clock
+        self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
         self.key_in_body = isinstance(key_in, BodyField)
-        self._started_in: int | None = None
 
     # ---------------------------------------------------------------------- reading a request
 
@@ -226,11 +221,7 @@ class Edge:
 
     def start(self) -> None:
         """Begin housekeeping, and say once which operations run again after a crash."""
-        if self._started_in == os.getpid():
-            return
-        self.sweeper.start()
-        first, self._started_in = self._started_in is None, os.getpid()
-        if not first:  # a forked worker: its parent has said it
+        if not self.runtime.start():
             return
         if rerun := self.routes.named(lambda policy: policy.recovery == "rerun"):
             log.warning(
@@ -241,9 +232,7 @@ class Edge:
 
     def stop(self) -> None:
         """Stop the threads; waits for what they have under way."""
-        self._started_in = None
-        self.heartbeat.stop()
-        self.sweeper.stop()
+        self.runtime.stop()
 
 
 def _describe(profile: Profile) -> str:

@@ -34,11 +34,9 @@ from oncekey.guard import (
     Stored,
     Unstored,
 )
-from oncekey.ports import Ports, in_thread
 from oncekey.probes import probe
 from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
-from oncekey.stores.gather import Gatherer
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, Edge, Tenant, log, too_large
 from oncekey.web.request import Headers, Request
@@ -81,15 +79,7 @@ class IdempotencyMiddleware:
             status_path=status_path,
             recent_s=recent_s,
         )
-        self._gatherer = Gatherer(self.edge.store)
-        ask = self._gatherer.ask
-        self._ports = Ports(
-            self.edge.guard,
-            self.edge.store,
-            self.edge.heartbeat,
-            ask=in_thread(ask),
-            ask_sync=ask,
-        )
+        self._gatherer = self.edge.runtime.gatherer
         header = self.edge.key_header
         self._key_variable = None if header is None else _variable(header)
         self._always = self.edge.routes.required or header is None
@@ -171,7 +161,7 @@ class IdempotencyMiddleware:
         attempt: Attempt,
     ) -> Iterable[bytes]:
         capture = Capture(route.policy.answer_bytes_max)
-        attempt.ports = self._ports
+        attempt.ports = self.edge.runtime.ports_sync()
         attempts.enter(attempt)
         try:
             rest = _collect(self.app, environ, capture)

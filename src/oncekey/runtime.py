@@ -1,0 +1,110 @@
+"""The runtime: one store with the engine, heartbeat and sweeper that work on it.
+
+What the middleware, `@once` and the inbox share. It opens nothing before it is first used, starts
+its threads on the first call, and starts them again in a forked worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from typing import Literal, TypeVar
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.op import Op, arun, run
+from oncekey.events import Hook, Hooks
+from oncekey.guard import Guard
+from oncekey.heartbeat import Heartbeat
+from oncekey.ports import Ports, in_thread, through
+from oncekey.recent import RECENT_S
+from oncekey.recovery import Sweeper
+from oncekey.stores.base import Store
+from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.url import open_store
+
+T = TypeVar("T")
+
+
+class Runtime:
+    """The parts that run operations on one store, for sync and async callers alike."""
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        hooks: Iterable[Hook] = (),
+        clock: Clock | None = None,
+        retention_from: Literal["completion", "first use"] = "completion",
+        recent_s: float = RECENT_S,
+    ) -> None:
+        self.store = open_store(store) if isinstance(store, str) else store
+        self.clock = clock or SystemClock()
+        self.guard = Guard(
+            clock=self.clock,
+            hooks=Hooks(hooks),
+            retention_from=retention_from,
+            recent_s=recent_s,
+        )
+        self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
+        self.sweeper = Sweeper(self.store, self.guard.tallies)
+        self.gatherer = Gatherer(self.store)
+        self.async_gatherer = AsyncGatherer(self.store)
+        self._ports_sync = Ports(
+            self.guard,
+            self.store,
+            self.heartbeat,
+            ask=in_thread(self.gatherer.ask),
+            ask_sync=self.gatherer.ask,
+        )
+        self._ports_async: Ports | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started_in: int | None = None
+
+    async def drive(self, op: Op[T]) -> T:
+        """Drive an operation of the engine, awaited."""
+        return await arun(op, self.async_gatherer.ask)
+
+    def drive_sync(self, op: Op[T]) -> T:
+        """Drive an operation of the engine, blocking."""
+        return run(op, self.gatherer.ask)
+
+    def ports(self) -> Ports:
+        """How handlers that run in this event loop reach the engine."""
+        loop = asyncio.get_running_loop()
+        if self._ports_async is None or self._loop is not loop:
+            ask, self._loop = self.async_gatherer.ask, loop
+            self._ports_async = Ports(
+                self.guard, self.store, self.heartbeat, ask=ask, ask_sync=through(loop, ask)
+            )
+        return self._ports_async
+
+    def ports_sync(self) -> Ports:
+        """How handlers that block a thread reach the engine."""
+        return self._ports_sync
+
+    def start(self) -> bool:
+        """Begin housekeeping. True the first time of all, False if it runs, or runs again in a
+        forked worker.
+        """
+        if self._started_in == os.getpid():
+            return False
+        self.sweeper.start()
+        first, self._started_in = self._started_in is None, os.getpid()
+        return first
+
+    def stop(self) -> None:
+        """Stop the threads; waits for what they have under way."""
+        self._started_in = None
+        self.heartbeat.stop()
+        self.sweeper.stop()
+
+    def close(self) -> None:
+        """Stop, and give the blocking callers' connections back."""
+        self.stop()
+        self.gatherer.close()
+
+    async def aclose(self) -> None:
+        """Stop, and give all connections back."""
+        await asyncio.to_thread(self.close)
+        await self.async_gatherer.close()
