@@ -61,9 +61,12 @@ class Child:
 
     def pay(self, key: str, **order: Any) -> Reply:
         """One request with a key."""
+        return self.post("/pay", key, **order)
+
+    def post(self, path: str, key: str, **order: Any) -> Reply:
         try:
             headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-            return self._ask("POST", "/pay", json.dumps(order), headers)
+            return self._ask("POST", path, json.dumps(order), headers)
         except (OSError, http.client.HTTPException):
             return Reply(0, {}, b"")
 

@@ -19,8 +19,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import Policy, current, single_tenant
+from oncekey.steps import current_child_key as child_key
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests.crash import downstream
 
 POLL_S = 0.01
 
@@ -49,10 +51,33 @@ def build(store: str, ledger: str, policy: Policy) -> Starlette:
             return JSONResponse({"error": "out of order"}, status_code=503)
         return JSONResponse({"paid_by": os.getpid(), "attempt": attempt.attempt}, status_code=201)
 
+    async def book(request: Request) -> JSONResponse:
+        """Three steps, each of which asks another service that takes its key."""
+        order = await request.json()
+        attempt = current()
+
+        def asks(name: str) -> dict[str, str]:
+            body = {"order": attempt.key}
+            found = downstream.ask(order["downstream"], "POST", f"/{name}", body, child_key.get())
+            return {"id": found["id"]}
+
+        once = order.get("at_most_once", "")
+        made = [
+            await attempt.step(name, asks, name, at_most_once=name == once)
+            for name in ("reserve", "charge", "mail")
+        ]
+        return JSONResponse({"made": [part["id"] for part in made]}, status_code=201)
+
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"pid": os.getpid()})
 
-    app = Starlette(routes=[Route("/pay", pay, methods=["POST"]), Route("/healthz", health)])
+    app = Starlette(
+        routes=[
+            Route("/pay", pay, methods=["POST"]),
+            Route("/book", book, methods=["POST"]),
+            Route("/healthz", health),
+        ]
+    )
     app.add_middleware(IdempotencyMiddleware, store=store, tenant=single_tenant, policy=policy)
     return app
 

@@ -6,6 +6,8 @@ A parent tells a child through its environment: `ONCEKEY_AT="after_handler=kill"
     kill     the process ends at once, as by `kill -9`: no cleanup, no `finally`
     stop     the process freezes, as by SIGSTOP, until its parent sends SIGCONT; only the first time
     exit     the process ends with status 0 the polite way (`os._exit`)
+
+`"after_step=kill@2"` acts when the probe is passed for the second time.
 """
 
 from __future__ import annotations
@@ -37,19 +39,32 @@ def _stop_once() -> Callable[[], None]:
     return stop
 
 
+def _exit() -> None:
+    os._exit(0)
+
+
+def _from(passing: int, action: Callable[[], None]) -> Callable[[], None]:
+    passed: list[None] = []
+
+    def counted() -> None:
+        passed.append(None)
+        if len(passed) >= passing:
+            action()
+
+    return counted
+
+
 def arm(plan: str) -> None:
     """Arm the probes that `plan` names, for instance `"after_insert=stop,after_handler=kill"`."""
     for item in filter(None, plan.split(",")):
         name, _, action = item.partition("=")
-        match action:
-            case "kill":
-                probes.arm(name, _kill)
-            case "stop":
-                probes.arm(name, _stop_once())
-            case "exit":
-                probes.arm(name, lambda: os._exit(0))
-            case _:
-                raise ValueError(f"{item!r}: write probe=kill, probe=stop or probe=exit")
+        action, _, passing = action.partition("@")
+        actions = {"kill": _kill, "stop": _stop_once(), "exit": _exit}
+        if action not in actions or not (passing or "1").isdigit():
+            raise ValueError(
+                f"{item!r}: write probe=kill, probe=stop or probe=exit, and @2 for its second time"
+            )
+        probes.arm(name, _from(int(passing or 1), actions[action]))
 
 
 def arm_from_environment() -> None:
