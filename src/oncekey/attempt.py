@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -363,3 +364,22 @@ def enter(attempt: Attempt) -> None:
 def leave() -> None:
     """For the edges that share a context between requests (threads)."""
     _current.set(None)
+
+
+@contextmanager
+def within(attempt: Attempt) -> Iterator[None]:
+    """For guarded functions, which may call each other: `current()` gives this attempt inside."""
+    token = _current.set(attempt)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def failed_honestly(attempt: Attempt, error: BaseException) -> bool:
+    """Whether a handler that raised may be run again at once.
+
+    One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
+    must not be repeated, it is left to lapse and becomes unknown.
+    """
+    return isinstance(error, Exception) or attempt.policy.recovery in ("rerun", "resume")

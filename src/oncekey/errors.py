@@ -8,13 +8,19 @@
     │   └── CorruptRecord    what the store returned cannot be read
     ├── StepsChanged         a later attempt takes other steps than the one it continues
     ├── OutcomeUnknown       a step that must not be repeated was begun, and nobody knows its end
-    └── LeaseLost            raised in a handler that does not own its record any more
+    ├── LeaseLost            raised in a handler that does not own its record any more
+    └── Refusal              a call of a guarded function was refused, and did not run
+        ├── InFlight         the first call with this key still runs
+        ├── Mismatch         the key belongs to a call with other arguments
+        ├── Unknown          an earlier call began, and nobody knows how it ended
+        └── NotKept          it was done, but its result was not kept
 
-Refusals (in flight, mismatch, unknown, …) are not exceptions but values: see
-`oncekey.core.problem`.
+Within the engine and over HTTP refusals are not exceptions but values: see `oncekey.core.problem`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class OncekeyError(Exception):
@@ -66,3 +72,42 @@ class OutcomeUnknown(OncekeyError):
 
 class LeaseLost(OncekeyError):
     """This attempt does not own its record any more: what it writes will be refused."""
+
+
+class Refusal(OncekeyError):
+    """A call of a guarded function was refused, and did not run. `problem` says why."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)  # as the only argument, so that it survives pickling
+        self.problem = problem
+        """An `oncekey.core.problem.Problem`."""
+
+    def __str__(self) -> str:
+        return str(self.problem.detail)
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed later, without anybody changing anything."""
+        return bool(self.problem.retryable)
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """When to call again, where that helps."""
+        wait_s: float | None = self.problem.retry_after_s
+        return wait_s
+
+
+class InFlight(Refusal):
+    """The first call with this key still runs: call again after `retry_after_s`."""
+
+
+class Mismatch(Refusal):
+    """The key belongs to a call with other arguments."""
+
+
+class Unknown(Refusal):
+    """An earlier call with this key began, and nobody knows how it ended: an operator must look."""
+
+
+class NotKept(Refusal):
+    """The call with this key was done, but its result was not kept. It will not run again."""

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from oncekey.core import arguments as canonical
+from oncekey.core import result as results
 from oncekey.core.framing import as_bytes, frame
 from oncekey.core.op import Op
 from oncekey.core.printable import printable
@@ -110,6 +112,7 @@ class Steps:
                 "attempt began it and nobody knows how it ended: an operator must find out"
             )
         if at_most_once:
+            self._check_repeatable(name)
             yield from self._keep(guard, Step(name, digest, None))
         self._running = name
         return Take(name, digest)
@@ -174,6 +177,14 @@ class Steps:
         if self._taken >= STEPS_MAX:
             raise Misuse(f"an operation takes at most {STEPS_MAX} steps")
 
+    def _check_repeatable(self, name: str) -> None:
+        if self._attempt.policy.stale == "rerun":
+            raise Misuse(
+                f"the step {name!r} of {self._attempt.operation} is at_most_once, but "
+                "Policy(stale='rerun') runs the whole operation again for a new version of its "
+                "answer: register an upcast, or choose stale='replay' or 'refuse'"
+            )
+
     def _expect(self, known: Step, name: str, digest: bytes) -> Step:
         if known.name == name and known.digest == digest:
             return known
@@ -186,25 +197,10 @@ class Steps:
 
 
 def digest_of(name: str, arguments: tuple[Any, ...]) -> bytes:
-    """Tells a changed step: by its arguments' values where JSON knows them, else by their types."""
-    text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), default=_by_type)
-    return hashlib.sha256(frame((b"oncekey/step/1", as_bytes(name), as_bytes(text)))).digest()[:16]
-
-
-def _by_type(argument: object) -> str:
-    return f"<{type(argument).__module__}.{type(argument).__qualname__}>"
+    """Tells a changed step by its arguments."""
+    return canonical.digest(b"oncekey/step/1", name, arguments)
 
 
 def encode(name: str, result: Any) -> bytes:
-    """A result as it is kept: JSON, so that it can be read by the next release too."""
-    try:
-        text = json.dumps(result, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise Misuse(
-            f"the step {name!r} returned what JSON cannot keep ({error}): return text, numbers, "
-            "lists and dicts of what later steps need"
-        ) from error
-    kept = text.encode()
-    if len(kept) > STEP_BYTES_MAX:
-        raise Misuse(f"the step {name!r} returned {len(kept)} bytes, more than {STEP_BYTES_MAX}")
-    return kept
+    """A step's result as it is kept."""
+    return results.encode(f"the step {name!r}", result, STEP_BYTES_MAX)

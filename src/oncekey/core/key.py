@@ -61,6 +61,18 @@ def check(text: str, *, chars_min: int = 1) -> str | BadKey:
     return text
 
 
+def derive(text: str) -> str | BadKey:
+    """A key for whatever names something: the text itself where it can be a key, else its digest.
+
+    For names that this service has made or was given by others, such as the ids of messages, which
+    may be longer than a key and hold anything. What is no name at all is refused as ever.
+    """
+    unfit = len(text) > CHARS_MAX or not _VISIBLE.fullmatch(text)
+    if (unfit and text.strip()) or text.startswith(_DERIVED):  # nobody can choose another's digest
+        return _DERIVED + hashlib.sha256(frame((b"oncekey/key/1", as_bytes(text)))).hexdigest()
+    return check(text)
+
+
 def record_id(tenant: str, operation: str | None, key: str) -> bytes:
     """What stores index: 32 bytes. `operation` is None where one key serves the whole tenant."""
     # As `frame` would write it; spelt out, because every request needs one.
@@ -81,6 +93,7 @@ def short_hash(key: str) -> str:
 
 # ------------------------------------------------------------------------------ syntax
 
+_DERIVED = "sha256:"
 _VISIBLE = re.compile(r"[!-~]+")
 # A bare key holds no comma, because servers join repeated header lines with one, and no double
 # quote, because half-quoted keys are mistakes. A quoted key may hold both.

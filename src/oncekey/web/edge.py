@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from oncekey.attempt import Attempt
+from oncekey.attempt import Attempt, failed_honestly
 from oncekey.clock import Clock
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
@@ -190,12 +190,8 @@ class Edge:
         return attempt.policy.keep(capture.status)
 
     def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
-        """Whether a handler that raised may be run again at once.
-
-        One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
-        must not be repeated, it is left to lapse and becomes unknown.
-        """
-        return isinstance(error, Exception) or attempt.policy.recovery in ("rerun", "resume")
+        """Whether a handler that raised may be run again at once."""
+        return failed_honestly(attempt, error)
 
     def kept(self, attempt: Attempt, capture: Capture) -> Answer:
         """What of an answer is stored."""

@@ -1,0 +1,87 @@
+"""Arguments of a call by what they mean, to tell a repeated call from another one.
+
+What JSON knows is compared by value, and so are bytes, numbers, dates, ids, sets, enumerations,
+dataclasses and the models of pydantic and attrs. Anything else (a session, a client) counts by its
+type alone: which of them a call gets does not make it another call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Mapping, Set
+from datetime import date, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.framing import as_bytes, frame
+from oncekey.errors import Misuse
+
+VERSION = 1
+"""Raised whenever an equal call would get another digest. Records live longer than releases."""
+
+_TEXTS = (Decimal, UUID, date, time, timedelta, timezone, PurePath)
+
+
+def canonical(arguments: Any) -> bytes:
+    """Equal bytes for equal arguments: JSON, in ASCII."""
+    try:
+        text = json.dumps(arguments, sort_keys=True, separators=(",", ":"), default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Misuse(
+            f"the arguments cannot be compared with those of an earlier call ({error}): pass text, "
+            "numbers, lists, dicts with names as keys, or dataclasses of such"
+        ) from error
+    return text.encode("ascii")
+
+
+def fingerprint(arguments: bytes) -> Fingerprint:
+    """Tells a repeated call from another one, by its canonical arguments."""
+    digest = hashlib.sha256(frame((b"oncekey/arguments/%d" % VERSION, arguments))).digest()
+    return Fingerprint(VERSION, digest)
+
+
+def payload(body: bytes) -> Fingerprint:
+    """The same for a message, by its bytes."""
+    digest = hashlib.sha256(frame((b"oncekey/payload/%d" % VERSION, body))).digest()
+    return Fingerprint(VERSION, digest)
+
+
+def _plain(argument: Any) -> Any:
+    """In terms that JSON knows. Behind its type, so that different things never look the same."""
+    kind = f"{type(argument).__module__}.{type(argument).__qualname__}"
+    if isinstance(argument, _TEXTS):
+        return [kind, str(argument)]
+    if isinstance(argument, bytes | bytearray | memoryview):
+        return ["bytes", bytes(argument).hex()]
+    if isinstance(argument, enum.Enum):
+        return [kind, argument.name]
+    if isinstance(argument, Mapping):
+        return dict(argument)
+    if isinstance(argument, Set):
+        return [kind, sorted(canonical(member).decode() for member in argument)]
+    fields = _fields(argument)
+    return f"<{kind}>" if fields is None else [kind, fields]
+
+
+def _fields(argument: Any) -> Any:
+    """What a dataclass or a model consists of; None for anything else."""
+    if isinstance(argument, type):
+        return None
+    if dataclasses.is_dataclass(argument):
+        return {f.name: getattr(argument, f.name) for f in dataclasses.fields(argument)}
+    if hasattr(argument, "__attrs_attrs__"):
+        return {f.name: getattr(argument, f.name) for f in argument.__attrs_attrs__}
+    if hasattr(argument, "__pydantic_fields__"):
+        return argument.model_dump(mode="json")
+    return None
+
+
+def digest(tag: bytes, name: str, arguments: Any) -> bytes:
+    """Tells changed arguments of something that has a name."""
+    return hashlib.sha256(frame((tag, as_bytes(name), canonical(arguments)))).digest()[:16]
