@@ -23,10 +23,11 @@ ROWS_MAX = 64
 
 
 def pieces(rows: list[T]) -> Iterator[list[T]]:
-    """The rows in lists whose lengths are powers of two, up to `ROWS_MAX`."""
+    """The rows in lists of at most `ROWS_MAX`, whose lengths have two leading bits at most."""
     at = 0
-    while left := len(rows) - at:
-        length = min(1 << (left.bit_length() - 1), ROWS_MAX)
+    while left := min(len(rows) - at, ROWS_MAX):
+        zeros = max(left.bit_length() - 2, 0)
+        length = left >> zeros << zeros
         yield rows[at : at + length]
         at += length
 
