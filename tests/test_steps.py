@@ -167,6 +167,14 @@ def test_at_most_once_that_ended_is_an_ordinary_step() -> None:
     assert world.attempt().step_sync("charge", lambda: "ch_2", at_most_once=True) == "ch_1"
 
 
+def test_at_most_once_contradicts_running_anew_for_a_version() -> None:
+    """Noticed by whoever writes it, before the step has its effect."""
+    world = World()
+    world.policy = Policy(lease_s=10, stale="rerun").settled()
+    with pytest.raises(Misuse, match=r"'charge' .* is at_most_once, but .*stale='rerun'"):
+        world.attempt().step_sync("charge", lambda: pytest.fail("ran"), at_most_once=True)
+
+
 def _dies() -> None:
     raise KeyboardInterrupt
 

@@ -3,6 +3,8 @@
 from oncekey.attempt import Attempt, current, current_or_none
 from oncekey.core.policy import Policy, Verdict, keep_definitive, keep_errors_too, keep_success
 from oncekey.core.profiles import PROFILES, Profile
+from oncekey.core.record import Answer
+from oncekey.core.versions import Versions
 from oncekey.errors import (
     CorruptRecord,
     LeaseLost,
@@ -18,6 +20,7 @@ from oncekey.web.request import Request
 
 __all__ = [
     "PROFILES",
+    "Answer",
     "Attempt",
     "CorruptRecord",
     "LeaseLost",
@@ -30,6 +33,7 @@ __all__ = [
     "StoreUnavailable",
     "StoreUnfit",
     "Verdict",
+    "Versions",
     "current",
     "current_or_none",
     "keep_definitive",

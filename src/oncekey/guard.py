@@ -140,6 +140,7 @@ class Guard(Holding):
             lease_s=policy.lease_s,
             retention_s=policy.retention_s,
             recovery=policy.recovery,
+            schema_version=policy.schema_version,
             field_digests=call.field_digests,
         )
 
@@ -150,7 +151,7 @@ class Guard(Holding):
             return None
         record, ago_s = known
         action = lifecycle.decide(record, compare(record, call), policy)
-        return self._answer_from(record, action, call, ago_s)
+        return self._answer_from(record, action, call, policy, ago_s)
 
     def _consider(
         self, claimed: Record, claim: Claim, call: Call, policy: Policy, looked_at: float
@@ -180,11 +181,10 @@ class Guard(Holding):
                     if wait_until is None:
                         wait_until = self._clock.monotonic() + policy.wait_s
                     changed = yield from self._wait(found, wait_until, policy)
-                case Action.REPLAY:
-                    self._recent.keep(found, looked_at)
-                    return self._replay(found)
                 case _:
-                    return self._answer_from(found, action, call)
+                    if action is Action.REPLAY or action is Action.UPCAST:
+                        self._recent.keep(found, looked_at)
+                    return self._answer_from(found, action, call, policy)
             if isinstance(changed, Execute | Refuse):
                 return changed
             found = changed

@@ -7,6 +7,7 @@ and token, so that nothing which an attempt writes after it lost its record take
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Literal
 
@@ -19,13 +20,16 @@ from oncekey.core import lifecycle, refusals
 from oncekey.core.key import short_hash
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
-from oncekey.core.policy import Verdict
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim, Record, State, Step
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.probes import probe
 from oncekey.tallies import Tallies
+
+_log = logging.getLogger("oncekey")
 
 FORGET_S, FORGET_LOOKS_MAX = 0.03, 8
 """Looks for a lost claim are four times as far apart each time, beginning with four times this."""
@@ -189,7 +193,7 @@ class Holding(Asking):
         if found is None:
             return Refuse(refusals.contended())
         action = lifecycle.decide(found, compare(found, call), attempt.policy)
-        return self._answer_from(found, action, call)
+        return self._answer_from(found, action, call, attempt.policy)
 
     def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
         """Give the record back so that a retry may run. What cannot be given back lapses by
@@ -233,14 +237,18 @@ class Holding(Asking):
     # ------------------------------------------------------------------- answering from a record
 
     def _answer_from(
-        self, record: Record, action: Action, call: Call, ago_s: float = 0.0
+        self, record: Record, action: Action, call: Call, policy: Policy, ago_s: float = 0.0
     ) -> Replay | Refuse:
         """What a client gets that is told about a record, read `ago_s` ago, without running
         anything.
         """
         match action:
             case Action.REPLAY:
-                return self._replay(record, ago_s)
+                return self._replay(record, record.answer, ago_s)
+            case Action.UPCAST:
+                return self._upcast(record, policy, ago_s)
+            case Action.STALE:
+                return Refuse(refusals.stale(record, policy.schema_version))
             case Action.MISMATCH:
                 return Refuse(refusals.mismatch(_differing(record, call)))
             case Action.UNKNOWN:
@@ -252,8 +260,27 @@ class Holding(Asking):
             case _:
                 return Refuse(refusals.in_flight(record))
 
-    def _replay(self, record: Record, ago_s: float = 0.0) -> Replay:
-        answer = record.answer
+    def _upcast(self, record: Record, policy: Policy, ago_s: float) -> Replay | Refuse:
+        """The kept answer in the version of now. What is kept stays as it is."""
+        old, new = record.schema_version, policy.schema_version
+        kept, upcasts = record.answer, policy.upcasts
+        if kept is None or upcasts is None:
+            raise AssertionError(f"nothing to upcast: {record.id.hex()}")
+        try:
+            answer = upcasts.convert(kept, old, new)
+        except Exception:  # the function is the application's
+            _log.exception(
+                "an answer of %s cannot be upcast from version %d to %d; retries are refused until "
+                "the function is put right",
+                printable(record.operation),
+                old,
+                new,
+            )
+            return Refuse(refusals.not_upcast(record, new))
+        return self._replay(record, answer, ago_s)
+
+    def _replay(self, record: Record, answer: Answer | None, ago_s: float) -> Replay:
+        """`answer` is the record's, as this client gets it."""
         if answer is None:
             raise AssertionError(f"a completed record without an answer: {record.id.hex()}")
         self.tallies.count(self.tallies.replays, record.id)

@@ -13,11 +13,13 @@ from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Action, Held, Situati
 from oncekey.core.policy import DEFAULTS, Policy
 from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import Swap, When
+from oncekey.core.versions import Versions
 from tests.core.test_record import record
 
 RUNNING, COMPLETED, RELEASED, UNKNOWN = State
 ANSWER = Answer(201, (), b"created")
 CLAIM = Claim(b"i" * 32, b"n" * 16, "acct_1", "POST /orders", "order-17", b"g" * 32, 1, 40.0, 700.0)
+NEWER_CLAIM = dataclasses.replace(CLAIM, schema_version=1)
 
 # ---------------------------------------------------------------------------------- moves
 
@@ -31,6 +33,7 @@ MOVES = """
     doubt                 running                              unknown    lapsed    rises
     give up               running                              unknown    any       rises
     run again             released                             running    any       rises
+    run anew              completed                            running    any       rises
     start over            running completed released unknown   running    expired   rises
     resolve as completed  unknown                              completed  any       rises
     resolve as released   unknown                              released   any       rises
@@ -86,6 +89,7 @@ BUILDERS: dict[str, Callable[[State], Swap]] = {
         held(state), new_token=b"n", lapses=1, retention_s=600
     ),
     "run again": lambda state: lifecycle.take(record(state), CLAIM),
+    "run anew": lambda state: lifecycle.take(record(state), NEWER_CLAIM),
     "start over": lambda state: lifecycle.take(record(state, expires_in_s=0.0), CLAIM),
     "resolve as completed": lambda state: lifecycle.resolve(
         record(state), new_token=b"n", answer=ANSWER, retention_s=600
@@ -95,8 +99,12 @@ BUILDERS: dict[str, Callable[[State], Swap]] = {
     ),
 }
 LEGAL = [(name, state) for name, move in TRANSITIONS.items() for state in move.sources]
-TAKEN_FROM = {"take over": (RUNNING, RELEASED), "run again": (RUNNING, RELEASED)}
-"""`take` chooses between the two by what it found."""
+TAKEN_FROM = {
+    "take over": (RUNNING, RELEASED),
+    "run again": (RUNNING, RELEASED),
+    "run anew": (RUNNING, RELEASED, COMPLETED),
+}
+"""`take` chooses between them by what it found."""
 ILLEGAL = [
     (name, state)
     for name, move in TRANSITIONS.items()
@@ -184,6 +192,20 @@ def test_an_honest_failure_is_no_lapse() -> None:
     assert (swap.fresh, swap.attempt, swap.lapses) == (False, 3, 1)
 
 
+def test_p5_what_is_run_anew_forgets_its_answer_but_not_its_request() -> None:
+    """As the second attempt it can never be released without effect."""
+    found = record(COMPLETED, answer=ANSWER, attempt=1, lapses=3)
+    swap = lifecycle.take(found, NEWER_CLAIM)
+    assert (swap.fresh, swap.attempt, swap.lapses) == (True, 2, 0)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_p3_nobody_runs_anew_what_has_this_version_or_a_newer_one(version: int) -> None:
+    found = record(COMPLETED, answer=ANSWER, schema_version=version)
+    with pytest.raises(ValueError, match="a record that is completed cannot"):
+        lifecycle.take(found, NEWER_CLAIM)
+
+
 def test_whoever_takes_brings_its_claim() -> None:
     swap = lifecycle.take(record(RELEASED), CLAIM)
     assert (swap.claim, swap.new_token) == (CLAIM, CLAIM.token)
@@ -209,7 +231,11 @@ SITUATIONS = [
     (record(RELEASED, no_effect=True), Situation.NO_EFFECT),
     (record(COMPLETED, answer=ANSWER), Situation.COMPLETED),
     (record(COMPLETED, answer=Answer(204, (), b"")), Situation.COMPLETED),
+    (record(COMPLETED, answer=ANSWER, schema_version=1), Situation.STALE),
     (record(COMPLETED, answer=Answer(200, (), None)), Situation.BODILESS),
+    (record(COMPLETED, answer=Answer(200, (), None), schema_version=1), Situation.BODILESS),
+    (record(RELEASED, schema_version=1), Situation.FAILED),
+    (record(lease_left_s=0.0, schema_version=1), Situation.LAPSED),
     (record(COMPLETED), Situation.BODILESS),
     (record(UNKNOWN), Situation.UNKNOWN),
     *((record(state, expires_in_s=0.0), Situation.EXPIRED) for state in State),
@@ -219,7 +245,7 @@ SITUATIONS = [
 
 @pytest.mark.parametrize(("found", "expected"), SITUATIONS)
 def test_what_a_record_is_to_somebody_who_finds_it(found: Record, expected: Situation) -> None:
-    assert lifecycle.situation(found, lapses_max=5) is expected
+    assert lifecycle.situation(found, DEFAULTS) is expected
 
 
 def test_every_situation_can_be_met() -> None:
@@ -227,7 +253,8 @@ def test_every_situation_can_be_met() -> None:
 
 
 def test_with_one_lapse_allowed_the_first_is_too_many() -> None:
-    assert lifecycle.situation(record(lease_left_s=0.0), lapses_max=1) is Situation.WORN_OUT
+    policy = Policy(lapses_max=1).settled()
+    assert lifecycle.situation(record(lease_left_s=0.0), policy) is Situation.WORN_OUT
 
 
 # ------------------------------------------------------------------------------- decisions
@@ -241,6 +268,7 @@ FOUND = {
     "failed": record(RELEASED),
     "no effect": record(RELEASED, no_effect=True),
     "completed": record(COMPLETED, answer=ANSWER),
+    "stale": record(COMPLETED, answer=ANSWER, schema_version=1),
     "bodiless": record(COMPLETED, answer=Answer(200, (), None)),
     "unknown": record(UNKNOWN),
 }
@@ -259,6 +287,7 @@ TABLE = """
     lapsed     block block   DOUBT          MISMATCH       NEWER
     worn out   *             DOUBT          MISMATCH       NEWER
     completed  *             REPLAY         MISMATCH       NEWER
+    stale      *             REPLAY         MISMATCH       NEWER
     bodiless   *             FACT_ONLY      MISMATCH       NEWER
     unknown    *             UNKNOWN        MISMATCH       NEWER
 """
@@ -300,9 +329,70 @@ def test_p5_a_fingerprint_that_cannot_be_compared_is_never_a_match() -> None:
 
 
 def test_what_was_completed_never_runs_again_within_its_retention() -> None:
-    for found in (Situation.COMPLETED, Situation.BODILESS, Situation.UNKNOWN):
+    """Unless it is stale, and then only as the operation's policy says."""
+    for found in (Situation.COMPLETED, Situation.STALE, Situation.BODILESS, Situation.UNKNOWN):
         for how in Comparison:
             assert DECISIONS[found, how] not in (Action.RUN_AGAIN, Action.START_OVER)
+
+
+# ------------------------------------------------------------------------------- versions
+
+UPWARDS, DOWNWARDS = Versions(), Versions()
+UPWARDS.upcast(3, 4)(lambda answer: answer)
+DOWNWARDS.upcast(4, 3)(lambda answer: answer)
+
+# What a process of the version `now` does with an answer of the version `kept`, by its `stale`.
+STALE = """
+    stale    kept  now  begun with  upcasts    action
+    replay   3     4    rerun       none       REPLAY
+    replay   4     3    rerun       none       REPLAY
+    replay   3     4    block       none       REPLAY
+    replay   3     4    rerun       upwards    UPCAST
+    replay   3     4    rerun       downwards  REPLAY
+    replay   4     3    rerun       downwards  UPCAST
+    rerun    3     4    rerun       none       RUN_AGAIN
+    rerun    3     4    resume      none       RUN_AGAIN
+    rerun    3     4    block       none       STALE
+    rerun    3     4    ask         none       STALE
+    rerun    3     4    rerun       upwards    UPCAST
+    rerun    3     4    block       upwards    UPCAST
+    rerun    4     3    rerun       none       REPLAY
+    rerun    4     3    rerun       downwards  UPCAST
+    refuse   3     4    rerun       none       STALE
+    refuse   3     4    rerun       upwards    UPCAST
+    refuse   4     3    rerun       none       NEWER
+    refuse   4     3    block       downwards  UPCAST
+"""
+
+
+@pytest.mark.parametrize(
+    ("stale", "kept", "now", "begun_with", "upcasts", "action"), columns(STALE)
+)
+def test_what_a_kept_answer_of_another_version_gets(
+    stale: str, kept: str, now: str, begun_with: str, upcasts: str, action: str
+) -> None:
+    found = record(COMPLETED, answer=ANSWER, schema_version=int(kept), recovery=begun_with)
+    policy = Policy(
+        schema_version=int(now),
+        stale=stale,  # type: ignore[arg-type]
+        upcasts={"none": None, "upwards": UPWARDS, "downwards": DOWNWARDS}[upcasts],
+    ).settled()
+    assert lifecycle.decide(found, Comparison.SAME, policy) is Action[action]
+
+
+@pytest.mark.parametrize("stale", ["replay", "rerun", "refuse"])
+def test_p5_another_version_is_no_excuse_for_another_request(stale: str) -> None:
+    found = record(COMPLETED, answer=ANSWER, schema_version=3)
+    policy = Policy(schema_version=4, stale=stale, upcasts=UPWARDS).settled()  # type: ignore[arg-type]
+    assert lifecycle.decide(found, Comparison.DIFFERENT, policy) is Action.MISMATCH
+    assert lifecycle.decide(found, Comparison.UNKNOWN_VERSION, policy) is Action.NEWER
+
+
+def test_what_only_the_fact_is_kept_of_is_not_run_again_for_a_version() -> None:
+    """Too large, or purged: a purge never causes a second run."""
+    found = record(COMPLETED, answer=Answer(201, (), None), schema_version=3)
+    policy = Policy(schema_version=4, stale="rerun").settled()
+    assert lifecycle.decide(found, Comparison.SAME, policy) is Action.FACT_ONLY
 
 
 # --------------------------------------------------------------------------------- landed

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -19,6 +19,7 @@ from oncekey.core.policy import (
     keep_errors_too,
     keep_success,
 )
+from oncekey.core.versions import Versions
 from oncekey.errors import Misuse
 
 FIELDS = [field.name for field in dataclasses.fields(Policy)]
@@ -133,6 +134,7 @@ def test_what_is_no_number_of_that_unit_is_refused(name: str, value: Any) -> Non
         ("in_flight", "block", "('refuse', 'wait')"),
         ("recovery", "retry", "('rerun', 'resume', 'block', 'ask')"),
         ("store_down", "open", "('refuse', 'run')"),
+        ("stale", "upcast", "('replay', 'rerun', 'refuse')"),
     ],
 )
 def test_an_unknown_choice_is_refused_with_the_known_ones(
@@ -155,6 +157,25 @@ def test_a_key_cannot_be_longer_than_a_key() -> None:
 
 def test_keep_is_a_function() -> None:
     assert "takes a function from a status to a Verdict" in refused(keep={200: True})
+
+
+@pytest.mark.parametrize("version", [-1, 2**31, 1.0, True, "4", None])
+def test_a_schema_version_is_a_whole_number(version: Any) -> None:
+    assert "a schema version is a whole number from 0" in refused(schema_version=version)
+
+
+def test_upcasts_are_registered_on_versions() -> None:
+    assert "takes an oncekey.Versions()" in refused(upcasts={(3, 4): str})
+    assert Policy(upcasts=Versions(), schema_version=2**31 - 1).settled().stale == "replay"
+
+
+def test_only_what_may_be_repeated_is_run_again_for_a_version() -> None:
+    recoveries: tuple[Literal["rerun", "resume"], ...] = ("rerun", "resume")
+    for recovery in recoveries:
+        assert Policy(stale="rerun", recovery=recovery).settled().stale == "rerun"
+    assert "Policy(stale='rerun', recovery='block')" in refused(stale="rerun", recovery="block")
+    assert "recovery='ask'" in refused(stale="rerun", recovery="ask", ask=print)
+    assert "Policy(stale='rerun', atomic=True)" in refused(stale="rerun", atomic=True)
 
 
 def test_a_misspelt_field_is_refused_by_name() -> None:

@@ -61,6 +61,7 @@ TRANSITIONS = {
     "doubt": Transition((RUNNING,), UNKNOWN, When.LAPSED, True),
     "give up": Transition((RUNNING,), UNKNOWN, When.ANY, True),
     "run again": Transition((RELEASED,), RUNNING, When.ANY, True),
+    "run anew": Transition((COMPLETED,), RUNNING, When.ANY, True),
     "start over": Transition((RUNNING, COMPLETED, RELEASED, UNKNOWN), RUNNING, When.EXPIRED, True),
     "resolve as completed": Transition((UNKNOWN,), COMPLETED, When.ANY, True),
     "resolve as released": Transition((UNKNOWN,), RELEASED, When.ANY, True),
@@ -78,6 +79,7 @@ class Situation(enum.Enum):
     FAILED = "released after failure"
     NO_EFFECT = "released without effect"
     COMPLETED = "completed"
+    STALE = "completed under another schema version"
     BODILESS = "completed without body"
     UNKNOWN = "unknown"
 
@@ -93,6 +95,9 @@ class Action(enum.Enum):
     SHORTEN = "cut the deadline to one lease, then look again"
     IN_FLIGHT = "refuse or wait: still running"
     REPLAY = "replay"
+    CONVERT = "upcast, replay, run or refuse, as the operation's versions say"
+    UPCAST = "replay, brought to the schema version of now"
+    STALE = "refuse: kept under an older schema version"
     FACT_ONLY = "tell that it happened; the answer was not kept"
     UNKNOWN = "refuse: outcome unknown"
     MISMATCH = "refuse: other request"
@@ -112,6 +117,7 @@ _ROWS = (
     (Situation.LAPSED, Action.RECOVER, Action.MISMATCH, Action.NEWER),
     (Situation.WORN_OUT, Action.DOUBT, Action.MISMATCH, Action.NEWER),
     (Situation.COMPLETED, Action.REPLAY, Action.MISMATCH, Action.NEWER),
+    (Situation.STALE, Action.CONVERT, Action.MISMATCH, Action.NEWER),
     (Situation.BODILESS, Action.FACT_ONLY, Action.MISMATCH, Action.NEWER),
     (Situation.UNKNOWN, Action.UNKNOWN, Action.MISMATCH, Action.NEWER),
 )
@@ -122,27 +128,34 @@ DECISIONS = {
 }
 
 
-def situation(record: Record, lapses_max: int) -> Situation:
+def situation(record: Record, policy: Policy) -> Situation:
     """What this record is, to somebody who finds it."""
     if record.expires_in_s <= 0:
         return Situation.EXPIRED
     match record.state:
         case State.COMPLETED:
-            whole = record.answer is not None and record.answer.body is not None
-            return Situation.COMPLETED if whole else Situation.BODILESS
+            if record.answer is None or record.answer.body is None:
+                return Situation.BODILESS
+            current = record.schema_version == policy.schema_version
+            return Situation.COMPLETED if current else Situation.STALE
         case State.RELEASED:
             return Situation.NO_EFFECT if record.no_effect else Situation.FAILED
         case State.UNKNOWN:
             return Situation.UNKNOWN
     if record.lapsed:
-        return Situation.WORN_OUT if record.lapses + 1 >= lapses_max else Situation.LAPSED
+        worn_out = record.lapses + 1 >= policy.lapses_max
+        return Situation.WORN_OUT if worn_out else Situation.LAPSED
     return Situation.OVERLONG if record.overlong else Situation.IN_FLIGHT
 
 
 def decide(record: Record, comparison: Comparison, policy: Policy) -> Action:
-    """What a request gets that finds this record. Never `RECOVER`: the policy has had its say."""
-    action = DECISIONS[situation(record, policy.lapses_max), comparison]
-    return recover(record, policy) if action is Action.RECOVER else action
+    """What a request gets that finds this record. Never `RECOVER` or `CONVERT`: the policy has had
+    its say.
+    """
+    action = DECISIONS[situation(record, policy), comparison]
+    if action is Action.RECOVER:
+        return recover(record, policy)
+    return convert(record, policy) if action is Action.CONVERT else action
 
 
 def recover(record: Record, policy: Policy) -> Action:
@@ -155,6 +168,22 @@ def recover(record: Record, policy: Policy) -> Action:
     if "block" in declared or ("ask" in declared and policy.ask is None):
         return Action.DOUBT
     return Action.ASK if "ask" in declared else Action.RUN_AGAIN
+
+
+def convert(record: Record, policy: Policy) -> Action:
+    """What to do about an answer of another schema version.
+
+    Only for a newer version is anything run again: while a deployment rolls, two versions would
+    otherwise undo each other's answers without end. And only if whoever ran it allowed that too.
+    """
+    old, new = record.schema_version, policy.schema_version
+    if policy.upcasts is not None and policy.upcasts.path(old, new) is not None:
+        return Action.UPCAST
+    if policy.stale == "replay" or (policy.stale == "rerun" and old > new):
+        return Action.REPLAY
+    if policy.stale == "refuse":
+        return Action.NEWER if old > new else Action.STALE
+    return Action.RUN_AGAIN if record.recovery in ("rerun", "resume") else Action.STALE
 
 
 def _swap(name: str, found: Record | Held, **changes: object) -> Swap:
@@ -218,13 +247,19 @@ def give_up(held: Held, *, new_token: bytes, lapses: int, retention_s: float) ->
 
 
 def take(found: Record, claim: Claim) -> Swap:
-    """Become the owner of a record that is expired, released or lapsed."""
+    """Become the owner of a record that is expired, released, lapsed, or completed under an older
+    schema version.
+    """
     if found.expired:
         name, fresh, attempt, lapses = "start over", True, 1, 0
     elif found.state is State.RELEASED and found.no_effect:  # as if it had never been tried
         name, fresh, attempt, lapses = "run again", False, 1, 0
     elif found.state is State.RELEASED:
         name, fresh, attempt, lapses = "run again", False, found.attempt + 1, found.lapses
+    elif found.state is State.COMPLETED and found.schema_version < claim.schema_version:
+        # Fresh, so that the old answer and its steps are forgotten; but no first attempt, since
+        # the record stays bound to its request.
+        name, fresh, attempt, lapses = "run anew", True, found.attempt + 1, 0
     else:
         name, fresh, attempt, lapses = "take over", False, found.attempt + 1, found.lapses + 1
     return _swap(

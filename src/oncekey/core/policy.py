@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from oncekey.core.versions import Versions, check_version
 from oncekey.errors import Misuse
 
 
@@ -122,6 +123,14 @@ class Policy:
     """
     atomic_s_max: float = INHERIT
     """The longest run of an atomic handler where a transaction keeps others waiting (SQLite)."""
+    schema_version: int = INHERIT
+    """Of the answers that this operation gives: raise it when their shape changes."""
+    upcasts: Versions | None = INHERIT
+    """How answers of other schema versions become this one's."""
+    stale: Literal["replay", "rerun", "refuse"] = INHERIT
+    """What a retry gets whose answer was kept under another version, where no upcast leads here:
+    that answer as it is, a new run, or a refusal.
+    """
     key_chars_min: int = INHERIT
     store_down: Literal["refuse", "run"] = INHERIT
     """Whether a request may run unprotected when the store cannot be reached."""
@@ -166,6 +175,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
     "in_flight": ("refuse", "wait"),
     "recovery": ("rerun", "resume", "block", "ask"),
+    "stale": ("replay", "rerun", "refuse"),
     "store_down": ("refuse", "run"),
 }
 
@@ -193,6 +203,7 @@ def _check(policy: Policy) -> None:
             "Policy(recovery='ask', ask=find_out) belong together: ask=… takes the function that "
             "finds out what became of an attempt that died"
         )
+    _check_versions(policy)
     if not callable(policy.keep):
         raise Misuse(
             "Policy(keep=…) takes a function from a status to a Verdict, such as keep_success"
@@ -204,6 +215,21 @@ def _check(policy: Policy) -> None:
                 f"Policy(keep=…) gave {verdict!r} for status {status}: it must give Verdict.KEEP, "
                 "Verdict.FAILED or Verdict.NO_EFFECT for every status"
             )
+
+
+def _check_versions(policy: Policy) -> None:
+    check_version(policy.schema_version, "Policy(schema_version=…)")
+    if not isinstance(policy.upcasts, Versions | None):
+        raise Misuse(
+            "Policy(upcasts=…) takes an oncekey.Versions() on which functions are registered: "
+            "@versions.upcast(3, 4)"
+        )
+    if policy.stale == "rerun" and (policy.atomic or policy.recovery not in ("rerun", "resume")):
+        what = "atomic=True" if policy.atomic else f"recovery={policy.recovery!r}"
+        raise Misuse(
+            f"Policy(stale='rerun', {what}): what must not be repeated is not run again for a new "
+            "version of its answer either; register an upcast, or choose stale='replay' or 'refuse'"
+        )
 
 
 DEFAULTS: Final = Policy(
@@ -228,6 +254,9 @@ DEFAULTS: Final = Policy(
     answer_bytes_max=1_048_576,
     atomic=False,
     atomic_s_max=5.0,
+    schema_version=0,
+    upcasts=None,
+    stale="replay",
     key_chars_min=1,
     store_down="refuse",
     headers_kept=None,

@@ -36,9 +36,11 @@ class Kind(enum.StrEnum):
     IN_FLIGHT = "in-flight"
     OUTCOME_UNKNOWN = "outcome-unknown"
     ANSWER_NOT_KEPT = "answer-not-kept"
+    STALE_ANSWER = "stale-answer"
     NEWER_RECORD = "newer-record"
     TOO_OLD = "too-old"
     STORE_UNAVAILABLE = "store-unavailable"
+    UNSETTLED = "unsettled"
     NOT_FOUND = "key-not-found"
 
 
@@ -115,6 +117,11 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
             409,
             "Do not send it with a new key: it was done. Read what it created.",
         ),
+        Kind.STALE_ANSWER: Meaning(
+            "It was done, and answered in another version",
+            409,
+            "Do not send it with a new key: it was done. Read what it created.",
+        ),
         Kind.NEWER_RECORD: Meaning("A newer release wrote this record", 503, _SAME_KEY),
         Kind.TOO_OLD: Meaning(
             "The request was first sent too long ago",
@@ -122,6 +129,9 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
             "Find out whether the first try took effect before you send it with a new key.",
         ),
         Kind.STORE_UNAVAILABLE: Meaning("The store of keys does not answer", 503, _SAME_KEY),
+        Kind.UNSETTLED: Meaning(
+            "What became of the first request is not found out yet", 503, _SAME_KEY
+        ),
         Kind.NOT_FOUND: Meaning(
             "Nothing is kept under this key",
             404,

@@ -219,7 +219,9 @@ def _check(profile: Profile) -> None:
 # ------------------------------------------------------------------------------- refusals
 
 # The request is this key's request; only its answer cannot be had, for now or for ever.
-_OF_THIS_KEY = frozenset({Kind.IN_FLIGHT, Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT})
+_OF_THIS_KEY = frozenset(
+    {Kind.IN_FLIGHT, Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER}
+)
 
 
 def render(problem: Problem, profile: Profile) -> Answer:

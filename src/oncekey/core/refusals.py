@@ -55,6 +55,28 @@ def fact_only(record: Record) -> Problem:
     )
 
 
+def stale(record: Record, version: int) -> Problem:
+    status = record.answer.status if record.answer else 0
+    headers = dict(record.answer.headers) if record.answer else {}
+    return Problem(
+        Kind.STALE_ANSWER,
+        f"The request with this key was completed with status {status}, and answered in version "
+        f"{record.schema_version}. This service answers in version {version} now. It will not run "
+        "again; read the resource instead.",
+        location=headers.get(b"location"),
+    )
+
+
+def not_upcast(record: Record, version: int) -> Problem:
+    return Problem(
+        Kind.STALE_ANSWER,
+        "The request with this key was completed, but its answer cannot be brought from version "
+        f"{record.schema_version} to {version} now. Retry with the same key.",
+        retryable=True,
+        retry_after_s=5.0,
+    )
+
+
 def newer() -> Problem:
     return Problem(
         Kind.NEWER_RECORD,
@@ -80,6 +102,16 @@ def unrecorded(lease_left_s: float) -> Problem:
         Kind.STORE_UNAVAILABLE,
         "The request ran, but its answer could not be recorded. Retry with the same key to learn "
         "it.",
+        retryable=True,
+        retry_after_s=max(lease_left_s, 1.0),
+    )
+
+
+def unsettled(lease_left_s: float) -> Problem:
+    return Problem(
+        Kind.UNSETTLED,
+        "An earlier request with this key died while it ran, and what became of it could not be "
+        "found out just now. Retry with the same key.",
         retryable=True,
         retry_after_s=max(lease_left_s, 1.0),
     )

@@ -34,7 +34,14 @@ def problem_json(problem: Problem, status: int, docs_url: str) -> Shaped:
 # -------------------------------------------------------------------------------- stripe
 
 _ABOUT_THE_FIRST = frozenset(
-    {Kind.MISMATCH, Kind.IN_FLIGHT, Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.TOO_OLD}
+    {
+        Kind.MISMATCH,
+        Kind.IN_FLIGHT,
+        Kind.OUTCOME_UNKNOWN,
+        Kind.ANSWER_NOT_KEPT,
+        Kind.STALE_ANSWER,
+        Kind.TOO_OLD,
+    }
 )
 _STRIPE_CODES = {Kind.IN_FLIGHT: "idempotency_key_in_use", Kind.NOT_FOUND: "resource_missing"}
 
@@ -69,6 +76,7 @@ _SQUARE_CODES = {
     Kind.IN_FLIGHT: "CONFLICT",
     Kind.NEWER_RECORD: "SERVICE_UNAVAILABLE",
     Kind.STORE_UNAVAILABLE: "SERVICE_UNAVAILABLE",
+    Kind.UNSETTLED: "SERVICE_UNAVAILABLE",
     Kind.NOT_FOUND: "NOT_FOUND",
 }
 _ABOUT_THE_KEY = frozenset({Kind.MISSING_KEY, Kind.INVALID_KEY, Kind.MISMATCH})
@@ -122,6 +130,7 @@ _ADYEN_CODES = {
     Kind.MISMATCH: "704",
     Kind.NEWER_RECORD: "703",
     Kind.STORE_UNAVAILABLE: "703",
+    Kind.UNSETTLED: "703",
 }
 
 
@@ -146,6 +155,7 @@ _AWS_CODES = {
     Kind.IN_FLIGHT: "TransactionInProgressException",
     Kind.NEWER_RECORD: "ServiceUnavailable",
     Kind.STORE_UNAVAILABLE: "ServiceUnavailable",
+    Kind.UNSETTLED: "ServiceUnavailable",
 }
 
 
@@ -171,10 +181,12 @@ _GCP_CODES = {
     Kind.NO_TENANT: "UNAUTHENTICATED",
     Kind.IN_FLIGHT: "ABORTED",
     Kind.ANSWER_NOT_KEPT: "ALREADY_EXISTS",
+    Kind.STALE_ANSWER: "ALREADY_EXISTS",
     Kind.OUTCOME_UNKNOWN: "FAILED_PRECONDITION",
     Kind.TOO_OLD: "FAILED_PRECONDITION",
     Kind.NEWER_RECORD: "UNAVAILABLE",
     Kind.STORE_UNAVAILABLE: "UNAVAILABLE",
+    Kind.UNSETTLED: "UNAVAILABLE",
     Kind.NOT_FOUND: "NOT_FOUND",
 }
 _GCP_TYPE = "type.googleapis.com/google.rpc."
