@@ -100,6 +100,24 @@ def redis_url(request: pytest.FixtureRequest) -> str:
     return url._replace(path=f"/{int(worker) % DATABASES}").geturl()
 
 
+@pytest.fixture(scope="session")
+def nats_url(request: pytest.FixtureRequest) -> str:
+    """A real NATS with JetStream. It is shared: name streams and subjects uniquely."""
+    return _offer(request, "nats")
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_url(request: pytest.FixtureRequest) -> str:
+    """A real RabbitMQ. It is shared: name queues uniquely."""
+    return _offer(request, "rabbitmq")
+
+
+@pytest.fixture(scope="session")
+def kafka_url(request: pytest.FixtureRequest) -> str:
+    """The bootstrap address of Kafka's mock cluster. It is shared: name topics uniquely."""
+    return _offer(request, "kafka")
+
+
 # ------------------------------------------------------------------ what was tested, and what not
 
 

