@@ -21,6 +21,8 @@ class Call:
     key: str
     fingerprint: Fingerprint
     field_digests: Mapping[str, str] = field(default_factory=dict)
+    request: bytes | None = None
+    """The request itself, where it may have to be finished without its client."""
 
 
 @value

@@ -27,6 +27,7 @@ from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
 from oncekey.core.record import TOKEN_BYTES, Claim, Record, State
 from oncekey.core.verbs import (
+    Done,
     Insert,
     Inserted,
     Peek,
@@ -142,6 +143,7 @@ class Guard(Holding):
             recovery=policy.recovery,
             schema_version=policy.schema_version,
             field_digests=call.field_digests,
+            request=call.request,
         )
 
     def _recall(self, claim: Claim, call: Call, policy: Policy) -> Replay | Refuse | None:
@@ -241,12 +243,8 @@ class Guard(Holding):
         )
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
-        swap = lifecycle.doubt(found, new_token=claim.token, retention_s=policy.unknown_retention_s)
-        doubted = yield from self._swap(swap, claim)
-        if isinstance(doubted, Refused):
-            return doubted.record
-        self._emit(events.OutcomeUnknown, claim, attempt=found.attempt, lapses=found.lapses + 1)
-        return Refuse(refusals.unknown())
+        doubted = yield from self.doubt(found, policy.unknown_retention_s, claim.token)
+        return doubted.record if isinstance(doubted, Refused) else Refuse(refusals.unknown())
 
     def _shorten(self, found: Record, claim: Claim) -> Op[Refuse | Record | None]:
         outcome = yield from self._ask(lifecycle.shorten(found), claim)
@@ -275,6 +273,46 @@ class Guard(Holding):
                 claimed_at=claimed_at,
             )
         )
+
+    # ----------------------------------------------------------------------- without a client
+
+    def take_up(
+        self, orphan: Record, call: Call, policy: Policy, looked_at: float
+    ) -> Op[Execute | None]:
+        """Own an abandoned record, read at `looked_at`, for which no client comes back. None where
+        there is nothing to run: somebody was quicker, or its outcome is unknown now.
+
+        A claim whose reply is lost is left to lapse: nobody would finish a record that is released.
+        """
+        if not orphan.lapsed or orphan.expired:
+            return None
+        claim = self.claim(call, policy)
+        action = lifecycle.decide(orphan, compare(orphan, call), policy)
+        if action is Action.DOUBT or action is Action.MISMATCH:
+            yield from self._doubt(orphan, claim, policy)
+        if action is not Action.RUN_AGAIN and action is not Action.ASK:
+            return None
+        taken = yield from self._take(orphan, claim, policy, looked_at)
+        if not isinstance(taken, Execute):
+            return None
+        taken.attempt.recovering, taken.attempt.asks = True, action is Action.ASK
+        return taken
+
+    def doubt(
+        self, lapsed: Record, unknown_retention_s: float, token: bytes | None = None
+    ) -> Op[Done | Refused]:
+        """Declare a lapsed record's outcome unknown."""
+        swap = lifecycle.doubt(
+            lapsed, new_token=token or self._token(), retention_s=unknown_retention_s
+        )
+        outcome = yield from self._swap(swap, lapsed)
+        if isinstance(outcome, Done):
+            self._emit(
+                events.OutcomeUnknown, lapsed, attempt=lapsed.attempt, lapses=lapsed.lapses + 1
+            )
+        return outcome
+
+    # ---------------------------------------------------------------------------- small parts
 
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":

@@ -20,7 +20,7 @@ from oncekey.core import lifecycle, refusals
 from oncekey.core.key import short_hash
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Learned, Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim, Record, State, Step
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
@@ -109,8 +109,47 @@ class Holding(Asking):
                 return committed
         if verdict is Verdict.KEEP and answer is not None:
             return (yield from self.finish(attempt, answer, call))
+        if attempt.recovering:
+            return (yield from self._unfinished(attempt, verdict))
         yield from self.abandon(attempt, no_effect=verdict is Verdict.NO_EFFECT)
         return Given()
+
+    def _unfinished(self, attempt: Attempt, verdict: Verdict) -> Op[Given | Refuse]:
+        """A recovered attempt did not do it, and no client will try again.
+
+        One that failed is left to lapse: so the recoverer tries again, and `lapses_max` ends that.
+        One that was refused would be refused for ever.
+        """
+        if verdict is Verdict.NO_EFFECT:
+            return (yield from self.give_up(attempt))
+        attempt.finished = True
+        return Given()
+
+    def learned(self, attempt: Attempt, learned: object, call: Call) -> Op[Finished | None]:
+        """What the policy's `ask` found out, or what it raised. None: it was not done, run it now.
+
+        Where it found out nothing, the attempt is left to lapse: given back, it would run again.
+        """
+        match learned:
+            case Answer():
+                return (yield from self.conclude(attempt, Verdict.KEEP, learned, call))
+            case Learned.NOT_DONE:
+                attempt.asks = False
+                return None
+            case Learned.UNKNOWN:
+                return (yield from self.give_up(attempt))
+        attempt.finished = True
+        raised = learned if isinstance(learned, Exception) else None
+        said = "failed" if raised else f"returned {learned!r:.100}, no Answer and no Learned"
+        _log.error(
+            "%s: what became of an attempt that died was not found out, since Policy(ask=…) %s; "
+            "it is asked again when the lease is over (lapse %d)",
+            printable(attempt.operation),
+            said,
+            attempt.lapses + 1,
+            exc_info=raised,
+        )
+        return Refuse(refusals.unsettled(attempt.lease_until - self._clock.monotonic()))
 
     def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
         """What became of `complete_in`; None where its transaction was rolled back."""

@@ -23,7 +23,7 @@ from oncekey.core.record import Answer
 from oncekey.core.shapes import Shaped
 from oncekey.errors import Misuse
 
-RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE}
+RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED}
 SECRET = "key-that-nobody-may-see"
 UUID = "8E03978E-40d5-43e8-bc93-6894a57f9324"
 
@@ -124,8 +124,8 @@ def test_every_profile_can_say_everything(name: str, kind: Kind) -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_tells_the_kinds_apart(name: str) -> None:
-    """Except where a provider has one code for two: a store that is down and a release that is
-    behind are both "not available"; Adyen's 704 is in flight or a mismatch, told by its header.
+    """Except where a provider has one code for several: a store that is down, a release that is
+    behind and an outcome that is not found out yet are all "not available"; Adyen's 704 is in flight or a mismatch, told by its header.
     """
 
     def seen(kind: Kind) -> str:
@@ -133,7 +133,7 @@ def test_every_profile_tells_the_kinds_apart(name: str) -> None:
         marks = [header(answer, mark) for mark in (b"transient-error", b"x-amzn-errortype")]
         return f"{answer.status} {body(answer)} {marks}"
 
-    rest = set(Kind) - {Kind.NEWER_RECORD}
+    rest = set(Kind) - {Kind.NEWER_RECORD, Kind.UNSETTLED}
     assert len({seen(kind) for kind in rest}) == len(rest)
 
 

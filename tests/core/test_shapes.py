@@ -10,7 +10,7 @@ from oncekey.core.profiles import PROFILES, Profile, profile, render
 from oncekey.core.record import Answer
 from oncekey.core.shapes import SHAPES
 
-RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE}
+RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED}
 
 
 def refusal(kind: Kind, name: str | Profile) -> Answer:
