@@ -37,6 +37,7 @@ from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_sql
 from oncekey.stores.base import Durability
+from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import UNSAFE, Address, named, split
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question, RowHeld
 from oncekey.stores.sql import check_schema, migrations
@@ -283,7 +284,7 @@ class AsyncPostgresConnection:
     ) -> None:
         self._store = store
         self._connection = connection
-        self._loop = asyncio.get_running_loop()
+        self._patience = Patience(self._give_up)
         self._statements: dict[str, PreparedStatement[asyncpg.Record]] = {}
         self._late = False
         self._doubt = False
@@ -293,9 +294,10 @@ class AsyncPostgresConnection:
         if self._connection.is_closed():
             raise self._store.unavailable(_GONE, sent=False)
         timeout_s = self._store.limits.of(question)
-        timer = self._loop.call_later(timeout_s, self._give_up)
+        self._patience.begin(timeout_s)
         try:
-            rows = await self._answer(question)
+            statement = self._statements.get(question.sql)
+            rows = await (statement.fetch(*question.args) if statement else self._first(question))
         except _DRIVER_ERRORS as error:
             if self._late:
                 raise self._store.unavailable(_late(timeout_s), sent=True) from error
@@ -307,19 +309,18 @@ class AsyncPostgresConnection:
             self._connection.terminate()  # before asyncpg cancels the statement
             raise
         finally:
-            timer.cancel()
+            self._patience.end()
         if self._doubt:
             raise self._store.unavailable(_DOUBT, sent=True)
         return rows
 
-    async def _answer(self, question: Question) -> Rows:
+    async def _first(self, question: Question) -> Rows:
+        """The answer to a question that was not asked before. Scripts are not prepared."""
         if question.script:
             await self._connection.execute(question.sql)
             return ()
-        statement = self._statements.get(question.sql)
-        if statement is None:
-            statement = await self._connection.prepare(question.sql)
-            self._statements[question.sql] = statement
+        statement = await self._connection.prepare(question.sql)
+        self._statements[question.sql] = statement
         return await statement.fetch(*question.args)
 
     def _give_up(self) -> None:
@@ -330,6 +331,7 @@ class AsyncPostgresConnection:
         self._doubt |= _is_doubt(message.server_source_filename)
 
     async def close(self) -> None:
+        self._patience.close()
         try:
             await self._connection.close(timeout=1.0)
         except _DRIVER_ERRORS:

@@ -50,6 +50,7 @@ from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Steps, Swap, Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import redis_fitness as fitness
 from oncekey.stores.base import AGAIN, Durability
+from oncekey.stores.patience import Patience
 from oncekey.stores.redis_calls import COMMANDS, OUTCOMES, TEXTS, Command, call
 from oncekey.stores.redis_walk import Walker
 
@@ -355,6 +356,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self._address = address
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
+        self._patience = Patience(lambda: self._fail(TimeoutError()))
         self._parser = hiredis.Reader(
             protocolError=InvalidResponse,
             replyError=driver.DefaultParser.parse_error,
@@ -375,7 +377,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self._replies = replies
         self._wanted = len(question)
         self._answered = self._loop.create_future()
-        timer = self._loop.call_later(self._timeout_s, self._fail, TimeoutError())
+        self._patience.begin(self._timeout_s)
         try:
             self._transport.write(packed)
             await self._answered
@@ -385,7 +387,7 @@ class AsyncRedisConnection(asyncio.Protocol):
             await self.close()
             raise
         finally:
-            timer.cancel()
+            self._patience.end()
         return replies
 
     def data_received(self, data: bytes) -> None:
@@ -410,6 +412,7 @@ class AsyncRedisConnection(asyncio.Protocol):
             self._answered.set_exception(error)
 
     async def close(self) -> None:
+        self._patience.close()
         await self._link.disconnect(nowait=True)
 
 
