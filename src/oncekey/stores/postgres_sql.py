@@ -111,20 +111,22 @@ def _statements() -> dict[str, str]:
 
 def _for_one(text: str) -> str:
     """With values in place of arrays: a fifth faster, where there is only one verb."""
-    one = r"(SELECT \1) AS a"
-    return re.sub(r"unnest\(([^)]*)\) AS a", one, text.replace("[]", ""))
+    text = text.replace("[]", "")
+    text = re.sub(r"= ANY \(([^)]*)\)", r"= \1", text)
+    return re.sub(r"unnest\(([^)]*)\) AS a", r"(SELECT \1) AS a", text)
 
 
 STATEMENTS = _statements()
-_TAKES_ROWS = [name for name, text in STATEMENTS.items() if "unnest(" in text]
+_TAKES_ROWS = [name for name, text in STATEMENTS.items() if "[]" in text]
 BATCH = {name: STATEMENTS[name].replace("{skip}", "SKIP LOCKED") for name in _TAKES_ROWS}
 ALONE = {name: _for_one(STATEMENTS[name].replace("{skip}", "")) for name in _TAKES_ROWS}
 
 
-def _question(name: str, wait_ms: str, rows: Sequence[tuple[Any, ...]]) -> Question:
+def _question(name: str, rows: Sequence[tuple[Any, ...]], *before: Any) -> Question:
+    """A statement about these rows; `before` are the arguments that stand before their columns."""
     if len(rows) == 1:
-        return Question(ALONE[name], (wait_ms, *rows[0]))
-    return Question(BATCH[name], (wait_ms, *map(list, zip(*rows, strict=True))))
+        return Question(ALONE[name], (*before, *rows[0]))
+    return Question(BATCH[name], (*before, *map(list, zip(*rows, strict=True))))
 
 
 # --------------------------------------------------------------------------------- insert and find
@@ -147,7 +149,7 @@ def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found
         wait_ms = limits.batch_wait_ms if batch else limits.alone_wait_ms
         rows = [(v.claim.id, v.claim.token, *_claim_row(v.claim)) for v in missing]
         try:
-            answer = yield _question("insert", wait_ms, rows)
+            answer = yield _question("insert", rows, wait_ms)
         except RowHeld:
             if not batch:
                 raise
@@ -164,7 +166,7 @@ def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found
 
 
 def _records(ids: Sequence[bytes]) -> Generator[Question, Any, dict[bytes, Record]]:
-    rows = yield Question(STATEMENTS["find"], (list(ids),))
+    rows = yield _question("find", [(record_id,) for record_id in ids])
     return {row[0]: sql.record(row) for row in rows}
 
 
@@ -174,13 +176,13 @@ def _find(verbs: Sequence[Find], limits: Limits) -> Op[list[Record | None]]:
 
 
 def _peek(verbs: Sequence[Peek], limits: Limits) -> Op[list[Glimpse | None]]:
-    rows = yield Question(STATEMENTS["peek"], ([verb.id for verb in verbs],))
-    seen = {row[0]: Glimpse(State(row[1]), row[2], row[3]) for row in rows}
+    rows = yield _question("peek", [(verb.id,) for verb in verbs])
+    seen = {row[0]: Glimpse(sql.STATES[row[1]], row[2], row[3]) for row in rows}
     return [seen.get(verb.id) for verb in verbs]
 
 
 def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
-    rows = yield Question(STATEMENTS["steps"], ([verb.id for verb in verbs],))
+    rows = yield _question("steps", [(verb.id,) for verb in verbs])
     return [[Step(*row[1:]) for row in rows if row[0] == verb.id] for verb in verbs]
 
 
@@ -196,7 +198,7 @@ def _write(
     """Ask a conditional statement. It returns the id of each row that it could lock, with the fence
     where the verb was carried out, and with null where the record was not as expected.
     """
-    answer = yield _question(name, limits.alone_wait_ms, rows)
+    answer = yield _question(name, rows, limits.alone_wait_ms)
     outcomes: dict[bytes, Done | Refused] = {
         record_id: Done(fence) for record_id, fence in answer if fence is not None
     }
@@ -259,7 +261,7 @@ def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
         ids = sorted(verb.replays.keys() | verb.conflicts.keys())
         if ids:
             rows = [(i, verb.replays.get(i, 0), verb.conflicts.get(i, 0)) for i in ids]
-            yield _question("tally", limits.batch_wait_ms, rows)
+            yield _question("tally", rows, limits.batch_wait_ms)
     return [None for _ in verbs]
 
 
@@ -356,16 +358,17 @@ def group(verb: Verb) -> str:
 
 def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
     """Carry out verbs of one group: one statement for each kind among them."""
-    return _honest(_perform(verbs, limits))
-
-
-def _perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
     handlers = [_handler(verb) for verb in verbs]
-    kinds = dict.fromkeys(handlers)
-    if len(kinds) == 1:
-        return (yield from handlers[0](verbs, limits))
+    if handlers.count(handlers[0]) == len(handlers):
+        return _honest(handlers[0](verbs, limits))
+    return _honest(_one_by_one(handlers, verbs, limits))
+
+
+def _one_by_one(
+    handlers: Sequence[_Handler], verbs: Sequence[Verb], limits: Limits
+) -> Op[list[Any]]:
     outcomes: list[Any] = [None] * len(verbs)
-    for kind in kinds:
+    for kind in dict.fromkeys(handlers):
         places = [place for place, handler in enumerate(handlers) if handler is kind]
         part = yield from kind([verbs[place] for place in places], limits)
         for place, outcome in zip(places, part, strict=True):

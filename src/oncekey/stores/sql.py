@@ -30,7 +30,7 @@ COLUMNS = (
 columns for the answer.
 """
 
-_STATES: dict[str, State] = {state.value: state for state in State}
+STATES: dict[str, State] = {state.value: state for state in State}
 
 
 def record(row: Sequence[Any]) -> Record:
@@ -41,7 +41,7 @@ def record(row: Sequence[Any]) -> Record:
     status, headers, body = row[18:21]
     answer = None if status is None else Answer(status, decode_headers(headers), body)
     fields = (
-        *(*row[:11], decode_digests(digests), _STATES[state]),
+        *(*row[:11], decode_digests(digests), STATES[state]),
         *(*row[13:17], bool(no_effect), answer),
         *row[21:],
     )
