@@ -26,11 +26,11 @@ from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.parts import REAL, Parts
 from oncekey.testing.simulate.scenario import (
     LEASE_S,
-    POLICIES,
     Errand,
     Intent,
     Plan,
     Scenario,
+    policy_of,
 )
 from oncekey.testing.simulate.wire import Message
 from oncekey.testing.simulate.worker import Worker
@@ -304,7 +304,7 @@ def _play(
 
 def scenario(case: Case) -> Scenario:
     """Two workers and two clients that start together."""
-    policy = POLICIES[case.recovery, "refuse", 5, 120.0, "refuse", "operation"]
+    policy = policy_of(case.recovery, "refuse", 5, 120.0, "refuse", "operation")
     return Scenario(
         policies=(policy, policy),
         versions=(1, 1),

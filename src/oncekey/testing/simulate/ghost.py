@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from oncekey.core.record import Answer
 from oncekey.testing.simulate.scenario import Intent
+from oncekey.testing.simulate.schema import Fate, fate
 
 if TYPE_CHECKING:
     from oncekey.testing.simulate.task import Task
@@ -48,6 +49,9 @@ class Note(NamedTuple):
     answer: Answer | None
     own: bool
     """Held, or ended, by the asker's own claim."""
+    schema: int
+    fate: Fate
+    """What the asker must make of the answer, by its version."""
 
 
 class Book:
@@ -81,6 +85,7 @@ class Ghost:
         "owner",
         "renewed_at",
         "retention_s",
+        "schema",
         "scope",
         "spoiled",
         "state",
@@ -102,6 +107,7 @@ class Ghost:
         self.first_use = 0.0
         self.intent: Intent | None = None
         self.version = 0
+        self.schema = 0
         self.blocked = False
         self.attempt = 0
         self.lapses = 0
@@ -144,7 +150,16 @@ class Ghost:
         """What this task meets."""
         own = self.token == task.claim.token
         situation = self.situation(now, task.policy.lapses_max)
-        return Note(situation, self.fence, self.intent, self.version, self.answer, own)
+        return Note(
+            situation,
+            self.fence,
+            self.intent,
+            self.version,
+            self.answer,
+            own,
+            self.schema,
+            fate(self.schema, self.blocked, task.policy),
+        )
 
     def grant(self, task: Task, fence: int, now: float, kernel_now: float) -> None:
         """The task becomes the owner."""
@@ -158,6 +173,7 @@ class Ghost:
         self.expires = self.lease_until + policy.retention_s
         self.intent = task.intent
         self.version = task.version
+        self.schema = policy.schema_version
         self.blocked = policy.recovery == "block"
         self.answer = None
         self.owner = task

@@ -39,6 +39,7 @@ from oncekey.testing.simulate.ghost import (
 from oncekey.testing.simulate.kernel import Kernel
 from oncekey.testing.simulate.oracle import Oracle, Violation
 from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_KEY_MAX
+from oncekey.testing.simulate.schema import shown
 from oncekey.testing.simulate.task import Task
 
 CALM_DECISION_S = 8.0
@@ -185,7 +186,9 @@ class Judge:
             raise Violation("P5", f"{task} replays the answer of another request")
         if note.situation is not WHOLE:
             raise Violation("P3", f"{task} replays where {task.ghost} was {note.situation}")
-        if answer != note.answer:
+        if note.fate not in ("same", "upcast", "replay"):
+            raise Violation("P3", f"{task} replays an answer of another version: {note.fate} it")
+        if answer != shown(note.answer, note.schema, note.fate):
             raise Violation("P3", f"{task} replays {answer}; kept was {note.answer}")
         if task.asks:
             task.worker.replayed[task.ghost] = note, task.worker.clock.monotonic()
@@ -216,8 +219,11 @@ class Judge:
                 right = not other and (situation is UNKNOWN or (note.own and situation is EXPIRED))
             case Kind.ANSWER_NOT_KEPT:
                 right = situation is BODILESS and not other and not newer
+            case Kind.STALE_ANSWER:
+                right = situation is WHOLE and note.fate == "refuse" and not other and not newer
             case Kind.NEWER_RECORD:
-                right = newer and not free
+                held_back = situation is WHOLE and note.fate == "newer" and not other
+                right = (newer and not free) or held_back
             case _:
                 right = False
         if not right:
@@ -258,6 +264,8 @@ class Judge:
         if note.own and note.situation in _ENDED:
             raise Violation("P9", f"{task} recorded its answer and is told that it runs")
         foreign = note.version != task.version or note.intent != task.intent
+        if note.situation is WHOLE and note.fate == "rerun" and not foreign:
+            return  # its retry runs it anew
         if note.situation not in _FREE and (foreign or note.situation in _ENDED):
             raise Violation(
                 "P5", f"{task} is told in flight where {task.ghost} is {note.situation}"

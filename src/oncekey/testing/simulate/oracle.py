@@ -28,6 +28,7 @@ from oncekey.testing.simulate.ghost import (
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.scenario import Intent, Scenario
+from oncekey.testing.simulate.schema import fate
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.timeline import Timeline
 
@@ -161,6 +162,7 @@ class Oracle:
                 and record.answer == ghost.answer
                 and record.lapses == ghost.lapses
                 and record.attempt == ghost.attempt
+                and record.schema_version == ghost.schema
             )
         if not same:
             found = "nothing" if record is None else _tell(record)
@@ -342,6 +344,20 @@ class Oracle:
         ghost.begin_anew(now)
         self._grant(task, outcome.fence, now, late)
 
+    def _run_anew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        if ghost.intent != task.intent or ghost.version != task.version:
+            raise Violation("P5", f"{task}: runs {ghost} anew, which another request has begun")
+        if fate(ghost.schema, ghost.blocked, task.policy) != "rerun":
+            raise Violation("P3", f"{task}: runs {ghost} anew, though its answer is not stale")
+        ghost.book.excuses += 1
+        ghost.first_use = now
+        ghost.attempt += 1
+        ghost.lapses = 0
+        ghost.spoiled = True
+        self._raises(ghost, task, outcome.fence)
+        self._grant(task, outcome.fence, now, late)
+
     def _resolve(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         self._raises(ghost, task, outcome.fence)
@@ -392,6 +408,7 @@ _ACCEPTED: dict[str, _Accepted] = {
     "doubt": Oracle._doubt,
     "run again": Oracle._run_again,
     "start over": Oracle._start_over,
+    "run anew": Oracle._run_anew,
     "resolve as completed": Oracle._resolve,
     "resolve as released": Oracle._resolve,
 }
@@ -405,7 +422,7 @@ def _name(verb: Swap) -> str:
     """Which transition a swap asks for, by what it would do."""
     if verb.claim is not None:
         if verb.fresh:
-            return "start over"
+            return "start over" if verb.when is When.EXPIRED else "run anew"
         return "run again" if verb.state is State.RELEASED else "take over"
     match verb.to:
         case State.RUNNING:

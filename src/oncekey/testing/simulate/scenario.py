@@ -7,7 +7,6 @@ Interleavings come from many schedules, not from long ones.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -16,6 +15,8 @@ from oncekey.core import fingerprint as fingerprints
 from oncekey.core.fingerprint import BadBody, Fingerprint
 from oncekey.core.policy import Policy, Verdict
 from oncekey.guard import Call
+from oncekey.testing.simulate import schema as schemas
+from oncekey.testing.simulate.schema import PLAIN, UPCASTS, Schema
 
 LEASE_S = 10.0
 RUN_S_MAX = 25.0
@@ -60,14 +61,17 @@ def call_of(intent: Intent, version: int, *, with_path: bool = True) -> Call:
     return Call(intent.tenant, operation, intent.key, Fingerprint(version, made.digest))
 
 
-def _policy(
+@functools.cache
+def policy_of(
     recovery: Literal["rerun", "block"],
     in_flight: Literal["refuse", "wait"],
     lapses_max: int,
     retention_s: float,
     store_down: Literal["refuse", "run"],
     scope: Literal["operation", "tenant"],
+    schema: Schema = PLAIN,
 ) -> Policy:
+    """The settled policy of a worker."""
     return Policy(
         lease_s=LEASE_S,
         run_s_max=RUN_S_MAX,
@@ -81,6 +85,9 @@ def _policy(
         scope=scope,
         waiters_per_key_max=WAITERS_PER_KEY_MAX,
         waiters_max=WAITERS_MAX,
+        schema_version=schema.version,
+        stale=schema.stale,
+        upcasts=UPCASTS[schema.ways],
     ).settled()
 
 
@@ -89,12 +96,6 @@ _IN_FLIGHTS: tuple[Literal["refuse", "wait"], ...] = ("refuse", "wait")
 _STORE_DOWNS: tuple[Literal["refuse", "run"], ...] = ("refuse", "run")
 _SCOPES: tuple[Literal["operation", "tenant"], ...] = ("operation", "tenant")
 _LAPSES_MAX = (1, 2, 2, 5, 5)
-POLICIES = {
-    choice: _policy(*choice)
-    for choice in itertools.product(
-        _RECOVERIES, _IN_FLIGHTS, _LAPSES_MAX, RETENTIONS_S, _STORE_DOWNS, _SCOPES
-    )
-}
 
 
 class Errand(NamedTuple):
@@ -161,7 +162,9 @@ class Scenario:
         """Who takes part, for people."""
         policy = self.policies[0]
         workers = ", ".join(
-            f"w{index} {policy.recovery}" + (f" (fingerprint {version})" if version > 1 else "")
+            f"w{index} {policy.recovery}"
+            + (f" (fingerprint {version})" if version > 1 else "")
+            + (f" (schema {policy.schema_version})" if policy.schema_version else "")
             for index, (policy, version) in enumerate(
                 zip(self.policies, self.versions, strict=True)
             )
@@ -170,7 +173,9 @@ class Scenario:
             f"workers: {workers}; connections: {self.lanes}",
             f"lease {policy.lease_s:g} s, retention {policy.retention_s:g} s from "
             f"{self.retention_from}, at most {policy.lapses_max} lapses, keys per {policy.scope}",
-            f"in flight: {policy.in_flight}; store down: {policy.store_down}",
+            f"in flight: {policy.in_flight}; store down: {policy.store_down}; "
+            f"stale: {self.policies[-1].stale}"
+            + ("" if policy.upcasts is None else ", where there is no upcast"),
         ]
 
     def cast(self) -> bytes:
@@ -188,7 +193,9 @@ class Scenario:
         wants = "".join(
             f"{e.intent.tenant[0]}{e.intent.operation[0]}{e.intent.content}" for e in self.errands
         )
-        return f"{rules}{policy.lapses_max}{recoveries}{self.versions}{wants}".encode()
+        last = self.policies[-1]
+        schema = f"{last.schema_version}{last.stale}{last.upcasts is None}"
+        return f"{rules}{policy.lapses_max}{recoveries}{self.versions}{schema}{wants}".encode()
 
 
 def draw(chance: Callable[[], float]) -> Scenario:
@@ -203,8 +210,8 @@ def draw(chance: Callable[[], float]) -> Scenario:
     if chance() < 0.2:
         recoveries[-1] = _RECOVERIES[recoveries[0] == "rerun"]
     policies = tuple(
-        POLICIES[recovery, in_flight, lapses_max, retention_s, store_down, scope]
-        for recovery in recoveries
+        policy_of(recovery, in_flight, lapses_max, retention_s, store_down, scope, schema)
+        for recovery, schema in zip(recoveries, schemas.draw(chance, recoveries), strict=True)
     )
     versions = [1] * workers
     if chance() < 0.12:

@@ -1,0 +1,104 @@
+"""Planted bugs about schema versions: while a deployment rolls, or after it (P1, P2, P3, P5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from oncekey.core import lifecycle
+from oncekey.core.fingerprint import Comparison
+from oncekey.core.lifecycle import Action, Situation
+from oncekey.core.policy import Policy
+from oncekey.core.record import Claim, Record
+from oncekey.core.verbs import Done, Refused, Swap
+from oncekey.decision import Refuse, Replay
+from oncekey.guard import Guard
+from oncekey.testing.simulate.bugs.planting import Pliable, changing, deciding, planted
+from oncekey.testing.simulate.parts import Parts
+
+
+@planted(seeds=200)
+def version_not_compared() -> Parts:
+    """After a release, retries get an old answer that the new clients cannot read."""
+    return deciding(Situation.STALE, Comparison.SAME, Action.REPLAY)
+
+
+@planted(seeds=500)
+def upcast_twice() -> Parts:
+    """What a process remembers is the converted answer: the next retry converts it once more."""
+
+    class Engine(Guard):
+        def _upcast(self, record: Record, policy: Policy, ago_s: float) -> Replay | Refuse:
+            upcast = super()._upcast(record, policy, ago_s)
+            if isinstance(upcast, Replay):
+                converted = dataclasses.replace(record, answer=upcast.answer)
+                self._recent.keep(converted, self._clock.monotonic())
+            return upcast
+
+    return Parts(guard=Engine)
+
+
+@planted(seeds=500)
+def version_lost_on_take_over() -> Parts:
+    """A new process completes what an old one began, and its answer is kept as an old one."""
+
+    class Store(Pliable):
+        def _swap(self, verb: Swap, now: float) -> Done | Refused:
+            row = self._rows.get(verb.id)
+            if row is not None and verb.claim is not None and not verb.fresh:
+                version = row.claim.schema_version
+                claim = dataclasses.replace(verb.claim, schema_version=version)
+                verb = dataclasses.replace(verb, claim=claim)
+            return super()._swap(verb, now)
+
+    return Parts(store=Store)
+
+
+@planted(seeds=1_000)
+def anew_without_fence() -> Parts:
+    """Two processes run an operation anew for its new version, and both believe to own it."""
+    return changing("run anew", raise_fence=False)
+
+
+@planted(seeds=1_000)
+def anew_as_if_never_run() -> Parts:
+    """The second run is refused inside, and the key is free for another request: the first run's
+    effect is forgotten.
+    """
+
+    @contextmanager
+    def tables() -> Iterator[None]:
+        take = lifecycle.take
+
+        def forgetful(found: Record, claim: Claim) -> Swap:
+            swap = take(found, claim)
+            return dataclasses.replace(swap, attempt=1) if swap.fresh else swap
+
+        lifecycle.take = forgetful
+        try:
+            yield
+        finally:
+            lifecycle.take = take
+
+    return Parts(tables=tables)
+
+
+@planted(seeds=1_000)
+def anew_despite_block() -> Parts:
+    """What its own release would never have repeated is run again for a new version."""
+
+    @contextmanager
+    def tables() -> Iterator[None]:
+        convert = lifecycle.convert
+
+        def forgetful(record: Record, policy: Policy) -> Action:
+            return convert(dataclasses.replace(record, recovery="rerun"), policy)
+
+        lifecycle.convert = forgetful
+        try:
+            yield
+        finally:
+            lifecycle.convert = convert
+
+    return Parts(tables=tables)
