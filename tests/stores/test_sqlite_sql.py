@@ -22,6 +22,9 @@ RANGES = {"oncekey_claims_running", "oncekey_claims_ended"}
 
 PLANS = {
     "due": (sqlite_sql.DUE, RANGES),
+    "abandoned": (sqlite_sql.ABANDONED, {"oncekey_claims_running"}),
+    "requested": (sqlite_sql.REQUESTED, {ID}),
+    "keep request": (sqlite_sql.KEEP_REQUEST, {ID}),
     "expired": (sqlite_sql.EXPIRED, RANGES),
     "purgeable": (sqlite_sql.PURGEABLE, {"oncekey_claims_purgeable"}),
     "scan": (sqlite_sql.SCAN, {ID}),
@@ -58,7 +61,8 @@ def file(path: Path) -> Iterator[File]:
 
 def check_plan(file: File, name: str) -> None:
     statement, indices = PLANS[name]
-    told = [1] * statement.count("?")
+    named = dict.fromkeys(("boot", "now", "wall", "limit"), 1)
+    told = named if ":boot" in statement else [1] * statement.count("?")
     rows = file.read(lambda execute: execute(f"EXPLAIN QUERY PLAN {statement}", told).fetchall())
     plan = [row[3] for row in rows]
     touched = [line for line in plan if "oncekey_claims" in line or "oncekey_steps" in line]

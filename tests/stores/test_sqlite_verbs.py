@@ -28,6 +28,7 @@ from oncekey.core.verbs import (
     Inserted,
     Peek,
     Refused,
+    Requested,
     Steps,
     Swap,
     Sweep,
@@ -204,12 +205,14 @@ class Hand:
         return self._connection.ask(question)
 
     def statements(self, verbs: Sequence[Verb]) -> list[str]:
-        """What is executed for one batch: the first words."""
+        """What is executed for one batch: the first words. Where a trigger fires, its statement is
+        told again.
+        """
         executed: list[str] = []
         self.question(lambda file: file._db.set_trace_callback(executed.append))
         self.ask(verbs)
         self.question(lambda file: file._db.set_trace_callback(None))
-        return [text.split()[0] for text in executed]
+        return [text.split()[0] for text, _ in itertools.groupby(executed)]
 
     def close(self) -> None:
         self._connection.close()
@@ -256,6 +259,18 @@ def test_a_batch_takes_a_handful_of_statements(hand: Hand) -> None:
     completed = ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
     assert hand.statements([*map(completion, attempts)]) == completed
     assert hand.statements([*map(Insert, attempts)]) == ["SELECT"]
+
+
+def test_only_a_claim_that_brings_a_request_pays_for_it(hand: Hand) -> None:
+    attempts = claims(8)
+    attempts[3] = dataclasses.replace(attempts[3], request=b"POST /orders")
+    begun = ["BEGIN", "SELECT", "INSERT", "INSERT", "COMMIT"]
+    assert hand.statements([*map(Insert, attempts)]) == ["SELECT", *begun]
+    assert hand.ask([Requested(attempts[3].id)]) == [b"POST /orders"]
+    assert hand.statements([*map(renewal, attempts)]) == ["BEGIN", "UPDATE", "COMMIT"]
+    completed = ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
+    assert hand.statements([*map(completion, attempts)]) == completed
+    assert hand.ask([Requested(attempts[3].id)]) == [None]
 
 
 @pytest.mark.parametrize("count", range(1, 131))

@@ -19,11 +19,11 @@ Fence
 
 Insert → Inserted(fence) | Found(record)
     Atomic: of any number of concurrent inserts of one id exactly one is `Inserted`, the others find
-    its record. Writes state running, attempt 1, lapses 0, beat 0. A record that is there is
-    returned as it is, expired or not, with its answer, and *nothing is written*. Repeating an
-    insert whose reply was lost finds the record with the claim's own token; telling that apart is
-    the engine's business. A store that could neither insert nor find (a concurrent removal, an
-    older snapshot) repeats, at most `INSERT_ROUNDS_MAX` times.
+    its record. Writes state running, attempt 1, lapses 0, beat 0, and the claim's request if it has
+    one. A record that is there is returned as it is, expired or not, with its answer, and *nothing
+    is written*. Repeating an insert whose reply was lost finds the record with the claim's own
+    token; telling that apart is the engine's business. A store that could neither insert nor find
+    (a concurrent removal, an older snapshot) repeats, at most `INSERT_ROUNDS_MAX` times.
 
 Swap → Done(fence) | Refused(record or None)
     One atomic compare-and-set: only if state, fence *and* token equal what the swap expects, and
@@ -31,8 +31,9 @@ Swap → Done(fence) | Refused(record or None)
     `raise_fence`; token `new_token` if given; deadlines as above; beat + 1; `attempt` and `lapses`
     if given; `no_effect`; `answer` and `resource_id` as given where `to` is completed. With
     `claim`: its operation, key (which a purge may have blanked), fingerprint, version, recovery,
-    schema version, field digests, lease and retention replace the record's. With `fresh`: created
-    now, replays and conflicts 0, kept answer, resource id and steps forgotten. A write that is
+    schema version, field digests, lease, retention and request (also by none) replace the record's.
+    With `fresh`: created now, replays and conflicts 0, kept answer, resource id and steps
+    forgotten. Where `to` is not running, the kept request is forgotten. A write that is
     acknowledged is as durable as the store's declared durability; a reply lost on the way must not
     be hidden by a retry inside the store.
 
@@ -44,20 +45,27 @@ AppendStep → Done(fence) | Refused(record or None)
     Nothing else of the record changes, no deadline and no beat.
 Steps → list[Step]
 
+Requested → bytes | None
+    The request of the claim that runs: the one that the last `Insert` or `Swap` with a claim
+    brought, and None once the record does not run any more, whoever ended it. No other verb returns
+    it, and a claim without one costs no more than if there were none.
+
 Tally → None
     Adds to `replays` and `conflicts` of the records that exist. Changes nothing else, and no
     deadline.
 
-Due(limit) → list of ids, Sweep(limit) → int
-    `Sweep` removes expired records with their steps and answers, judged at the removal; never a
-    live lease.
+Due(limit, abandoned) → list of ids, Sweep(limit) → int
+    `Due` is a hint at what is lapsed or expired, the longest overdue first. With `abandoned` it is
+    only what is lapsed and whose recovery is not "rerun", however many others are lapsed too.
+    `Sweep` removes expired records with their steps, answers and requests, judged at the removal;
+    never a live lease.
 
 Scan → list[Record] with bodies left out (None), in id order. Count → dict[State, int],
     every state named.
 Purge(tenant, limit) → int
-    Blanks key, answer headers and body, resource id, field digests and steps of that tenant's
-    records that do not run and were not blanked yet; the ids, states and fingerprints stay until
-    they expire, so that a purge never causes a second run.
+    Blanks key, answer headers and body, resource id, field digests, steps and whatever may be left
+    of a request of that tenant's records that do not run and were not blanked yet; the ids, states
+    and fingerprints stay until they expire, so that a purge never causes a second run.
 
 Errors
     `StoreUnavailable(sent=False)` only when the question provably was not sent;

@@ -26,6 +26,7 @@ from oncekey.core.verbs import (
     Peek,
     Purge,
     Refused,
+    Requested,
     Scan,
     Steps,
     Swap,
@@ -60,6 +61,9 @@ class _Row:
 
     def lapsed(self, now: float) -> bool:
         return self.state is State.RUNNING and self.lease_until <= now
+
+    def abandoned(self, now: float) -> bool:
+        return self.lapsed(now) and self.claim.recovery != "rerun"
 
     def overlong(self, now: float) -> bool:
         return self.state is State.RUNNING and self.lease_until > now + self.claim.lease_s * 1.001
@@ -176,6 +180,8 @@ class MemoryStore:
             row.created, row.replays, row.conflicts = now, 0, 0
             row.answer, row.resource_id = None, None
             row.steps.clear()
+        if verb.state is State.UNKNOWN and verb.to is State.RELEASED:
+            row.steps = {name: step for name, step in row.steps.items() if step.result is not None}
         if verb.claim is not None:
             row.claim = verb.claim
         self._apply(row, verb, now)
@@ -191,6 +197,8 @@ class MemoryStore:
         row.attempt = row.attempt if verb.attempt is None else verb.attempt
         row.lapses = row.lapses if verb.lapses is None else verb.lapses
         row.no_effect = verb.no_effect
+        if verb.to is not State.RUNNING and row.claim.request is not None:
+            row.claim = dataclasses.replace(row.claim, request=None)
         if verb.to is State.COMPLETED:
             row.answer, row.resource_id = verb.answer, verb.resource_id
 
@@ -215,6 +223,10 @@ class MemoryStore:
         row = self._rows.get(verb.id)
         return [] if row is None else list(row.steps.values())
 
+    def _requested(self, verb: Requested, now: float) -> bytes | None:
+        row = self._rows.get(verb.id)
+        return None if row is None else row.claim.request
+
     def _tally(self, verb: Tally, now: float) -> None:
         for record_id, count in verb.replays.items():
             if row := self._rows.get(record_id):
@@ -227,7 +239,7 @@ class MemoryStore:
         due = [
             (row.lease_until if row.state is State.RUNNING else row.expires, record_id)
             for record_id, row in self._rows.items()
-            if row.lapsed(now) or row.expires <= now
+            if (row.abandoned(now) if verb.abandoned else row.lapsed(now) or row.expires <= now)
         ]
         return [record_id for _, record_id in sorted(due)[: verb.limit]]
 
@@ -275,6 +287,7 @@ _HANDLERS: dict[type, Callable[[MemoryStore, Any, float], Any]] = {
     Peek: MemoryStore._peek,
     AppendStep: MemoryStore._append_step,
     Steps: MemoryStore._steps,
+    Requested: MemoryStore._requested,
     Tally: MemoryStore._tally,
     Due: MemoryStore._due,
     Sweep: MemoryStore._sweep,

@@ -64,20 +64,30 @@ STEPS = """
     SELECT name, digest, result FROM oncekey_steps
     WHERE n = (SELECT n FROM oncekey_claims WHERE id = ?) ORDER BY at
 """
+REQUESTED = """
+    SELECT request FROM oncekey_requests WHERE n = (SELECT n FROM oncekey_claims WHERE id = ?)
+"""
 # Ranges of two indices, each cut to the limit; then the longest overdue first. What ran when the
 # machine went down is the oldest of all.
-DUE = """
-    SELECT id FROM (
+_LAPSED = """
         SELECT * FROM (SELECT id, 1e18 AS overdue_s FROM oncekey_claims
-            WHERE state = 'running' AND boot < ? LIMIT ?)
+            WHERE state = 'running' AND boot < :boot {only} LIMIT :limit)
         UNION ALL SELECT * FROM (SELECT id, 1e18 FROM oncekey_claims
-            WHERE state = 'running' AND boot > ? LIMIT ?)
-        UNION ALL SELECT * FROM (SELECT id, ? - lease_until FROM oncekey_claims
-            WHERE state = 'running' AND boot = ? AND lease_until <= ? ORDER BY lease_until LIMIT ?)
-        UNION ALL SELECT * FROM (SELECT id, ? - expires FROM oncekey_claims
-            WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
-    ) ORDER BY overdue_s DESC LIMIT ?
+            WHERE state = 'running' AND boot > :boot {only} LIMIT :limit)
+        UNION ALL SELECT * FROM (SELECT id, :now - lease_until FROM oncekey_claims
+            WHERE state = 'running' AND boot = :boot AND lease_until <= :now {only}
+            ORDER BY lease_until LIMIT :limit)
 """
+DUE = f"""
+    SELECT id FROM ({_LAPSED.format(only="")}
+        UNION ALL SELECT * FROM (SELECT id, :wall - expires FROM oncekey_claims
+            WHERE state <> 'running' AND expires <= :wall ORDER BY expires LIMIT :limit)
+    ) ORDER BY overdue_s DESC LIMIT :limit
+"""  # noqa: S608
+ABANDONED = f"""
+    SELECT id FROM ({_LAPSED.format(only="AND recovery <> 'rerun'")})
+    ORDER BY overdue_s DESC LIMIT :limit
+"""  # noqa: S608
 COUNT = "SELECT state, count(*) FROM oncekey_claims GROUP BY state"
 
 # ---------------------------------------------------------------------------------- writing
@@ -141,6 +151,9 @@ def keep_answers(rows: int) -> str:
     """  # noqa: S608
 
 
+KEEP_REQUEST = """
+    INSERT INTO oncekey_requests (n, request) SELECT n, ? FROM oncekey_claims WHERE id = ?
+"""
 KEEP_STEP = """
     INSERT INTO oncekey_steps (n, name, digest, result)
     SELECT n, ?, ?, ? FROM oncekey_claims

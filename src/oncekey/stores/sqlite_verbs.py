@@ -35,6 +35,7 @@ from oncekey.core.verbs import (
     Peek,
     Purge,
     Refused,
+    Requested,
     Scan,
     Steps,
     Swap,
@@ -112,10 +113,14 @@ class Looking:
     def steps(self, verb: Steps) -> list[Step]:
         return [Step(*row) for row in self._execute(sqlite_sql.STEPS, (verb.id,)).fetchall()]
 
+    def requested(self, verb: Requested) -> bytes | None:
+        row = self._execute(sqlite_sql.REQUESTED, (verb.id,)).fetchone()
+        return None if row is None else row[0]
+
     def due(self, verb: Due) -> list[bytes]:
-        boot, now, wall, limit = self._boot, self._now, self._wall, max(verb.limit, 0)
-        ranges = (boot, limit, boot, limit, now, boot, now, limit, wall, wall, limit)
-        rows = self._execute(sqlite_sql.DUE, (*ranges, limit)).fetchall()
+        statement = sqlite_sql.ABANDONED if verb.abandoned else sqlite_sql.DUE
+        moment = {"boot": self._boot, "now": self._now, "wall": self._wall}
+        rows = self._execute(statement, {**moment, "limit": max(verb.limit, 0)}).fetchall()
         return [record_id for (record_id,) in rows]
 
     def scan(self, verb: Scan) -> list[Record]:
@@ -168,6 +173,7 @@ class Writing(Looking):
     def insert(self, verb: Insert) -> Inserted | Found:
         fence = self._fence_floor() + 1
         if self._execute(sqlite_sql.insert(1), self._inserted(verb.claim, fence)).rowcount:
+            self._keep_request(verb.claim)
             return Inserted(fence)
         [found] = self._find_all([verb.id]).values()
         return Found(found)
@@ -187,6 +193,7 @@ class Writing(Looking):
             self._begin_anew(verb.id)
         if verb.claim is not None:
             self._execute(sqlite_sql.RECLAIM, (*_request(verb.claim), verb.id))
+            self._keep_request(verb.claim)
         if verb.to is State.COMPLETED:
             self._execute(sqlite_sql.keep_answers(1), _answer(verb))
         return Done(verb.fence + verb.raise_fence)
@@ -234,6 +241,11 @@ class Writing(Looking):
             [self._floor] = self._execute("SELECT fence_floor FROM oncekey_meta").fetchone()
         return self._floor
 
+    def _keep_request(self, claim: Claim) -> None:
+        """That of an earlier claim is gone: see schema/sqlite/0002_requests.sql."""
+        if claim.request is not None:
+            self._execute(sqlite_sql.KEEP_REQUEST, (claim.request, claim.id))
+
     def _begin_anew(self, record_id: bytes) -> None:
         [n] = self._execute("SELECT n FROM oncekey_claims WHERE id = ?", (record_id,)).fetchone()
         self._execute(sqlite_sql.BEGIN_ANEW, (self._wall, n))
@@ -275,6 +287,8 @@ class Batch(Writing):
         rows = [self._inserted(verb.claim, fence) for verb in verbs]
         for piece in sqlite_sql.pieces(rows):
             self._all(piece, sqlite_sql.insert, _flat(piece))
+        for verb in verbs:
+            self._keep_request(verb.claim)
         return [Inserted(fence)] * len(verbs)
 
     def _swap_all(self, verbs: list[Swap]) -> list[Done]:
@@ -320,6 +334,7 @@ _METHODS = {
     Peek: "peek",
     AppendStep: "append_step",
     Steps: "steps",
+    Requested: "requested",
     Tally: "tally",
     Due: "due",
     Sweep: "sweep",

@@ -25,7 +25,8 @@ subclass its class, for example `InsertContract`.
 import pytest
 
 _MODULES = (
-    "batches content fences insert opening purge races repeats steps subject swap sweep times watch"
+    "batches content fences insert opening purge races repeats requests steps subject swap sweep "
+    "times watch"
 )
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _MODULES.split()))
 
@@ -38,6 +39,7 @@ from oncekey.testing.contract.opening import OpeningContract
 from oncekey.testing.contract.purge import PurgeContract
 from oncekey.testing.contract.races import RaceContract
 from oncekey.testing.contract.repeats import RepeatContract
+from oncekey.testing.contract.requests import RequestContract
 from oncekey.testing.contract.steps import StepContract
 from oncekey.testing.contract.subject import Case, Contract, Subject
 from oncekey.testing.contract.swap import SwapContract
@@ -56,6 +58,7 @@ __all__ = [
     "PurgeContract",
     "RaceContract",
     "RepeatContract",
+    "RequestContract",
     "StepContract",
     "StoreContract",
     "Subject",
@@ -74,6 +77,7 @@ class StoreContract(
     RepeatContract,
     TimeContract,
     StepContract,
+    RequestContract,
     WatchContract,
     SweepContract,
     PurgeContract,

@@ -19,6 +19,7 @@ from oncekey.core.verbs import (
     Peek,
     Purge,
     Refused,
+    Requested,
     Scan,
     Steps,
     Sweep,
@@ -86,6 +87,7 @@ class BatchContract(Contract):
             Find(new_id()),
             Peek(ended.id),
             Steps(ended.id),
+            Requested(ended.id),
             Tally({running[5].id: 1}, {}),
             Due(10),
             Sweep(10),
@@ -96,8 +98,9 @@ class BatchContract(Contract):
         outcomes = case.together(verbs)
         kinds = [Inserted, Found, Done, Done, Done, Refused, Done, Record, type(None)]
         assert [type(outcome) for outcome in outcomes[:9]] == kinds
-        peeked, steps, tallied, due, swept, scanned, counts, purged = outcomes[9:]
-        assert (peeked.state, steps, tallied, due, swept) == (State.COMPLETED, [], None, [], 0)
+        peeked, steps, requested, tallied, due, swept, scanned, counts, purged = outcomes[9:]
+        assert (peeked.state, steps, requested) == (State.COMPLETED, [], None)
+        assert (tallied, due, swept) == (None, [], 0)
         assert len(scanned) == 1
         assert set(counts) == set(State)
         assert purged == 0

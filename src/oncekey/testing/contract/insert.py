@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.record import State
-from oncekey.core.verbs import Find, Found, Insert, Inserted, Sweep
+from oncekey.core.verbs import Find, Found, Insert, Inserted, Requested, Sweep
 from oncekey.testing.contract.subject import ANSWER, Case, Contract
 
 
@@ -26,9 +26,11 @@ class InsertContract(Contract):
             schema_version=7,
             fingerprint_version=3,
             field_digests={"amount": "ab12", "währung": "cd34"},
+            request=b"POST /orders",
         )
         record = case.begin(claim)
-        for name in claim.__dataclass_fields__:
+        assert case.ask(Requested(claim.id)) == claim.request
+        for name in claim.__dataclass_fields__.keys() - {"request"}:
             assert getattr(record, name) == getattr(claim, name), name
 
     def test_a_fence_is_positive(self, case: Case) -> None:

@@ -241,6 +241,12 @@ class Case:
     def doubt(self, record: Record) -> Swap:
         return lifecycle.doubt(record, new_token=new_token(), retention_s=self.retention_s)
 
+    def give_up(self, record: Record) -> Swap:
+        """Its owner cannot tell how it ended."""
+        return lifecycle.give_up(
+            owner(record), new_token=new_token(), lapses=1, retention_s=self.retention_s
+        )
+
     def resolve(self, record: Record, answer: Answer | None = ANSWER) -> Swap:
         return lifecycle.resolve(
             record, new_token=new_token(), answer=answer, retention_s=self.retention_s

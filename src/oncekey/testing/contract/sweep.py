@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.core.record import State
-from oncekey.core.verbs import Count, Due, Find, Sweep
+from oncekey.core.verbs import Count, Due, Find, Insert, Inserted, Sweep
 from oncekey.testing.contract.subject import Case, Contract
 
 
@@ -104,3 +104,63 @@ class SweepContract(Contract):
         record = case.begin()
         case.expire()
         assert case.ask(Due(10)) == case.ask(Due(10)) == [record.id]
+
+    # ----------------------------------------------------------------------------- abandoned
+
+    @pytest.mark.parametrize("recovery", ["resume", "block", "ask"])
+    def test_what_no_retry_runs_again_is_abandoned_once_it_lapsed(
+        self, case: Case, recovery: str
+    ) -> None:
+        record = case.begin(case.claim(recovery=recovery))
+        assert case.ask(Due(10, abandoned=True)) == []
+        case.lapse()
+        assert case.ask(Due(10, abandoned=True)) == [record.id]
+
+    def test_only_what_is_lapsed_is_abandoned(self, case: Case) -> None:
+        """Neither what a retry runs again, nor what has ended, however long ago."""
+        for state in (State.COMPLETED, State.RELEASED, State.UNKNOWN):
+            case.stage(state, case.claim(recovery="resume"))
+        case.begin()
+        case.expire()
+        assert len(case.ask(Due(10))) == 4
+        assert case.ask(Due(10, abandoned=True)) == []
+
+    def test_what_lapsed_first_was_abandoned_first(self, case: Case) -> None:
+        ids = []
+        for _ in range(4):
+            ids.append(case.begin(case.claim(recovery="resume")).id)
+            case.begin()
+            case.elapse(case.lease_s)
+        assert case.ask(Due(10, abandoned=True)) == ids
+        assert case.ask(Due(2, abandoned=True)) == ids[:2]
+
+    def test_what_is_taken_care_of_is_not_abandoned(self, case: Case) -> None:
+        records = [case.begin(case.claim(recovery="resume")) for _ in range(4)]
+        case.lapse()
+        assert len(case.ask(Due(10, abandoned=True))) == 4
+        case.done(case.take(records[0], recovery="resume"))
+        case.done(case.complete(records[1]))
+        case.done(case.renew(records[2]))
+        case.done(case.doubt(records[3]))
+        assert case.ask(Due(10, abandoned=True)) == []
+        case.lapse()
+        assert set(case.ask(Due(10, abandoned=True))) == {records[0].id, records[2].id}
+
+    def test_the_claim_that_runs_says_whether_it_can_be_abandoned(self, case: Case) -> None:
+        """A deployment may change an operation's recovery between two attempts."""
+        records = [case.begin(case.claim(recovery=name)) for name in ("rerun", "resume")]
+        case.lapse()
+        case.done(case.take(records[0], recovery="resume"))
+        case.done(case.take(records[1], recovery="rerun"))
+        case.lapse()
+        assert case.ask(Due(10, abandoned=True)) == [records[0].id]
+
+    def test_a_crowd_that_only_retries_run_again_hides_nothing(self, case: Case) -> None:
+        crowd = [Insert(case.claim()) for _ in range(2000)]
+        for at in range(0, len(crowd), 250):
+            outcomes = case.together(crowd[at : at + 250])
+            assert {type(outcome) for outcome in outcomes} == {Inserted}
+        case.lapse()
+        record = case.begin(case.claim(recovery="ask"))
+        case.lapse()
+        assert case.ask(Due(10, abandoned=True)) == [record.id]
