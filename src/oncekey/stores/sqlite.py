@@ -60,12 +60,12 @@ class SqliteStore:
         if not 0 < timeout_s <= TIMEOUT_S_MAX:
             raise Misuse(f"timeout_s is in seconds, up to {TIMEOUT_S_MAX:g}, not {timeout_s!r}")
         self.durability = DURABILITY[synchronous]
-        self._place = Place(os.path.abspath(path), timeout_s, synchronous)
+        self.place = Place(os.path.abspath(path), timeout_s, synchronous)
         self._clock = clock or SystemClock()
         self._opened = False
 
     def __repr__(self) -> str:
-        return f"SqliteStore({self._place.path!r})"
+        return f"SqliteStore({self.place.path!r})"
 
     def group(self, verb: Verb) -> Hashable:
         """All share their commits; what may read through many records makes nobody else wait."""
@@ -80,18 +80,18 @@ class SqliteStore:
         yield from self.migrate()
 
     def migrate(self) -> Op[list[str]]:
-        applied: list[str] = yield partial(_migrate, self._place.path)
+        applied: list[str] = yield partial(_migrate, self.place.path)
         return applied
 
     def connect(self) -> SqliteConnection:
         self._create()
-        connection = SqliteConnection(self._place)
+        connection = SqliteConnection(self.place)
         connection.ask(_nothing)
         return connection
 
     async def aconnect(self) -> AsyncSqliteConnection:
         self._create()
-        connection = AsyncSqliteConnection(self._place)
+        connection = AsyncSqliteConnection(self.place)
         try:
             await connection.ask(_nothing)
         except BaseException:
@@ -102,7 +102,7 @@ class SqliteStore:
     def _create(self) -> None:
         """Make the file, once: that it is gone later is an error, not a fresh start."""
         if not self._opened:
-            self._place.create()
+            self.place.create()
             self._opened = True
 
 
