@@ -13,7 +13,7 @@
         ├── InFlight         the first call with this key still runs
         ├── Mismatch         the key belongs to a call with other arguments
         ├── Unknown          an earlier call began, and nobody knows how it ended
-        └── NotKept          it was done, but its result was not kept
+        └── NotKept          it was done, but its result cannot be given back
 
 Within the engine and over HTTP refusals are not exceptions but values: see `oncekey.core.problem`.
 """
@@ -110,4 +110,6 @@ class Unknown(Refusal):
 
 
 class NotKept(Refusal):
-    """The call with this key was done, but its result was not kept. It will not run again."""
+    """The call with this key was done, but its result was not kept, or not in a form that this
+    release reads. It will not run again.
+    """

@@ -23,45 +23,78 @@ from oncekey.errors import Misuse
 Source = str | Callable[..., Any]
 
 _NAME = re.compile(r"[^\W\d]\w*")
-_STABLE = (int, Decimal, UUID, date, time)
+_STABLE = (str, int, Decimal, UUID, date, time)
 _formatter = Formatter()
 
 
+class Chosen:
+    """A function of some arguments, which it takes by their names."""
+
+    def __init__(
+        self, what: str, function: Callable[..., Any], parameters: Mapping[str, Any]
+    ) -> None:
+        self._function = function
+        try:
+            wanted = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise Misuse(
+                f"{what}=… cannot be read: use a lambda that names its arguments"
+            ) from error
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in wanted):
+            raise Misuse(f"{what}=… must name the arguments that it takes: no *, ** or / there")
+        self._names = [p.name for p in wanted]
+        _check_names(f"{what}=…", self._names, parameters)
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        return self._function(**{name: arguments[name] for name in self._names})
+
+
 class Expression:
-    """A text made from arguments. `what` is what it is called in messages: `key=`."""
+    """A text made from arguments. `what` is what it is called in messages: `key`."""
 
     def __init__(self, what: str, source: Source, parameters: Mapping[str, Any]) -> None:
         self._shown = f"{what}={source!r}" if isinstance(source, str) else f"{what}=…"
-        self._source = source
-        self._wants: tuple[str, ...] = ()
+        self._parts: list[tuple[str, str | None, str]] = []
+        self._chosen: Chosen | None = None
         if isinstance(source, str):
-            self._wants = self._fields_of(source)
+            self._parts = self._parse(source)
+            names = [_NAME.match(name) for _, name, _ in self._parts if name is not None]
+            _check_names(self._shown, [found[0] for found in names if found], parameters)
         elif callable(source):
-            self._wants = self._parameters_of(source)
+            self._chosen = Chosen(what, source, parameters)
         else:
             raise Misuse(
                 f"{what}={source!r}: write a text with fields, such as {what}='{{order_id}}', or a "
                 "function of arguments"
             )
-        for name in self._wants:
-            if name not in parameters:
-                known = ", ".join(parameters) or "none at all"
-                raise Misuse(f"{self._shown} wants {name!r}; the function's arguments are: {known}")
 
     @property
     def constant(self) -> bool:
         """Whether it is a text that every call gets alike."""
-        return isinstance(self._source, str) and not self._wants
+        return self._chosen is None and all(name is None for _, name, _ in self._parts)
 
     def __call__(self, arguments: Mapping[str, Any]) -> str:
         """The text for a call with these arguments."""
-        if isinstance(self._source, str):
-            return "".join(
-                literal + ("" if name is None else self._part(name, spec or "", arguments))
-                for literal, name, spec, _ in _formatter.parse(self._source)
+        if self._chosen is not None:
+            return self._text(self._chosen(arguments), "it")
+        return "".join(
+            literal + ("" if name is None else self._part(name, spec, arguments))
+            for literal, name, spec in self._parts
+        )
+
+    def _parse(self, source: str) -> list[tuple[str, str | None, str]]:
+        try:
+            parsed = list(_formatter.parse(source))
+        except ValueError as error:
+            raise Misuse(f"{self._shown} cannot be read: {error}") from error
+        if not parsed:
+            raise Misuse(
+                f"{self._shown} is empty: write a text with fields, such as '{{order_id}}'"
             )
-        made = self._source(**{name: arguments[name] for name in self._wants})
-        return self._text(made, "it")
+        for _, name, spec, conversion in parsed:
+            if name is not None and (not _NAME.match(name) or conversion or "{" in (spec or "")):
+                raise Misuse(f"{self._shown}: name an argument in each field, such as {{order.id}}")
+        return [(literal, name, spec or "") for literal, name, spec, _ in parsed]
 
     def _part(self, name: str, spec: str, arguments: Mapping[str, Any]) -> str:
         try:
@@ -73,43 +106,22 @@ class Expression:
     def _text(self, found: Any, name: str, spec: str = "") -> str:
         if isinstance(found, enum.Enum):
             found = found.value
-        if isinstance(found, str) and found.strip():
-            return format(found, spec)
-        if isinstance(found, _STABLE) and not isinstance(found, bool):
-            return format(found, spec)
-        if found is None or isinstance(found, str):
+        if found is None or (isinstance(found, str) and not found.strip()):
             gave = "None" if found is None else "empty"
             raise Misuse(
                 f"{self._shown}: {name} is {gave} in this call, which names nothing: calls that "
                 "have nothing in common would be taken for one. Make the id before the first try"
             )
+        if isinstance(found, _STABLE) and not isinstance(found, bool):
+            return format(found, spec)
         raise Misuse(
             f"{self._shown}: {name} is a {type(found).__name__} in this call, whose text is not "
             "the same for every retry; use an id of it: text, an integer, a UUID or a date"
         )
 
-    def _fields_of(self, source: str) -> tuple[str, ...]:
-        try:
-            parsed = list(_formatter.parse(source))
-        except ValueError as error:
-            raise Misuse(f"{self._shown} cannot be read: {error}") from error
-        names = []
-        for _, name, spec, conversion in parsed:
-            if name is None:
-                continue
-            root = _NAME.match(name)
-            if root is None or conversion or "{" in (spec or ""):
-                raise Misuse(f"{self._shown}: name an argument in each field, such as {{order.id}}")
-            names.append(root[0])
-        return tuple(names)
 
-    def _parameters_of(self, source: Callable[..., Any]) -> tuple[str, ...]:
-        try:
-            parameters = inspect.signature(source).parameters.values()
-        except (TypeError, ValueError) as error:
-            raise Misuse(
-                f"{self._shown}: use a lambda that names the arguments it takes"
-            ) from error
-        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
-            raise Misuse(f"{self._shown} must name the arguments it takes: no *, ** or / there")
-        return tuple(p.name for p in parameters)
+def _check_names(shown: str, wanted: list[str], parameters: Mapping[str, Any]) -> None:
+    for name in wanted:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none at all"
+            raise Misuse(f"{shown} wants {name!r}; the function's arguments are: {known}")

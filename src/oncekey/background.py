@@ -1,0 +1,100 @@
+"""What goes on when its caller is gone: handlers, and claims that nobody may be left with.
+
+A handler that runs in a task of its own is not stopped by a caller that is cancelled. A claim whose
+reply was lost, or whose caller was interrupted while it was made, is released by its token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from oncekey.core.op import Op
+from oncekey.core.record import Claim
+from oncekey.guard import Guard
+
+T = TypeVar("T")
+
+_log = logging.getLogger("oncekey")
+
+FORGETS_MAX = 64
+"""Most threads that release claims whose replies were lost, at once."""
+
+
+class Background:
+    """The work beside the callers of one runtime."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        drive: Callable[[Op[None]], Awaitable[None]],
+        drive_sync: Callable[[Op[None]], None],
+    ) -> None:
+        self._guard = guard
+        self._drive = drive
+        self._drive_sync = drive_sync
+        self._running: set[asyncio.Task[Any]] = set()
+        self._forgets = threading.Semaphore(FORGETS_MAX)
+
+    def apart(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Run `work` in a task of its own. Whoever awaits its end may be cancelled: it goes on."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+        task = loop.create_task(work)
+        self._running.add(task)
+
+        def end(task: asyncio.Task[T]) -> None:
+            self._running.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if ended.done():  # its caller has left
+                if error is not None:
+                    _log.error("a handler failed after its caller had left", exc_info=error)
+            elif task.cancelled():
+                ended.cancel()
+            elif error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(task.result())
+
+        task.add_done_callback(end)
+        return ended
+
+    async def drain(self, s_max: float) -> int:
+        """Wait for what this event loop still runs, at most `s_max`; how many did not end."""
+        loop = asyncio.get_running_loop()
+        running = [task for task in self._running if task.get_loop() is loop]
+        if not running:
+            return 0
+        _, late = await asyncio.wait(running, timeout=s_max)
+        return len(late)
+
+    def forget(self, claim: Claim) -> None:
+        """Release, beside the event loop's other work, a claim that may have happened unheard."""
+        self.apart(self._forget(claim))
+
+    async def _forget(self, claim: Claim) -> None:
+        try:
+            await self._drive(self._guard.forget(claim))
+        except Exception as error:
+            _log.warning("a claim was not released, it lapses by itself: %s", error)
+
+    def forget_sync(self, claim: Claim) -> None:
+        """The same in a thread.
+
+        In an outage there may be many: those over the limit lapse by themselves.
+        """
+        if self._forgets.acquire(blocking=False):
+            threading.Thread(
+                target=self._forget_now, args=(claim,), name="oncekey-forget", daemon=True
+            ).start()
+
+    def _forget_now(self, claim: Claim) -> None:
+        try:
+            self._drive_sync(self._guard.forget(claim))
+        except Exception as error:
+            _log.warning("a claim was not released, it lapses by itself: %s", error)
+        finally:
+            self._forgets.release()

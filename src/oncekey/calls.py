@@ -1,0 +1,86 @@
+"""Calls of a function as the engine sees them: key, tenant and fingerprint, from the arguments."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from oncekey.core import arguments as canonical
+from oncekey.core import fingerprint as fingerprints
+from oncekey.core import key as keys
+from oncekey.core.expression import Chosen, Expression, Source
+from oncekey.core.key import BadKey
+from oncekey.core.policy import Policy
+from oncekey.decision import Call
+from oncekey.errors import Misuse
+
+SINGLE_TENANT = "single"
+
+
+class Calls:
+    """Reads the calls of one function. `policy` is settled."""
+
+    def __init__(
+        self,
+        operation: str,
+        policy: Policy,
+        signature: inspect.Signature,
+        *,
+        key: Source,
+        tenant: Source = SINGLE_TENANT,
+        fingerprint: Callable[..., Any] | None = None,
+    ) -> None:
+        self._operation = operation
+        self._policy = policy
+        self._signature = signature
+        names = signature.parameters
+        self._key = Expression("key", key, names)
+        if self._key.constant:
+            raise Misuse(
+                f"key={key!r} is the same for every call, so only the first would ever run: name "
+                "an argument in it, such as key='{order_id}'"
+            )
+        self._tenant = Expression("tenant", tenant, names)
+        self._same = None if fingerprint is None else Chosen("fingerprint", fingerprint, names)
+
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """A call with these arguments; raises `Misuse` where they give no key."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        key = keys.derive(self._key(arguments))
+        if isinstance(key, BadKey):
+            raise Misuse(f"{self._operation}: {key.reason}")
+        same = canonical.canonical(self._same(arguments) if self._same else arguments)
+        return Call(
+            self._tenant(arguments),
+            self._operation,
+            key,
+            canonical.fingerprint(same),
+            fingerprints.field_digests("application/json", same, key)
+            if self._policy.field_digests
+            else {},
+            self._kept(args, kwargs),
+        )
+
+    def _kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
+        """The arguments, for calls that may have to be finished without their caller.
+
+        Only where JSON gives back the very same: anybody else's retry would do something else.
+        """
+        if self._policy.recovery not in ("resume", "ask"):
+            return None
+        call = [list(args), dict(kwargs)]
+        try:
+            text = json.dumps(call, separators=(",", ":"))
+            same = json.loads(text) == call
+        except (TypeError, ValueError, RecursionError):
+            return None
+        return text.encode() if same and len(text) <= self._policy.request_kept_bytes_max else None
+
+    def kept(self, request: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments that were kept with a call."""
+        args, kwargs = json.loads(request)
+        return args, kwargs
