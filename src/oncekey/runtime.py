@@ -19,6 +19,7 @@ from oncekey.heartbeat import Heartbeat
 from oncekey.ports import Ports, in_thread, through
 from oncekey.recent import RECENT_S
 from oncekey.recovery import Sweeper
+from oncekey.registry import registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer, Gatherer
 from oncekey.stores.url import open_store
@@ -39,6 +40,8 @@ class Runtime:
         recent_s: float = RECENT_S,
     ) -> None:
         self.store = open_store(store) if isinstance(store, str) else store
+        self.registry = registry_of(store)
+        """Whoever can finish abandoned operations of this store adds itself here."""
         self.clock = clock or SystemClock()
         self.guard = Guard(
             clock=self.clock,
@@ -78,6 +81,11 @@ class Runtime:
                 self.guard, self.store, self.heartbeat, ask=ask, ask_sync=through(loop, ask)
             )
         return self._ports_async
+
+    def belongs_elsewhere(self) -> bool:
+        """Whether another event loop than this one is served."""
+        loop = self._loop
+        return loop is not None and loop is not asyncio.get_running_loop() and loop.is_running()
 
     def ports_sync(self) -> Ports:
         """How handlers that block a thread reach the engine."""

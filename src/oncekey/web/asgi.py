@@ -30,6 +30,7 @@ from oncekey.web import messages
 from oncekey.web.asgi_run import Run, log_failure
 from oncekey.web.edge import Edge, Tenant, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
+from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
 from oncekey.web.routes import Route
 from oncekey.web.status import status, status_answer
@@ -72,6 +73,9 @@ class IdempotencyMiddleware:
         self._methods = self.edge.routes.methods
         self._key_header = self.edge.key_header
         self._always = self.edge.routes.required or self._key_header is None
+        self.lifespan: Scope = {}
+        """What the application was started with: recovered requests get its `app` and `state`."""
+        self.edge.runtime.registry.add(AsgiRunner(self))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -83,6 +87,7 @@ class IdempotencyMiddleware:
                 await self._tell_status(scope, send)
                 return
         elif scope["type"] == "lifespan":
+            self.lifespan = scope
             await self.app(scope, self._draining(receive), self._starting(send))
             return
         await self.app(scope, receive, send)

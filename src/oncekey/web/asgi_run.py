@@ -11,9 +11,11 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from oncekey import attempt as attempts
+from oncekey import learning
 from oncekey.attempt import Attempt
 from oncekey.core.op import arun
 from oncekey.core.policy import Verdict
+from oncekey.core.record import Answer
 from oncekey.guard import (
     Bypass,
     Call,
@@ -26,6 +28,7 @@ from oncekey.guard import (
     Unstored,
 )
 from oncekey.probes import probe
+from oncekey.registry import Orphan
 from oncekey.web import messages
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, log
@@ -101,6 +104,16 @@ class Run:
                 receive = messages.resupply(self._body or b"", self._receive_from_client)
                 await self._middleware.app(scope, receive, self._send_unprotected)
 
+    async def take_up(self, orphan: Orphan) -> bool:
+        """Run what no client comes back for; False if there is nothing to run."""
+        op = self._edge.guard.take_up(
+            orphan.record, self._call, self._route.policy, orphan.looked_at
+        )
+        taken = await arun(op, self._ask)
+        if taken is not None:
+            await self._execute(taken.attempt)
+        return taken is not None
+
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
         self._attempt = attempt
@@ -126,6 +139,8 @@ class Run:
     async def _run_app(self, attempt: Attempt) -> None:
         attempts.enter(attempt)
         try:
+            if attempt.asks and await self._settle(attempt):
+                return
             await self._middleware.app(self._scope, self._receive, self._captured)
             if not self._capture.complete and not attempt.finished:
                 raise RuntimeError("the application returned without a complete answer")
@@ -137,6 +152,17 @@ class Run:
             log.exception("%r failed after its outcome was decided", attempt)
         finally:
             self._edge.heartbeat.drop(attempt)
+
+    async def _settle(self, attempt: Attempt) -> bool:
+        """Ask what became of the attempt that died. False: nothing, the handler is to run."""
+        learned = self._edge.learned(attempt, await learning.ask(attempt))
+        finished = await arun(self._edge.guard.learned(attempt, learned, self._call), self._ask)
+        if finished is None:
+            return False
+        if isinstance(learned, Answer):
+            self._capture.replace(learned)
+        await self._answer(finished)
+        return True
 
     async def _conclude_failed(self, attempt: Attempt) -> bool:
         """The handler raised. Whether there is something to answer all the same."""

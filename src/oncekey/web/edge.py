@@ -22,6 +22,7 @@ from oncekey.core.first_sent import check_first_sent
 from oncekey.core.headers import first_headers, kept_headers, replay_headers, says_transient
 from oncekey.core.key import BadKey
 from oncekey.core.policy import Policy, Verdict
+from oncekey.core.printable import printable
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.core.record import Answer
@@ -31,6 +32,7 @@ from oncekey.guard import Call, Replay, Stored
 from oncekey.recent import RECENT_S
 from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
+from oncekey.web import kept_request as kept_requests
 from oncekey.web.capture import Capture
 from oncekey.web.request import Request
 from oncekey.web.routes import Route, Routes
@@ -41,6 +43,12 @@ log = logging.getLogger("oncekey")
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 UNSTORED = (b"idempotency-stored", b"false")
+
+_FINISHED_ALONE = ("resume", "ask")
+"""Recoveries by which an operation is finished without its client: its request is kept."""
+_MAY_PASS = frozenset({404, 408, 409, 425, 429})
+TOLD_MAX = 100
+"""About so many operations is told that their requests are too large to keep."""
 
 Tenant = Callable[[Request], Any]
 
@@ -84,6 +92,7 @@ class Edge:
         )
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
+        self._too_large: set[str] = set()
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
         self.key_in_body = isinstance(key_in, BodyField)
@@ -162,10 +171,29 @@ class Edge:
         )
         if isinstance(fingerprint, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, fingerprint.reason)
-        if not route.policy.field_digests:
-            return Call(tenant, route.operation, key, fingerprint)
+        policy = route.policy
+        kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
+        if not policy.field_digests:
+            return Call(tenant, route.operation, key, fingerprint, request=kept)
         digests = fingerprints.field_digests(kind, body, key)
-        return Call(tenant, route.operation, key, fingerprint, digests)
+        return Call(tenant, route.operation, key, fingerprint, digests, kept)
+
+    def _keep(self, request: Request, route: Route, body: bytes) -> bytes | None:
+        """The request as it is kept beside its record; None if it is too large."""
+        bytes_max = route.policy.request_kept_bytes_max
+        kept = kept_requests.encode(kept_requests.keep(request, body))
+        if len(kept) <= bytes_max:
+            return kept
+        if route.operation not in self._too_large and len(self._too_large) < TOLD_MAX:
+            self._too_large.add(route.operation)
+            log.warning(
+                "a request of %s has %d bytes, more than request_kept_bytes_max=%d: it is not "
+                "kept, and no recoverer can finish it if its process dies, only its client's retry",
+                printable(route.operation),
+                len(kept),
+                bytes_max,
+            )
+        return None
 
     def check_age(self, request: Request, route: Route) -> Problem | None:
         """For profiles whose clients say when they first sent: refuse what is older than memory."""
@@ -186,8 +214,17 @@ class Edge:
         if (
             capture.status == 404 and not capture.matched
         ):  # the router's refusal, not the handler's answer
-            return Verdict.NO_EFFECT
-        return attempt.policy.keep(capture.status)
+            verdict = Verdict.NO_EFFECT
+        else:
+            verdict = attempt.policy.keep(capture.status)
+        return _of_recovered(attempt, verdict, capture.status) if attempt.recovering else verdict
+
+    def learned(self, attempt: Attempt, learned: object) -> object:
+        """What `ask` found out, an answer without what must not be kept of it."""
+        if not isinstance(learned, Answer):
+            return learned
+        headers = kept_headers(learned.headers, attempt.policy, self.profile)
+        return Answer(learned.status, headers, learned.body)
 
     def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
         """Whether a handler that raised may be run again at once."""
@@ -229,6 +266,24 @@ class Edge:
     def stop(self) -> None:
         """Stop the threads; waits for what they have under way."""
         self.runtime.stop()
+
+
+def _of_recovered(attempt: Attempt, verdict: Verdict, status: int) -> Verdict:
+    """What a refusal means where no client can put it right. One that may pass is a failure: the
+    recoverer tries again. So is a 404 of the router: another release may know the route.
+    """
+    if verdict is not Verdict.NO_EFFECT:
+        return verdict
+    if status in _MAY_PASS:
+        return Verdict.FAILED
+    log.error(
+        "%s: recovered without its client, it was refused with status %d. What the client sent to "
+        "identify itself is not kept: where the handler checks that, let it trust "
+        "oncekey.current().tenant when oncekey.current().recovering",
+        printable(attempt.operation),
+        status,
+    )
+    return verdict
 
 
 def _describe(profile: Profile) -> str:

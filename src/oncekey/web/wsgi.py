@@ -9,17 +9,17 @@ before the answer is recorded.
 from __future__ import annotations
 
 import atexit
-import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from oncekey import attempt as attempts
+from oncekey import learning
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy, Verdict
-from oncekey.core.problem import Kind, Problem
+from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.record import Answer, Claim
 from oncekey.events import Hook
@@ -36,20 +36,22 @@ from oncekey.guard import (
 )
 from oncekey.probes import probe
 from oncekey.recent import RECENT_S
+from oncekey.registry import Orphan
 from oncekey.stores.base import Store
+from oncekey.web import environ as environs
 from oncekey.web.capture import Capture
-from oncekey.web.edge import UNSTORED, Edge, Tenant, log, too_large
-from oncekey.web.request import Headers, Request
+from oncekey.web.edge import UNSTORED, Edge, Tenant, log
+from oncekey.web.environ import Environ
+from oncekey.web.recover import WsgiRunner
+from oncekey.web.request import Request
 from oncekey.web.routes import Route
 from oncekey.web.status import status, status_answer
 
-Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 FORGETS_MAX = 64
 """Most threads that release claims whose replies were lost, at once."""
-_READ_BYTES = 65_536
 
 
 class IdempotencyMiddleware:
@@ -81,9 +83,10 @@ class IdempotencyMiddleware:
         )
         self._gatherer = self.edge.runtime.gatherer
         header = self.edge.key_header
-        self._key_variable = None if header is None else _variable(header)
+        self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.routes.required or header is None
         self._forgets = threading.Semaphore(FORGETS_MAX)
+        self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -97,7 +100,7 @@ class IdempotencyMiddleware:
 
     def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         edge = self.edge
-        request = _request(environ)
+        request = environs.request(environ)
         route = edge.routes.match(request.method, request.path, request.root)
         if request.method not in route.policy.methods:
             return self.app(environ, start_response)
@@ -106,17 +109,17 @@ class IdempotencyMiddleware:
             return self.app(environ, start_response)
         if isinstance(key, Problem):
             return _respond(start_response, edge.refusal(key))
-        body = _read(environ, route.policy.request_bytes_max)
+        body = environs.read(environ, route.policy.request_bytes_max)
         if isinstance(body, Problem):
             return _respond(start_response, edge.refusal(body))
         call = self._call(request, route, key, body)
         if isinstance(call, Problem):
             return _respond(start_response, edge.refusal(call))
-        environ = _resupply(environ, body)
+        environ = environs.resupply(environ, body)
         if call is None:
             return self.app(environ, start_response)
         edge.start()
-        return self._decide(_inner(environ), start_response, route, call)
+        return self._decide(environs.inner(environ), start_response, route, call)
 
     def _call(
         self, request: Request, route: Route, key: str | None, body: bytes
@@ -152,6 +155,18 @@ class IdempotencyMiddleware:
             case other:
                 raise AssertionError(f"the engine decided {other!r}")
 
+    def take_up(self, environ: Environ, route: Route, call: Call, orphan: Orphan) -> bool:
+        """Run what no client comes back for; False if there is nothing to run."""
+        op = self.edge.guard.take_up(orphan.record, call, route.policy, orphan.looked_at)
+        taken: Execute | None = self.ask(op)
+        if taken is None:
+            return False
+        self.edge.heartbeat.add(taken.attempt)
+        rest = self._execute(environs.inner(environ), _nobody, route, call, taken.attempt)
+        if isinstance(rest, _Rest):
+            rest.close()
+        return True
+
     def _execute(
         self,
         environ: Environ,
@@ -164,6 +179,8 @@ class IdempotencyMiddleware:
         attempt.ports = self.edge.runtime.ports_sync()
         attempts.enter(attempt)
         try:
+            if attempt.asks and (settled := self._settle(capture, call, attempt)) is not None:
+                return _respond(start_response, settled)
             rest = _collect(self.app, environ, capture)
             probe("after_handler")
             answer = self._conclude(capture, call, attempt)
@@ -192,6 +209,17 @@ class IdempotencyMiddleware:
         kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
         finished: Finished = self.ask(edge.guard.conclude(attempt, verdict, kept, call))
         return self._answer(finished, capture, call)
+
+    def _settle(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
+        """Ask what became of the attempt that died; the answer, None if the handler is to run."""
+        learned = self.edge.learned(attempt, learning.ask_sync(attempt))
+        finished = self.ask(self.edge.guard.learned(attempt, learned, call))
+        if finished is None:
+            return None
+        if isinstance(learned, Answer):
+            capture.replace(learned)
+        answer = self._answer(finished, capture, call)
+        return answer or Answer(capture.status, tuple(capture.headers), capture.body())
 
     def _conclude_failed(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
         """The handler raised. What is to be answered all the same, if there is something."""
@@ -223,7 +251,7 @@ class IdempotencyMiddleware:
                 return edge.refusal(problem)
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        request = _request(environ)
+        request = environs.request(environ)
         found = self.ask(status(self.edge, request, self.edge.tenant(request)))
         return _respond(start_response, status_answer(self.edge, found))
 
@@ -282,7 +310,7 @@ def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         capture.start(int(status[:3]), lines)
-        capture.matched = _matched(environ)  # later the framework may have forgotten
+        capture.matched = environs.matched(environ)  # later the framework may have forgotten
         return written.append
 
     written: list[bytes] = []
@@ -302,82 +330,13 @@ def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
     return _Rest(capture, iter(()), source)
 
 
-def _matched(environ: Environ) -> bool:
-    """Whether the framework found a route; where nobody can tell, a 404 is the router's."""
-    request = environ.get("werkzeug.request")
-    return getattr(request, "url_rule", None) is not None or "django.route" in environ
+def _nobody(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+    """Starts an answer that no client waits for."""
+    return _discard
 
 
-def _variable(header: bytes) -> str:
-    return "HTTP_" + header.decode("latin-1").upper().replace("-", "_")
-
-
-def _request(environ: Environ) -> Request:
-    lines = [
-        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in environ.items()
-        if name.startswith("HTTP_")
-    ]
-    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
-        if environ.get(name):
-            lines.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
-    root = environ.get("SCRIPT_NAME", "")
-    return Request(
-        environ["REQUEST_METHOD"],
-        _decoded(root + environ.get("PATH_INFO", "")),
-        environ.get("QUERY_STRING", "").encode("latin-1"),
-        Headers(lines),
-        environ,
-        _decoded(root),
-    )
-
-
-def _decoded(path: str) -> str:
-    """WSGI hands over bytes as if they were Latin-1. Those that are no text stay told apart."""
-    return path.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def _read(environ: Environ, limit: int) -> bytes | Problem:
-    """The whole body, never more than was declared or than is allowed."""
-    declared = environ.get("CONTENT_LENGTH") or ""
-    length = int(declared) if declared.isdigit() else None
-    if length is None and not environ.get("wsgi.input_terminated"):
-        return b""
-    if length is not None and length > limit:
-        return too_large(limit)
-    wanted = limit + 1 if length is None else length
-    chunks: list[bytes] = []
-    while wanted > 0:
-        chunk = environ["wsgi.input"].read(min(wanted, _READ_BYTES))
-        if not chunk:
-            break
-        chunks.append(chunk)
-        wanted -= len(chunk)
-    body = b"".join(chunks)
-    if length is None:
-        return too_large(limit) if len(body) > limit else body
-    if len(body) < length:
-        return Problem(
-            Kind.MALFORMED_REQUEST,
-            f"The request ended after {len(body)} of the {length} bytes that it declared.",
-        )
-    return body
-
-
-def _resupply(environ: Environ, body: bytes) -> Environ:
-    """An environ that gives a body which was read already."""
-    return environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-
-
-def _inner(environ: Environ) -> Environ:
-    """The environ for a guarded application: nothing in it lets an answer depend on this client
-    alone.
-
-    A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
-    Middleware outside this one still sees the header and may code each answer for its own client.
-    """
-    hidden = ("HTTP_ACCEPT_ENCODING", "wsgi.file_wrapper")
-    return {name: value for name, value in environ.items() if name not in hidden}
+def _discard(part: bytes) -> None:
+    """WSGI's `write`, for the same."""
 
 
 def _marking(start_response: StartResponse) -> StartResponse:

@@ -1,0 +1,92 @@
+"""WSGI's environ: requests read from it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from oncekey.core.problem import Kind, Problem
+from oncekey.web.edge import too_large
+from oncekey.web.request import Headers, Request
+
+Environ = dict[str, Any]
+
+_READ_BYTES = 65_536
+
+
+def request(environ: Environ) -> Request:
+    lines = [
+        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in environ.items()
+        if name.startswith("HTTP_")
+    ]
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            lines.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
+    root = environ.get("SCRIPT_NAME", "")
+    return Request(
+        environ["REQUEST_METHOD"],
+        _decoded(root + environ.get("PATH_INFO", "")),
+        environ.get("QUERY_STRING", "").encode("latin-1"),
+        Headers(lines),
+        environ,
+        _decoded(root),
+    )
+
+
+def _decoded(path: str) -> str:
+    """WSGI hands over bytes as if they were Latin-1. Those that are no text stay told apart."""
+    return path.encode("latin-1").decode("utf-8", "surrogateescape")
+
+
+def variable(header: bytes) -> str:
+    return "HTTP_" + header.decode("latin-1").upper().replace("-", "_")
+
+
+def matched(environ: Environ) -> bool:
+    """Whether the framework found a route; where nobody can tell, a 404 is the router's."""
+    found = environ.get("werkzeug.request")
+    return getattr(found, "url_rule", None) is not None or "django.route" in environ
+
+
+def read(environ: Environ, limit: int) -> bytes | Problem:
+    """The whole body, never more than was declared or than is allowed."""
+    declared = environ.get("CONTENT_LENGTH") or ""
+    length = int(declared) if declared.isdigit() else None
+    if length is None and not environ.get("wsgi.input_terminated"):
+        return b""
+    if length is not None and length > limit:
+        return too_large(limit)
+    wanted = limit + 1 if length is None else length
+    chunks: list[bytes] = []
+    while wanted > 0:
+        chunk = environ["wsgi.input"].read(min(wanted, _READ_BYTES))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        wanted -= len(chunk)
+    body = b"".join(chunks)
+    if length is None:
+        return too_large(limit) if len(body) > limit else body
+    if len(body) < length:
+        return Problem(
+            Kind.MALFORMED_REQUEST,
+            f"The request ended after {len(body)} of the {length} bytes that it declared.",
+        )
+    return body
+
+
+def resupply(environ: Environ, body: bytes) -> Environ:
+    """An environ that gives a body which was read already."""
+    return environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+
+
+def inner(environ: Environ) -> Environ:
+    """The environ for a guarded application: nothing in it lets an answer depend on this client
+    alone.
+
+    A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
+    Middleware outside this one still sees the header and may code each answer for its own client.
+    """
+    hidden = ("HTTP_ACCEPT_ENCODING", "wsgi.file_wrapper")
+    return {name: value for name, value in environ.items() if name not in hidden}

@@ -1,0 +1,199 @@
+"""Recovering a request: the middleware runs again what its client does not come back for.
+
+A kept request becomes a scope or an environ again, and enters the middleware where a client's retry
+would after the tenant function: tenant and key are the record's, and nothing outside the middleware
+is passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Problem
+from oncekey.core.profiles import Header
+from oncekey.core.record import Record
+from oncekey.core.value import value
+from oncekey.errors import CorruptRecord, Misuse
+from oncekey.guard import Call
+from oncekey.registry import Orphan
+from oncekey.web.asgi_run import Run
+from oncekey.web.edge import Edge
+from oncekey.web.kept_request import KeptRequest, decode
+from oncekey.web.messages import Message, Scope
+from oncekey.web.request import within
+from oncekey.web.routes import Route
+
+if TYPE_CHECKING:
+    from oncekey.web.asgi import IdempotencyMiddleware as AsgiMiddleware
+    from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
+
+
+@value
+class Reread:
+    """A kept request, as the edge reads it today."""
+
+    kept: KeptRequest
+    headers: list[tuple[bytes, bytes]]
+    route: Route
+    call: Call
+
+
+def reread(edge: Edge, orphan: Orphan) -> Reread | None:
+    """The orphan's request; None where this edge cannot have written it, or would not today: its
+    route has another name, or its scope is another.
+    """
+    if orphan.request is None:
+        return None
+    try:
+        kept = decode(orphan.request)
+    except CorruptRecord:
+        return None
+    record = orphan.record
+    route = edge.routes.match(kept.method, kept.path, kept.root)
+    call = edge.call(kept.as_request(), route, record.tenant, record.key, kept.body)
+    if isinstance(call, Problem) or edge.guard.claim(call, route.policy).id != record.id:
+        return None
+    return Reread(kept, _headers(edge, kept, record.key), route, call)
+
+
+def policy_of(edge: Edge, record: Record) -> Policy | None:
+    """The rules for an operation, by its name alone."""
+    method, _, path = record.operation.partition(" ")
+    return edge.routes.match(method, path).policy if path.startswith("/") else None
+
+
+def _headers(edge: Edge, kept: KeptRequest, key: str) -> list[tuple[bytes, bytes]]:
+    """With what was left out and is known all the same."""
+    lines = [*kept.headers, (b"content-length", b"%d" % len(kept.body))]
+    key_in = edge.profile.key_in
+    if isinstance(key_in, Header):
+        lines.append((key_in.name.lower().encode("ascii"), key.encode("latin-1")))
+    return lines
+
+
+# ------------------------------------------------------------------------------------- ASGI
+
+
+class AsgiRunner:
+    """Runs kept requests in an ASGI application, in the event loop that serves it."""
+
+    def __init__(self, middleware: AsgiMiddleware) -> None:
+        self._middleware = middleware
+        self.guard = middleware.edge.guard
+
+    def policy(self, record: Record) -> Policy | None:
+        return policy_of(self._middleware.edge, record)
+
+    def owns(self, orphan: Orphan) -> bool:
+        return reread(self._middleware.edge, orphan) is not None
+
+    async def recover(self, orphan: Orphan) -> bool:
+        middleware = self._middleware
+        found = reread(middleware.edge, orphan)
+        if found is None:
+            return False
+        if middleware.edge.runtime.belongs_elsewhere():
+            raise Misuse(
+                "this application is served by another event loop: run its recoverer there "
+                "(`async with Recoverer(…)` in its lifespan), or in a process of its own "
+                "(`oncekey recover`)"
+            )
+        scope = _scope(found, middleware.lifespan)
+        run = Run(middleware, scope, _left, _nobody, found.route, found.call, found.kept.body)
+        middleware.edge.start()
+        return await run.take_up(orphan)
+
+
+def _scope(found: Reread, lifespan: Scope) -> Scope:
+    kept = found.kept
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": kept.method,
+        "scheme": kept.scheme,
+        "path": kept.path,
+        "raw_path": quote(kept.path).encode("ascii"),
+        "query_string": kept.query,
+        "root_path": kept.root,
+        "headers": found.headers,
+        "client": None,
+        "server": None,
+        "extensions": {},
+    }
+    if "app" in lifespan:  # where Starlette's applications find themselves
+        scope["app"] = lifespan["app"]
+    if "state" in lifespan:
+        scope["state"] = dict(lifespan["state"])
+    return scope
+
+
+async def _left() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _nobody(message: Message) -> None:
+    raise OSError("no client waits for this answer")
+
+
+# ------------------------------------------------------------------------------------- WSGI
+
+
+class WsgiRunner:
+    """Runs kept requests in a WSGI application, each in a thread."""
+
+    def __init__(self, middleware: WsgiMiddleware) -> None:
+        self._middleware = middleware
+        self.guard = middleware.edge.guard
+
+    def policy(self, record: Record) -> Policy | None:
+        return policy_of(self._middleware.edge, record)
+
+    def owns(self, orphan: Orphan) -> bool:
+        return reread(self._middleware.edge, orphan) is not None
+
+    async def recover(self, orphan: Orphan) -> bool:
+        found = reread(self._middleware.edge, orphan)
+        if found is None:
+            return False
+        self._middleware.edge.start()
+        environ = _environ(found)
+        return await asyncio.to_thread(
+            self._middleware.take_up, environ, found.route, found.call, orphan
+        )
+
+
+def _environ(found: Reread) -> dict[str, Any]:
+    kept = found.kept
+    path = within(kept.root, kept.path)
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": kept.method,
+        "SCRIPT_NAME": _as_latin(kept.path.removesuffix(path)),
+        "PATH_INFO": _as_latin(path),
+        "QUERY_STRING": kept.query.decode("latin-1"),
+        "SERVER_NAME": "localhost",  # for applications that look past the header Host
+        "SERVER_PORT": "443" if kept.scheme == "https" else "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": kept.scheme,
+        "wsgi.input": io.BytesIO(kept.body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": True,
+        "wsgi.run_once": False,
+    }
+    for name, content in found.headers:
+        variable = name.decode("latin-1").upper().replace("-", "_")
+        bare = variable in ("CONTENT_TYPE", "CONTENT_LENGTH")
+        environ[variable if bare else f"HTTP_{variable}"] = content.decode("latin-1")
+    return environ
+
+
+def _as_latin(path: str) -> str:
+    """As WSGI has it: the bytes of a path, as if they were Latin-1."""
+    return path.encode("utf-8", "surrogateescape").decode("latin-1")
