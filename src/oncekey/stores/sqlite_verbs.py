@@ -80,7 +80,7 @@ class Looking:
     def __init__(self, clock: Clock, execute: Execute) -> None:
         self._execute = execute
         self._wall, self._now = clock.wall(), clock.boot()
-        self._boot = _boot_number(clock.boot_id())
+        self._boot = boot_number(clock.boot_id())
         self._known: dict[bytes, Record] = {}
 
     def carry_out(self, verbs: Sequence[Verb]) -> list[Any]:
@@ -388,6 +388,6 @@ def _flat(rows: list[tuple[Any, ...]]) -> list[Any]:
 
 
 @functools.cache
-def _boot_number(boot_id: str) -> int:
+def boot_number(boot_id: str) -> int:
     """The boot id in six bytes. Should two boots share one, a lease of the first is overlong."""
     return int.from_bytes(hashlib.sha256(boot_id.encode()).digest()[:6])
