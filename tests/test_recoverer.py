@@ -1,0 +1,457 @@
+"""The recoverer: what was abandoned is finished without its client, by one owner, or said to be
+unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from oncekey import events
+from oncekey.core.record import State
+from oncekey.core.verbs import Requested
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.guard import Execute
+from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
+from oncekey.stores.memory import MemoryStore
+from tests.orphans import LEASE_S, TENANT, Shop, service
+
+KINDS = ["asgi", "wsgi"]
+
+
+# ------------------------------------------------------------------------------- it is finished
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_p6_an_orphan_is_finished_without_its_client(kind: str) -> None:
+    shop = Shop()
+    shopping = service(shop, kind)
+    orphan = shopping.abandon("order-1", {"amount": 7}, authorise="done before")
+
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+
+    record = shopping.look(orphan)
+    assert record.state is State.COMPLETED
+    assert record.answer is not None
+    assert record.answer.body == b'{"paid": true}'
+    assert (record.attempt, record.lapses) == (2, 1)
+    assert shop.effects == ["capture"]  # the other step was kept by the attempt that died
+    [run] = shop.runs
+    assert run["body"] == {"amount": 7}
+    assert (run["tenant"], run["key"], run["attempt"]) == (TENANT, "order-1", 2)
+    assert run["recovering"]
+    assert run["headers"]["idempotency-key"] == "order-1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_p12_credentials_are_not_kept(kind: str) -> None:
+    shop = Shop()
+    shopping = service(shop, kind)
+    secrets = [
+        *((b"authorization", b"Bearer hunter2"), (b"cookie", b"s=hunter2")),
+        *((b"proxy-authorization", b"hunter2"), (b"x-api-key", b"hunter2")),
+        *((b"x-auth-token", b"hunter2"), (b"x-session-id", b"hunter2"), (b"x-csrf", b"hunter2")),
+    ]
+    orphan = shopping.begin("k", {}, headers=[*secrets, (b"x-currency", b"EUR")]).held.id
+    kept = shopping.ask(Requested(orphan))
+    shopping.clock.advance(LEASE_S)
+    await shopping.recover()
+
+    assert b"hunter2" not in kept
+    assert shop.runs[0]["headers"]["x-currency"] == "EUR"
+    assert not any("hunter2" in content for content in shop.runs[0]["headers"].values())
+    assert shopping.ask(Requested(orphan)) is None  # it has ended: its request is gone
+
+
+async def test_what_is_not_lapsed_is_left_alone() -> None:
+    shop = Shop()
+    shopping = service(shop)
+    running = shopping.begin("k", {}).held.id
+    shopping.clock.advance(LEASE_S - 0.1)
+
+    assert await shopping.recover() == []
+    assert shopping.look(running).state is State.RUNNING
+    assert shop.runs == []
+
+
+async def test_what_only_a_retry_runs_again_is_left_to_it() -> None:
+    shopping = service(Shop(), recovery="rerun")
+    orphan = shopping.abandon()
+
+    assert await shopping.recover() == []
+    assert shopping.look(orphan).lapsed
+
+
+# ------------------------------------------------------------------------------------ one owner
+
+
+async def test_p1_three_recoverers_at_once_have_one_owner() -> None:
+    shop = Shop()
+    shopping = service(shop)
+    orphans = [shopping.abandon(f"k{n}") for n in range(20)]
+    recoverers = [shopping.recoverer() for _ in range(3)]
+
+    await asyncio.gather(*(recoverer.round() for recoverer in recoverers))
+    await asyncio.gather(*(recoverer.settle() for recoverer in recoverers))
+
+    assert sorted(run["key"] for run in shop.runs) == sorted(f"k{n}" for n in range(20))
+    assert all(shopping.look(orphan).state is State.COMPLETED for orphan in orphans)
+    endings = [recovered.ending for recovered in shopping.endings]
+    assert endings.count(Ending.FINISHED) == 20
+    assert set(endings) <= {Ending.FINISHED, Ending.TAKEN}
+
+
+async def test_p6_a_recoverer_that_died_is_succeeded_by_another() -> None:
+    shop = Shop()
+    shopping = service(shop)
+    orphan = shopping.abandon()
+    record = shopping.look(orphan)
+    call, policy = shopping.call("k", {}, "/pay", ())
+    taken = shopping.edge.runtime.drive_sync(shopping.edge.guard.take_up(record, call, policy, 0.0))
+    assert isinstance(taken, Execute)
+    assert taken.attempt.recovering
+
+    assert await shopping.recover() == []  # the lease of the dead one still runs
+    shopping.clock.advance(LEASE_S)
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+    assert shopping.look(orphan).lapses == 2
+    assert len(shop.runs) == 1
+
+
+async def test_p2_a_client_that_comes_back_meanwhile_is_not_disturbed() -> None:
+    """The record was read as lapsed; before the take-over, its client's retry had taken it."""
+    shop = Shop()
+    shopping = service(shop)
+    orphan = shopping.abandon()
+    seen = shopping.look(orphan)
+    shopping.begin("k", {})  # the retry takes over
+    call, policy = shopping.call("k", {}, "/pay", ())
+
+    taken = shopping.edge.runtime.drive_sync(shopping.edge.guard.take_up(seen, call, policy, 0.0))
+
+    assert taken is None
+    assert shopping.look(orphan).attempt == 2
+
+
+# ------------------------------------------------------------------------------ it is not done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_failed_recovery_is_left_to_lapse_until_it_is_worn_out(kind: str) -> None:
+    """Released, nobody would ever finish it."""
+    shop = Shop(failure=RuntimeError("the provider is down"))
+    shopping = service(shop, kind, lapses_max=4)
+    orphan = shopping.abandon()
+    failed = (Ending.FAILED, "RuntimeError: the provider is down")
+
+    assert await shopping.recover() == [failed]
+    assert shopping.look(orphan).state is State.RUNNING
+    assert await shopping.recover() == []  # not before its lease is over
+    shopping.clock.advance(LEASE_S)
+    assert await shopping.recover() == [failed]
+    shopping.clock.advance(LEASE_S)
+    assert await shopping.recover() == [failed]
+    shopping.clock.advance(LEASE_S)
+    assert await shopping.recover() == [(Ending.UNKNOWN, "it died too often")]
+    assert shopping.look(orphan).state is State.UNKNOWN
+    assert len(shop.runs) == 3
+    [unknown] = [event for event in shopping.events if isinstance(event, events.OutcomeUnknown)]
+    assert unknown.lapses == 4
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 409])
+async def test_an_answer_that_may_pass_is_a_failure(status: int) -> None:
+    shop = Shop(status=status)
+    shopping = service(shop)
+    orphan = shopping.abandon()
+
+    assert await shopping.recover() == [(Ending.FAILED, "it was not done")]
+    assert shopping.look(orphan).state is State.RUNNING
+    shop.status = 201
+    shopping.clock.advance(LEASE_S)
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_refusal_would_stay_one(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever authenticates inside the handler is told how to let the recoverer in."""
+    shopping = service(Shop(status=401), kind)
+    orphan = shopping.abandon()
+
+    [(ending, _)] = await shopping.recover()
+
+    assert ending is Ending.UNKNOWN
+    assert shopping.look(orphan).state is State.UNKNOWN
+    assert "refused with status 401" in caplog.text
+    assert "oncekey.current().recovering" in caplog.text
+    assert f"oncekey resolve {orphan.hex()[:16]}" in caplog.text
+
+
+async def test_a_kept_client_error_is_an_answer() -> None:
+    shopping = service(Shop(status=402))
+    orphan = shopping.abandon()
+
+    assert await shopping.recover() == [(Ending.FINISHED, "status 402")]
+    assert shopping.look(orphan).state is State.COMPLETED
+
+
+async def test_blocked_operations_become_unknown() -> None:
+    shop = Shop()
+    shopping = service(shop, recovery="block", unknown_retention_s=1234.0)
+    orphan = shopping.abandon()
+
+    [(ending, reason)] = await shopping.recover()
+
+    assert (ending, reason) == (Ending.UNKNOWN, "its process died, and it must not be repeated")
+    record = shopping.look(orphan)
+    assert (record.state, record.expires_in_s) == (State.UNKNOWN, 1234.0)
+    assert shop.runs == []
+    assert any(isinstance(event, events.OutcomeUnknown) for event in shopping.events)
+
+
+async def test_a_handler_that_is_not_registered_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    """Other services, and the next release, get their time before the outcome is unknown."""
+    before = Shop()
+    shopping = service(before, scope="tenant")
+    orphan = shopping.abandon()
+    after = service(Shop(), store=shopping.store, scope="operation")
+    shopping.edge.runtime.registry._runners.pop(0)  # the old release is gone
+
+    left = (Ending.LEFT, "no handler for it is registered here")
+    assert await after.recover(patience_s=60.0) == [left]
+    assert shopping.look(orphan).lapsed
+    shopping.clock.advance(60.0)
+    assert await after.recover(patience_s=60.0) == [(Ending.UNKNOWN, left[1])]
+    assert shopping.look(orphan).state is State.UNKNOWN
+    assert "nobody here can finish it" in caplog.text
+    assert before.runs == []
+
+
+async def test_a_request_that_is_too_large_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop()
+    shopping = service(shop, request_kept_bytes_max=1000)
+    orphan = shopping.abandon("k1", {"note": "x" * 1000})
+    shopping.abandon("k2", {"note": "x" * 1000})
+
+    assert caplog.text.count("request_kept_bytes_max=1000") == 1  # said once
+    assert shopping.ask(Requested(orphan)) is None
+    assert await shopping.recover() == [(Ending.LEFT, "its request was not kept")] * 2
+    shopping.clock.advance(300.0)
+    assert await shopping.recover() == [(Ending.UNKNOWN, "its request was not kept")] * 2
+    assert shop.runs == []
+
+
+async def test_p5_another_request_than_the_record_s_is_not_run() -> None:
+    shop = Shop()
+    shopping = service(shop)
+    orphan = shopping.abandon("k", {"amount": 1})
+    row = shopping.store._rows[orphan]
+    other, _ = shopping.call("k", {"amount": 1_000_000}, "/pay", ())
+    object.__setattr__(row.claim, "request", other.request)
+
+    [(ending, _)] = await shopping.recover()
+
+    assert ending is Ending.UNKNOWN
+    assert shop.runs == []
+
+
+# -------------------------------------------------------------------------------- bounds, ends
+
+
+async def test_p11_so_many_run_at_once() -> None:
+    running, most = 0, 0
+
+    class Slow(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await super().asgi(scope, receive, send)
+            running -= 1
+
+    shop = Slow()
+    shopping = service(shop)
+    for n in range(12):
+        shopping.abandon(f"k{n}")
+    await shopping.recover(concurrency=3)
+
+    assert most == 3
+    assert len(shop.runs) == 12
+
+
+def test_p11_setbacks_grow_and_are_bounded() -> None:
+    setbacks = Setbacks()
+    waits = []
+    for _ in range(12):
+        setbacks.add(b"id", 0.0, chance=1.0)
+        waits.append(next(wait for wait in range(1000) if not setbacks.waits(b"id", float(wait))))
+    assert waits[:4] == [2, 4, 8, 16]
+    assert waits[-1] == BACKOFF_S_MAX
+    for n in range(SETBACKS_MAX):
+        setbacks.add(n.to_bytes(4), 0.0, chance=1.0)
+    assert len(setbacks) == SETBACKS_MAX
+    assert b"id" not in setbacks
+
+
+async def test_setbacks_do_not_starve_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncekey.recoverer.ROWS_MAX", 3)
+    shop = Shop(failure=RuntimeError())
+    shopping = service(shop)
+    recoverer = Recoverer(shopping.store, chance=lambda: 1.0)
+    for n in range(3):
+        shopping.abandon(f"bad{n}")
+    await recoverer.round()
+    await recoverer.settle()
+    shopping.clock.advance(LEASE_S)
+    shop.failure = None
+    good = shopping.abandon("good")
+    await recoverer.round()
+    await recoverer.settle()
+
+    assert shopping.look(good).state is State.COMPLETED
+
+
+async def test_a_handler_that_runs_is_waited_for_when_it_is_time_to_stop() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await go_on.wait()
+            await super().asgi(scope, receive, send)
+
+    shopping = service(Slow())
+    orphan = shopping.abandon("k1")
+    shopping.abandon("k2")
+    recoverer = shopping.recoverer(concurrency=1)
+    running = asyncio.create_task(recoverer.run())
+    await begun.wait()
+    recoverer.stop()
+    await asyncio.sleep(0)
+    go_on.set()
+
+    assert await running == 0
+    assert [recovered.ending for recovered in shopping.endings] == [Ending.FINISHED]
+    assert shopping.look(orphan).state is State.COMPLETED
+
+
+async def test_p11_one_that_does_not_end_is_not_waited_for_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun = asyncio.Event()
+
+    class Hung(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    shopping = service(Hung())
+    orphan = shopping.abandon()
+    recoverer = shopping.recoverer(drain_s_max=0.01)
+    running = asyncio.create_task(recoverer.run())
+    await begun.wait()
+    recoverer.stop()
+
+    assert await running == 1
+    assert "did not end within 0.01 s" in caplog.text
+    assert shopping.look(orphan).state is State.RUNNING
+
+
+async def test_a_store_that_is_down_is_told_once_and_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Down(MemoryStore):
+        down = True
+
+        def perform(self, verbs: Any) -> Any:
+            if self.down:
+                raise StoreUnavailable("no answer")
+            return (yield from super().perform(verbs))
+
+    store = Down()
+    shopping = service(Shop(), store=store)
+    recoverer = shopping.recoverer()
+    await recoverer.round()
+    await recoverer.round()
+    assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 1
+
+    store.down = False
+    await recoverer.round()
+    store.down = True
+    await recoverer.round()
+    assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 2
+
+
+async def test_a_store_that_nobody_works_on_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    await Recoverer(MemoryStore()).round()
+
+    assert "name it as the middleware does" in caplog.text
+
+
+def test_misuse_is_told() -> None:
+    with pytest.raises(Misuse, match="hand over the store itself"):
+        Recoverer("memory://")
+    with pytest.raises(Misuse, match="more than 0"):
+        Recoverer(MemoryStore(), every_s=0)
+    with pytest.raises(Misuse, match="more than 0"):
+        Recoverer(MemoryStore(), concurrency=0)
+
+
+# ------------------------------------------------------------------------------------- embedded
+
+
+async def test_embedded_in_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "oncekey")
+    finished = asyncio.Event()
+
+    class Known(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            await super().asgi(scope, receive, send)
+            finished.set()
+
+    shopping = service(Known())
+    async with Recoverer(shopping.store, every_s=0.01):
+        orphan = shopping.abandon()
+        await asyncio.wait_for(finished.wait(), 5)
+    assert shopping.look(orphan).state is State.COMPLETED
+    assert "was abandoned and is finished now: status 201" in caplog.text
+
+
+def test_embedded_in_a_thread() -> None:
+    finished = threading.Event()
+
+    class Known(Shop):
+        def wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
+            finished.set()
+            return super().wsgi(environ, start_response)
+
+    shopping = service(Known(), "wsgi")
+    with Recoverer(shopping.store, every_s=0.01):
+        orphan = shopping.abandon()
+        assert finished.wait(5)
+    assert shopping.look(orphan).state is State.COMPLETED
+
+
+async def test_an_application_of_another_event_loop_is_not_run_in_this_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shop = Shop()
+    shopping = service(shop)
+    shopping.edge.runtime.ports()  # it is served here
+    orphan = shopping.abandon()
+
+    def elsewhere() -> list[tuple[Ending, str]]:
+        return asyncio.run(shopping.recover())
+
+    [(ending, reason)] = await asyncio.to_thread(elsewhere)
+
+    assert ending is Ending.FAILED
+    assert "another event loop" in reason
+    assert shopping.look(orphan).lapses == 0
+    assert shop.runs == []
