@@ -351,7 +351,7 @@ def test_an_answer_that_was_left_behind_is_replaced(case: Case, db: Connection) 
 LOOKED_UP = {
     **{f"{name}, alone": text for name, text in postgres_sql.ALONE.items()},
     **{f"{name}, in a batch": text for name, text in postgres_sql.BATCH.items()},
-    **{name: postgres_sql.STATEMENTS[name] for name in ("due", "sweep", "scan")},
+    **{name: postgres_sql.STATEMENTS[name] for name in ("due", "abandoned", "sweep", "scan")},
 }
 
 

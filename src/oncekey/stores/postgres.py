@@ -167,9 +167,11 @@ class PostgresStore:
                     yield Question(STATEMENTS["note"], note)
                     applied.append(name)
                 yield Question("COMMIT", script=True)
-            except Exception:
+            except Exception as error:
                 with contextlib.suppress(StoreError):
                     yield Question("ROLLBACK", script=True)
+                if isinstance(error, RowHeld):
+                    raise self.unavailable(_TABLE_HELD, sent=False) from error
                 raise
         return applied
 
@@ -269,6 +271,10 @@ def _is_doubt(source_file: str | None) -> bool:
 
 
 _DOUBT = "a commit was cut short while it waited for a standby"
+_TABLE_HELD = (
+    "a transaction that stays open keeps the tables from being changed, and others would soon wait "
+    "behind the change: see pg_stat_activity for who it is, then migrate again"
+)
 _GONE = "the server has closed the connection"
 
 

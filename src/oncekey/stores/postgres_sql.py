@@ -30,6 +30,7 @@ from oncekey.core.verbs import (
     Peek,
     Purge,
     Refused,
+    Requested,
     Scan,
     Steps,
     Swap,
@@ -138,7 +139,7 @@ _CLAIM = attrgetter(
 
 
 def _claim_row(claim: Claim) -> tuple[Any, ...]:
-    return *_CLAIM(claim), sql.encode_digests(claim.field_digests)
+    return *_CLAIM(claim), sql.encode_digests(claim.field_digests), claim.request
 
 
 def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found | Again]]:
@@ -186,6 +187,12 @@ def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
     return [[Step(*row[1:]) for row in rows if row[0] == verb.id] for verb in verbs]
 
 
+def _requested(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | None]]:
+    rows = yield _question("requested", [(verb.id,) for verb in verbs])
+    kept = dict(map(tuple, rows))
+    return [kept.get(verb.id) for verb in verbs]
+
+
 # ------------------------------------------------------------------------------ conditional writes
 
 
@@ -230,7 +237,7 @@ def _renew(verbs: Sequence[Swap], limits: Limits) -> Op[list[Done | Refused | Ag
     return (yield from _write("renew", verbs, rows, limits))
 
 
-_NO_CLAIM = (None,) * 10
+_NO_CLAIM = (None,) * 11
 
 
 def _change_row(verb: Swap) -> tuple[Any, ...]:
@@ -268,7 +275,8 @@ def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
 def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
     outcomes = []
     for verb in verbs:
-        rows = yield Question(STATEMENTS["due"], (verb.limit,), chore=True)
+        statement = STATEMENTS["abandoned" if verb.abandoned else "due"]
+        rows = yield Question(statement, (verb.limit,), chore=True)
         outcomes.append([row[0] for row in rows])
     return outcomes
 
@@ -315,6 +323,7 @@ _HANDLERS: dict[type, _Handler] = {
     Peek: _peek,
     AppendStep: _append_step,
     Steps: _steps,
+    Requested: _requested,
     Tally: _tally,
     Due: _due,
     Sweep: _sweep,
@@ -346,6 +355,7 @@ _GROUPS: dict[type, str] = {
     Find: "read",
     Peek: "read",
     Steps: "read",
+    Requested: "read",
 }
 
 

@@ -23,10 +23,10 @@ asked AS MATERIALIZED (
     SELECT a.*
     FROM bound, unnest(
         $2::bytea[], $3::bytea[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::int[],
-        $9::float8[], $10::float8[], $11::text[], $12::int[], $13::text[]
+        $9::float8[], $10::float8[], $11::text[], $12::int[], $13::text[], $14::bytea[]
     ) AS a (
         id, token, tenant, operation, key, fingerprint, fingerprint_version,
-        lease_s, retention_s, recovery, schema_version, field_digests
+        lease_s, retention_s, recovery, schema_version, field_digests, request
     )
 ),
 found AS (
@@ -45,13 +45,14 @@ inserted AS (
     INSERT INTO oncekey_claims (
         id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
         recovery, schema_version, field_digests, state, fence, generation, attempt, lapses, beat,
-        no_effect, created, lease_until, expires
+        no_effect, created, lease_until, expires, request, request_fence
     )
     SELECT
         id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
         recovery, schema_version, field_digests, 'running', fence, fence, 1, 0, 0,
         false, now, now + make_interval(secs => lease_s),
-        now + make_interval(secs => lease_s + retention_s)
+        now + make_interval(secs => lease_s + retention_s),
+        request, CASE WHEN request IS NOT NULL THEN fence END
     FROM fresh
     ON CONFLICT (id) DO NOTHING
     RETURNING id, fence
@@ -89,7 +90,8 @@ done AS (
         beat = c.beat + 1,
         no_effect = false,
         resource_id = t.resource_id,
-        answer_day = CASE WHEN t.status IS NOT NULL THEN (t.expires AT TIME ZONE 'UTC')::date END
+        answer_day = CASE WHEN t.status IS NOT NULL THEN (t.expires AT TIME ZONE 'UTC')::date END,
+        request = NULL
     FROM timed t
     WHERE c.id = t.id AND t.fits
     RETURNING c.id, c.fence, c.answer_day, t.status, t.headers, t.body
@@ -139,7 +141,7 @@ UNION ALL
 SELECT id, NULL FROM judged WHERE NOT fits
 
 -- name: change
--- Every other swap. The last ten columns are the claim's, null where there is none.
+-- Every other swap. The last columns are the claim's, null where there is none.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
     SELECT a.*
@@ -149,14 +151,14 @@ asked AS MATERIALIZED (
         $12::bool[], $13::int[], $14::int[], $15::bool[], $16::text[],
         $17::int[], $18::bytea[], $19::bytea[],
         $20::text[], $21::text[], $22::text[], $23::bytea[], $24::int[],
-        $25::float8[], $26::float8[], $27::text[], $28::int[], $29::text[]
+        $25::float8[], $26::float8[], $27::text[], $28::int[], $29::text[], $30::bytea[]
     ) AS a (
         id, state, fence, token, condition,
         next_state, raise_fence, retention_s, lease_s, new_token,
         fresh, attempt, lapses, no_effect, resource_id,
         status, headers, body,
         tenant, operation, key, fingerprint, fingerprint_version,
-        claim_lease_s, claim_retention_s, recovery, schema_version, field_digests
+        claim_lease_s, claim_retention_s, recovery, schema_version, field_digests, request
     )
 ),
 locked AS MATERIALIZED (
@@ -224,7 +226,12 @@ done AS (
         retention_s = coalesce(f.claim_retention_s, c.retention_s),
         recovery = coalesce(f.recovery, c.recovery),
         schema_version = coalesce(f.schema_version, c.schema_version),
-        field_digests = CASE WHEN f.key IS NULL THEN c.field_digests ELSE f.field_digests END
+        field_digests = CASE WHEN f.key IS NULL THEN c.field_digests ELSE f.field_digests END,
+        request = CASE
+            WHEN f.key IS NOT NULL THEN f.request
+            WHEN f.next_state = 'running' THEN c.request
+        END,
+        request_fence = CASE WHEN f.key IS NULL THEN c.request_fence ELSE f.next_fence END
     FROM fenced f
     WHERE c.id = f.id
     RETURNING c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.fresh, f.old_answer_day
@@ -287,6 +294,11 @@ JOIN oncekey_steps s ON s.id = c.id AND s.generation = c.generation
 WHERE c.id = ANY ($1::bytea[])
 ORDER BY s.position
 
+-- name: requested
+SELECT id, request
+FROM oncekey_claims
+WHERE id = ANY ($1::bytea[]) AND state = 'running' AND request_fence = fence
+
 -- name: tally
 -- It waits for the rows of a whole batch, so it takes them in order.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
@@ -326,6 +338,13 @@ FROM (
     )
 ) AS due
 ORDER BY since, id
+LIMIT $1
+
+-- name: abandoned
+SELECT id
+FROM oncekey_claims
+WHERE state = 'running' AND lease_until <= statement_timestamp() AND recovery <> 'rerun'
+ORDER BY lease_until, id
 LIMIT $1
 
 -- name: sweep
@@ -368,7 +387,7 @@ chosen AS MATERIALIZED (
 ),
 claims AS (
     UPDATE oncekey_claims c
-    SET key = '', field_digests = NULL, resource_id = NULL
+    SET key = '', field_digests = NULL, resource_id = NULL, request = NULL
     FROM chosen
     WHERE c.id = chosen.id
 ),
