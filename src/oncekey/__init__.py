@@ -7,13 +7,20 @@ from oncekey.core.record import Answer
 from oncekey.core.versions import Versions
 from oncekey.errors import (
     CorruptRecord,
+    InFlight,
     LeaseLost,
+    Mismatch,
     Misuse,
+    NotKept,
     OncekeyError,
+    Refusal,
     StoreError,
     StoreUnavailable,
     StoreUnfit,
+    Unknown,
 )
+from oncekey.once import once
+from oncekey.runtime import Runtime
 from oncekey.stores.url import open_store
 from oncekey.web.edge import single_tenant
 from oncekey.web.request import Request
@@ -23,15 +30,21 @@ __all__ = [
     "Answer",
     "Attempt",
     "CorruptRecord",
+    "InFlight",
     "LeaseLost",
+    "Mismatch",
     "Misuse",
+    "NotKept",
     "OncekeyError",
     "Policy",
     "Profile",
+    "Refusal",
     "Request",
+    "Runtime",
     "StoreError",
     "StoreUnavailable",
     "StoreUnfit",
+    "Unknown",
     "Verdict",
     "Versions",
     "current",
@@ -39,6 +52,7 @@ __all__ = [
     "keep_definitive",
     "keep_errors_too",
     "keep_success",
+    "once",
     "open_store",
     "single_tenant",
 ]

@@ -20,7 +20,9 @@ SINGLE_TENANT = "single"
 
 
 class Calls:
-    """Reads the calls of one function. `policy` is settled."""
+    """Reads the calls of one function. `policy` is settled; `key` is None where each call brings
+    one of its own.
+    """
 
     def __init__(
         self,
@@ -28,7 +30,7 @@ class Calls:
         policy: Policy,
         signature: inspect.Signature,
         *,
-        key: Source,
+        key: Source | None,
         tenant: Source = SINGLE_TENANT,
         fingerprint: Callable[..., Any] | None = None,
     ) -> None:
@@ -36,8 +38,8 @@ class Calls:
         self._policy = policy
         self._signature = signature
         names = signature.parameters
-        self._key = Expression("key", key, names)
-        if self._key.constant:
+        self._key = None if key is None else Expression("key", key, names)
+        if self._key is not None and self._key.constant:
             raise Misuse(
                 f"key={key!r} is the same for every call, so only the first would ever run: name "
                 "an argument in it, such as key='{order_id}'"
@@ -45,12 +47,14 @@ class Calls:
         self._tenant = Expression("tenant", tenant, names)
         self._same = None if fingerprint is None else Chosen("fingerprint", fingerprint, names)
 
-    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """A call with these arguments; raises `Misuse` where they give no key."""
+    def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str = "") -> Call:
+        """A call with these arguments, or by this name of its own; raises `Misuse` where that gives
+        no key.
+        """
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        key = keys.derive(self._key(arguments))
+        key = keys.derive(self._key(arguments) if self._key else name)
         if isinstance(key, BadKey):
             raise Misuse(f"{self._operation}: {key.reason}")
         same = canonical.canonical(self._same(arguments) if self._same else arguments)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import dataclasses
 import inspect
 import json
 import logging
@@ -104,7 +105,15 @@ _RAISED: dict[Kind, type[Refusal]] = {
 class Operation:
     """One operation on one runtime, by its name and its rules."""
 
-    def __init__(self, runtime: Runtime, name: str, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        name: str,
+        policy: Policy | None = None,
+        *,
+        redelivered: bool = False,
+    ) -> None:
+        """`redelivered`: whoever calls comes back by itself, as a broker does."""
         if not isinstance(runtime, Runtime):
             raise Misuse(
                 f"{name} was given {runtime!r:.80} as its runtime: make one for all operations on "
@@ -113,7 +122,10 @@ class Operation:
         self.runtime = runtime
         self.name = name
         self.policy = (policy or Policy()).settled()
-        self._begun = False
+        self._warns = self.policy.recovery == "rerun"
+        if redelivered and self.policy.recovery == "resume":
+            # A later delivery continues either way; the recoverer would only give it up too early.
+            self.policy = dataclasses.replace(self.policy, recovery="rerun")
 
     # ------------------------------------------------------------------------------- to run one
 
@@ -274,14 +286,14 @@ class Operation:
         """Start housekeeping, and say once if this operation runs again after a crash."""
         if self.runtime.start():
             atexit.register(self.runtime.close)
-        if not self._begun and self.policy.recovery == "rerun":
+        if self._warns:
+            self._warns = False
             _log.warning(
                 "if a process dies while it runs %s, the next call runs it again. Where that could "
                 "repeat an effect outside the database, take steps, or set "
                 "Policy(recovery='block')",
                 self.name,
             )
-        self._begun = True
 
 
 def _outcome(finished: Finished, own: object) -> Outcome:

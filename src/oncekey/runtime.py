@@ -7,10 +7,12 @@ its threads on the first call, and starts them again in a forked worker.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 from collections.abc import Iterable
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
+from oncekey.background import Background
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.op import Op, arun, run
 from oncekey.events import Hook, Hooks
@@ -25,6 +27,8 @@ from oncekey.stores.gather import AsyncGatherer, Gatherer
 from oncekey.stores.url import open_store
 
 T = TypeVar("T")
+
+DRAIN_S_MAX = 30.0
 
 
 class Runtime:
@@ -53,6 +57,7 @@ class Runtime:
         self.sweeper = Sweeper(self.store, self.guard.tallies)
         self.gatherer = Gatherer(self.store)
         self.async_gatherer = AsyncGatherer(self.store)
+        self.background = Background(self.guard, self.drive, self.drive_sync)
         self._ports_sync = Ports(
             self.guard,
             self.store,
@@ -109,10 +114,24 @@ class Runtime:
 
     def close(self) -> None:
         """Stop, and give the blocking callers' connections back."""
+        atexit.unregister(self.close)
         self.stop()
         self.gatherer.close()
 
-    async def aclose(self) -> None:
-        """Stop, and give all connections back."""
+    async def aclose(self, drain_s_max: float = DRAIN_S_MAX) -> None:
+        """Wait for handlers whose callers have left, stop, and give all connections back."""
+        await self.background.drain(drain_s_max)
         await asyncio.to_thread(self.close)
         await self.async_gatherer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

@@ -103,7 +103,7 @@ class Inbox:
     def __init__(self, runtime: Runtime, *, name: str, policy: Policy | None = None) -> None:
         if not name:
             raise Misuse("Inbox(runtime, name=…) needs a name, such as the queue's or topic's own")
-        self._operation = Operation(runtime, name, policy)
+        self._operation = Operation(runtime, name, policy, redelivered=True)
 
     async def handle(
         self,

@@ -1,0 +1,117 @@
+"""Celery tasks that have their effect once, however often the broker delivers them.
+
+    app = Celery("shop", broker="redis://…")
+    runtime = oncekey.Runtime("postgresql://…")
+
+    @app.task(base=once_task(runtime))                           # once per task id
+    def ship(order_id): ...
+
+    @app.task(base=once_task(runtime, key="{order_id}/pay"))     # once per order
+    def pay(order_id, amount): ...
+
+Such a task is acknowledged after it ran (`acks_late`), and delivered again if its worker is lost
+(`reject_on_worker_lost`): nothing is lost, and what is delivered twice runs once. `self.retry()`
+gives the record back and keeps the key.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+from celery import Task  # type: ignore[import-untyped]
+from celery.exceptions import Ignore, Reject  # type: ignore[import-untyped]
+
+from oncekey.calls import SINGLE_TENANT, Calls
+from oncekey.core.expression import Source
+from oncekey.core.policy import Policy
+from oncekey.errors import Misuse
+from oncekey.operation import Declined, Operation
+from oncekey.runtime import Runtime
+
+RETRY_S = 1.0
+
+
+def once_task(
+    runtime: Runtime,
+    *,
+    key: Source | None = None,
+    tenant: Source = SINGLE_TENANT,
+    policy: Policy | None = None,
+    fingerprint: Callable[..., Any] | None = None,
+) -> type[Any]:
+    """A base for tasks that run once per key, or per task id where no `key` is given.
+
+    The settings are those of `oncekey.once`; the operation is the task's name. A delivery that
+    comes while another runs, or while the store does not answer, is put off. A mismatch or an
+    unknown outcome fails the task: `Mismatch`, `Unknown`.
+    """
+
+    class Once(OnceTask):
+        @classmethod
+        def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:
+            operation = Operation(runtime, cls.name, policy, redelivered=True)
+            signature = inspect.signature(run)
+            calls = Calls(
+                cls.name,
+                operation.policy,
+                signature,
+                key=key,
+                tenant=tenant,
+                fingerprint=fingerprint,
+            )
+            return operation, calls
+
+    return Once
+
+
+class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
+    """What `once_task` makes; it adds the settings."""
+
+    abstract = True
+    acks_late = True
+    reject_on_worker_lost = True
+    _settings: tuple[Operation, Calls]
+
+    @classmethod
+    def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:
+        raise Misuse("OnceTask is no base by itself: use @app.task(base=once_task(runtime))")
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Celery's hook: a task is complete now, and wrong settings are told before it is used."""
+        run = vars(cls).get("run")
+        if run is None:  # a base of tasks
+            return
+        if not cls.acks_late:
+            raise Misuse(
+                f"{cls.name}: acks_late=False acknowledges a task before it ran, and loses it when "
+                "its worker dies: leave that setting to once_task"
+            )
+        plain = run.__func__ if isinstance(run, staticmethod) else partial(run, cls)
+        cls._settings = cls.settings(plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        operation, calls = self._settings
+        call = calls.read(args, kwargs, self.request.id or "")
+        outcome = operation.run_sync(call, partial(self.run, *args, **kwargs))
+        if isinstance(outcome, Declined):
+            self._decline(outcome)
+        return outcome.result
+
+    def _decline(self, declined: Declined) -> NoReturn:
+        request, error = self.request, declined.error()
+        if not declined.problem.retryable or request.called_directly or request.is_eager:
+            raise error
+        # As `self.retry` does it, without spending one of the task's own retries.
+        countdown = declined.problem.retry_after_s or RETRY_S
+        again = self.signature_from_request(
+            request, request.args, request.kwargs, countdown=countdown, retries=request.retries
+        )
+        try:
+            again.apply_async()
+        except Exception as failure:
+            raise Reject(failure, requeue=True) from failure
+        raise Ignore(f"put off for {countdown:g} s: {error}")
