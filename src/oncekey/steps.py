@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,9 @@ STEP_BYTES_MAX = 1_048_576
 NAME_CHARS_MAX = 100
 
 current_child_key: ContextVar[str | None] = ContextVar("oncekey_child_key", default=None)
-"""The key of the step that runs now, for transports that forward it by themselves."""
+"""The key of the step that runs now."""
+current_calls: ContextVar[Calls | None] = ContextVar("oncekey_calls", default=None)
+"""What the step that runs now calls, for transports that forward its keys by themselves."""
 
 
 @value
@@ -57,17 +59,41 @@ class Take:
     digest: bytes
 
 
-def child_key(record_id: bytes, name: str) -> str:
+def child_key(record_id: bytes, name: str, call: int = 1) -> str:
     """A key for what a step calls: the same over all attempts, another one for every tenant,
     operation, key and name. A UUID of version 8, because some providers take nothing else.
     """
-    digest = bytearray(
-        hashlib.sha256(frame((b"oncekey/child/1", record_id, as_bytes(name)))).digest()[:16]
-    )
+    parts = [b"oncekey/child/1", record_id, as_bytes(name)]
+    if call > 1:
+        parts.append(b"%d" % call)
+    digest = bytearray(hashlib.sha256(frame(parts)).digest()[:16])
     digest[6] = digest[6] & 0x0F | 0x80
     digest[8] = digest[8] & 0x3F | 0x80
     text = digest.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+class Calls:
+    """The calls of one run of a step, each with a key of its own.
+
+    The first has the step's child key. Whoever is called again, in whatever words, gets the key
+    that it got before: that is a retry. Others are numbered in the order in which they come.
+    """
+
+    __slots__ = ("_keys", "_record_id", "_step")
+
+    def __init__(self, record_id: bytes, step: str) -> None:
+        self._record_id = record_id
+        self._step = step
+        self._keys: dict[Hashable, str] = {}
+
+    def key_for(self, target: Hashable) -> str:
+        """The key for a call of `target`."""
+        key = self._keys.get(target)
+        if key is None:
+            key = child_key(self._record_id, self._step, len(self._keys) + 1)
+            self._keys[target] = key
+        return key
 
 
 class Steps:
@@ -141,14 +167,17 @@ class Steps:
     @contextmanager
     def running(self, take: Take) -> Iterator[None]:
         """While its function runs: what it calls can take its key."""
-        token = current_child_key.set(child_key(self._attempt.held.id, take.name))
+        record_id = self._attempt.held.id
+        key = current_child_key.set(child_key(record_id, take.name))
+        calls = current_calls.set(Calls(record_id, take.name))
         try:
             yield
         except BaseException:
             self._running = None
             raise
         finally:
-            current_child_key.reset(token)
+            current_calls.reset(calls)
+            current_child_key.reset(key)
 
     def refused(self, guard: Guard, name: str) -> LeaseLost:
         """What to raise where the store refused to keep a step."""

@@ -1,0 +1,127 @@
+"""Forwarding: what a step calls gets the step's child key, without anybody having to remember it.
+
+`through(transport)` wraps a transport of httpx or httpx2, sync or async, or an adapter of requests.
+While a step runs, each POST, PUT, PATCH or DELETE that brings no key is sent with the step's: the
+same over all attempts. Outside a step nothing is changed.
+
+A step should make one foreign change. If it calls more than one method and address, the first gets
+`child_key(name)`, the others keys of their own, numbered in the order in which they are first
+called. The same method and address again gets the same key, because it is most likely a retry of
+the same call: two changes at one address need two steps.
+
+None of the client libraries is imported: what they have in common is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from types import TracebackType
+from typing import Any, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from oncekey.errors import Misuse
+from oncekey.steps import Calls, current_calls
+
+HEADER = "Idempotency-Key"
+METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_WAYS = ("handle_request", "handle_async_request", "send")
+
+T = TypeVar("T")
+
+
+def through(transport: T, *, header: str = HEADER) -> T:
+    """The same transport, which sends the child key of the step that runs now.
+
+    >>> httpx.Client(transport=through(httpx.HTTPTransport()))
+    >>> httpx.AsyncClient(transport=through(httpx.AsyncHTTPTransport()))
+    >>> session.mount("https://", through(requests.adapters.HTTPAdapter()))
+    """
+    if not any(callable(getattr(transport, way, None)) for way in _WAYS):
+        raise Misuse(
+            "forward.through(…) takes a transport of httpx or httpx2, such as HTTPTransport(), or "
+            f"an adapter of requests, such as HTTPAdapter(), not {type(transport).__name__}"
+        )
+    return cast(T, Forwarding(transport, Giving(header)))
+
+
+class Request(Protocol):
+    """What the requests of all these libraries have in common."""
+
+    method: Any
+    url: Any
+    headers: Any
+
+
+class Giving:
+    """Gives requests their keys."""
+
+    def __init__(self, header: str) -> None:
+        self._header = header
+        self._given: WeakKeyDictionary[Any, tuple[Calls, str]] = WeakKeyDictionary()
+        """By request: a prepared one may be sent again by another step, or outside of any."""
+
+    def give(self, request: Request) -> None:
+        """The key of the step that runs now, unless the request has one that is not ours."""
+        headers: MutableMapping[str, str] = request.headers
+        calls = current_calls.get()
+        given_by, given = self._given.get(request, (None, None))
+        if given is not None and headers.get(self._header) == given:
+            if given_by is calls:
+                return
+            del headers[self._header], self._given[request]
+        method = str(request.method).upper()
+        if calls is None or method not in METHODS or self._header in headers:
+            return
+        address = str(request.url).partition("?")[0]
+        headers[self._header] = key = calls.key_for((method, address))
+        self._given[request] = calls, key
+
+
+class Forwarding:
+    """A transport around another one, for whichever library calls it."""
+
+    def __init__(self, inner: Any, giving: Giving) -> None:
+        self._inner = inner
+        self._giving = giving
+
+    def handle_request(self, request: Request) -> Any:
+        """As httpx calls a transport."""
+        self._giving.give(request)
+        return self._inner.handle_request(request)
+
+    async def handle_async_request(self, request: Request) -> Any:
+        """As httpx calls an async transport."""
+        self._giving.give(request)
+        return await self._inner.handle_async_request(request)
+
+    def send(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        """As requests calls an adapter."""
+        self._giving.give(request)
+        return self._inner.send(request, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __enter__(self) -> Forwarding:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._inner.__exit__(kind, error, traceback)
+
+    async def __aenter__(self) -> Forwarding:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._inner.__aexit__(kind, error, traceback)
