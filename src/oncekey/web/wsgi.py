@@ -9,6 +9,7 @@ before the answer is recorded.
 from __future__ import annotations
 
 import atexit
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
@@ -22,6 +23,7 @@ from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.record import Answer, Claim
+from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.guard import (
     Bypass,
@@ -86,6 +88,11 @@ class IdempotencyMiddleware:
         self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.routes.required or header is None
         self._forgets = threading.Semaphore(FORGETS_MAX)
+        if waits := self.edge.routes.named(lambda p: inspect.iscoroutinefunction(p.ask)):
+            raise Misuse(
+                f"Policy(ask=…) of {', '.join(waits)} is async, and a WSGI application is not: "
+                "write it with def"
+            )
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
 
