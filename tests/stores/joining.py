@@ -1,0 +1,178 @@
+"""Callers' connections, one kind each: opened, written to, committed and rolled back alike."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import psycopg
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+ORDER = "INSERT INTO orders (item) VALUES ('tea')"
+ORDERS = "CREATE TABLE IF NOT EXISTS orders (item TEXT NOT NULL)"
+
+
+@dataclass(frozen=True)
+class Joinable:
+    """A transaction of the caller's: what `complete_in` is given, and the ways to end it."""
+
+    connection: Any
+    write: Callable[[], Any]
+    commit: Callable[[], Any]
+    rollback: Callable[[], Any]
+
+
+async def do(result: Any) -> None:
+    if hasattr(result, "__await__"):
+        await result
+
+
+def _libpq(url: str) -> str:
+    return url.partition("?")[0]
+
+
+def _alchemy(url: str, driver: str) -> str:
+    return _libpq(url).replace("postgresql://", f"postgresql+{driver}://")
+
+
+@asynccontextmanager
+async def by_asyncpg(url: str) -> AsyncIterator[Joinable]:
+    connection = await asyncpg.connect(_libpq(url), statement_cache_size=0)
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield Joinable(
+            connection, lambda: connection.execute(ORDER), transaction.commit, transaction.rollback
+        )
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def by_asyncpg_pool(url: str) -> AsyncIterator[Joinable]:
+    created = asyncpg.create_pool(_libpq(url), min_size=1, statement_cache_size=0)
+    async with created as pool, pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        yield Joinable(
+            connection, lambda: connection.execute(ORDER), transaction.commit, transaction.rollback
+        )
+
+
+@asynccontextmanager
+async def by_psycopg(url: str) -> AsyncIterator[Joinable]:
+    with psycopg.connect(_libpq(url), prepare_threshold=None) as c:
+        yield Joinable(c, lambda: c.execute(ORDER), c.commit, c.rollback)
+        c.rollback()
+
+
+@asynccontextmanager
+async def by_async_psycopg(url: str) -> AsyncIterator[Joinable]:
+    connected = await psycopg.AsyncConnection.connect(_libpq(url), prepare_threshold=None)
+    async with connected as c:
+        yield Joinable(c, lambda: c.execute(ORDER), c.commit, c.rollback)
+        await c.rollback()
+
+
+def _sqlalchemy(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Joinable]:
+        engine = _engine(url, driver)
+        with engine.connect() as c:
+            c.begin()
+            yield Joinable(c, lambda: c.exec_driver_sql(ORDER), c.commit, c.rollback)
+        engine.dispose()
+
+    return opened
+
+
+def _session(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Joinable]:
+        engine = _engine(url, driver)
+        with Session(engine) as s:
+            yield Joinable(s, lambda: s.connection().exec_driver_sql(ORDER), s.commit, s.rollback)
+        engine.dispose()
+
+    return opened
+
+
+def _engine(url: str, driver: str) -> Any:
+    if driver == "pysqlite":
+        return create_engine(url)
+    return create_engine(_alchemy(url, driver), connect_args={"prepare_threshold": None})
+
+
+def _async_engine(url: str, driver: str) -> Any:
+    if driver == "aiosqlite":
+        return create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    off = {"asyncpg": "statement_cache_size", "psycopg": "prepare_threshold"}
+    arguments = {off[driver]: 0 if driver == "asyncpg" else None}
+    if driver == "asyncpg":
+        arguments["prepared_statement_cache_size"] = 0
+    return create_async_engine(_alchemy(url, driver), connect_args=arguments)
+
+
+def _async_sqlalchemy(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Joinable]:
+        engine = _async_engine(url, driver)
+        async with engine.connect() as c:
+            await c.begin()
+            yield Joinable(c, lambda: c.exec_driver_sql(ORDER), c.commit, c.rollback)
+        await engine.dispose()
+
+    return opened
+
+
+def _async_session(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinable]]:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Joinable]:
+        engine = _async_engine(url, driver)
+        async with AsyncSession(engine) as s:
+
+            async def write() -> None:
+                connection: AsyncConnection = await s.connection()
+                await connection.exec_driver_sql(ORDER)
+
+            yield Joinable(s, write, s.commit, s.rollback)
+        await engine.dispose()
+
+    return opened
+
+
+@asynccontextmanager
+async def by_sqlite3(url: str) -> AsyncIterator[Joinable]:
+    c = sqlite3.connect(url.removeprefix("sqlite:///"))
+    try:
+        yield Joinable(c, lambda: c.execute(ORDER), c.commit, c.rollback)
+    finally:
+        c.close()
+
+
+POSTGRES: dict[str, Callable[[str], AbstractAsyncContextManager[Joinable]]] = {
+    "asyncpg": by_asyncpg,
+    "asyncpg pool": by_asyncpg_pool,
+    "psycopg": by_psycopg,
+    "async psycopg": by_async_psycopg,
+    "SQLAlchemy on psycopg": _sqlalchemy("psycopg"),
+    "Session on psycopg": _session("psycopg"),
+    "async SQLAlchemy on asyncpg": _async_sqlalchemy("asyncpg"),
+    "async SQLAlchemy on psycopg": _async_sqlalchemy("psycopg"),
+    "AsyncSession on asyncpg": _async_session("asyncpg"),
+    "AsyncSession on psycopg": _async_session("psycopg"),
+}
+SQLITE: dict[str, Callable[[str], AbstractAsyncContextManager[Joinable]]] = {
+    "sqlite3": by_sqlite3,
+    "SQLAlchemy on sqlite3": _sqlalchemy("pysqlite"),
+    "Session on sqlite3": _session("pysqlite"),
+    "async SQLAlchemy on aiosqlite": _async_sqlalchemy("aiosqlite"),
+    "AsyncSession on aiosqlite": _async_session("aiosqlite"),
+}
+KINDS = POSTGRES | SQLITE

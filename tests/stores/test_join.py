@@ -1,0 +1,343 @@
+"""Records that commit with the caller's rows, on every kind of connection that can be joined."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from oncekey.attempt import Attempt
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import run
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.record import Answer, State
+from oncekey.core.verbs import Find
+from oncekey.errors import LeaseLost, Misuse
+from oncekey.guard import Call, Execute, Given, Refuse, Replay, Stored
+from oncekey.runtime import Runtime
+from oncekey.stores import join
+from oncekey.stores.base import Store
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.url import open_store
+from tests.places import Place, postgres_place, sqlite_place
+from tests.stores.joining import KINDS, ORDERS, POSTGRES, Joinable, do
+
+pytestmark = pytest.mark.anyio
+LEASE_S = 30.0
+
+
+@dataclass
+class World:
+    """A store, the engine on it, and what a caller can open beside it."""
+
+    kind: str
+    place: Place
+    runtime: Runtime
+    policy: Policy
+    url: str
+
+    def open(self) -> AbstractAsyncContextManager[Joinable]:
+        return KINDS[self.kind](self.url)
+
+    async def attempt(self, key: str) -> Attempt:
+        decision = await self.runtime.drive(self.runtime.guard.begin(call(key), self.policy))
+        assert isinstance(decision, Execute)
+        decision.attempt.ports = self.runtime.ports()
+        return decision.attempt
+
+    async def record(self, attempt: Attempt) -> Any:
+        return await self.runtime.async_gatherer.ask(Find(attempt.held.id))
+
+    def orders(self) -> int:
+        if self.place.name == "sqlite":
+            with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
+                [count] = db.execute("SELECT count(*) FROM orders").fetchone()
+        else:
+            with psycopg.connect(self.place.url.partition("?")[0]) as pg:
+                [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
+        return int(count)
+
+
+def call(key: str) -> Call:
+    return Call("acme", "POST /orders", key, Fingerprint(1, bytes(32)))
+
+
+def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place:
+    made = postgres_place if kind in POSTGRES else sqlite_place
+    place = made(request, tmp_path)
+    place.migrate()
+    if place.name == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "keys.db")) as db, db:
+            db.execute(ORDERS)
+    else:
+        with psycopg.connect(place.url.partition("?")[0]) as pg:
+            pg.execute("DROP TABLE IF EXISTS orders")
+            pg.execute(ORDERS.encode())
+    return place
+
+
+@pytest.fixture(params=list(KINDS))
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    place = prepared(request, tmp_path, request.param)
+    runtime = Runtime(f"{place.url}{'&' if '?' in place.url else '?'}timeout_s=0.2")
+    policy = Policy(lease_s=LEASE_S).settled()
+    yield World(request.param, place, runtime, policy, place.url)
+    await runtime.aclose()
+
+
+async def test_p2_what_is_committed_is_both(world: World) -> None:
+    key = str(uuid.uuid4())
+    attempt = await world.attempt(key)
+    async with world.open() as caller:
+        await do(caller.write())
+        answer = await attempt.complete_in(caller.connection, 201, {"id": 1})
+        before = await world.record(attempt)
+        await do(caller.commit())
+    found = await world.record(attempt)
+    assert (before.state, found.state) == (State.RUNNING, State.COMPLETED)
+    assert found.answer == answer == Answer(201, answer.headers, b'{"id":1}')
+    assert world.orders() == 1
+    guard = world.runtime.guard
+    finished = await world.runtime.drive(guard.conclude(attempt, Verdict.FAILED, None, call(key)))
+    assert finished == Stored(finished.expires_in_s, answer)  # type: ignore[union-attr]
+
+
+async def test_p2_what_is_rolled_back_is_neither_and_the_attempt_goes_on(world: World) -> None:
+    key = str(uuid.uuid4())
+    attempt = await world.attempt(key)
+    async with world.open() as caller:
+        await do(caller.write())
+        await attempt.complete_in(caller.connection, 201, {"id": 1})
+        await do(caller.rollback())
+    assert (await world.record(attempt)).state is State.RUNNING
+    assert world.orders() == 0
+    guard = world.runtime.guard
+    finished = await world.runtime.drive(
+        guard.conclude(attempt, Verdict.KEEP, Answer(402), call(key))
+    )
+    assert isinstance(finished, Stored)
+    assert (await world.record(attempt)).answer == Answer(402)
+
+
+async def test_p2_whoever_was_taken_over_commits_nothing(world: World) -> None:
+    key = str(uuid.uuid4())
+    late = await world.attempt(key)
+    world.place.elapse(LEASE_S)
+    other = await world.attempt(key)
+    async with world.open() as caller:
+        await do(caller.write())
+        with pytest.raises(LeaseLost):
+            await late.complete_in(caller.connection, 201, {"id": 1})
+        await do(caller.rollback())
+    assert late.lost
+    assert world.orders() == 0
+    assert (await world.record(other)).fence == other.fence
+
+
+async def test_p1_until_the_commit_nobody_takes_over(world: World) -> None:
+    """The lease runs out between `complete_in` and the commit: whoever comes waits or is
+    refused.
+    """
+    key = str(uuid.uuid4())
+    attempt = await world.attempt(key)
+    guard, drive = world.runtime.guard, world.runtime.drive
+    world.place.elapse(LEASE_S)
+    async with world.open() as caller:
+        await attempt.complete_in(caller.connection, 201, {"id": 1})
+        decision = await drive(guard.begin(call(key), world.policy))
+        await do(caller.commit())
+    assert isinstance(decision, Refuse)
+    assert isinstance(await drive(guard.begin(call(key), world.policy)), Replay)
+
+
+async def test_the_heartbeat_stops_before_it(world: World) -> None:
+    attempt = await world.attempt(str(uuid.uuid4()))
+    heartbeat = world.runtime.heartbeat
+    heartbeat.add(attempt)
+    async with world.open() as caller:
+        await attempt.complete_in(caller.connection, 201)
+        scheduled = heartbeat._schedule.next_at()
+        await do(caller.rollback())
+    assert scheduled is None
+
+
+async def test_a_step_is_kept_with_the_rows_that_it_wrote(world: World) -> None:
+    attempt = await world.attempt(str(uuid.uuid4()))
+    async with world.open() as caller:
+        kept = await attempt.step("order", lambda: do(caller.write()), within=caller.connection)
+        await do(caller.commit())
+    assert kept is None
+    assert world.orders() == 1
+    [step] = await world.runtime.drive(world.runtime.guard.steps(attempt))
+    assert (step.name, step.result) == ("order", b"null")
+
+
+async def test_a_step_that_was_rolled_back_is_not_kept(world: World) -> None:
+    attempt = await world.attempt(str(uuid.uuid4()))
+    async with world.open() as caller:
+        await attempt.step("order", lambda: do(caller.write()), within=caller.connection)
+        await do(caller.rollback())
+    assert world.orders() == 0
+    assert await world.runtime.drive(world.runtime.guard.steps(attempt)) == []
+
+
+async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: World) -> None:
+    key = str(uuid.uuid4())
+    attempt = await world.attempt(key)
+    async with world.open() as caller:
+        await attempt.complete_in(caller.connection, 201)
+        await do(caller.rollback())
+    guard = world.runtime.guard
+    finished = await world.runtime.drive(guard.conclude(attempt, Verdict.FAILED, None, call(key)))
+    assert isinstance(finished, Given)
+    assert (await world.record(attempt)).state is State.RELEASED
+
+
+# ------------------------------------------------------------------------------------- PgBouncer
+
+
+@pytest.mark.parametrize("kind", list(POSTGRES))
+async def test_it_works_through_pgbouncer_in_transaction_mode(
+    request: pytest.FixtureRequest, tmp_path: Path, pgbouncer_url: str, kind: str
+) -> None:
+    place = prepared(request, tmp_path, kind)
+    runtime = Runtime(f"{pgbouncer_url}?pgbouncer=true&allow=unsafe-durability")
+    world = World(kind, place, runtime, Policy().settled(), pgbouncer_url)
+    try:
+        for _ in range(2):
+            attempt = await world.attempt(str(uuid.uuid4()))
+            async with world.open() as caller:
+                await do(caller.write())
+                await attempt.complete_in(caller.connection, 201, {"id": 1})
+                await do(caller.commit())
+            assert (await world.record(attempt)).state is State.COMPLETED
+        assert world.orders() == 2
+    finally:
+        await runtime.aclose()
+
+
+# ---------------------------------------------------------------------------------------- misuse
+
+SOME = Find(bytes(32))
+
+
+def refuses(store: Store, connection: Any, match: str) -> None:
+    with pytest.raises(Misuse, match=match):
+        join.perform(store, connection, [SOME])
+
+
+async def arefuses(store: Store, connection: Any, match: str) -> None:
+    with pytest.raises(Misuse, match=match):
+        await join.aperform(store, connection, [SOME])
+
+
+async def test_nothing_is_written_outside_a_transaction(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = postgres_place(request, tmp_path).url
+    libpq, store = url.partition("?")[0], open_store(url)
+    connection = await asyncpg.connect(libpq)
+    await arefuses(store, connection, r"async with connection.transaction\(\)")
+    await connection.close()
+    with psycopg.connect(libpq, autocommit=True) as pg:
+        refuses(store, pg, r"with connection.transaction\(\)")
+    async with await psycopg.AsyncConnection.connect(libpq, autocommit=True) as apg:
+        await arefuses(store, apg, "no transaction is open")
+    engine = create_engine(libpq.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as alchemy:
+        refuses(store, alchemy, r"engine.begin\(\)")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as alchemy:
+        alchemy.begin()
+        refuses(store, alchemy, "AUTOCOMMIT")
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_nothing_is_written_by_an_engine_in_autocommit(
+    request: pytest.FixtureRequest, tmp_path: Path, driver: str
+) -> None:
+    url = postgres_place(request, tmp_path).url
+    libpq, store = url.partition("?")[0], open_store(url)
+    engine = create_async_engine(
+        libpq.replace("postgresql:", f"postgresql+{driver}:"), isolation_level="AUTOCOMMIT"
+    )
+    async with engine.begin() as connection:
+        await arefuses(store, connection, "AUTOCOMMIT")
+    await engine.dispose()
+
+
+def test_sqlite_in_autocommit_is_refused(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/keys.db")
+    store.connect().close()
+    with closing(sqlite3.connect(tmp_path / "keys.db", isolation_level=None)) as db:
+        refuses(store, db, "BEGIN IMMEDIATE")
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/keys.db")
+    store.connect().close()
+    with closing(sqlite3.connect(tmp_path / "other.db")) as db, db:
+        db.execute("CREATE TABLE orders (item)")
+        refuses(store, db, r"keys\.db.*other\.db")
+    with closing(sqlite3.connect(":memory:")) as db:
+        refuses(store, db, "memory")
+
+
+def test_another_kind_of_database_is_refused(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = postgres_place(request, tmp_path).url
+    with psycopg.connect(url.partition("?")[0]) as pg:
+        refuses(MemoryStore(), pg, "connection to postgres, but the records are in memory")
+    with closing(sqlite3.connect(":memory:")) as db:
+        refuses(open_store(url), db, "connection to sqlite, but the records are in postgres")
+
+
+def test_what_is_no_connection_is_told_apart() -> None:
+    with pytest.raises(Misuse, match=r"builtins\.object is no connection"):
+        join.perform(MemoryStore(), object(), [SOME])
+
+
+async def test_a_database_without_our_tables_is_refused(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = prepared(request, tmp_path, "asyncpg")
+    store, libpq = open_store(place.url), place.url.partition("?")[0]
+    with psycopg.connect(libpq, options="-c search_path=pg_catalog") as pg:
+        refuses(store, pg, "has no oncekey tables")
+
+
+async def test_other_tables_of_ours_are_refused(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """By a search_path of its own the connection sees tables of ours, but not those of the
+    store.
+    """
+    place = prepared(request, tmp_path, "psycopg")
+    libpq, schema = place.url.partition("?")[0], f"s{uuid.uuid4().hex}"
+    with psycopg.connect(libpq, autocommit=True) as pg:
+        pg.execute(f"CREATE SCHEMA {schema}".encode())
+    elsewhere = f"{libpq}?options=-c%20search_path%3D{schema}"
+    other = open_store(f"{elsewhere}&allow=unsafe-durability")
+    with closing(other.connect()) as connection:
+        run(other.migrate(), connection.ask)
+    world = World("psycopg", place, Runtime(place.url), Policy().settled(), place.url)
+    attempt = await world.attempt(str(uuid.uuid4()))
+    try:
+        with psycopg.connect(elsewhere) as pg:
+            with pytest.raises(Misuse, match="search_path"):
+                await attempt.complete_in(pg, 201)
+            pg.rollback()
+        assert (await world.record(attempt)).state is State.RUNNING
+    finally:
+        await world.runtime.aclose()
