@@ -33,15 +33,17 @@ Swap → Done(fence) | Refused(record or None)
     `claim`: its operation, key (which a purge may have blanked), fingerprint, version, recovery,
     schema version, field digests, lease, retention and request (also by none) replace the record's.
     With `fresh`: created now, replays and conflicts 0, kept answer, resource id and steps
-    forgotten. Where `to` is not running, the kept request is forgotten. A write that is
-    acknowledged is as durable as the store's declared durability; a reply lost on the way must not
+    forgotten. From unknown to released: steps that were only begun are forgotten, the operator
+    knows that they did not happen. Where `to` is not running, the kept request is forgotten. A
+    write that is acknowledged is as durable as the store's declared durability; a reply lost on the way must not
     be hidden by a retry inside the store.
 
 Find → Record | None, Peek → Glimpse | None
     The newest acknowledged state, never a replica's.
 
 AppendStep → Done(fence) | Refused(record or None)
-    Only while running under this fence and token. A step of the same name is replaced in its place.
+    Only while running under this fence and token. A step of the same name is replaced in its place,
+    except that the mark of a start never replaces a result: it may have been on its way for long.
     Nothing else of the record changes, no deadline and no beat.
 Steps → list[Step]
 

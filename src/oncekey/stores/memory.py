@@ -216,7 +216,9 @@ class MemoryStore:
             return Refused(None)
         if (row.state, row.fence, row.token) != (State.RUNNING, verb.fence, verb.token):
             return Refused(row.record(now))
-        row.steps[verb.step.name] = verb.step
+        known = row.steps.get(verb.step.name)
+        if known is None or known.result is None or verb.step.result is not None:
+            row.steps[verb.step.name] = verb.step
         return Done(row.fence)
 
     def _steps(self, verb: Steps, now: float) -> list[Step]:

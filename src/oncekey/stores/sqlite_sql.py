@@ -154,11 +154,16 @@ def keep_answers(rows: int) -> str:
 KEEP_REQUEST = """
     INSERT INTO oncekey_requests (n, request) SELECT n, ? FROM oncekey_claims WHERE id = ?
 """
+FORGET_BEGUN = """
+    DELETE FROM oncekey_steps
+    WHERE n = (SELECT n FROM oncekey_claims WHERE id = ?) AND result IS NULL
+"""
 KEEP_STEP = """
     INSERT INTO oncekey_steps (n, name, digest, result)
     SELECT n, ?, ?, ? FROM oncekey_claims
     WHERE id = ? AND state = 'running' AND fence = ? AND token = ?
-    ON CONFLICT (n, name) DO UPDATE SET digest = excluded.digest, result = excluded.result
+    ON CONFLICT (n, name) DO UPDATE
+        SET digest = excluded.digest, result = coalesce(excluded.result, result)
 """
 
 

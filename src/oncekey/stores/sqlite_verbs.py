@@ -191,6 +191,8 @@ class Writing(Looking):
             return Refused(self._find(verb.id))
         if verb.fresh:
             self._begin_anew(verb.id)
+        if verb.state is State.UNKNOWN and verb.to is State.RELEASED:
+            self._execute(sqlite_sql.FORGET_BEGUN, (verb.id,))
         if verb.claim is not None:
             self._execute(sqlite_sql.RECLAIM, (*_request(verb.claim), verb.id))
             self._keep_request(verb.claim)

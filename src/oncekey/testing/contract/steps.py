@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.record import Record, State, Step
+from oncekey.core import lifecycle
+from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Steps, Sweep
 from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
@@ -33,6 +34,28 @@ class StepContract(Contract):
         for step in steps:
             assert case.ask(append(record, step)) == Done(record.fence)
         assert case.ask(Steps(record.id)) == steps
+
+    def test_p9_the_mark_of_a_start_that_comes_late_replaces_no_result(self, case: Case) -> None:
+        record = case.begin()
+        for step in (STARTED, CHARGED, STARTED):
+            assert case.ask(append(record, step)) == Done(record.fence)
+        assert case.ask(Steps(record.id)) == [CHARGED]
+
+    @pytest.mark.parametrize("answer", [None, Answer(201, (), b"paid")])
+    def test_an_operator_who_releases_forgets_what_was_only_begun(
+        self, case: Case, answer: Answer | None
+    ) -> None:
+        record = case.begin()
+        case.ask(append(record, MAILED))
+        case.ask(append(record, STARTED))
+        held = lifecycle.Held(record.id, record.fence, record.token)
+        gives_up = lifecycle.give_up(held, new_token=new_token(), lapses=0, retention_s=60)
+        assert isinstance(case.ask(gives_up), Done)
+        unknown = case.find(record.id)
+        assert unknown.state is State.UNKNOWN
+        resolves = lifecycle.resolve(unknown, new_token=new_token(), answer=answer, retention_s=60)
+        assert isinstance(case.ask(resolves), Done)
+        assert case.ask(Steps(record.id)) == ([MAILED] if answer is None else [MAILED, STARTED])
 
     def test_a_step_of_the_same_name_is_replaced_in_its_place(self, case: Case) -> None:
         """First its start is marked, then its result kept."""

@@ -23,7 +23,7 @@ no thread, so a seed is a schedule, and the same seed is always the same schedul
 
 from oncekey.testing.simulate.campaign import Campaign, hunt, run
 from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.oracle import Violation
+from oncekey.testing.simulate.violation import Violation
 from oncekey.testing.simulate.world import Played, play, playing
 
 __all__ = ["Campaign", "Marks", "Played", "Violation", "hunt", "play", "playing", "run"]

@@ -12,7 +12,9 @@ from oncekey.attempt import Attempt
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer, Claim
-from oncekey.guard import Execute, Refuse, Replay, Stored, Unstored
+from oncekey.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
+from oncekey.guard import Execute, Given, Refuse, Replay, Stored, Unstored
+from oncekey.testing.simulate.stepping import take_steps
 from oncekey.testing.simulate.task import Task
 
 if TYPE_CHECKING:
@@ -49,19 +51,23 @@ class Edge:
         worker.add_beat(task, attempt)
         self._judge.runs(task, attempt)
         task.plan = plan = worker.world.plan()
-        if plan.effect and plan.effect_first:
-            worker.world.effect(task)
-        yield Pause(plan.seconds)
+        stepping = plan.effect and task.policy.recovery == "resume"
+        stopped = False
+        if stepping:
+            stopped = yield from self._take_steps(task, attempt)
+        else:
+            if plan.effect and plan.effect_first:
+                worker.world.effect(task)
+            yield Pause(plan.seconds)
         task.ended_at, task.owned_until = worker.kernel.now, attempt.lease_until
         self._judge.ended(task, attempt)
-        raises = plan.raises or (plan.careful and attempt.lost)
+        raises = stopped or plan.raises or (plan.careful and attempt.lost)
         if raises:
             task.plan = plan = plan._replace(verdict=Verdict.FAILED)
-            yield from worker.guard.abandon(attempt, no_effect=False)
+            yield from self._end(task, attempt, Verdict.FAILED, None)
             worker.drop_beat(attempt)
-            worker.tell(task, "failed")
             return
-        if plan.effect and not plan.effect_first:
+        if plan.effect and not plan.effect_first and not stepping:
             worker.world.effect(task)
         yield from self._conclude(task, attempt)
         worker.drop_beat(attempt)
@@ -77,17 +83,30 @@ class Edge:
             case Verdict.NO_EFFECT:
                 attempt.no_effect()
         verdict = attempt.verdict or task.policy.keep(plan.status)
-        if verdict is not Verdict.KEEP:
+        if verdict is Verdict.KEEP:
+            task.answer = worker.world.answer(task)
+        yield from self._end(task, attempt, verdict, task.answer)
+
+    def _take_steps(self, task: Task, attempt: Attempt) -> Op[bool]:
+        """Whether the handler had to stop before its last step."""
+        world = self._worker.world
+        guard, once = self._worker.guard, world.scenario.at_most_once
+        try:
+            yield from take_steps(task, attempt, guard, world.downstream, once)
+        except (LeaseLost, OutcomeUnknown, StoreUnavailable):
+            task.doubts = attempt.doubted
+            return True
+        return False
+
+    def _end(
+        self, task: Task, attempt: Attempt, verdict: Verdict, answer: Answer | None
+    ) -> Op[None]:
+        worker = self._worker
+        finished = yield from worker.guard.conclude(attempt, verdict, answer, task.call)
+        if isinstance(finished, Given):
             no_effect = verdict is Verdict.NO_EFFECT
-            yield from worker.guard.abandon(attempt, no_effect=no_effect)
             worker.tell(task, "refused inside" if no_effect else "failed")
             return
-        task.answer = answer = worker.world.answer(task)
-        yield from self._record(task, attempt, answer)
-
-    def _record(self, task: Task, attempt: Attempt, answer: Answer) -> Op[None]:
-        worker = self._worker
-        finished = yield from worker.guard.finish(attempt, answer, task.call)
         self._judge.finished(task, finished)
         match finished:
             case Stored():

@@ -57,9 +57,16 @@ class Note(NamedTuple):
 class Book:
     """Effects since a record's first use, and the reasons why there may be more than one."""
 
-    __slots__ = ("effects", "excuses")
+    __slots__ = ("cleared", "effects", "excuses", "once_begun", "step_effects", "steps")
 
     def __init__(self) -> None:
+        self.steps: dict[str, bytes | None] = {}
+        """Those that are kept, in order; None for one that was only begun."""
+        self.step_effects: dict[str, int] = {}
+        self.once_begun = 0
+        """How often the step was begun that must not be repeated."""
+        self.cleared = 0
+        """How often an operator said that it had not happened."""
         self.effects = 0
         self.excuses = 0
         """Failures, lapses, and outcomes that an operator resolved to be tried again."""
@@ -180,6 +187,7 @@ class Ghost:
         self.claimed_at, self.renewed_at = kernel_now, 0.0
         task.fence, task.attempt, task.lapses = fence, self.attempt, self.lapses
         task.book = self.book
+        task.known_steps = dict(self.book.steps)
 
     def begin_anew(self, now: float) -> None:
         """Nothing that happened before counts."""

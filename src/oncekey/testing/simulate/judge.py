@@ -37,10 +37,11 @@ from oncekey.testing.simulate.ghost import (
     Note,
 )
 from oncekey.testing.simulate.kernel import Kernel
-from oncekey.testing.simulate.oracle import Oracle, Violation
+from oncekey.testing.simulate.oracle import Oracle
 from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_KEY_MAX
 from oncekey.testing.simulate.schema import shown
 from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.violation import Violation
 
 CALM_DECISION_S = 8.0
 """How long a decision may take beside its wait, when nothing goes wrong."""
@@ -283,6 +284,9 @@ class Judge:
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
+        elif isinstance(finished, Refuse) and task.doubts:
+            if finished.problem.kind is not Kind.OUTCOME_UNKNOWN:
+                raise Violation("P6", f"{task} cannot tell how a step ended, and does not say so")
         elif isinstance(finished, Refuse):
             if finished.problem.kind is Kind.STORE_UNAVAILABLE:
                 if task.policy.recovery == "block":

@@ -13,8 +13,22 @@ from typing import Any
 from oncekey.clock import Clock
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Record, State
-from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Refused, Swap, Sweep, When
+from oncekey.core.verbs import (
+    AppendStep,
+    Done,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Refused,
+    Steps,
+    Swap,
+    Sweep,
+    When,
+)
 from oncekey.stores.gather import Ticket
+from oncekey.testing.simulate import stepping
 from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
@@ -27,10 +41,12 @@ from oncekey.testing.simulate.ghost import (
 )
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.marks import Marks
+from oncekey.testing.simulate.moves import name_of, tell
 from oncekey.testing.simulate.scenario import Intent, Scenario
 from oncekey.testing.simulate.schema import fate
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.timeline import Timeline
+from oncekey.testing.simulate.violation import Violation
 
 RENEWAL_S_MAX = 2.0
 """How long a renewal may be on its way."""
@@ -41,16 +57,8 @@ _STATES = {
     State.RELEASED: RELEASED,
     State.UNKNOWN: UNKNOWN,
 }
-_CODES = {Insert: 1, Swap: 2, Find: 3, Peek: 4, Sweep: 5}
+_CODES = {Insert: 1, Swap: 2, Find: 3, Peek: 4, Sweep: 5, AppendStep: 6, Steps: 7}
 _OUTCOMES = {Inserted: 1, Found: 2, Done: 3, Refused: 4}
-
-
-class Violation(Exception):
-    """A promise was broken."""
-
-    def __init__(self, promise: str, what: str) -> None:
-        super().__init__(f"{promise}: {what}")
-        self.promise = promise
 
 
 class Oracle:
@@ -131,6 +139,12 @@ class Oracle:
         elif kind is Sweep:
             self._sweep(outcome, now)
             return None
+        elif isinstance(verb, AppendStep):
+            stepping.kept(task.ghost, task, verb, outcome)
+            return None
+        elif kind is Steps:
+            stepping.told(task.ghost, task, outcome)
+            return None
         elif kind is not Peek:
             return None
         return task.ghost.note(task, now)
@@ -165,12 +179,12 @@ class Oracle:
                 and record.schema_version == ghost.schema
             )
         if not same:
-            found = "nothing" if record is None else _tell(record)
+            found = "nothing" if record is None else tell(record)
             differs = record is not None and record.answer != ghost.answer
             promise = {ABSENT: "P5", COMPLETED: "P3"}.get(ghost.state, "P2")
             raise Violation(
                 "P10" if record is None else promise,
-                f"{task} found {found}; {ghost} is {_tell(ghost)}"
+                f"{task} found {found}; {ghost} is {tell(ghost)}"
                 + (", with another answer" if differs else ""),
             )
 
@@ -194,11 +208,11 @@ class Oracle:
         if isinstance(outcome, Refused):
             if meant and self._holds(ghost, verb.when, now):
                 raise Violation(
-                    "P9", f"{task}: {_name(verb)} was refused, though nothing spoke against it"
+                    "P9", f"{task}: {name_of(verb)} was refused, though nothing spoke against it"
                 )
             self._agree(ghost, outcome.record, task)
         else:
-            name = _name(verb)
+            name = name_of(verb)
             if ghost.state is ABSENT:
                 raise Violation("P2", f"{task}: {name} changed {ghost}, which is not there")
             if not current:
@@ -327,6 +341,16 @@ class Oracle:
         ghost.lease_until = now
         ghost.expires = now + task.policy.unknown_retention_s
 
+    def _give_up(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        if None not in task.known_steps.values():
+            raise Violation("P6", f"{task}: gave {ghost} up, though no step was left in doubt")
+        self._raises(ghost, task, outcome.fence)
+        ghost.state, ghost.token = UNKNOWN, verb.new_token or b""
+        ghost.fence = ghost.fence_high = outcome.fence
+        ghost.spoiled = True
+        ghost.lease_until, ghost.expires = now, now + task.policy.unknown_retention_s
+
     def _run_again(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         same = ghost.intent == task.intent and ghost.version == task.version
@@ -351,6 +375,7 @@ class Oracle:
         if fate(ghost.schema, ghost.blocked, task.policy) != "rerun":
             raise Violation("P3", f"{task}: runs {ghost} anew, though its answer is not stale")
         ghost.book.excuses += 1
+        ghost.book.steps = {}
         ghost.first_use = now
         ghost.attempt += 1
         ghost.lapses = 0
@@ -363,6 +388,10 @@ class Oracle:
         self._raises(ghost, task, outcome.fence)
         ghost.state = RELEASED if task.answer is None else COMPLETED
         ghost.book.excuses += task.answer is None
+        if task.answer is None:  # the operator found out that it had not happened
+            ghost.book.cleared += 1
+            steps = ghost.book.steps.items()
+            ghost.book.steps = {name: result for name, result in steps if result is not None}
         ghost.answer = task.answer
         ghost.token = verb.new_token or ghost.token
         ghost.fence = ghost.fence_high = outcome.fence
@@ -406,30 +435,10 @@ _ACCEPTED: dict[str, _Accepted] = {
     "release": Oracle._release,
     "take over": Oracle._take_over,
     "doubt": Oracle._doubt,
+    "give up": Oracle._give_up,
     "run again": Oracle._run_again,
     "start over": Oracle._start_over,
     "run anew": Oracle._run_anew,
     "resolve as completed": Oracle._resolve,
     "resolve as released": Oracle._resolve,
 }
-
-
-def _tell(kept: Record | Ghost) -> str:
-    return f"{kept.state}, fence {kept.fence}, attempt {kept.attempt}, lapses {kept.lapses}"
-
-
-def _name(verb: Swap) -> str:
-    """Which transition a swap asks for, by what it would do."""
-    if verb.claim is not None:
-        if verb.fresh:
-            return "start over" if verb.when is When.EXPIRED else "run anew"
-        return "run again" if verb.state is State.RELEASED else "take over"
-    match verb.to:
-        case State.RUNNING:
-            return "shorten" if verb.when is When.OVERLONG else "renew"
-        case State.UNKNOWN:
-            return "doubt"
-        case State.COMPLETED:
-            return "complete" if verb.state is State.RUNNING else "resolve as completed"
-        case State.RELEASED:
-            return "release" if verb.state is State.RUNNING else "resolve as released"

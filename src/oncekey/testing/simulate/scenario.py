@@ -63,7 +63,7 @@ def call_of(intent: Intent, version: int, *, with_path: bool = True) -> Call:
 
 @functools.cache
 def policy_of(
-    recovery: Literal["rerun", "block"],
+    recovery: Literal["rerun", "block", "resume"],
     in_flight: Literal["refuse", "wait"],
     lapses_max: int,
     retention_s: float,
@@ -91,7 +91,7 @@ def policy_of(
     ).settled()
 
 
-_RECOVERIES: tuple[Literal["rerun", "block"], ...] = ("rerun", "block")
+_RECOVERIES: tuple[Literal["rerun", "block", "resume"], ...] = ("rerun", "block", "resume")
 _IN_FLIGHTS: tuple[Literal["refuse", "wait"], ...] = ("refuse", "wait")
 _STORE_DOWNS: tuple[Literal["refuse", "run"], ...] = ("refuse", "run")
 _SCOPES: tuple[Literal["operation", "tenant"], ...] = ("operation", "tenant")
@@ -157,6 +157,8 @@ class Scenario:
     sweep_every_s: float
     slow: float
     """The part of handlers that outlive a third of their lease."""
+    at_most_once: str = ""
+    """The step that must not be repeated, in operations that are resumed."""
 
     def describe(self) -> list[str]:
         """Who takes part, for people."""
@@ -189,7 +191,7 @@ class Scenario:
             + 16 * (self.retention_from == "first use")
             + 32 * (policy.retention_s == RETENTIONS_S[0])
         )
-        recoveries = "".join(policy.recovery[0] for policy in self.policies)
+        recoveries = "".join(policy.recovery[2] for policy in self.policies) + self.at_most_once
         wants = "".join(
             f"{e.intent.tenant[0]}{e.intent.operation[0]}{e.intent.content}" for e in self.errands
         )
@@ -206,13 +208,15 @@ def draw(chance: Callable[[], float]) -> Scenario:
     in_flight = _IN_FLIGHTS[chance() < 0.3]
     lapses_max = _LAPSES_MAX[int(chance() * len(_LAPSES_MAX))]
     store_down = _STORE_DOWNS[chance() < 0.3]
-    recoveries = [_RECOVERIES[chance() < 0.4]] * workers
-    if chance() < 0.2:
+    recoveries = [_recovery(chance)] * workers
+    if chance() < 0.2 and recoveries[0] != "resume":
         recoveries[-1] = _RECOVERIES[recoveries[0] == "rerun"]
     policies = tuple(
         policy_of(recovery, in_flight, lapses_max, retention_s, store_down, scope, schema)
         for recovery, schema in zip(recoveries, schemas.draw(chance, recoveries), strict=True)
     )
+    # What is run anew for a version takes every step again, so none of them can be at most once.
+    may_be_once = recoveries[0] == "resume" and all(p.stale != "rerun" for p in policies)
     versions = [1] * workers
     if chance() < 0.12:
         versions[-1] = 2
@@ -226,7 +230,15 @@ def draw(chance: Callable[[], float]) -> Scenario:
         operator=chance() < 0.5,
         sweep_every_s=20.0 if chance() < 0.35 else 0.0,
         slow=0.35 if chance() < 0.4 else 0.04,
+        at_most_once="charge" if may_be_once and chance() < 0.4 else "",
     )
+
+
+def _recovery(chance: Callable[[], float]) -> Literal["rerun", "block", "resume"]:
+    which = chance()
+    if which < 0.25:
+        return "resume"
+    return "block" if which < 0.55 else "rerun"
 
 
 def _errands(chance: Callable[[], float], retention_s: float) -> tuple[Errand, ...]:

@@ -28,6 +28,7 @@ class Task:
         "call",
         "claim",
         "client",
+        "doubts",
         "ended_at",
         "failures",
         "fence",
@@ -35,6 +36,7 @@ class Task:
         "hasty_peeks",
         "idle_rounds",
         "intent",
+        "known_steps",
         "lapses",
         "late_failures",
         "life",
@@ -53,6 +55,7 @@ class Task:
         "runs_at",
         "shortened",
         "started_at",
+        "told_steps",
         "version",
         "worker",
     )
@@ -110,6 +113,12 @@ class Task:
         """Its handler was started."""
         self.recorded = False
         """Its completion was carried out by the store."""
+        self.known_steps: dict[str, bytes | None] = {}
+        """What was kept of its record's steps when it became the owner."""
+        self.told_steps: dict[str, bytes | None] = {}
+        """What the store said when it asked; by then it may be a zombie."""
+        self.doubts = False
+        """Its handler cannot tell how an earlier attempt's step ended."""
         self.peeking = False
         """It waits for the record to change."""
         self.peeked_at = -1.0

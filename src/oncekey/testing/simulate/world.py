@@ -22,7 +22,7 @@ from oncekey.testing.simulate.ghost import RUNNING
 from oncekey.testing.simulate.judge import Judge
 from oncekey.testing.simulate.kernel import Kernel, Process, Restless
 from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.oracle import Oracle, Violation
+from oncekey.testing.simulate.oracle import Oracle
 from oncekey.testing.simulate.parts import REAL, Parts
 from oncekey.testing.simulate.scenario import (
     CALM_AFTER_S,
@@ -33,8 +33,10 @@ from oncekey.testing.simulate.scenario import (
     Plan,
     Scenario,
 )
+from oncekey.testing.simulate.stepping import Downstream
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.timeline import Timeline, Written
+from oncekey.testing.simulate.violation import Violation
 from oncekey.testing.simulate.wire import StoreClock, Wire
 from oncekey.testing.simulate.worker import Worker
 
@@ -81,6 +83,7 @@ class World:
         self.judge = Judge(kernel, faults, self.oracle)
         self.store = self.parts.store(clock)
         self.wire = Wire(kernel, faults, self.store, clock, self.oracle, self.timeline)
+        self.downstream = Downstream()
         self.graveyard: list[Any] = []
         """Dead generators: kept until the end, so that no `finally` of them runs."""
         self._tokens = 0

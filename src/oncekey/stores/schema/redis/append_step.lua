@@ -15,6 +15,8 @@ local field = 'step:' .. ARGV[3]
 local kept = redis.call('HGET', key, field)
 local number
 if kept then
+  -- The mark of its start may come late, after its result: a result is never replaced by a mark.
+  if string.byte(kept, 9) == 1 and string.byte(ARGV[4], 1) == 0 then return tonumber(found[2]) end
   number = string.sub(kept, 1, 8)
 else
   number = string.format('%08d', redis.call('HINCRBY', key, 'steps', 1))

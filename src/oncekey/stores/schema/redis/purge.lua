@@ -6,7 +6,8 @@
 
 local found = redis.call('HMGET', key, 'tenant', 'state', 'key')
 if found[1] ~= ARGV[1] or found[2] == 'running' or found[3] == '' then return 0 end
-redis.call('HDEL', key, 'headers', 'body', 'resource_id', 'field_digests')
+redis.call('HDEL', key, 'headers', 'body', 'resource_id', 'field_digests', 'request',
+  'request_of')
 forget_steps()
 redis.call('HSET', key, 'key', '')
 return 1

@@ -1,7 +1,8 @@
 -- What the scripts share: this file is put before each of them. KEYS[1] is always the record.
 --
 -- A record is one hash: all of it has one slot, one expiry and one end. Steps are fields of it too,
--- named "step:<name>". A field that is absent has its default: 0, or nothing. Content is never
+-- named "step:<name>", and so is the request that a claim brought, beside that claim's token: under
+-- any other token it is not the request of what runs. A field that is absent has its default: 0, or nothing. Content is never
 -- parsed here, only passed through, so any bytes survive.
 --
 -- Times are microseconds since 1970 by the clock of this server, and so are fences. Lua computes in
@@ -36,8 +37,24 @@ local function persist()
   redis.call('PERSIST', key)
 end
 
-local function forget_steps()
+-- What runs and is not simply run again by a retry is listed by the end of its lease, so that whoever
+-- finishes abandoned work need not walk over all keys. The list is a hint, in one key for all: a
+-- record that an older release has changed stands there wrongly, or not at all.
+local function list(recovery, lease_until)
+  local prefix, id = string.match(key, '^(.*:)(.*)$')
+  if recovery == 'rerun' then
+    redis.call('ZREM', prefix .. 'open', id)
+  else
+    redis.call('ZADD', prefix .. 'open', lease_until, id)
+  end
+end
+
+-- All of them, or only those that were begun and have no result.
+local function forget_steps(only_begun)
   for _, field in ipairs(redis.call('HKEYS', key)) do
-    if string.sub(field, 1, 5) == 'step:' then redis.call('HDEL', key, field) end
+    if string.sub(field, 1, 5) == 'step:' then
+      local value = only_begun and redis.call('HGET', key, field)
+      if not value or string.byte(value, 9) == 0 then redis.call('HDEL', key, field) end
+    end
   end
 end

@@ -1,9 +1,13 @@
--- The schema's number, in a hash of its own: written by whoever comes first, then only read.
+-- The schema's number, in a hash of its own: raised by whoever knows a newer one, else only read.
+-- There is nothing else to migrate: a field that is absent has its default.
 --
 -- ARGV  1 the schema that this release writes, 2 the lowest that code must know to work with it
--- Gives both as they stand there, and 1 if they were written now.
+-- Gives both as they stand there now, and the number that stood there before.
 
-local fresh = redis.call('EXISTS', key) == 0
-if fresh then redis.call('HSET', key, 'version', ARGV[1], 'oldest_reader', ARGV[2]) end
+local before = tonumber(redis.call('HGET', key, 'version')) or 0
+if before < tonumber(ARGV[1]) then
+  local reader = tonumber(redis.call('HGET', key, 'oldest_reader')) or 0
+  redis.call('HSET', key, 'version', ARGV[1], 'oldest_reader', math.max(reader, ARGV[2]))
+end
 local found = redis.call('HMGET', key, 'version', 'oldest_reader')
-return { found[1], found[2], fresh and 1 or 0 }
+return { found[1], found[2], before }

@@ -1,5 +1,6 @@
 -- Sweep: remove the record if it is expired by this server's clock, now. Gives 1 if it was removed.
 
-local expires = redis.call('HGET', key, 'expires')
-if not expires or tonumber(expires) > clock() then return 0 end
+local found = redis.call('HMGET', key, 'expires', 'recovery')
+if not found[1] or tonumber(found[1]) > clock() then return 0 end
+if found[2] ~= 'rerun' then list('rerun') end
 return redis.call('UNLINK', key)

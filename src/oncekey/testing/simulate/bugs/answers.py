@@ -11,7 +11,7 @@ from oncekey.core.fingerprint import Comparison
 from oncekey.core.key import record_id
 from oncekey.core.lifecycle import Action, Situation
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey.errors import StoreUnavailable
@@ -78,9 +78,12 @@ def answer_before_commit() -> Parts:
     """The client has its answer before it is recorded; the process dies; the retry runs again."""
 
     class Hasty(Edge):
-        def _record(self, task: Task, attempt: Attempt, answer: Answer) -> Op[None]:
-            self._judge.sends(task)
-            yield from super()._record(task, attempt, answer)
+        def _end(
+            self, task: Task, attempt: Attempt, verdict: Verdict, answer: Answer | None
+        ) -> Op[None]:
+            if answer is not None:
+                self._judge.sends(task)
+            yield from super()._end(task, attempt, verdict, answer)
 
     return Parts(edge=Hasty)
 

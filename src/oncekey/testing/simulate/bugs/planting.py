@@ -12,7 +12,7 @@ from oncekey.core import lifecycle
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import Action, Situation
 from oncekey.core.op import Op
-from oncekey.core.verbs import Done, Insert, Refused, Swap, Sweep, Verb
+from oncekey.core.verbs import AppendStep, Done, Insert, Refused, Swap, Sweep, Verb
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.simulate.parts import Parts
 
@@ -60,6 +60,8 @@ class Pliable(MemoryStore):
                     outcomes.append(self._swap(verb, now))
                 case Sweep():
                     outcomes.append(self._sweep(verb, now))
+                case AppendStep():
+                    outcomes.append(self._append_step(verb, now))
                 case _:
                     outcomes += yield from super().perform([verb])
         return outcomes

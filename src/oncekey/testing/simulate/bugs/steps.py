@@ -1,0 +1,73 @@
+"""Planted bugs about steps: repeated, mixed up, kept for the wrong owner (P1, P2, P6)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from oncekey.attempt import Attempt
+from oncekey.core.op import Op
+from oncekey.core.record import Step
+from oncekey.core.verbs import AppendStep, Done, Refused
+from oncekey.guard import Guard
+from oncekey.testing.simulate import stepping
+from oncekey.testing.simulate.bugs.planting import Pliable, planted
+from oncekey.testing.simulate.parts import Parts
+
+
+@planted(seeds=200)
+def steps_begin_anew() -> Parts:
+    """A later attempt does not look what was kept: it takes every step again."""
+
+    class Engine(Guard):
+        def steps(self, attempt: Attempt) -> Op[list[Step]]:
+            yield from super().steps(attempt)
+            return []
+
+    return Parts(guard=Engine)
+
+
+@planted(seeds=200)
+def a_key_for_every_attempt() -> Parts:
+    """Downstream sees another key from each attempt, and has its effect again."""
+
+    @contextmanager
+    def tables() -> Iterator[None]:
+        honest, calls = stepping.key_of, itertools.count()
+        stepping.key_of = lambda attempt, name: f"{honest(attempt, name)}/{next(calls)}"
+        try:
+            yield
+        finally:
+            stepping.key_of = honest
+
+    return Parts(tables=tables)
+
+
+@planted(seeds=1500)
+def steps_are_kept_for_zombies() -> Parts:
+    """Whoever knows the id may keep a step, whatever its fence."""
+
+    class Store(Pliable):
+        def _append_step(self, verb: AppendStep, now: float) -> Done | Refused:
+            row = self._rows.get(verb.id)
+            if row is None:
+                return Refused(None)
+            row.steps[verb.step.name] = verb.step
+            return Done(row.fence)
+
+    return Parts(store=Store)
+
+
+@planted(seeds=2000)
+def at_most_once_leaves_no_mark() -> Parts:
+    """The start of a step that must not be repeated is not written down."""
+
+    class Engine(Guard):
+        def keep_step(self, attempt: Attempt, step: Step) -> Any:
+            if step.result is not None:
+                return (yield from super().keep_step(attempt, step))
+            return Done(attempt.fence)
+
+    return Parts(guard=Engine)
