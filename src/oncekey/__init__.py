@@ -1,7 +1,15 @@
 """oncekey: retry any request, it happens once."""
 
 from oncekey.attempt import Attempt, current, current_or_none
-from oncekey.core.policy import Policy, Verdict, keep_definitive, keep_errors_too, keep_success
+from oncekey.attempt import answer_of as answer
+from oncekey.core.policy import (
+    Learned,
+    Policy,
+    Verdict,
+    keep_definitive,
+    keep_errors_too,
+    keep_success,
+)
 from oncekey.core.profiles import PROFILES, Profile
 from oncekey.core.record import Answer
 from oncekey.core.versions import Versions
@@ -31,6 +39,7 @@ __all__ = [
     "Attempt",
     "CorruptRecord",
     "InFlight",
+    "Learned",
     "LeaseLost",
     "Mismatch",
     "Misuse",
@@ -47,6 +56,7 @@ __all__ = [
     "Unknown",
     "Verdict",
     "Versions",
+    "answer",
     "current",
     "current_or_none",
     "keep_definitive",

@@ -95,6 +95,17 @@ class OutcomeUnknown(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Resolved(Event):
+    """An operator found out how an unknown outcome ended, and said so."""
+
+    to: str
+    """completed, or released so that a retry runs."""
+    status: int | None
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Unprotected(Event):
     """A client got an answer that no record keeps, because the store did not answer."""
 

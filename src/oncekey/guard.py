@@ -25,7 +25,7 @@ from oncekey.core.key import record_id
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
-from oncekey.core.record import TOKEN_BYTES, Claim, Record, State
+from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import (
     Done,
     Insert,
@@ -77,6 +77,11 @@ def _random_token() -> bytes:
     return os.urandom(TOKEN_BYTES)
 
 
+def chance() -> float:
+    """A random number in [0, 1), for whoever spreads out tries."""
+    return random.random()
+
+
 class Guard(Holding):
     """The engine of one application: shared by all its requests, holds no state of any one of
     them.
@@ -90,7 +95,7 @@ class Guard(Holding):
         retention_from: Literal["completion", "first use"] = "completion",
         recent_s: float = RECENT_S,
         token: Callable[[], bytes] = _random_token,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = chance,
     ) -> None:
         super().__init__(
             clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from
@@ -309,6 +314,21 @@ class Guard(Holding):
         if isinstance(outcome, Done):
             self._emit(
                 events.OutcomeUnknown, lapsed, attempt=lapsed.attempt, lapses=lapsed.lapses + 1
+            )
+        return outcome
+
+    def resolve(
+        self, unknown: Record, answer: Answer | None, *, by: str, reason: str
+    ) -> Op[Done | Refused]:
+        """An operator found out: it was done, and this is its answer; or None: let a retry run."""
+        swap = lifecycle.resolve(
+            unknown, new_token=self._token(), answer=answer, retention_s=unknown.retention_s
+        )
+        outcome = yield from self._swap(swap, unknown)
+        if isinstance(outcome, Done):
+            status = None if answer is None else answer.status
+            self._emit(
+                events.Resolved, unknown, to=str(swap.to), status=status, by=by, reason=reason
             )
         return outcome
 

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import enum
 import logging
-import random
 import threading
 from collections.abc import Callable
 from typing import Self
@@ -32,6 +31,7 @@ from oncekey.core.record import Record, State
 from oncekey.core.value import value
 from oncekey.core.verbs import Done, Due, Find, Requested
 from oncekey.errors import Misuse, StoreError
+from oncekey.guard import chance
 from oncekey.registry import Orphan, Runner, registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
@@ -120,7 +120,7 @@ class Recoverer:
         drain_s_max: float = DRAIN_S_MAX,
         report: Callable[[Recovered], None] | None = None,
         clock: Clock | None = None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = chance,
     ) -> None:
         """`patience_s` is how long an orphan that nobody here can finish is left to its client and
         to other processes (another service, the next release), before it is declared unknown.

@@ -30,6 +30,7 @@ def sample(
         events.Declined: {"reason": "in-flight"},
         events.LeaseWasLost: {"attempt": 1, "reason": "taken over"},
         events.OutcomeUnknown: {"attempt": 1, "lapses": 1},
+        events.Resolved: {"to": "completed", "status": 201, "by": "ops", "reason": "looked"},
         events.Unprotected: {"ran": True},
         events.StoreAsked: {"verb": "insert", "seconds": 0.003, "error": None},
     }

@@ -16,6 +16,7 @@ from tests.metrics.samples import HASH, KINDS, OPERATION, sample
         (sample(events.Unprotected), "WARNING"),
         (sample(events.LeaseWasLost), "WARNING"),
         (sample(events.TakenOver), "WARNING"),
+        (sample(events.Resolved), "WARNING"),
         (sample(events.StoreAsked, error="lost"), "WARNING"),
         (sample(events.StoreAsked, error="not sent"), "WARNING"),
         (sample(events.Declined, reason="store-unavailable"), "WARNING"),
@@ -57,7 +58,7 @@ def test_every_line_names_the_operation_and_the_hash(
 def test_an_unknown_outcome_says_where_to_look(caplog: pytest.LogCaptureFixture) -> None:
     LoggingHook()(sample(events.OutcomeUnknown))
 
-    assert "oncekey list --state unknown" in caplog.text
+    assert "oncekey list --unknown" in caplog.text
 
 
 def test_e13_a_path_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:

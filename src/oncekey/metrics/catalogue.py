@@ -69,6 +69,11 @@ UNKNOWN_OUTCOMES = Metric(
     "Records declared unknown: nobody knows how they ended, an operator must look.",
     ("operation",),
 )
+RESOLUTIONS = Metric(
+    "resolutions",
+    "Unknown outcomes that an operator resolved; how is completed or released.",
+    ("operation", "how"),
+)
 UNPROTECTED = Metric(
     "unprotected",
     "Answers that no record keeps, because the store was down; how is ran-unclaimed or unrecorded.",
@@ -116,6 +121,7 @@ CATALOGUE = (
     TAKE_OVERS,
     LEASE_LOSSES,
     UNKNOWN_OUTCOMES,
+    RESOLUTIONS,
     UNPROTECTED,
     STORE_ERRORS,
     STORE_DURATION,

@@ -35,7 +35,7 @@ def level_of(event: events.Event) -> int:
     match event:
         case events.OutcomeUnknown():
             return ERROR
-        case events.TakenOver() | events.LeaseWasLost() | events.Unprotected():
+        case events.TakenOver() | events.LeaseWasLost() | events.Unprotected() | events.Resolved():
             return WARNING
         case events.StoreAsked():
             return DEBUG if event.error is None else WARNING
@@ -83,8 +83,14 @@ def text_of(event: events.Event) -> str:
         case events.OutcomeUnknown():
             return (
                 f"nobody knows how attempt {event.attempt} ended (lapse {event.lapses}); its "
-                "retries are refused until somebody finds out. `oncekey list --state unknown` "
-                "shows the record"
+                "retries are refused until somebody finds out. `oncekey list --unknown` "
+                "shows the record, `oncekey resolve` ends it"
+            )
+        case events.Resolved():
+            as_what = event.to if event.status is None else f"{event.to} with {event.status}"
+            return (
+                f"resolved as {as_what} by {printable(event.by)}: "
+                f"{printable(event.reason) or 'no reason given'}"
             )
         case events.Unprotected():
             how = "ran without a claim" if event.ran else "ran, but its answer is not recorded"

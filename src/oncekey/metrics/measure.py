@@ -133,6 +133,10 @@ def _outcome_unknown(event: events.OutcomeUnknown, operation: str) -> Iterator[M
     yield Measurement(catalogue.UNKNOWN_OUTCOMES, 1, (operation,))
 
 
+def _resolved(event: events.Resolved, operation: str) -> Iterator[Measurement]:
+    yield Measurement(catalogue.RESOLUTIONS, 1, (operation, event.to))
+
+
 def _unprotected(event: events.Unprotected, operation: str) -> Iterator[Measurement]:
     how = "ran-unclaimed" if event.ran else "unrecorded"
     yield Measurement(catalogue.UNPROTECTED, 1, (operation, how))
@@ -153,6 +157,7 @@ _MEASURES: dict[type[events.Event], Callable[[Any, str], Iterator[Measurement]]]
     events.Declined: _declined,
     events.LeaseWasLost: _lease_was_lost,
     events.OutcomeUnknown: _outcome_unknown,
+    events.Resolved: _resolved,
     events.Unprotected: _unprotected,
     events.StoreAsked: _store_asked,
 }
