@@ -24,6 +24,9 @@ PROBES = (
     "after_take_over",
     "before_renew",
     "after_renew",
+    "before_publish",  # a message was claimed from the outbox, the broker does not have it
+    "after_publish",  # the broker has it, the outbox still does
+    "after_removal",  # only the broker has it
 )
 
 _actions: dict[str, Callable[[], None]] = {}

@@ -1,0 +1,273 @@
+"""Draining: what one worker does with an outbox, round by round. No thread, no event loop, no
+broker: it yields questions for the database, `Deliver` for the broker and `Pause`.
+
+What is promised
+    Nothing is published before its transaction commits, and nothing is lost after: a row is removed
+    only once its message was published. While its lease holds no other worker publishes a message.
+    A worker that dies between publishing and removing leaves a message that is published again,
+    under the same id.
+
+Order
+    Of one topic and key only the oldest message is ever taken, and the next only after that one was
+    published or parked. So the first publication of each comes in order; a repetition after a
+    worker's death may come late.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from oncekey.clock import Clock
+from oncekey.core.backoff import full_jitter
+from oncekey.core.op import Op, Pause
+from oncekey.core.record import TOKEN_BYTES
+from oncekey.core.value import value
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.messaging.message import Message
+from oncekey.messaging.shelf import Head, Return, Shelf, Taken
+from oncekey.probes import probe
+
+LOOK_FACTOR = 2
+"""Lanes that are looked at for each message that a round may take."""
+LEASE_USED = 2 / 3
+"""A publication begins only in this part of the lease; what is left is for its end."""
+SETTLE_TRIES_MAX, SETTLE_PAUSE_S = 6, 0.05
+ERROR_CHARS_MAX = 500
+
+_log = logging.getLogger("oncekey")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much at once, how long, how often."""
+
+    batch_max: int = 100
+    batch_bytes_max: int = 8_388_608
+    lease_s: float = 30.0
+    attempts_max: int = 20
+    """A message that failed this often, or killed its workers, is parked."""
+    retry_s_min: float = 0.5
+    retry_s_max: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise Misuse(f"{name}={getattr(self, name)}: must be more than 0")
+
+
+@value
+class Deliver:
+    """Hand these to the broker; one outcome for each, in the same order."""
+
+    messages: Sequence[Message]
+    begin_until: float
+    """By the monotonic clock: publish nothing later than this."""
+
+
+@value
+class Published:
+    """The broker has it."""
+
+
+@value
+class Failed:
+    """The broker refused it, or nobody knows."""
+
+    error: str
+
+
+@value
+class Unreachable:
+    """The broker cannot be reached: no message is to blame."""
+
+    error: str
+
+
+@value
+class Untried:
+    """It was not begun: the broker is down, the lease nearly over, or the worker stops."""
+
+
+Outcome = Published | Failed | Unreachable | Untried
+
+
+@value
+class Round:
+    """What one round did."""
+
+    published: int = 0
+    failed: int = 0
+    parked: int = 0
+    claimed: int = 0
+    outage: str | None = None
+    ended: bool = False
+    """It saw the last lane there is."""
+    whole: bool = False
+    """… and the first."""
+
+
+class Drain:
+    """One worker's view of an outbox: where it is, and what it has heard of the broker."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        limits: Limits,
+        clock: Clock,
+        *,
+        stopping: Callable[[], bool] = lambda: False,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._shelf = shelf
+        self._stopping = stopping
+        self._limits = limits
+        self._clock = clock
+        self._chance = chance
+        self._after = os.urandom(2)  # so that workers who start together begin apart
+        self._outages = 0
+
+    @property
+    def outages(self) -> int:
+        """How many rounds in turn did not reach the broker."""
+        return self._outages
+
+    def until_empty(self) -> Op[Round]:
+        """Rounds until nothing is due, the broker cannot be reached, or the worker is to stop."""
+        total, quiet = Round(), False
+        while True:
+            done = yield from self.round()
+            total = _sum(total, done)
+            if done.claimed:
+                quiet = False
+            elif done.ended:
+                if quiet or done.whole:
+                    return total
+                quiet = True
+            if done.outage is not None or self._stopping():
+                return total
+
+    def round(self) -> Op[Round]:
+        """Look, claim, publish, settle: at most one batch."""
+        # While the broker cannot be reached, one message is enough to find out that it is back.
+        batch_max = 1 if self._outages else self._limits.batch_max
+        started, looked_max = self._after, batch_max * LOOK_FACTOR
+        heads = yield from self._shelf.look(started, looked_max)
+        picked = self._pick(heads, batch_max)
+        cut = bool(picked) and any(head.due and head.lane > picked[-1].lane for head in heads)
+        ended = not cut and len(heads) < looked_max
+        self._after = b"" if ended else (picked if cut else heads)[-1].lane
+        seen = Round(ended=ended, whole=ended and not started)
+        if not picked:
+            return seen
+        token, claimed_at = os.urandom(TOKEN_BYTES), self._clock.monotonic()
+        taken = yield from self._shelf.claim(
+            [head.n for head in picked],
+            token,
+            lease_s=self._limits.lease_s,
+            attempts_max=self._limits.attempts_max,
+        )
+        done = yield from self._publish(taken, token, claimed_at)
+        return replace(done, ended=seen.ended, whole=seen.whole)
+
+    def _pick(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
+        """The first that are due, as many as one batch may hold; at least one."""
+        picked: list[Head] = []
+        left = self._limits.batch_bytes_max
+        for head in heads:
+            left -= head.payload_bytes if head.due else 0
+            if picked and (len(picked) == batch_max or left < 0):
+                break
+            if head.due:
+                picked.append(head)
+        return picked
+
+    def _publish(self, taken: Sequence[Taken], token: bytes, claimed_at: float) -> Op[Round]:
+        fit = [row for row in taken if not row.parked]
+        for row in taken:
+            if row.parked:
+                self._tell_parked(row.message, "its workers died")
+        outcomes: Sequence[Outcome] = ()
+        if fit:
+            begin_until = claimed_at + self._limits.lease_s * LEASE_USED
+            probe("before_publish")
+            outcomes = yield Deliver([row.message for row in fit], begin_until)
+            probe("after_publish")
+        settled = yield from self._settle(fit, outcomes, token, claimed_at)
+        probe("after_removal")
+        parked = settled.parked + len(taken) - len(fit)
+        return replace(settled, parked=parked, claimed=len(taken))
+
+    def _settle(
+        self, rows: Sequence[Taken], outcomes: Sequence[Outcome], token: bytes, claimed_at: float
+    ) -> Op[Round]:
+        gone, back = [], []
+        failed = parked = 0
+        outage = None
+        for row, outcome in zip(rows, outcomes, strict=True):
+            match outcome:
+                case Published():
+                    gone.append(row.n)
+                case Failed():
+                    given = self._after_failure(row, outcome.error)
+                    back.append(given)
+                    failed, parked = failed + 1, parked + given.parked
+                case Unreachable() | Untried():
+                    back.append(Return(row.n, 0.0, row.message.attempts - 1, None, False))
+                    if isinstance(outcome, Unreachable):
+                        outage = outcome.error
+        self._outages = self._outages + 1 if outage is not None and not gone else 0
+        deadline = claimed_at + self._limits.lease_s
+        if gone:
+            yield from self._insist(lambda: self._shelf.remove(gone, token), deadline)
+        if back:
+            yield from self._insist(lambda: self._shelf.give_back(back, token), deadline)
+        return Round(len(gone), failed, parked, outage=outage)
+
+    def _after_failure(self, row: Taken, error: str) -> Return:
+        message, limits = row.message, self._limits
+        attempts = message.attempts
+        is_last = attempts >= limits.attempts_max
+        if is_last:
+            self._tell_parked(message, error)
+        else:
+            _log.warning("message %s to %s was not published: %s", message.id, message.topic, error)
+        delay_s = full_jitter(attempts - 1, limits.retry_s_min, limits.retry_s_max, self._chance())
+        return Return(row.n, delay_s, attempts, error[:ERROR_CHARS_MAX], is_last)
+
+    def _tell_parked(self, message: Message, error: str) -> None:
+        _log.error(
+            "message %s to %s is parked after %d attempts: %s; see Outbox.parked(), and "
+            "Outbox.retry() once the cause is gone",
+            *(message.id, message.topic, message.attempts, error),
+        )
+
+    def _insist(self, ask: Callable[[], Op[int]], deadline: float) -> Op[None]:
+        """Repeat a write whose reply is lost, while the lease holds: it says whose rows they are,
+        so it does no harm twice. What cannot be written is published again after the lease.
+        """
+        for attempt in range(SETTLE_TRIES_MAX):
+            try:
+                yield from ask()
+            except StoreUnavailable as error:
+                pause_s = SETTLE_PAUSE_S * 2**attempt
+                last = attempt == SETTLE_TRIES_MAX - 1
+                if last or self._clock.monotonic() + pause_s > deadline:
+                    _log.warning("the outbox was not settled, some may be sent again: %s", error)
+                    return
+                yield Pause(pause_s)
+            else:
+                return
+
+
+def _sum(total: Round, done: Round) -> Round:
+    return Round(
+        total.published + done.published,
+        total.failed + done.failed,
+        total.parked + done.parked,
+        total.claimed + done.claimed,
+        done.outage,
+    )

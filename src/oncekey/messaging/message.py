@@ -1,0 +1,93 @@
+"""A message: what is written to the outbox, and what its publisher is given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from oncekey.core.framing import as_bytes, frame
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+
+NAME_CHARS_MAX = 255
+HEADERS_BYTES_MAX = 16_384
+PAYLOAD_BYTES_MAX = 1_048_576
+LANE_BYTES = 16
+
+
+@value
+class Message:
+    """One message, as it is handed to a broker."""
+
+    id: str
+    """The same however often it is published: give it to the broker as the message's id."""
+    topic: str
+    key: str | None
+    headers: Mapping[str, str]
+    payload: bytes
+    attempts: int = 0
+    """Which try this is, 1 for the first."""
+
+
+@value
+class Parked:
+    """A message that could not be published and waits for a person."""
+
+    message: Message
+    error: str
+    age_s: float
+
+
+def written(
+    topic: str,
+    payload: Any,
+    *,
+    key: str | None,
+    headers: Mapping[str, str] | None,
+    payload_bytes_max: int,
+) -> Message:
+    """A new message with an id of its own. A payload that is not bytes is written as JSON."""
+    lines = {name.lower(): text for name, text in (headers or {}).items()}
+    if not isinstance(payload, bytes):
+        payload = json.dumps(payload, separators=(",", ":")).encode()
+        lines.setdefault("content-type", "application/json")
+    message = Message(str(uuid.uuid4()), topic, key, lines, payload)
+    _check(message, payload_bytes_max)
+    return message
+
+
+def _check(message: Message, payload_bytes_max: int) -> None:
+    """Refuse before it is written what no worker could publish, or no database could keep."""
+    for what, text in (("topic", message.topic), ("key", message.key or "-")):
+        if not 0 < len(text) <= NAME_CHARS_MAX or "\x00" in text:
+            raise Misuse(f"a {what} has 1 to {NAME_CHARS_MAX} characters and no NUL: {text[:40]!r}")
+    for name, text in message.headers.items():
+        if "\x00" in name + text:
+            raise Misuse(f"header {name!r} has a NUL, which no database keeps in a text")
+    if len(encode_headers(message.headers)) > HEADERS_BYTES_MAX:
+        raise Misuse(f"the headers of a message have at most {HEADERS_BYTES_MAX} bytes")
+    if len(message.payload) > payload_bytes_max:
+        raise Misuse(
+            f"the payload has {len(message.payload)} bytes, more than payload_bytes_max="
+            f"{payload_bytes_max}: keep it elsewhere and publish where it is"
+        )
+
+
+def lane(message: Message) -> bytes:
+    """What keeps messages in order: topic and key, or nothing but itself where it has no key."""
+    if message.key is None:
+        return uuid.UUID(message.id).bytes
+    framed = frame([as_bytes(message.topic), as_bytes(message.key)])
+    return hashlib.sha256(framed).digest()[:LANE_BYTES]
+
+
+def encode_headers(headers: Mapping[str, str]) -> str:
+    return json.dumps(dict(headers), separators=(",", ":"))
+
+
+def decode_headers(text: str) -> Mapping[str, str]:
+    headers: dict[str, str] = json.loads(text)
+    return headers

@@ -1,0 +1,144 @@
+"""The outbox: messages that are written in the caller's transaction and published after its commit.
+
+A service that changes its rows and then tells a broker can die in between; one that tells the
+broker first may never commit. Here the message is a row beside the other rows: it exists if and
+only if they do. A `Publisher` takes it from there.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.op import Op, arun, run
+from oncekey.errors import Misuse, StoreUnfit
+from oncekey.messaging.message import PAYLOAD_BYTES_MAX, Message, Parked, written
+from oncekey.messaging.outbox_postgres import PostgresShelf
+from oncekey.messaging.outbox_sqlite import SqliteShelf
+from oncekey.messaging.shelf import Shelf
+from oncekey.stores import join
+from oncekey.stores.base import Store
+from oncekey.stores.url import open_store
+
+T = TypeVar("T")
+
+LISTED_MAX = 100
+_SHELVES: dict[str, Callable[[Clock], Shelf]] = {
+    "postgres": lambda clock: PostgresShelf(),
+    "sqlite": SqliteShelf,
+}
+
+
+class Outbox:
+    """The messages of one database: PostgreSQL or SQLite, the one that your own rows are in."""
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = open_store(store) if isinstance(store, str) else store
+        if self.store.name not in _SHELVES:
+            raise Misuse(
+                f"an outbox is a table beside your own rows, in PostgreSQL or SQLite: "
+                f"{self.store.name} has no transactions that could hold both"
+            )
+        self.shelf = _SHELVES[self.store.name](clock or SystemClock())
+        self._payload_bytes_max = payload_bytes_max
+
+    # --------------------------------------------------------------------------------- writing
+
+    async def put(
+        self,
+        transaction: Any,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Message:
+        """Write a message in a transaction of yours: it is published if and only if you commit.
+
+        `payload` is bytes, or what JSON can write. Messages of one topic and `key` are published in
+        the order in which they were put, if their transactions did not overlap.
+        """
+        message = self._written(topic, payload, key, headers)
+        ask = await join.awaited(self.store, transaction)
+        with _hint(self.store):
+            await arun(self.shelf.put(message), ask)
+        return message
+
+    def put_sync(
+        self,
+        transaction: Any,
+        topic: str,
+        payload: Any,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Message:
+        """`put` for connections and sessions that block."""
+        message = self._written(topic, payload, key, headers)
+        ask = join.blocking(self.store, transaction)
+        with _hint(self.store):
+            run(self.shelf.put(message), ask)
+        return message
+
+    def _written(
+        self, topic: str, payload: Any, key: str | None, headers: Mapping[str, str] | None
+    ) -> Message:
+        limit = self._payload_bytes_max
+        return written(topic, payload, key=key, headers=headers, payload_bytes_max=limit)
+
+    # ------------------------------------------------------------------------------- operating
+
+    async def migrate(self) -> list[str]:
+        """Make the tables, or bring them up to date; `oncekey migrate URL` does the same."""
+        return await self._ask(self.store.migrate())
+
+    def migrate_sync(self) -> list[str]:
+        return self._ask_sync(self.store.migrate())
+
+    async def parked(self, limit: int = LISTED_MAX) -> list[Parked]:
+        """Messages that could not be published and wait for somebody to look, oldest first."""
+        return await self._ask(self.shelf.parked(limit))
+
+    def parked_sync(self, limit: int = LISTED_MAX) -> list[Parked]:
+        return self._ask_sync(self.shelf.parked(limit))
+
+    async def retry(self, ids: Iterable[str]) -> int:
+        """Publish parked messages after all, as if they were new. How many of them there were."""
+        return await self._ask(self.shelf.retry(list(ids)))
+
+    def retry_sync(self, ids: Iterable[str]) -> int:
+        return self._ask_sync(self.shelf.retry(list(ids)))
+
+    async def _ask(self, op: Op[T]) -> T:
+        connection = await self.store.aconnect()
+        try:
+            return await arun(op, connection.ask)
+        finally:
+            await connection.close()
+
+    def _ask_sync(self, op: Op[T]) -> T:
+        with closing(self.store.connect()) as connection:
+            return run(op, connection.ask)
+
+
+@contextmanager
+def _hint(store: Store) -> Iterator[None]:
+    """What to do about a file without the table; PostgreSQL's own answer says it already."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "no such table: oncekey_outbox" not in str(error):
+            raise
+        raise StoreUnfit(
+            f"{store!r} has no outbox yet: call Outbox.migrate() when your service starts, or run "
+            "`oncekey migrate` on it"
+        ) from error

@@ -1,0 +1,128 @@
+"""The outbox's table in PostgreSQL. Each question is one statement and one transaction, so that all
+of it works through a pooler in transaction mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oncekey.core.op import Op
+from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
+from oncekey.messaging.shelf import DIED, Head, Return, Taken
+from oncekey.stores.postgres_sql import Question
+
+PUT = """
+INSERT INTO oncekey_outbox (id, lane, topic, key, headers, payload)
+VALUES ($1::uuid, $2::bytea, $3::text, $4::text, $5::text, $6::bytea)
+"""
+# From lane to lane by the index: however long a lane is, it costs one look at its first row.
+LOOK = """
+WITH RECURSIVE heads AS (
+    (
+        SELECT lane, n FROM oncekey_outbox
+        WHERE lane > $1::bytea AND NOT parked ORDER BY lane, n LIMIT 1
+    )
+    UNION ALL
+    SELECT next.lane, next.n
+    FROM heads CROSS JOIN LATERAL (
+        SELECT o.lane, o.n FROM oncekey_outbox o
+        WHERE o.lane > heads.lane AND NOT o.parked ORDER BY o.lane, o.n LIMIT 1
+    ) AS next
+)
+SELECT h.n, h.lane, o.due <= clock_timestamp(), octet_length(o.payload)
+FROM (SELECT * FROM heads LIMIT $2::int) AS h JOIN oncekey_outbox o ON o.n = h.n
+ORDER BY h.lane
+"""
+# A row that was changed since the snapshot is judged in its newest version; one that somebody holds
+# is being claimed.
+CLAIM = """
+WITH picked AS MATERIALIZED (
+    SELECT n FROM oncekey_outbox
+    WHERE n = ANY($1::bigint[]) AND NOT parked AND due <= clock_timestamp()
+    ORDER BY n FOR UPDATE SKIP LOCKED
+)
+UPDATE oncekey_outbox AS o
+SET token = $2::bytea, attempts = o.attempts + 1, parked = o.attempts >= $4::int,
+    due = clock_timestamp() + make_interval(secs => $3::float8)
+FROM picked WHERE o.n = picked.n
+RETURNING o.n, o.id::text, o.topic, o.key, o.headers, o.payload, o.attempts, o.parked
+"""
+REMOVE = "DELETE FROM oncekey_outbox WHERE n = ANY($1::bigint[]) AND token = $2::bytea RETURNING n"
+GIVE_BACK = """
+UPDATE oncekey_outbox AS o
+SET token = NULL, attempts = r.attempts, error = coalesce(r.error, o.error), parked = r.parked,
+    due = clock_timestamp() + make_interval(secs => r.delay_s)
+FROM unnest($1::bigint[], $2::float8[], $3::int[], $4::text[], $5::bool[])
+    AS r (n, delay_s, attempts, error, parked)
+WHERE o.n = r.n AND o.token = $6::bytea
+RETURNING o.n
+"""
+PARKED = """
+SELECT id::text, topic, key, headers, payload, attempts, error,
+    date_part('epoch', clock_timestamp() - created)
+FROM oncekey_outbox WHERE parked ORDER BY n LIMIT $1::int
+"""
+RETRY = """
+UPDATE oncekey_outbox SET parked = false, attempts = 0, due = '-infinity', token = NULL
+WHERE parked AND id = ANY($1::uuid[]) RETURNING n
+"""
+
+
+class PostgresShelf:
+    def put(self, message: Message) -> Op[None]:
+        headers = encode_headers(message.headers)
+        where = (message.id, lane(message), message.topic, message.key)
+        yield Question(PUT, (*where, headers, message.payload))
+
+    def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
+        rows = yield Question(LOOK, (after, heads_max))
+        return [Head(n, bytes(lane), due, size) for n, lane, due, size in rows]
+
+    def claim(
+        self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
+    ) -> Op[list[Taken]]:
+        rows = yield Question(CLAIM, (list(ns), token, lease_s, attempts_max))
+        taken = [_taken(*row) for row in rows]
+        return sorted(taken, key=lambda row: row.n)
+
+    def remove(self, ns: Sequence[int], token: bytes) -> Op[int]:
+        rows = yield Question(REMOVE, (list(ns), token))
+        return len(rows)
+
+    def give_back(self, returns: Sequence[Return], token: bytes) -> Op[int]:
+        columns = (
+            [each.n for each in returns],
+            [each.delay_s for each in returns],
+            [each.attempts for each in returns],
+            [each.error for each in returns],
+            [each.parked for each in returns],
+        )
+        rows = yield Question(GIVE_BACK, (*columns, token))
+        return len(rows)
+
+    def parked(self, limit: int) -> Op[list[Parked]]:
+        rows = yield Question(PARKED, (limit,))
+        return [Parked(_message(*row[:6]), row[6] or DIED, row[7]) for row in rows]
+
+    def retry(self, ids: Sequence[str]) -> Op[int]:
+        rows = yield Question(RETRY, (list(ids),))
+        return len(rows)
+
+
+def _taken(
+    n: int,
+    id: str,
+    topic: str,
+    key: str | None,
+    headers: str,
+    payload: bytes,
+    attempts: int,
+    parked: bool,
+) -> Taken:
+    return Taken(n, _message(id, topic, key, headers, payload, attempts), parked)
+
+
+def _message(
+    id: str, topic: str, key: str | None, headers: str, payload: bytes, attempts: int
+) -> Message:
+    return Message(id, topic, key, decode_headers(headers), bytes(payload), attempts)

@@ -1,0 +1,263 @@
+"""The publisher: a worker that drains an outbox into a broker, for event loops and for threads.
+
+Any number of them may run on one outbox, in one process or many. What is decided is decided in
+`draining`; here are the two ways to ask the database, to call the broker and to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.backoff import full_jitter
+from oncekey.core.op import Pause, arun, run
+from oncekey.errors import Misuse, StoreError
+from oncekey.messaging.draining import (
+    Deliver,
+    Drain,
+    Failed,
+    Limits,
+    Outcome,
+    Published,
+    Round,
+    Unreachable,
+    Untried,
+)
+from oncekey.messaging.message import Message
+from oncekey.messaging.outbox import Outbox
+from oncekey.stores.base import AsyncConnection, Connection
+
+PublishFunction = Callable[[Message], Any]
+
+OUTAGES: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError)
+"""What a `publish` function raises when the broker, not the message, is to blame."""
+OUTAGE_S_MIN, OUTAGE_S_MAX = 0.1, 5.0
+
+_log = logging.getLogger("oncekey")
+
+
+class Publisher:
+    """Publishes what is in an outbox: `publish(message)` hands one message to the broker and
+    returns, or is awaited, when the broker has it.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        publish: PublishFunction,
+        *,
+        limits: Limits | None = None,
+        poll_s: float = 0.5,
+        publish_s_max: float = 10.0,
+        concurrency_max: int = 16,
+        outages: tuple[type[BaseException], ...] = OUTAGES,
+        clock: Clock | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        for name, given in (("poll_s", poll_s), ("publish_s_max", publish_s_max)):
+            if given <= 0:
+                raise Misuse(f"{name}={given}: give seconds, more than 0")
+        self._store = outbox.store
+        self._publish = publish
+        self._poll_s = poll_s
+        self._publish_s_max = publish_s_max
+        self._concurrency_max = concurrency_max
+        self._outages = outages
+        self._clock = clock or SystemClock()
+        self._chance = chance
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._bell: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._drain = Drain(
+            outbox.shelf,
+            limits or Limits(),
+            self._clock,
+            stopping=self._stop.is_set,
+            chance=chance,
+        )
+        self._connection: Connection | None = None
+        self._async_connection: AsyncConnection | None = None
+
+    def stop(self) -> None:
+        """End `run` after the message under way; from any thread or task."""
+        self._stop.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at once instead of at the next poll: for a process that has just committed."""
+        self._wake.set()
+        if (bell := self._bell) is not None:
+            loop, rings = bell
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and `run` with it
+                loop.call_soon_threadsafe(rings.set)
+
+    # ---------------------------------------------------------------------------------- async
+
+    async def run(self) -> None:
+        """Publish until `stop()` or until cancelled; outages of database and broker included."""
+        rings = asyncio.Event()
+        self._bell = asyncio.get_running_loop(), rings
+        try:
+            while not self._stop.is_set():
+                rings.clear()
+                try:
+                    await self._round_trip()
+                except StoreError as error:
+                    _log.warning("the outbox cannot be read: %s", error)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(rings.wait(), self._pause_s())
+        finally:
+            self._bell = None
+            await self.aclose()
+
+    async def drain(self) -> Round:
+        """Publish what is due now. What it did; `outage` says why it ended early."""
+        try:
+            return await self._round_trip()
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        connection, self._async_connection = self._async_connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be broken; it is given up either way
+                await connection.close()
+
+    async def _round_trip(self) -> Round:
+        return self._noticed(await arun(self._drain.until_empty(), self._ask))
+
+    async def _ask(self, question: Any) -> Any:
+        match question:
+            case Deliver():
+                return await self._deliver(question)
+            case Pause(seconds):
+                return await asyncio.sleep(seconds)
+        try:
+            if self._async_connection is None:
+                self._async_connection = await self._store.aconnect()
+                await arun(self._store.prepare(), self._async_connection.ask)
+            return await self._async_connection.ask(question)
+        except BaseException:
+            await self.aclose()  # whatever state it is in goes with it
+            raise
+
+    async def _deliver(self, asked: Deliver) -> list[Outcome]:
+        outcomes: list[Outcome] = [Untried()] * len(asked.messages)
+        waiting = iter(enumerate(asked.messages))
+        down = False
+
+        async def worker() -> None:
+            nonlocal down
+            for at, message in waiting:
+                if down or self._too_late(asked):
+                    return
+                outcomes[at] = await self._publish_one(message)
+                down |= isinstance(outcomes[at], Unreachable)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._concurrency_max, len(asked.messages))):
+                group.create_task(worker())
+        return outcomes
+
+    async def _publish_one(self, message: Message) -> Outcome:
+        try:
+            async with asyncio.timeout(self._publish_s_max):
+                result = self._publish(message)
+                if inspect.isawaitable(result):
+                    await result
+        except Exception as error:
+            return self._judged(error)
+        return Published()
+
+    # ----------------------------------------------------------------------------------- sync
+
+    def run_sync(self) -> None:
+        """`run` in a thread, with a `publish` that blocks."""
+        try:
+            while not self._stop.is_set():
+                self._wake.clear()
+                try:
+                    self._round_trip_sync()
+                except StoreError as error:
+                    _log.warning("the outbox cannot be read: %s", error)
+                self._wake.wait(self._pause_s())
+        finally:
+            self.close()
+
+    def drain_sync(self) -> Round:
+        """`drain` with a `publish` that blocks."""
+        try:
+            return self._round_trip_sync()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be broken; it is given up either way
+                connection.close()
+
+    def _round_trip_sync(self) -> Round:
+        return self._noticed(run(self._drain.until_empty(), self._ask_sync))
+
+    def _ask_sync(self, question: Any) -> Any:
+        match question:
+            case Deliver():
+                return self._deliver_sync(question)
+            case Pause(seconds):
+                return time.sleep(seconds)
+        try:
+            if self._connection is None:
+                self._connection = self._store.connect()
+                run(self._store.prepare(), self._connection.ask)
+            return self._connection.ask(question)
+        except BaseException:
+            self.close()  # whatever state it is in goes with it
+            raise
+
+    def _deliver_sync(self, asked: Deliver) -> list[Outcome]:
+        outcomes: list[Outcome] = [Untried()] * len(asked.messages)
+        for at, message in enumerate(asked.messages):
+            if self._too_late(asked):
+                break
+            try:
+                result = self._publish(message)
+            except Exception as error:
+                outcomes[at] = self._judged(error)
+                if isinstance(outcomes[at], Unreachable):
+                    break
+                continue
+            if inspect.iscoroutine(result):
+                result.close()  # it has not begun
+                raise Misuse("publish= is async: use run() or drain() in an event loop")
+            outcomes[at] = Published()
+        return outcomes
+
+    # ----------------------------------------------------------------------------------- both
+
+    def _too_late(self, asked: Deliver) -> bool:
+        return self._stop.is_set() or self._clock.monotonic() >= asked.begin_until
+
+    def _judged(self, error: Exception) -> Outcome:
+        why = f"{type(error).__name__}: {error}"
+        return Unreachable(why) if isinstance(error, self._outages) else Failed(why)
+
+    def _pause_s(self) -> float:
+        """Until the next look. Jittered, so that workers do not look all at once."""
+        if self._drain.outages:
+            bound = full_jitter(self._drain.outages - 1, OUTAGE_S_MIN, OUTAGE_S_MAX, 1.0)
+            return bound * (0.5 + self._chance() / 2)
+        return self._poll_s * (0.5 + self._chance() / 2)
+
+    def _noticed(self, done: Round) -> Round:
+        if done.outage is not None and self._drain.outages == 1:
+            _log.warning("the broker cannot be reached, messages wait: %s", done.outage)
+        return done

@@ -1,0 +1,83 @@
+"""The databases that an outbox can be in, and ways to make time pass there."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncekey.messaging.message import Message
+from oncekey.messaging.outbox import Outbox
+
+
+@dataclass(frozen=True)
+class Desk:
+    """An empty outbox, with the means of somebody who shares its database."""
+
+    name: str
+    url: str
+    outbox: Outbox
+    connect: Callable[[], contextlib.AbstractContextManager[Any]]
+    elapse: Callable[[float], None]
+
+    def put(self, topic: str, payload: Any = b"", **given: Any) -> Message:
+        """One message, committed."""
+        with self.connect() as connection:
+            return self.outbox.put_sync(connection, topic, payload, **given)
+
+    def waiting(self) -> int:
+        with self.connect() as connection:
+            [count] = connection.execute("SELECT count(*) FROM oncekey_outbox").fetchone()
+        return int(count)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    made: Desk = request.getfixturevalue(f"{request.param}_desk")
+    return made
+
+
+@pytest.fixture
+def sqlite_desk(tmp_path: Path) -> Desk:
+    file = tmp_path / "shop.db"
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(file, timeout=10)) as connection, connection:
+            connection.execute("PRAGMA wal_autocheckpoint = 0").fetchone()
+            yield connection
+
+    def elapse(seconds: float) -> None:
+        with connect() as connection:
+            connection.execute("UPDATE oncekey_outbox SET due = due - ?", (seconds,))
+
+    outbox = Outbox(f"sqlite:///{file}")
+    outbox.migrate_sync()
+    return Desk("sqlite", f"sqlite:///{file}", outbox, connect, elapse)
+
+
+@pytest.fixture
+def postgres_desk(postgres_url: str) -> Desk:
+    url = f"{postgres_url}?allow=unsafe-durability"
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[psycopg.Connection[Any]]:
+        with psycopg.connect(postgres_url) as connection:
+            yield connection
+
+    def elapse(seconds: float) -> None:
+        with connect() as connection:
+            passed = "make_interval(secs => %s)"
+            connection.execute(f"UPDATE oncekey_outbox SET due = due - {passed}", (seconds,))
+
+    outbox = Outbox(url)
+    outbox.migrate_sync()
+    with connect() as connection:
+        connection.execute("TRUNCATE oncekey_outbox")
+    return Desk("postgres", url, outbox, connect, elapse)

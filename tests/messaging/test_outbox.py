@@ -1,0 +1,166 @@
+"""Messages are written with the caller's rows: there if and only if they commit."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+import sqlalchemy.orm
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from oncekey.core.op import run
+from oncekey.errors import Misuse, StoreUnfit
+from oncekey.messaging.message import Message
+from oncekey.messaging.outbox import Outbox
+from oncekey.messaging.publisher import Publisher
+from tests.messaging.desks import Desk, desk, postgres_desk, sqlite_desk
+
+__all__ = ["desk", "postgres_desk", "sqlite_desk"]
+
+
+def drained(desk: Desk) -> list[Message]:
+    published: list[Message] = []
+    Publisher(desk.outbox, published.append).drain_sync()
+    return published
+
+
+def test_what_is_committed_is_published_as_it_was_written(desk: Desk) -> None:
+    put = desk.put("orders", b"\x00\xff", key="customer-7", headers={"Kind": "paid"})
+    [message] = drained(desk)
+    assert message.id == put.id
+    assert uuid.UUID(message.id).version == 4
+    assert (message.topic, message.key, message.payload) == ("orders", "customer-7", b"\x00\xff")
+    assert message.headers == {"kind": "paid"}
+    assert message.attempts == 1
+    assert desk.waiting() == 0
+    assert drained(desk) == []
+
+
+def test_what_is_not_bytes_is_written_as_json(desk: Desk) -> None:
+    desk.put("orders", {"id": 7, "name": "Zoë"})
+    [message] = drained(desk)
+    assert message.payload == b'{"id":7,"name":"Zo\\u00eb"}'
+    assert message.headers == {"content-type": "application/json"}
+
+
+def test_a_rollback_publishes_nothing(desk: Desk) -> None:
+    with desk.connect() as connection:
+        desk.outbox.put_sync(connection, "orders", b"never")
+        connection.rollback()
+    assert drained(desk) == []
+
+
+def test_nothing_is_seen_before_the_commit(desk: Desk) -> None:
+    store, shelf = desk.outbox.store, desk.outbox.shelf
+    with closing(store.connect()) as worker:
+        run(store.prepare(), worker.ask)
+        with desk.connect() as connection:
+            desk.outbox.put_sync(connection, "orders", b"not yet")
+            assert run(shelf.look(b"", 10), worker.ask) == []
+        assert len(run(shelf.look(b"", 10), worker.ask)) == 1
+
+
+# ------------------------------------------------------------------------- whose transaction
+
+
+@asynccontextmanager
+async def _asyncpg(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def _psycopg(url: str) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def _sqlalchemy(url: str) -> AsyncIterator[Any]:
+    engine = create_async_engine(url.replace("postgresql://", "postgresql+asyncpg://"))
+    try:
+        async with AsyncSession(engine) as session, session.begin():
+            yield session
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("library", [_asyncpg, _psycopg, _sqlalchemy])
+@pytest.mark.parametrize("commits", [True, False])
+async def test_it_joins_any_transaction(
+    postgres_desk: Desk, postgres_url: str, library: Any, commits: bool
+) -> None:
+    try:
+        async with library(postgres_url) as transaction:
+            await postgres_desk.outbox.put(transaction, "orders", b"joined")
+            if not commits:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert len(drained(postgres_desk)) == commits
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_it_joins_a_session_of_sqlalchemy(desk: Desk, commits: bool) -> None:
+    url = desk.url.partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
+    engine = sqlalchemy.create_engine(url)
+    with sqlalchemy.orm.Session(engine) as session:
+        desk.outbox.put_sync(session, "orders", b"joined")
+        if commits:
+            session.commit()
+    engine.dispose()
+    assert len(drained(desk)) == commits
+
+
+# ------------------------------------------------------------------------------------ limits
+
+
+def test_an_outbox_is_where_the_rows_are() -> None:
+    with pytest.raises(Misuse, match="PostgreSQL or SQLite"):
+        Outbox("memory://")
+
+
+def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(desk: Desk) -> None:
+    small = Outbox(desk.url, payload_bytes_max=10)
+    with desk.connect() as connection:
+        with pytest.raises(Misuse, match="payload_bytes_max=10"):
+            small.put_sync(connection, "orders", b"x" * 11)
+        with pytest.raises(Misuse, match="topic"):
+            small.put_sync(connection, "", b"")
+        with pytest.raises(Misuse, match="key"):
+            small.put_sync(connection, "orders", b"", key="k" * 256)
+        with pytest.raises(Misuse, match="header"):
+            small.put_sync(connection, "orders", b"", headers={"a": "x" * 20_000})
+        with pytest.raises(Misuse, match="NUL"):
+            small.put_sync(connection, "orders", b"", headers={"a": "\x00"})
+    assert desk.waiting() == 0
+
+
+def test_a_file_without_the_table_says_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "new.db"
+    outbox = Outbox(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as connection:
+        with pytest.raises(StoreUnfit, match=r"Outbox\.migrate\(\)"):
+            outbox.put_sync(connection, "orders", b"")
+        connection.rollback()
+    assert outbox.migrate_sync()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        outbox.put_sync(connection, "orders", b"")
+
+
+async def test_every_command_has_an_awaited_twin(desk: Desk) -> None:
+    assert await desk.outbox.migrate() == []
+    assert await desk.outbox.parked() == []
+    assert await desk.outbox.retry([str(uuid.uuid4())]) == 0
