@@ -47,6 +47,11 @@ class Calls:
         self._tenant = Expression("tenant", tenant, names)
         self._same = None if fingerprint is None else Chosen("fingerprint", fingerprint, names)
 
+    @property
+    def keyed(self) -> bool:
+        """Whether the key is made from the arguments."""
+        return self._key is not None
+
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str = "") -> Call:
         """A call with these arguments, or by this name of its own; raises `Misuse` where that gives
         no key.

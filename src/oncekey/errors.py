@@ -75,25 +75,25 @@ class LeaseLost(OncekeyError):
 
 
 class Refusal(OncekeyError):
-    """A call of a guarded function was refused, and did not run. `problem` says why."""
+    """A call of a guarded function was refused, and did not run. `problem` says why.
 
-    def __init__(self, problem: Any) -> None:
-        super().__init__(problem)  # as the only argument, so that it survives pickling
+    `problem` is an `oncekey.core.problem.Problem`; None where the exception came from another
+    process as a name and a text, as task queues pass it on.
+    """
+
+    def __init__(self, detail: str, problem: Any = None) -> None:
+        super().__init__(detail)
         self.problem = problem
-        """An `oncekey.core.problem.Problem`."""
-
-    def __str__(self) -> str:
-        return str(self.problem.detail)
 
     @property
     def retryable(self) -> bool:
         """Whether the same call may succeed later, without anybody changing anything."""
-        return bool(self.problem.retryable)
+        return self.problem is not None and bool(self.problem.retryable)
 
     @property
     def retry_after_s(self) -> float | None:
         """When to call again, where that helps."""
-        wait_s: float | None = self.problem.retry_after_s
+        wait_s: float | None = self.problem and self.problem.retry_after_s
         return wait_s
 
 

@@ -88,7 +88,7 @@ class Declined:
         """The same as an exception."""
         if self.problem.kind is Kind.STORE_UNAVAILABLE:
             return StoreUnavailable(self.problem.detail, sent=self.sent)
-        return _RAISED.get(self.problem.kind, Refusal)(self.problem)
+        return _RAISED.get(self.problem.kind, Refusal)(self.problem.detail, self.problem)
 
 
 Outcome = Ran | Replayed | Released | Declined

@@ -17,6 +17,7 @@ gives the record back and keeps the key.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -30,6 +31,8 @@ from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
 from oncekey.operation import Declined, Operation
 from oncekey.runtime import Runtime
+
+_log = logging.getLogger("oncekey")
 
 RETRY_S = 1.0
 
@@ -95,7 +98,12 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         operation, calls = self._settings
-        call = calls.read(args, kwargs, self.request.id or "")
+        if not calls.keyed and not self.request.id:
+            raise Misuse(
+                f"{self.name} runs once per task id, and a direct call has none: use "
+                f"{self.name}.delay(…), give it a key=…, or call its run(…) to do without"
+            )
+        call = calls.read(args, kwargs, self.request.id)
         outcome = operation.run_sync(call, partial(self.run, *args, **kwargs))
         if isinstance(outcome, Declined):
             self._decline(outcome)
@@ -114,4 +122,5 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
             again.apply_async()
         except Exception as failure:
             raise Reject(failure, requeue=True) from failure
-        raise Ignore(f"put off for {countdown:g} s: {error}")
+        _log.info("%s is put off for %g s: %s", self.name, countdown, error)
+        raise Ignore(str(error))
