@@ -77,9 +77,8 @@ def _random_token() -> bytes:
     return os.urandom(TOKEN_BYTES)
 
 
-def chance() -> float:
-    """A random number in [0, 1), for whoever spreads out tries."""
-    return random.random()
+chance: Callable[[], float] = random.random
+"""For whoever spreads out tries."""
 
 
 class Guard(Holding):
