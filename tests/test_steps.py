@@ -167,6 +167,28 @@ def test_at_most_once_that_ended_is_an_ordinary_step() -> None:
     assert world.attempt().step_sync("charge", lambda: "ch_2", at_most_once=True) == "ch_1"
 
 
+def test_at_most_once_is_not_repeated_by_its_own_attempt_either() -> None:
+    """A handler that catches what it raised cannot know whether it had its effect."""
+    attempt = World().attempt()
+    with pytest.raises(KeyboardInterrupt):
+        attempt.step_sync("charge", _dies, at_most_once=True)
+    assert attempt.step_sync("apologise", lambda: "sorry") == "sorry"
+    with pytest.raises(OutcomeUnknown, match="charge"):
+        attempt.step_sync("charge", lambda: pytest.fail("ran again"), at_most_once=True)
+    assert attempt.doubted
+
+
+def test_at_most_once_that_began_is_no_attempt_without_effect() -> None:
+    """P5: the next attempt must read that it began, so it is not the first again."""
+    world = World()
+    first = world.attempt()
+    with pytest.raises(KeyboardInterrupt):
+        first.step_sync("charge", _dies, at_most_once=True)
+    run(world.guard.abandon(first, no_effect=True), world.ask)
+    with pytest.raises(OutcomeUnknown, match="charge"):
+        world.attempt().step_sync("charge", lambda: pytest.fail("ran"), at_most_once=True)
+
+
 def test_at_most_once_contradicts_running_anew_for_a_version() -> None:
     """Noticed by whoever writes it, before the step has its effect."""
     world = World()
@@ -225,6 +247,19 @@ def test_steps_do_not_overlap() -> None:
     attempt = World().attempt()
     with pytest.raises(Misuse, match="one after the other"):
         attempt.step_sync("outer", lambda: attempt.step_sync("inner", lambda: 1))
+
+
+def test_each_step_has_a_name_of_its_own() -> None:
+    """Two of one name would share their child key, and the second would overwrite the first."""
+    world = World()
+    attempt = world.attempt()
+    attempt.step_sync("pay", str, 1)
+    with pytest.raises(Misuse, match=r"'pay' is taken twice.* such as 'pay-2'"):
+        attempt.step_sync("pay", str, 2)
+    later = world.attempt()
+    later.step_sync("pay", str, 1)
+    with pytest.raises(Misuse, match="taken twice"):
+        later.step_sync("pay", str, 1)
 
 
 def test_steps_belong_into_a_running_handler() -> None:

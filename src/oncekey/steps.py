@@ -99,24 +99,26 @@ class Calls:
 class Steps:
     """The steps of one attempt."""
 
-    __slots__ = ("_attempt", "_known", "_running", "_taken")
+    __slots__ = ("_attempt", "_begun", "_known", "_running", "_taken")
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._known: list[Step] | None = None
         """What earlier attempts left, in order. A first attempt has nothing to read."""
-        self._taken = 0
+        self._taken: set[str] = set()
+        self._begun: set[str] = set()
+        """Those of this attempt that must not be repeated."""
         self._running: str | None = None
 
     @property
     def any_kept(self) -> bool:
-        """Whether this attempt, or one before it that it knows of, kept a step."""
-        return bool(self._taken or self._known)
+        """Whether this attempt, or one before it that it knows of, kept a step or its start."""
+        return bool(self._taken or self._begun or self._known)
 
     @property
     def left_over(self) -> list[str]:
         """Steps of earlier attempts that this one has not come to."""
-        return [step.name for step in (self._known or ())[self._taken :]]
+        return [step.name for step in (self._known or ())[len(self._taken) :]]
 
     def begin(
         self, guard: Guard, name: str, arguments: tuple[Any, ...], *, at_most_once: bool
@@ -127,19 +129,18 @@ class Steps:
         attempt.ensure_owned()
         if self._known is None:
             self._known = (yield from guard.steps(attempt)) if attempt.attempt > 1 else []
-        if self._taken < len(self._known):
-            known = self._expect(self._known[self._taken], name, digest)
-            if known.result is not None:
-                self._taken += 1
-                return Kept(json.loads(known.result))
-            attempt.doubted = True
-            raise OutcomeUnknown(
-                f"the step {name!r} of {attempt.operation} must not be repeated; an earlier "
-                "attempt began it and nobody knows how it ended: an operator must find out"
-            )
+        if name in self._begun:
+            raise self._doubt(name)
+        if len(self._taken) < len(self._known):
+            known = self._expect(self._known[len(self._taken)], name, digest)
+            if known.result is None:
+                raise self._doubt(name)
+            self._taken.add(name)
+            return Kept(json.loads(known.result))
         if at_most_once:
             self._check_repeatable(name)
             yield from self._keep(guard, Step(name, digest, None))
+            self._begun.add(name)
         self._running = name
         return Take(name, digest)
 
@@ -159,8 +160,9 @@ class Steps:
 
     def ended(self, kept: bytes | None) -> Any:
         """The step is kept: the next may begin."""
-        self._running, self._taken = None, self._taken + 1
-        if self._known is not None and self._taken > len(self._known):
+        self._taken.add(self._running or "")
+        self._running = None
+        if self._known is not None and len(self._taken) > len(self._known):
             self._known.append(Step("", b"", kept))  # only its place matters from now on
         return json.loads(kept or b"null")
 
@@ -203,7 +205,12 @@ class Steps:
             raise Misuse(
                 f"a step's name is 1 to {NAME_CHARS_MAX} printable characters: {name!r:.120}"
             )
-        if self._taken >= STEPS_MAX:
+        if name in self._taken:
+            raise Misuse(
+                f"the step {name!r} is taken twice: give each a name of its own, such as "
+                f"{name + '-2'!r}; results and child keys are known by it"
+            )
+        if len(self._taken) >= STEPS_MAX:
             raise Misuse(f"an operation takes at most {STEPS_MAX} steps")
 
     def _check_repeatable(self, name: str) -> None:
@@ -213,6 +220,13 @@ class Steps:
                 "Policy(stale='rerun') runs the whole operation again for a new version of its "
                 "answer: register an upcast, or choose stale='replay' or 'refuse'"
             )
+
+    def _doubt(self, name: str) -> OutcomeUnknown:
+        self._attempt.doubted = True
+        return OutcomeUnknown(
+            f"the step {name!r} of {self._attempt.operation} must not be repeated; it was begun "
+            "before and nobody knows how it ended: an operator must find out"
+        )
 
     def _expect(self, known: Step, name: str, digest: bytes) -> Step:
         if known.name == name and known.digest == digest:
