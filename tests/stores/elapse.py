@@ -24,7 +24,11 @@ def sqlite(path: Path, seconds: float) -> None:
 
 _REDIS = """
 for _, key in ipairs(redis.call('KEYS', ARGV[1] .. ':*')) do
-  if redis.call('TYPE', key).ok == 'hash' and redis.call('HEXISTS', key, 'expires') == 1 then
+  if redis.call('TYPE', key).ok == 'zset' then
+    for _, id in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+      redis.call('ZINCRBY', key, ARGV[2], id)
+    end
+  elseif redis.call('TYPE', key).ok == 'hash' and redis.call('HEXISTS', key, 'expires') == 1 then
     for _, date in ipairs({'created', 'lease_until', 'expires'}) do
       redis.call('HINCRBY', key, date, ARGV[2])
     end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +13,10 @@ from redis import Redis as Client
 
 from oncekey.core.op import arun, run
 from oncekey.core.record import Claim, State
-from oncekey.core.verbs import Count, Insert, Inserted
+from oncekey.core.verbs import Count, Due, Insert, Inserted, Requested
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.redis import RedisStore, open_url
-from oncekey.stores.redis_fitness import acl_rule, check_server, durability, refusal
+from oncekey.stores.redis_fitness import SCHEMA, acl_rule, check_server, durability, refusal
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import Case, SyncFace
 from tests.servers import Redis, start_redis
@@ -79,29 +80,33 @@ def test_a_server_that_evicts_is_refused_until_it_is_told_not_to(
 
 def test_an_empty_server_is_prepared_by_its_first_use(server: Redis, client: Any) -> None:
     prepare(open_url(server.url))
-    assert client.hgetall("oncekey:schema") == {b"version": b"1", b"oldest_reader": b"1"}
+    assert client.hgetall("oncekey:schema") == {b"version": b"2", b"oldest_reader": b"1"}
 
 
 def test_migrating_twice_does_nothing_the_second_time(server: Redis) -> None:
     store = open_url(server.url)
     connection = store.connect()
-    assert run(store.migrate(), connection.ask) == ["0001_record"]
+    assert run(store.migrate(), connection.ask) == ["0001_record", "0002_requests"]
     assert run(store.migrate(), connection.ask) == []
     connection.close()
 
 
 def test_a_schema_of_a_newer_release_is_refused_if_it_says_so(server: Redis, client: Any) -> None:
-    client.hset("oncekey:schema", mapping={"version": 2, "oldest_reader": 1})
+    client.hset("oncekey:schema", mapping={"version": 9, "oldest_reader": SCHEMA})
     prepare(open_url(server.url))
-    client.hset("oncekey:schema", "oldest_reader", 2)
+    assert client.hget("oncekey:schema", "version") == b"9"
+    client.hset("oncekey:schema", "oldest_reader", 9)
     with pytest.raises(StoreUnfit, match="upgrade oncekey"):
         prepare(open_url(server.url))
 
 
-def test_a_schema_that_is_too_old_names_the_command(server: Redis, client: Any) -> None:
-    client.hset("oncekey:schema", mapping={"version": 0, "oldest_reader": 0})
-    with pytest.raises(StoreUnfit, match=r"run `oncekey migrate redis://127"):
-        prepare(open_url(server.url))
+def test_a_schema_of_an_older_release_is_raised_by_itself(server: Redis, client: Any) -> None:
+    client.hset("oncekey:schema", mapping={"version": 1, "oldest_reader": 1})
+    store = open_url(server.url)
+    with contextlib.closing(store.connect()) as connection:
+        assert run(store.migrate(), connection.ask) == ["0002_requests"]
+        assert run(store.migrate(), connection.ask) == []
+    assert client.hgetall("oncekey:schema") == {b"version": b"2", b"oldest_reader": b"1"}
 
 
 # ---------------------------------------------------------------------------------- permissions
@@ -120,7 +125,10 @@ def test_the_rule_that_is_recommended_allows_all_that_is_needed(
     case = Case(Subject(store, elapse=lambda seconds: None), face)
     case.done(case.complete(case.begin()))
     case.done(case.take(case.done(case.release(case.begin()))))
-    assert case.ask(Count())[State.COMPLETED] == 1
+    case.done(case.complete(case.begin(case.claim(recovery="resume", lease_s=0.0))))
+    overdue = case.begin(case.claim(recovery="resume", lease_s=0.0))
+    assert case.ask(Due(10, abandoned=True)) == [overdue.id]
+    assert case.ask(Count())[State.COMPLETED] == 2
     face.close()
     assert caplog.messages == []
 
@@ -196,6 +204,12 @@ def test_a_node_of_a_cluster_is_refused_unless_it_serves_all_keys() -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         prepare(store)
+        with contextlib.closing(SyncFace(store)) as face:
+            case = Case(Subject(store), face)
+            record = case.begin(case.claim(recovery="resume", request=b"POST /orders"))
+            assert case.ask(Requested(record.id)) == b"POST /orders"
+            assert case.ask(Due(10, abandoned=True)) == []
+            case.done(case.complete(record))
 
 
 # ------------------------------------------------------------------------------ judged from words

@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
+
+import pytest
+from redis import Redis
 
 from oncekey.core.op import run
-from oncekey.core.record import State
-from oncekey.core.verbs import Sweep
+from oncekey.core.record import Record, State
+from oncekey.core.verbs import Due, Swap, Sweep
 from oncekey.stores.redis_calls import call
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
+
+
+def listed(client: Any, subject: Subject) -> dict[bytes, float]:
+    """What stands in the list of what may be abandoned, and when its lease ends."""
+    prefix: str = cast(Any, subject.store)._prefix
+    rows = client.zrange(f"{prefix}:open", 0, -1, withscores=True)
+    return {bytes.fromhex(member.decode()): score / 1_000_000 for member, score in rows}
+
+
+ENDS: dict[str, Callable[[Case, Record], Swap]] = {
+    "complete": Case.complete,
+    "release": Case.release,
+    "give up": Case.give_up,
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_may_be_abandoned_is_listed_while_it_runs(
+    redis: Subject, redis_url: str, how: str
+) -> None:
+    with closing(SyncFace(redis.store)) as face, Redis.from_url(redis_url) as client:
+        case = Case(redis, face)
+        case.begin()
+        record = case.begin(case.claim(recovery="resume"))
+        [(record_id, began)] = listed(client, redis).items()
+        assert record_id == record.id
+        case.done(case.renew(record))
+        assert listed(client, redis)[record.id] > began
+        case.lapse()
+        assert listed(client, redis)[record.id] < began
+        taken = case.done(case.take(record, recovery="block"))
+        assert listed(client, redis).keys() == {record.id}
+        case.done(ENDS[how](case, taken))
+        assert listed(client, redis) == {}
+
+
+def test_what_is_swept_is_not_listed(redis: Subject, redis_url: str) -> None:
+    with closing(SyncFace(redis.store)) as face, Redis.from_url(redis_url) as client:
+        case = Case(redis, face)
+        case.begin(case.claim(recovery="resume"))
+        case.expire()
+        assert listed(client, redis)
+        case.ask(Sweep(10))
+        assert listed(client, redis) == {}
+
+
+def test_the_list_is_a_hint_that_is_put_right(redis: Subject, redis_url: str) -> None:
+    """What an older release has written, renewed or ended stands there not at all, or wrongly."""
+    with closing(SyncFace(redis.store)) as face, Redis.from_url(redis_url) as client:
+        case = Case(redis, face)
+        begun = [case.begin(case.claim(recovery="resume")) for _ in range(3)]
+        unlisted, ended, renewed = begun
+        ids = {record.id for record in begun}
+        open_list = f"{cast(Any, redis.store)._prefix}:open"
+        case.done(case.complete(ended))
+        case.lapse()
+        case.done(case.renew(renewed))
+        client.zrem(open_list, unlisted.id.hex())
+        client.zadd(open_list, {ended.id.hex(): 1, renewed.id.hex(): 2, b"00" * 32: 3})
+        assert case.ask(Due(10, abandoned=True)) == [unlisted.id]
+        assert listed(client, redis).keys() == ids - {unlisted.id, ended.id}
+        case.lapse()
+        assert case.ask(Due(10, abandoned=True)) == [unlisted.id, renewed.id]
 
 
 def test_p10_a_record_that_is_renewed_before_its_removal_stays(redis: Subject) -> None:

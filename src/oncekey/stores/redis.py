@@ -46,7 +46,7 @@ from redis.exceptions import (
 )
 
 from oncekey.core.op import Op
-from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Steps, Swap, Verb
+from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import redis_fitness as fitness
 from oncekey.stores.base import AGAIN, Durability
@@ -67,6 +67,7 @@ _LANES = {
     Find: "read",
     Peek: "read",
     Steps: "read",
+    Requested: "read",
 }
 
 
@@ -254,15 +255,15 @@ class RedisStore:
             _log.warning("%s: %s", self._address, message)
 
     def migrate(self) -> Op[list[str]]:
-        written = yield from self._schema()
-        return ["0001_record"] if written else []
+        before = yield from self._schema()
+        return [name for number, name in fitness.MIGRATIONS.items() if number > before]
 
-    def _schema(self) -> Op[bool]:
-        """Check the schema's number. An empty server gets ours: whether it was written now."""
-        ask = call("schema", f"{self._prefix}:schema", fitness.SCHEMA, fitness.SCHEMA)
-        ((version, oldest_reader, written),) = yield from self._ask_all([ask])
+    def _schema(self) -> Op[int]:
+        """Check the schema's number, and raise it to ours: the number that was there before."""
+        ask = call("schema", f"{self._prefix}:schema", fitness.SCHEMA, fitness.OLDEST_READER)
+        ((version, oldest_reader, before),) = yield from self._ask_all([ask])
         fitness.check_schema(int(version), int(oldest_reader), self._address)
-        return bool(written)
+        return int(before)
 
     # ------------------------------------------------------------------------------ connections
 

@@ -32,6 +32,7 @@ from oncekey.core.verbs import (
     Inserted,
     Peek,
     Refused,
+    Requested,
     Steps,
     Swap,
 )
@@ -71,8 +72,8 @@ def _sha(text: str) -> str:
 
 
 _NAMES = (
-    *("insert", "swap", "find", "peek", "append_step", "steps"),
-    *("tally", "sweep", "purge", "schema", "mark"),
+    *("insert", "swap", "find", "peek", "append_step", "steps", "requested"),
+    *("tally", "abandoned", "sweep", "purge", "schema", "mark"),
 )
 TEXTS = {_sha(text): text for text in map(_text, _NAMES)}
 """What to load where the server does not know a script."""
@@ -107,6 +108,7 @@ def _insert(verb: Insert, key: str) -> Command:
         claim.recovery,
         claim.schema_version,
         encode_digests(claim.field_digests) or b"",
+        *_requested(claim),
     )
 
 
@@ -124,6 +126,7 @@ def _swap(verb: Swap, key: str) -> Command:
         micros(verb.retention_s),
         int(verb.fresh),
         int(verb.no_effect),
+        "" if verb.claim is None else verb.claim.recovery,
         *_changes(verb),
     )
 
@@ -138,7 +141,7 @@ def _changes(verb: Swap) -> list[Any]:
     if verb.lapses is not None:
         changes += ("lapses", verb.lapses)
     if verb.claim is not None:
-        changes += _request(verb.claim)
+        changes += _brought(verb.claim)
     if verb.to is State.COMPLETED:
         if verb.answer is not None:
             changes += (
@@ -154,7 +157,7 @@ def _changes(verb: Swap) -> list[Any]:
     return changes
 
 
-def _request(claim: Claim) -> list[Any]:
+def _brought(claim: Claim) -> list[Any]:
     """What a new attempt brings; the key too, for a purge may have blanked it."""
     return [
         *("tenant", as_bytes(claim.tenant)),
@@ -167,7 +170,14 @@ def _request(claim: Claim) -> list[Any]:
         *("field_digests", encode_digests(claim.field_digests) or b""),
         *("lease_us", micros(claim.lease_s)),
         *("retention_us", micros(claim.retention_s)),
+        *_requested(claim),
     ]
+
+
+def _requested(claim: Claim) -> tuple[Any, ...]:
+    if claim.request is None:
+        return ()
+    return "request", claim.request, "request_of", claim.token
 
 
 def _find(verb: Find, key: str) -> Command:
@@ -188,6 +198,10 @@ def _append_step(verb: AppendStep, key: str) -> Command:
 
 def _steps(verb: Steps, key: str) -> Command:
     return call("steps", key)
+
+
+def _ask_request(verb: Requested, key: str) -> Command:
+    return call("requested", key)
 
 
 # ------------------------------------------------------------------ replies as outcomes
@@ -262,6 +276,11 @@ def _glimpsed(verb: Peek, reply: Any) -> Glimpse | None:
     return Glimpse(STATES[state], int(fence), (int(lease_until) - now) / 1_000_000)
 
 
+def _request(verb: Requested, reply: Any) -> bytes | None:
+    request: bytes | None = reply
+    return request
+
+
 def _listed(verb: Steps, reply: Any) -> list[Step]:
     names, values = reply[::2], reply[1::2]
     ordered = sorted(zip(values, names, strict=True))  # each value begins with the step's number
@@ -284,6 +303,7 @@ COMMANDS: dict[type, Callable[[Any, str], Command]] = {
     Peek: _peek,
     AppendStep: _append_step,
     Steps: _steps,
+    Requested: _ask_request,
 }
 """What to send for a verb, given its record's key."""
 
@@ -294,5 +314,6 @@ OUTCOMES: dict[type, Callable[[Any, Any], Any]] = {
     Peek: _glimpsed,
     AppendStep: _done,
     Steps: _listed,
+    Requested: _request,
 }
 """What the reply to it means."""

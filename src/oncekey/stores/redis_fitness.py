@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Durability
 
-SCHEMA = 1
+SCHEMA, OLDEST_READER = 2, 1
+MIGRATIONS = {1: "0001_record", 2: "0002_requests"}
 VERSION_MIN = (6, 2)
 EVICTION = "eviction"
 
@@ -72,8 +73,8 @@ def check_schema(version: int, oldest_reader: int, address: str) -> None:
 
 
 _COMMANDS = (
-    "evalsha script|load hset hget hmget hkeys hdel hincrby exists persist pexpireat unlink set "
-    "scan time wait info select config|get cluster|info"
+    "evalsha script|load hset hget hmget hkeys hdel hincrby zadd zrem zrangebyscore exists persist "
+    "pexpireat unlink set scan time wait info select config|get cluster|info"
 )
 
 

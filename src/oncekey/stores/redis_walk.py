@@ -7,12 +7,16 @@ a connection of their own. `Due` and `Sweep` look at a bounded number of keys pe
 where the last call ended: what vanishes by itself needs no sweep, and a lapsed record is met by its
 own retry first. `Scan`, `Count` and `Purge` are right only after the whole walk, and make it.
 
+What nobody retries must be found in time, so those few that may be abandoned are listed: `open`, in
+record.lua. One portion of the walk beside it finds what an older release has not listed.
+
 SCAN gives every key that is there throughout, and may give one twice while the server resizes its
 table: `Count` can then be too high, the others do not mind.
 """
 
 from __future__ import annotations
 
+import enum
 import heapq
 import re
 from collections.abc import Callable, Sequence
@@ -30,7 +34,7 @@ PORTION_KEYS = 250
 PORTIONS_MAX = 20
 """How many portions one `Due` or `Sweep` looks at."""
 
-_SIGHTED = ("state", "tenant", "key", "lease_until", "expires")
+_SIGHTED = ("state", "tenant", "key", "lease_until", "expires", "recovery")
 _HEX = re.compile(rb"(?:[0-9a-f]{2})+")
 
 
@@ -44,12 +48,27 @@ class _Sighting:
     blank: bool
     lease_until: int
     expires: int
+    recovery: bytes
+
+    def lapsed(self, now: int) -> bool:
+        return self.state is State.RUNNING and self.lease_until <= now
 
     def due(self, now: int) -> bool:
-        return self.expires <= now or (self.state is State.RUNNING and self.lease_until <= now)
+        return self.expires <= now or self.lapsed(now)
+
+    def abandoned(self, now: int) -> bool:
+        return self.lapsed(now) and self.recovery != b"rerun"
 
 
 Ask = Callable[[list[Command]], Op[list[Any]]]
+
+
+class Walk(enum.Enum):
+    """The walks that go on where they ended: how many portions one call looks at."""
+
+    DUE = 0, PORTIONS_MAX
+    SWEEP = 1, PORTIONS_MAX
+    ABANDONED = 2, 1
 
 
 class Walker:
@@ -63,7 +82,7 @@ class Walker:
         self._ask = ask
         self._change = change
         # Where the last call ended. If two threads collide here, a portion is seen twice, or later.
-        self._cursors: dict[type, int] = {Due: 0, Sweep: 0}
+        self._cursors: dict[Walk, int] = dict.fromkeys(Walk, 0)
 
     def perform(self, verb: Any) -> Op[Any]:
         return _WALKS[type(verb)](self, verb)
@@ -83,8 +102,11 @@ class Walker:
                 blanked == b"",
                 int(lease_until),
                 int(expires),
+                recovery,
             )
-            for key, (state, tenant, blanked, lease_until, expires) in zip(keys, rows, strict=True)
+            for key, (state, tenant, blanked, lease_until, expires, recovery) in zip(
+                keys, rows, strict=True
+            )
             if state is not None  # it vanished since
         ]
         return int(following), now, sightings
@@ -99,29 +121,43 @@ class Walker:
         return self._prefix + record_id.hex()
 
     def _due(self, verb: Due) -> Op[list[bytes]]:
-        due = yield from self._expected(verb, verb.limit, lambda seen, now: seen.due(now))
+        if verb.abandoned:
+            return (yield from self._abandoned(verb.limit))
+        due = yield from self._expected(Walk.DUE, verb.limit, _Sighting.due)
         age = [(s.lease_until if s.state is State.RUNNING else s.expires, s.id) for s in due]
         return [record_id for _, record_id in sorted(age)[: verb.limit]]
 
+    def _abandoned(self, limit: int) -> Op[list[bytes]]:
+        limit = max(limit, 0)
+        (listed,) = yield from self._change([call("abandoned", f"{self._prefix}open", limit)])
+        seen = yield from self._expected(Walk.ABANDONED, limit, _Sighting.abandoned)
+        since = {record.id: record.lease_until for record in seen}
+        for digits, lease_until in zip(listed[::2], listed[1::2], strict=True):
+            since[bytes.fromhex(digits.decode())] = int(lease_until)
+        return sorted(since, key=lambda record_id: (since[record_id], record_id))[:limit]
+
     def _sweep(self, verb: Sweep) -> Op[int]:
-        expired = yield from self._expected(verb, verb.limit, lambda seen, now: seen.expires <= now)
+        expired = yield from self._expected(
+            Walk.SWEEP, verb.limit, lambda seen, now: seen.expires <= now
+        )
         # Only a hint so far: the script judges again, at the removal.
         calls = [call("sweep", self._key(seen.id)) for seen in expired[: verb.limit]]
         removed: int = sum((yield from self._change(calls)))
         return removed
 
     def _expected(
-        self, verb: Due | Sweep, enough: int, wanted: Callable[[_Sighting, int], bool]
+        self, walk: Walk, enough: int, wanted: Callable[[_Sighting, int], bool]
     ) -> Op[list[_Sighting]]:
         """What is wanted of the next portions, until there is enough of it."""
         found: dict[bytes, _Sighting] = {}
-        cursor = self._cursors[type(verb)]
-        for _ in range(PORTIONS_MAX):
+        cursor = self._cursors[walk]
+        _, portions = walk.value
+        for _ in range(portions):
             cursor, now, sightings = yield from self._portion(cursor)
             found.update({seen.id: seen for seen in sightings if wanted(seen, now)})
             if len(found) >= enough or not cursor:
                 break
-        self._cursors[type(verb)] = cursor
+        self._cursors[walk] = cursor
         return list(found.values())
 
     def _count(self, verb: Count) -> Op[dict[State, int]]:

@@ -6,13 +6,13 @@ local prefix = string.match(key, '^(.*:)')
 local abandoned = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, ARGV[1])) do
   local found = redis.call('HMGET', prefix .. id, 'state', 'recovery', 'lease_until')
-  if found[1] ~= 'running' or found[2] == 'rerun' then
-    redis.call('ZREM', key, id)
-  elseif tonumber(found[3]) > now then
-    redis.call('ZADD', key, found[3], id)
-  else
+  local open = found[1] == 'running' and found[2] ~= 'rerun'
+  if open and tonumber(found[3]) <= now then
     abandoned[#abandoned + 1] = id
     abandoned[#abandoned + 1] = found[3]
+  else
+    redis.call('ZREM', key, id) -- first: it needs no memory, so a full server allows it
+    if open then redis.call('ZADD', key, found[3], id) end
   end
 end
 return abandoned
