@@ -83,7 +83,7 @@ class Limits:
 
 # -------------------------------------------------------------------------------------- statements
 
-_RECORD = ", ".join(
+RECORD = ", ".join(
     {
         "status": "r.status",
         "headers": "r.headers",
@@ -103,8 +103,8 @@ def _statements() -> dict[str, str]:
     _, *parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
     return {
         name: re.sub(r"^--.*\n", "", body, flags=re.MULTILINE)
-        .replace("{record}", _RECORD)
-        .replace("{outline}", _RECORD.replace("r.body", "NULL::bytea"))
+        .replace("{record}", RECORD)
+        .replace("{outline}", RECORD.replace("r.body", "NULL::bytea"))
         .strip()
         for name, body in zip(parts[::2], parts[1::2], strict=True)
     }
@@ -138,7 +138,7 @@ _CLAIM = attrgetter(
 )
 
 
-def _claim_row(claim: Claim) -> tuple[Any, ...]:
+def claim_row(claim: Claim) -> tuple[Any, ...]:
     return *_CLAIM(claim), sql.encode_digests(claim.field_digests), claim.request
 
 
@@ -148,7 +148,7 @@ def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found
     batch = len(verbs) > 1
     for _ in range(INSERT_ROUNDS_MAX):
         wait_ms = limits.batch_wait_ms if batch else limits.alone_wait_ms
-        rows = [(v.claim.id, v.claim.token, *_claim_row(v.claim)) for v in missing]
+        rows = [(v.claim.id, v.claim.token, *claim_row(v.claim)) for v in missing]
         try:
             answer = yield _question("insert", rows, wait_ms)
         except RowHeld:
@@ -218,7 +218,7 @@ def _write(
     return [outcomes.get(verb.id, AGAIN) for verb in verbs]
 
 
-def _answer(verb: Swap) -> tuple[int | None, bytes | None, bytes | None]:
+def answer_row(verb: Swap) -> tuple[int | None, bytes | None, bytes | None]:
     answer = verb.answer
     if answer is None or verb.to is not State.COMPLETED:
         return None, None, None
@@ -226,7 +226,7 @@ def _answer(verb: Swap) -> tuple[int | None, bytes | None, bytes | None]:
 
 
 def _complete(verbs: Sequence[Swap], limits: Limits) -> Op[list[Done | Refused | Again]]:
-    rows = [(v.id, v.fence, v.token, v.retention_s, v.resource_id, *_answer(v)) for v in verbs]
+    rows = [(v.id, v.fence, v.token, v.retention_s, v.resource_id, *answer_row(v)) for v in verbs]
     return (yield from _write("complete", verbs, rows, limits))
 
 
@@ -245,8 +245,8 @@ def _change_row(verb: Swap) -> tuple[Any, ...]:
         *(verb.id, verb.state.value, verb.fence, verb.token, verb.when.value),
         *(verb.to.value, verb.raise_fence, verb.retention_s, verb.lease_s, verb.new_token),
         *(verb.fresh, verb.attempt, verb.lapses, verb.no_effect, verb.resource_id),
-        *_answer(verb),
-        *(_NO_CLAIM if verb.claim is None else _claim_row(verb.claim)),
+        *answer_row(verb),
+        *(_NO_CLAIM if verb.claim is None else claim_row(verb.claim)),
     )
 
 
