@@ -124,7 +124,7 @@ class IdempotencyMiddleware:
         if isinstance(body, Problem):
             await messages.send(send, edge.refusal(body))
             return
-        call = await self._call(request, route, key, body)
+        call = await self.call(request, route, key, body)
         if isinstance(call, Problem):
             await messages.send(send, edge.refusal(call))
         elif call is None:
@@ -134,7 +134,7 @@ class IdempotencyMiddleware:
             run = Run(self, scope, receive, send, route, call, body)
             await run.decide()
 
-    async def _call(
+    async def call(
         self, request: Request, route: Route, key: str | None, body: bytes
     ) -> Call | Problem | None:
         """The request as the engine sees it; None if it brings no key and needs none."""

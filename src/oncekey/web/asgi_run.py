@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from oncekey import attempt as attempts
@@ -100,7 +101,7 @@ class Run:
                     self._middleware.forget(lost_claim)
                 await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
-                scope = messages.inner(self._scope)
+                scope = messages.inner(self._scope, self._edge)
                 receive = messages.resupply(self._body or b"", self._receive_from_client)
                 await self._middleware.app(scope, receive, self._send_unprotected)
 
@@ -116,13 +117,20 @@ class Run:
 
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
+        self._scope = messages.inner(self._scope, self._edge)
+        self._hold(attempt)
+        return self._apart(self._run_app(attempt))
+
+    def _hold(self, attempt: Attempt) -> None:
+        """From here on the record is this request's, and what the application says is held back."""
         self._attempt = attempt
         attempt.ports = self._edge.runtime.ports()
         self._capture = Capture(self._route.policy.answer_bytes_max)
-        self._scope = messages.inner(self._scope)
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._edge.heartbeat.add(attempt)
-        self._middleware.spawn(self._run_app(attempt), self._end)
+
+    def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._middleware.spawn(work, self._end)
         return self._ended
 
     def _end(self, task: asyncio.Task[None]) -> None:
@@ -142,16 +150,25 @@ class Run:
             if attempt.asks and await self._settle(attempt):
                 return
             await self._middleware.app(self._scope, self._receive, self._captured)
-            if not self._capture.complete and not attempt.finished:
-                raise RuntimeError("the application returned without a complete answer")
+            self._check_answered(attempt)
         except BaseException as error:
-            if attempt.finished or not self._edge.failed_honestly(attempt, error):
+            if not await self._survived(attempt, error):
                 raise
-            if not await self._conclude_failed(attempt):
-                raise
-            log.exception("%r failed after its outcome was decided", attempt)
         finally:
             self._edge.heartbeat.drop(attempt)
+
+    def _check_answered(self, attempt: Attempt) -> None:
+        if not self._capture.complete and not attempt.finished:
+            raise RuntimeError("the application returned without a complete answer")
+
+    async def _survived(self, attempt: Attempt, error: BaseException) -> bool:
+        """The handler raised. Whether its client was answered all the same."""
+        if attempt.finished or not self._edge.failed_honestly(attempt, error):
+            return False
+        if not await self._conclude_failed(attempt):
+            return False
+        log.error("%r failed after its outcome was decided", attempt, exc_info=error)
+        return True
 
     async def _settle(self, attempt: Attempt) -> bool:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""

@@ -58,6 +58,14 @@ def single_tenant(request: Request) -> str:
     return "single"
 
 
+def check_callable(tenant: object) -> None:
+    if not callable(tenant):
+        raise Misuse(
+            "tenant=… takes a function from the request to the stable id of its account, never "
+            "a token or an address; tenant=oncekey.single_tenant says that there is only one"
+        )
+
+
 class Edge:
     """The settings of one middleware and the parts that it runs on."""
 
@@ -74,11 +82,7 @@ class Edge:
         recent_s: float = RECENT_S,
         clock: Clock | None = None,
     ) -> None:
-        if not callable(tenant):
-            raise Misuse(
-                "tenant=… takes a function from the request to the stable id of its account, never "
-                "a token or an address; tenant=oncekey.single_tenant says that there is only one"
-            )
+        check_callable(tenant)
         self.profile = profiles.profile(profile)
         self.routes = Routes((policy or Policy()).over(self.profile.policy), routes)
         self.tenant = tenant
