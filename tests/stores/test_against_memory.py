@@ -39,6 +39,7 @@ from oncekey.core.verbs import (
     Peek,
     Purge,
     Refused,
+    Requested,
     Scan,
     Steps,
     Swap,
@@ -61,6 +62,8 @@ EVERYTHING = 1000
 WAITS_S = {"at once": 0.0, "when it lapsed": 400.0, "when it expired": 2500.0}
 HOW = st.sampled_from(["on an old read", *WAITS_S])
 
+RECOVERIES = st.sampled_from(["rerun", "resume", "block"])
+REQUESTS = st.sampled_from([None, b"", b"POST /orders"])
 IDS, TENANTS = st.integers(0, 3), st.sampled_from(["acct_1", "acct_2"])
 ANSWERS = st.builds(
     Answer,
@@ -144,6 +147,7 @@ class AgainstMemory(RuleBasedStateMachine):
             self.elapse(WAITS_S[how])
             read = self.ask(Find(read[0].id)) or read
         self.ask(build(read[0]), build(read[1]))
+        self.ask(Requested(read[0].id))
         return self.find_again(read[0].id)
 
     def find_again(self, record_id: bytes) -> Any:
@@ -162,20 +166,32 @@ class AgainstMemory(RuleBasedStateMachine):
         which=IDS,
         lease_s=st.sampled_from(LEASES_S),
         retention_s=st.sampled_from(RETENTIONS_S),
-        recovery=st.sampled_from(["rerun", "block"]),
+        recovery=RECOVERIES,
+        request=REQUESTS,
         again=st.booleans(),
     )
     def insert(
-        self, which: int, lease_s: float, retention_s: float, recovery: str, again: bool
+        self,
+        which: int,
+        lease_s: float,
+        retention_s: float,
+        recovery: str,
+        request: bytes | None,
+        again: bool,
     ) -> Any:
-        claim = self.claim(self.ids[which], lease_s, retention_s, recovery=recovery)
+        claim = self.claim(self.ids[which], lease_s, retention_s, recovery, request)
         self.ask(Insert(claim))
         if again:
             self.ask(Insert(claim))
         return self.find_again(claim.id)
 
     def claim(
-        self, record_id: bytes, lease_s: float, retention_s: float, recovery: str = "rerun"
+        self,
+        record_id: bytes,
+        lease_s: float,
+        retention_s: float,
+        recovery: str,
+        request: bytes | None,
     ) -> Claim:
         return Claim(
             id=record_id,
@@ -190,6 +206,7 @@ class AgainstMemory(RuleBasedStateMachine):
             retention_s=retention_s,
             recovery=recovery,
             field_digests={"amount": recovery},
+            request=request,
         )
 
     @rule(target=reads, which=IDS)
@@ -229,11 +246,25 @@ class AgainstMemory(RuleBasedStateMachine):
         )
 
     @rule(
-        target=reads, read=reads, how=HOW, lease_s=st.sampled_from(LEASES_S), believe=st.booleans()
+        target=reads,
+        read=reads,
+        how=HOW,
+        lease_s=st.sampled_from(LEASES_S),
+        recovery=RECOVERIES,
+        request=REQUESTS,
+        believe=st.booleans(),
     )
-    def take(self, read: Read, how: str, lease_s: float, believe: bool) -> Any:
+    def take(
+        self,
+        read: Read,
+        how: str,
+        lease_s: float,
+        recovery: str,
+        request: bytes | None,
+        believe: bool,
+    ) -> Any:
         """Also what was not free when it was read: the store, not the reader, must refuse it."""
-        claim = self.claim(read[0].id, lease_s, 1030.0)
+        claim = self.claim(read[0].id, lease_s, 1030.0, recovery, request)
         return self.swap(read, how, lambda found: lifecycle.take(takeable(found, believe), claim))
 
     @rule(target=reads, read=reads, how=HOW)
@@ -292,6 +323,7 @@ class AgainstMemory(RuleBasedStateMachine):
     def look(self, which: int) -> None:
         self.ask(Peek(self.ids[which]))
         self.ask(Steps(self.ids[which]))
+        self.ask(Requested(self.ids[which]))
 
     @rule(which=IDS, replays=st.integers(0, 3), conflicts=st.integers(0, 3))
     def tally(self, which: int, replays: int, conflicts: int) -> None:
@@ -304,7 +336,8 @@ class AgainstMemory(RuleBasedStateMachine):
 
     @rule()
     def due(self) -> None:
-        assert set(self.store.ask(Due(EVERYTHING))) == set(self.memory.ask(Due(EVERYTHING)))
+        for due in (Due(EVERYTHING), Due(EVERYTHING, abandoned=True)):
+            assert set(self.store.ask(due)) == set(self.memory.ask(due))
 
     @rule()
     def sweep(self) -> None:

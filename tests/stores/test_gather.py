@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.core import lifecycle
 from oncekey.core.lifecycle import Held
-from oncekey.core.record import Answer, Claim, Step
-from oncekey.core.verbs import AppendStep, Find, Insert, Swap, Verb
+from oncekey.core.record import Answer, Claim, State, Step
+from oncekey.core.verbs import AppendStep, Find, Insert, Swap, Verb, When
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import BATCH_ROWS_MAX, QUEUE_ROWS_MAX, Queue, Ticket
 
@@ -100,6 +102,16 @@ def test_whoever_stays_behind_is_first_in_the_next_batch() -> None:
         for newcomer in range(4):
             queue.add(Ticket(insert(bytes((left_behind, newcomer))), 100))
         assert left_behind in [ticket.waiter for ticket in queue.take()]
+
+
+def test_kept_requests_count_as_bytes() -> None:
+    claims = [
+        Claim(record_id, b"t", "tenant", "op", "key", b"f", 1, 30.0, 600.0, request=bytes(6000))
+        for record_id in (b"a", b"b", b"c")
+    ]
+    released = Swap(b"c", State.RELEASED, 1, b"t", When.ANY, State.RUNNING, True, 600.0)
+    again = dataclasses.replace(released, lease_s=30.0, claim=claims[2])
+    assert drain(queue_of(Insert(claims[0]), Insert(claims[1]), again)) == [[0], [1], [2]]
 
 
 def test_the_oldest_is_who_was_left_behind() -> None:

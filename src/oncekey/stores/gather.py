@@ -50,8 +50,11 @@ class Ticket(Generic[W]):
         """The id that the verb changes: at most one per batch, so that exactly one can win."""
         if isinstance(verb, Insert):
             self.changes = verb.claim.id
+            self.size += len(verb.claim.request or b"")
         elif isinstance(verb, Swap):
             self.changes = verb.id
+            if verb.claim is not None:
+                self.size += len(verb.claim.request or b"")
             if verb.answer is not None and verb.answer.body is not None:
                 self.size += len(verb.answer.body)
         elif isinstance(verb, AppendStep):
