@@ -55,7 +55,7 @@ class World:
         return decision.attempt
 
 
-def test_a_later_attempt_gets_the_results_back_and_continues() -> None:
+def test_e41_a_later_attempt_gets_the_results_back_and_continues() -> None:
     world = World()
     ran: list[str] = []
 

@@ -121,7 +121,10 @@ def test_every_option_of_a_store_is_documented(name: str) -> None:
 
 
 ATTEMPT = {name for name in dir(Attempt) if not name.startswith("_")}
-FOR_THE_ENGINE = {"claimed_at", "finished", "held", "lease_until", "mark_lost", "policy", "verdict"}
+FOR_THE_ENGINE = {
+    *("asks", "claimed_at", "doubted", "finished", "held", "lease_until", "mark_lost", "policy"),
+    *("ports", "recorded", "steps", "verdict"),
+}
 AS_IN_THE_POLICY = {"lease_s", "retention_s"}
 
 
