@@ -1,0 +1,249 @@
+"""FastAPI, route by route: the key is claimed when the endpoint is about to be called.
+
+    idempotency = Idempotency(store="sqlite:///keys.db", tenant=account_of)
+    app = FastAPI(lifespan=idempotency.lifespan)
+    router = APIRouter(route_class=idempotency.route_class)
+
+By then the route's dependencies have run and its parameters are valid. So a request that they
+refuse (401, 403, 422) leaves no trace, and a retry is checked by them like any other request before
+it gets the first answer again. That answer is recorded when FastAPI has made it, exception handlers
+included, before its first byte is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.background import BackgroundTasks
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
+
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Problem
+from oncekey.core.profiles import Profile
+from oncekey.core.record import Answer
+from oncekey.errors import Misuse
+from oncekey.events import Hook
+from oncekey.stores.base import Store
+from oncekey.web import messages, openapi
+from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
+from oncekey.web.asgi_late import LateRun
+from oncekey.web.edge import check_callable
+from oncekey.web.marks import Mark, idempotent, is_async, mark_of, marked_policy, not_idempotent
+from oncekey.web.messages import Receive, Scope, Send
+from oncekey.web.request import Request
+from oncekey.web.routes import Route
+
+__all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
+
+Endpoint = Callable[..., Any]
+
+_CLAIMS = "__oncekey_claims__"
+
+_run: ContextVar[LateRun | None] = ContextVar("oncekey_fastapi_run", default=None)
+
+
+class Idempotency:
+    """The settings of the guarded routes of an application, and what they run on.
+
+    `tenant` gets Starlette's request, with what the dependencies left in its `state`, and gives the
+    stable account of it, never a token. It may be `async`.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str | Store,
+        tenant: Callable[[Any], Any],
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy] | None = None,
+        profile: str | Profile = "oncekey",
+        hooks: Iterable[Hook] = (),
+        drain_s_max: float = DRAIN_S_MAX,
+    ) -> None:
+        check_callable(tenant)
+
+        def tenant_of(request: Request) -> Any:
+            return tenant(StarletteRequest(dict(request.scope)))
+
+        self.guard = IdempotencyMiddleware(
+            _selected,
+            store=store,
+            tenant=tenant_of,
+            policy=policy,
+            routes=routes,
+            profile=profile,
+            hooks=hooks,
+            drain_s_max=drain_s_max,
+        )
+        self.edge = self.guard.edge
+        self._default = (policy or Policy()).over(self.edge.profile.policy)
+        self.route_class: type[IdempotentRoute] = type(
+            "IdempotentRoute", (IdempotentRoute,), {"idempotency": self}
+        )
+        """For `APIRouter(route_class=…)`, or `app.router.route_class = …` before its routes."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
+        """`FastAPI(lifespan=idempotency.lifespan)`; in a lifespan of your own:
+        `async with idempotency.lifespan(app): yield`.
+
+        Checks the store at the start; waits at the end for endpoints that still run.
+        """
+        if app is not None:
+            self.guard.lifespan = {"app": app}
+        await self.guard.start()
+        try:
+            yield
+        finally:
+            await self.guard.drain()
+            await self.guard.close()
+
+    def policy(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
+        """The rules of a marked endpoint; None: it is not guarded."""
+        return marked_policy(mark, self._default, methods)
+
+
+async def _selected(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application that a guarded request is for: the route that was found for it, or, where the
+    recoverer brings it, all of FastAPI, which finds it again.
+    """
+    if "route" in scope:
+        await APIRoute.handle(scope["route"], scope, receive, send)
+    else:
+        await scope["app"](scope, receive, send)
+
+
+class IdempotentRoute(APIRoute):
+    """A route whose endpoint runs once per key: `Idempotency.route_class` is one."""
+
+    idempotency: ClassVar[Idempotency]
+
+    def __init__(self, path: str, endpoint: Endpoint, **settings: Any) -> None:
+        methods = frozenset(method.upper() for method in settings.get("methods") or ("GET",))
+        mark = mark_of(endpoint)
+        self._marked = mark is not None
+        self._policy = None if mark is None else self.idempotency.policy(mark, methods)
+        routes = self.idempotency.edge.routes
+        # Where a router is included, the path of a route is longer: what it is guarded by is seen
+        # when a request comes.
+        methods &= frozenset(self._policy.methods if self._policy else routes.methods)
+        self._guarded = frozenset() if mark is not None and mark.policy is None else methods
+        super().__init__(path, _claiming(endpoint) if self._guarded else endpoint, **settings)
+        policies = [self._policy or routes.match(method, path).policy for method in self._guarded]
+        for policy in policies[:1]:
+            self._describe(policy)
+
+    def _describe(self, policy: Policy) -> None:
+        """The key and the refusals, in the OpenAPI document."""
+        declared = {field.alias.lower() for field in _parameters(self.dependant)}
+        extra = openapi.describe(self.idempotency.edge.profile, policy, declared=declared)
+        own = self.openapi_extra or {}
+        self.openapi_extra = {
+            **extra,
+            **own,
+            "responses": {**extra["responses"], **own.get("responses", {})},
+            "parameters": [*extra.get("parameters", ()), *own.get("parameters", ())],
+        }
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._route(scope)
+        if route is None:
+            await super().handle(scope, receive, send)
+            return
+        outside = scope.get(messages.GUARDED)
+        if outside is self.idempotency.edge:  # the recoverer's: it has the record already
+            await super().handle(scope, receive, send)
+            return
+        if outside is not None:
+            raise Misuse(
+                f"{route.operation} is guarded twice, by IdempotencyMiddleware and by its route "
+                "class; choose one of them for this route"
+            )
+        guard = self.idempotency.guard
+        body = await messages.read(receive, messages.request(scope), route.policy.request_bytes_max)
+        if body is None:  # the client left before it had said what it wants
+            return
+        if isinstance(body, Problem):
+            await messages.send(send, guard.edge.refusal(body))
+            return
+        scope.setdefault("state", {})  # what dependencies leave there is for those outside too
+        run = LateRun(guard, scope, receive, send, route, body)
+        token = _run.set(run)
+        try:
+            await run.start()
+        finally:
+            _run.reset(token)
+
+    def _route(self, scope: Scope) -> Route | None:
+        """What applies to a request; None where nothing does."""
+        method, edge = scope["method"], self.idempotency.edge
+        if method not in self._guarded:
+            return None
+        root = scope.get("root_path", "")
+        policy = self._policy or edge.routes.match(method, scope["path"], root).policy
+        header = edge.key_header
+        asked = policy.required or header is None
+        if method not in policy.methods or not (
+            asked or any(name == header for name, _ in scope["headers"])
+        ):
+            return None
+        return Route(f"{method} {root}{_template(self, scope)}", policy)
+
+
+def _template(route: APIRoute, scope: Scope) -> str:
+    """The route's path as it is written, with the prefixes of the routers that it is included by:
+    FastAPI keeps those beside the route, where it does not make a new route for each.
+    """
+    included = scope.get("fastapi", {}).get("effective_route_context")
+    ours = getattr(included, "original_route", None) is route
+    return str(included.path_format if ours else route.path_format)
+
+
+def _claiming(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, with the claim before it. FastAPI calls it when everything else is done."""
+    if getattr(endpoint, _CLAIMS, False):  # a route that was copied
+        return endpoint
+    called = inspect.unwrap(endpoint)
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise Misuse(
+            f"{called.__name__} yields its answer, so that nothing is known of it before it is "
+            "sent: return a StreamingResponse, or mark it @not_idempotent"
+        )
+    in_loop = is_async(endpoint)
+
+    @functools.wraps(endpoint)
+    async def claiming(**values: Any) -> Any:
+        run = _run.get()
+        if run is not None:
+            _run.set(None)  # what the endpoint calls are requests of their own
+            if (answer := await run.claim()) is not None:
+                return _response(answer)
+        if in_loop:
+            return await endpoint(**values)
+        return await run_in_threadpool(endpoint, **values)
+
+    setattr(claiming, _CLAIMS, True)
+    return claiming
+
+
+def _response(answer: Answer) -> Response:
+    """Sent as it is. Background tasks that dependencies have added belong to the first request."""
+    response = Response(answer.body, answer.status, background=BackgroundTasks())
+    response.raw_headers = list(answer.headers)
+    return response
+
+
+def _parameters(dependant: Dependant) -> Iterator[Any]:
+    """The headers and query parameters that a route and its dependencies declare."""
+    yield from (*dependant.header_params, *dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _parameters(inner)

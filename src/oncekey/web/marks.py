@@ -1,0 +1,84 @@
+"""Marks: what is said of one endpoint or view where it is written.
+
+@idempotent(Policy(recovery="block"))
+def charge(...): ...
+
+@not_idempotent
+def search(...): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from oncekey.core.policy import INHERIT, Policy
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAME = "__oncekey_mark__"
+
+
+@value
+class Mark:
+    """What was said of a function."""
+
+    policy: Policy | None
+    """Its rules, over the application's; None: it is not guarded."""
+
+
+@overload
+def idempotent(policy: F) -> F: ...
+@overload
+def idempotent(policy: Policy | None = None) -> Callable[[F], F]: ...
+def idempotent(policy: Any = None) -> Any:
+    """Guard this endpoint, whatever its method, by these rules over the application's."""
+    if callable(policy) and not isinstance(policy, Policy):
+        return _put(policy, Mark(Policy()))
+    if not isinstance(policy, Policy | None):
+        raise Misuse("@idempotent(…) takes a Policy: @idempotent(Policy(recovery='block'))")
+    mark = Mark(policy or Policy())
+    return lambda function: _put(function, mark)
+
+
+def not_idempotent(function: F) -> F:
+    """Do not guard this endpoint: a key that it is sent is ignored."""
+    return _put(function, Mark(None))
+
+
+def _put(function: F, mark: Mark) -> F:
+    function.__dict__[_NAME] = mark
+    return function
+
+
+def mark_of(function: Any) -> Mark | None:
+    """What was said of a function, also through decorators that keep what they wrap."""
+    while function is not None:
+        if (mark := getattr(function, _NAME, None)) is not None:
+            found: Mark = mark
+            return found
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return None
+
+
+def marked_policy(mark: Mark, default: Policy, methods: frozenset[str]) -> Policy | None:
+    """The rules of a marked endpoint that serves these methods; None: it is not guarded.
+
+    Whoever marks an endpoint wants it guarded: all its methods are, unless the policy names some.
+    """
+    if mark.policy is None:
+        return None
+    named = mark.policy.methods is not INHERIT
+    over = mark.policy if named else Policy(methods=methods).over(mark.policy)
+    return over.over(default).settled()
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it gives a coroutine, also for partials, decorated functions and objects."""
+    while hasattr(function, "func"):
+        function = function.func
+    told = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
+    return any(inspect.iscoroutinefunction(each) for each in told)
