@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.key import CHARS_MAX, BadKey, check, parse, record_id, short_hash
+from oncekey.core.key import CHARS_MAX, BadKey, check, derive, parse, record_id, short_hash
 
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
@@ -281,3 +281,30 @@ def test_p12_logs_show_a_short_hash_that_is_no_part_of_a_record_id() -> None:
     assert short_hash("a") != short_hash("b")
     assert short_hash(UUID) not in record_id("", None, UUID).hex()
     assert short_hash("k") == hashlib.sha256(b"15:oncekey/short/11:k").hexdigest()[:12]
+
+
+# ----------------------------------------------------------------------------------- derived
+
+
+@pytest.mark.parametrize("name", ["order-17", "a" * 255, "%3Cmsg@host%3E", "1"])
+def test_a_name_that_can_be_a_key_is_one(name: str) -> None:
+    assert derive(name) == name
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "two words", "größe", "\0", "\ud800", "tab\t"])
+def test_any_other_name_becomes_a_key_by_its_digest(name: str) -> None:
+    derived = derive(name)
+    assert isinstance(derived, str)
+    assert check(derived) == derived
+    assert derived != derive(name + "!")
+
+
+def test_p5_nobody_can_choose_the_digest_of_another_name() -> None:
+    derived = derive("two words")
+    assert isinstance(derived, str)
+    assert derive(derived) != derived
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n", "null", "None", "undefined", "{order}"])
+def test_what_names_nothing_gives_no_key(name: str) -> None:
+    assert isinstance(derive(name), BadKey)
