@@ -133,6 +133,19 @@ class StepContract(Contract):
         case.done(case.take(case.find(record.id)))
         assert case.ask(Steps(record.id)) == []
 
+    def test_running_anew_forgets_them_and_the_answer(self, case: Case) -> None:
+        record = case.begin()
+        case.ask(append(record, CHARGED))
+        completed = case.done(case.complete(record))
+        anew = case.done(case.take(completed, schema_version=completed.schema_version + 1))
+        assert (anew.answer, anew.resource_id) == (None, None)
+        assert (anew.schema_version, anew.attempt) == (completed.schema_version + 1, 2)
+        assert case.ask(Steps(record.id)) == []
+        case.ask(append(anew, MAILED))
+        other = Answer(200, (), b"in the new version")
+        assert case.done(case.complete(anew, other)).answer == other
+        assert case.ask(Steps(record.id)) == [MAILED]
+
     def test_a_sweep_removes_them(self, case: Case) -> None:
         record = case.begin()
         case.ask(append(record, CHARGED))
