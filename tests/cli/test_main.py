@@ -16,7 +16,7 @@ from oncekey.cli.main import parser
 from tests.cli.conftest import Oncekey, Seed
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("migrate", "sweep", "show", "list", "count", "purge")
+COMMANDS = ("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge")
 
 
 # ------------------------------------------------------------------------ which store
@@ -152,6 +152,20 @@ def test_a_folder_that_cannot_be_entered(
         ("sweep", "--every-s", "0"),
         ("sweep", "--every-s", "nan"),
         ("purge",),
+        ("list", "--state", "unknown", "--unknown"),
+        ("recover",),
+        ("recover", "shop"),
+        ("recover", "no_such_module_here:app"),
+        ("recover", "tests.places:no_such_app"),
+        ("recover", "--concurrency", "0", "shop:app"),
+        ("resolve", "abcd"),
+        ("resolve", "abcd", "--as", "finished"),
+        ("resolve", "abcd", "--as", "released"),
+        ("resolve", "abcd", "--as", "released", "--reason", "r", "--status", "201"),
+        ("resolve", "abcd", "--as", "completed"),
+        ("resolve", "abcd", "--as", "completed", "--status", "99", "--body", ""),
+        ("resolve", "abcd", "--as", "completed", "--status", "200", "--body", "@/no/file"),
+        ("resolve", "a/b", "--as", "released", "--reason", "r"),
     ],
 )
 def test_wrong_usage_is_2_and_said_on_stderr(

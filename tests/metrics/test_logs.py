@@ -16,7 +16,7 @@ from tests.metrics.samples import HASH, KINDS, OPERATION, sample
         (sample(events.Unprotected), "WARNING"),
         (sample(events.LeaseWasLost), "WARNING"),
         (sample(events.TakenOver), "WARNING"),
-        (sample(events.Resolved), "WARNING"),
+        (sample(events.Resolved), "INFO"),
         (sample(events.StoreAsked, error="lost"), "WARNING"),
         (sample(events.StoreAsked, error="not sent"), "WARNING"),
         (sample(events.Declined, reason="store-unavailable"), "WARNING"),

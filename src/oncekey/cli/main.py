@@ -16,9 +16,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from oncekey.cli import operate, show
+from oncekey.cli import recover as recovering
+from oncekey.cli import resolve as resolving
 from oncekey.core.printable import printable
 from oncekey.core.record import State
 from oncekey.errors import Misuse, OncekeyError
+from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
 from oncekey.recovery import SWEEP_EVERY_S
 from oncekey.stores.base import Store
 from oncekey.stores.sqlite import may_hold_records
@@ -27,6 +30,7 @@ from oncekey.stores.url import open_store, redact
 ENVIRONMENT = "ONCEKEY_STORE"
 ROWS_MAX = 1_000_000
 LIST_ROWS = 50
+CONCURRENCY_MAX = 1_000
 LIST_ROWS_MAX = 10_000
 FAILED = 2
 INTERRUPTED = 130
@@ -38,13 +42,13 @@ Command = Callable[[Store, argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
     args = parser().parse_args(argv)
-    url: str = args.url or os.environ.get(ENVIRONMENT, "")
+    url = _url(args)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show all characters
             stream.reconfigure(errors="backslashreplace")
     try:
-        command: Command = args.command
-        code = command(_open(url, may_create=command is operate.migrate), args)
+        run: Callable[[argparse.Namespace], int] = args.run
+        code = run(args)
         sys.stdout.flush()
         return code
     except OncekeyError as error:
@@ -57,6 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _url(args: argparse.Namespace) -> str:
+    return getattr(args, "url", None) or os.environ.get(ENVIRONMENT, "")
+
+
+def _on_store(command: Command) -> Callable[[argparse.Namespace], int]:
+    """A command on the store that is named with it."""
+
+    def run(args: argparse.Namespace) -> int:
+        return command(_open(_url(args), may_create=command is operate.migrate), args)
+
+    return run
 
 
 def _open(url: str, *, may_create: bool) -> Store:
@@ -99,7 +116,7 @@ The store is named by its URL; without one, by the environment variable {ENVIRON
 passwords out of the list of processes:
 
   export {ENVIRONMENT}=postgresql://oncekey:secret@db.internal/shop
-  oncekey list --state unknown
+  oncekey list --unknown
 
 `oncekey COMMAND --help` explains each. Exit codes: 0 done, 1 nothing found, 2 could not be done.
 """
@@ -115,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"oncekey {version('oncekey')}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_migrate, _sweep, _show, _list, _count, _purge):
+    for add in (_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge):
         add(commands)
     return top
 
@@ -124,9 +141,26 @@ Commands = argparse._SubParsersAction  # the only name that argparse has for it
 
 
 def _command(
-    commands: Commands[argparse.ArgumentParser], name: str, run: Command, what: str, examples: str
+    commands: Commands[argparse.ArgumentParser],
+    name: str,
+    run: Command,
+    what: str,
+    examples: str,
+    about: tuple[str, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """A command with what all have: the URL and --json."""
+    """A command with what all that work on a store have: its URL, behind what else it is about."""
+    added = _bare(commands, name, what, examples)
+    if about is not None:
+        added.add_argument(about[0].lower(), metavar=about[0], help=about[1])
+    added.add_argument("url", metavar="URL", nargs="?", help=f"the store; default: ${ENVIRONMENT}")
+    added.set_defaults(run=_on_store(run))
+    return added
+
+
+def _bare(
+    commands: Commands[argparse.ArgumentParser], name: str, what: str, examples: str
+) -> argparse.ArgumentParser:
+    """A command with what all have: help with examples, and --json."""
     lines = "\n".join(f"  oncekey {line}" for line in examples.splitlines())
     added = commands.add_parser(
         name,
@@ -136,9 +170,7 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    added.add_argument("url", metavar="URL", nargs="?", help=f"the store; default: ${ENVIRONMENT}")
     added.add_argument("--json", action="store_true", help="print JSON, for programs")
-    added.set_defaults(command=run)
     return added
 
 
@@ -177,6 +209,67 @@ def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
     )
 
 
+def _recover(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _bare(
+        commands,
+        "recover",
+        "finish what was abandoned when its process died and no client came back",
+        "recover shop.main:app\nrecover --once --json shop.main:app",
+    )
+    added.add_argument("app", metavar="MODULE:APP", help="the application, as for a server")
+    added.add_argument("--once", action="store_true", help="what is abandoned now, then end")
+    added.add_argument(
+        "--every-s",
+        metavar="S",
+        type=_seconds,
+        default=EVERY_S,
+        help="pause between two looks (default: 1 s)",
+    )
+    added.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=_rows(CONCURRENCY_MAX),
+        default=CONCURRENCY,
+        help=f"so many at a time (default: {CONCURRENCY})",
+    )
+    added.add_argument(
+        "--patience-s",
+        metavar="S",
+        type=_seconds,
+        default=PATIENCE_S,
+        help="how long what cannot be finished here is left to its client and to other processes "
+        f"before its outcome is declared unknown (default: {PATIENCE_S:g} s)",
+    )
+    added.set_defaults(run=recovering.recover)
+
+
+def _resolve(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "resolve",
+        resolving.resolve,
+        "end an unknown outcome, after you found out what happened",
+        "resolve 20b1115a58cb9487 --as completed --status 201 --body @answer.json\n"
+        "resolve 'acme/POST /charges/order-17' --as released --reason 'not at the provider'",
+        about=("RECORD", "the digits of its id, or TENANT/OPERATION/KEY"),
+    )
+    added.add_argument(
+        "--as",
+        dest="to",
+        choices=("completed", "released"),
+        required=True,
+        help="completed: retries get the answer that you give; released: the next retry runs it",
+    )
+    added.add_argument("--status", metavar="N", type=_status, help="the answer's status")
+    added.add_argument("--body", metavar="TEXT", help="the answer's body, or @FILE that holds it")
+    added.add_argument(
+        "--header", metavar="LINE", action="append", default=[], help="'name: value'; repeatable"
+    )
+    added.add_argument("--reason", metavar="TEXT", default="", help="why, for the audit line")
+    added.add_argument("--by", metavar="WHO", help="who decided (default: the user)")
+    added.add_argument("--yes", action="store_true", help="do not ask")
+
+
 def _show(commands: Commands[argparse.ArgumentParser]) -> None:
     added = _command(
         commands,
@@ -202,9 +295,17 @@ def _list(commands: Commands[argparse.ArgumentParser]) -> None:
         "list",
         show.list_,
         "list records, without their content",
-        "list --state unknown\nlist --tenant acme --limit 200\nlist --json sqlite:///keys.db",
+        "list --unknown\nlist --tenant acme --limit 200\nlist --json sqlite:///keys.db",
     )
-    added.add_argument("--state", choices=[str(state) for state in State])
+    which = added.add_mutually_exclusive_group()
+    which.add_argument("--state", choices=[str(state) for state in State])
+    which.add_argument(
+        "--unknown",
+        dest="state",
+        action="store_const",
+        const=str(State.UNKNOWN),
+        help="what an operator has to resolve: --state unknown",
+    )
     added.add_argument("--tenant", help="only this tenant's records")
     added.add_argument(
         "--limit",
@@ -246,6 +347,12 @@ def _rows(most: int) -> Callable[[str], int]:
         return int(text)
 
     return rows
+
+
+def _status(text: str) -> int:
+    if not text.isdecimal() or not 200 <= int(text) <= 599:
+        raise argparse.ArgumentTypeError("must be an HTTP status from 200 to 599")
+    return int(text)
 
 
 def _seconds(text: str) -> float:

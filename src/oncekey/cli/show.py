@@ -6,6 +6,7 @@ import argparse
 import sys
 from contextlib import closing
 
+from oncekey.cli.find import ID_BYTES, find_by_digits, id_digits
 from oncekey.cli.table import duration, facts, print_json, table
 from oncekey.cli.words import (
     answer_described,
@@ -24,9 +25,7 @@ from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
 
-ID_BYTES = 32
 ID_DIGITS_SHOWN = 16
-ID_DIGITS_MIN = 4
 NOTHING = 1
 """The exit code when there is nothing to show."""
 
@@ -35,7 +34,7 @@ NOTHING = 1
 
 
 def list_(store: Store, args: argparse.Namespace) -> int:
-    after = _digits(args.after).ljust(ID_BYTES * 2, "f") if args.after else ""
+    after = id_digits(args.after).ljust(ID_BYTES * 2, "f") if args.after else ""
     state = State(args.state) if args.state else None
     scan = Scan(args.limit + 1, after=bytes.fromhex(after), state=state, tenant=args.tenant)
     with closing(Line(store)) as line:
@@ -80,7 +79,7 @@ def show(store: Store, args: argparse.Namespace) -> int:
     if args.key is not None and args.tenant is None:
         raise Misuse("--key needs --tenant, for every tenant has keys of its own")
     with closing(Line(store)) as line:
-        record = _find_by_digits(line, args.id) if args.id else _find_by_key(line, args)
+        record = find_by_digits(line, args.id) if args.id else _find_by_key(line, args)
         if record is None:
             print(_not_found(args), file=sys.stderr)
             return NOTHING
@@ -102,33 +101,6 @@ def _find_by_key(line: Line, args: argparse.Namespace) -> Record | None:
     [record] = line.perform([Find(record_id(args.tenant, args.operation, args.key))])
     found: Record | None = record
     return found
-
-
-def _find_by_digits(line: Line, given: str) -> Record | None:
-    """The record whose id begins with these digits, if there is exactly one."""
-    digits = _digits(given)
-    if len(digits) < ID_DIGITS_MIN:
-        raise Misuse(f"--id needs at least {ID_DIGITS_MIN} digits")
-    lowest = int(digits.ljust(ID_BYTES * 2, "0"), 16)
-    after = (lowest - 1).to_bytes(ID_BYTES, "big") if lowest else b""
-    [records] = line.perform([Scan(2, after=after)])
-    ids = [record.id for record in records if record.id.hex().startswith(digits)]
-    if len(ids) > 1:
-        raise Misuse(f"more than one id begins with {digits}: give more digits")
-    if not ids:
-        return None
-    [record] = line.perform([Find(ids[0])])  # a scan leaves the body out
-    found: Record | None = record
-    return found
-
-
-def _digits(text: str) -> str:
-    digits = text.strip().lower()
-    if not digits or len(digits) > ID_BYTES * 2 or set(digits) - set("0123456789abcdef"):
-        raise Misuse(
-            f"an id is up to {ID_BYTES * 2} hexadecimal digits, as `oncekey list` shows it"
-        )
-    return digits
 
 
 def _not_found(args: argparse.Namespace) -> str:

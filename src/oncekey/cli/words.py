@@ -37,6 +37,8 @@ def meaning_of(record: Record) -> str:
         return "an attempt runs: a retry is told to wait"
     if record.recovery == "block":
         return "its process died or hung: a retry makes its outcome unknown"
+    if record.recovery in ("resume", "ask"):
+        return "its process died or hung: a retry or a recoverer finishes it"
     return "its process died or hung: a retry takes it over"
 
 

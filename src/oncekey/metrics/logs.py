@@ -35,7 +35,7 @@ def level_of(event: events.Event) -> int:
     match event:
         case events.OutcomeUnknown():
             return ERROR
-        case events.TakenOver() | events.LeaseWasLost() | events.Unprotected() | events.Resolved():
+        case events.TakenOver() | events.LeaseWasLost() | events.Unprotected():
             return WARNING
         case events.StoreAsked():
             return DEBUG if event.error is None else WARNING
@@ -43,7 +43,7 @@ def level_of(event: events.Event) -> int:
             return WARNING if event.reason in _WORRYING else INFO
         case events.Released():
             return DEBUG if event.no_effect else INFO
-        case events.Replayed():
+        case events.Replayed() | events.Resolved():
             return INFO
         case _:
             return DEBUG

@@ -1,0 +1,120 @@
+"""Finishing what was abandoned: `recover`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+from oncekey.cli.table import duration, print_json
+from oncekey.cli.words import key_of
+from oncekey.core.printable import printable
+from oncekey.errors import Misuse
+from oncekey.recoverer import Recovered, Recoverer
+from oncekey.registry import registries
+from oncekey.web.started import started
+
+INTERRUPTED_WORK = 3
+"""The exit code when recovered operations were still running at the end."""
+
+
+def recover(args: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    app = load(args.app)
+    late = asyncio.run(_recover(app, args))
+    if late:  # threads that cannot be stopped would keep this process for as long as they like
+        sys.stdout.flush()
+        os._exit(INTERRUPTED_WORK)
+    return 0
+
+
+def load(name: str) -> Any:
+    """What `package.module:attribute` names, imported from the current folder too."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise Misuse(f"{name!r}: write package.module:app, as you would for a server")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the application's own mistake, with its traceback
+        raise Misuse(f"there is no module {error.name} here: start it where there is") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise Misuse(f"the module {module} has no {attribute}")
+        found = getattr(found, part)
+    return found
+
+
+async def _recover(app: Any, args: argparse.Namespace) -> int:
+    """How many were still under way when it was time to end."""
+    async with started(app):
+        recoverers = _recoverers(args)
+        if args.once:
+            for recoverer in recoverers:
+                await recoverer.round()
+                await recoverer.settle()
+            return 0
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stop, recoverers)
+        if not args.json:
+            print(f"recovering every {args.every_s:g} s; Ctrl-C ends it", file=sys.stderr)
+        return sum(await asyncio.gather(*(recoverer.run() for recoverer in recoverers)))
+
+
+def _recoverers(args: argparse.Namespace) -> list[Recoverer]:
+    found = registries()
+    if not found:
+        raise Misuse(
+            f"{args.app} has no IdempotencyMiddleware and no @once function on a store that "
+            "processes share, so there is nothing to recover"
+        )
+    return [
+        Recoverer(
+            registry.store,
+            every_s=args.every_s,
+            concurrency=args.concurrency,
+            patience_s=args.patience_s,
+            report=_as_json if args.json else _as_text,
+        )
+        for registry in found
+    ]
+
+
+def _stop(recoverers: list[Recoverer]) -> None:
+    for recoverer in recoverers:
+        recoverer.stop()
+
+
+def _as_text(recovered: Recovered) -> None:
+    record = recovered.record
+    print(
+        f"{recovered.ending}: {printable(record.operation)} id={record.id.hex()[:16]} "
+        f"key={key_of(record, show_key=False)}: {recovered.reason} "
+        f"({duration(recovered.late_s)} after its lease)",
+        flush=True,
+    )
+
+
+def _as_json(recovered: Recovered) -> None:
+    record = recovered.record
+    print_json(
+        {
+            "ending": str(recovered.ending),
+            "reason": recovered.reason,
+            "id": record.id.hex(),
+            "operation": record.operation,
+            "key_hash": key_of(record, show_key=False),
+            "attempt": record.attempt,
+            "lapses": record.lapses,
+            "late_s": round(recovered.late_s, 3),
+        }
+    )

@@ -1,0 +1,140 @@
+"""Ending what nobody knew the end of: `resolve`. An operator found out, and says so."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from oncekey.cli.find import find
+from oncekey.cli.table import facts, print_json
+from oncekey.cli.words import facts_of, meaning_of, state_of
+from oncekey.clock import SystemClock
+from oncekey.core.key import short_hash
+from oncekey.core.op import run
+from oncekey.core.printable import printable
+from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.verbs import Refused, Steps
+from oncekey.errors import Misuse
+from oncekey.events import Hooks
+from oncekey.guard import Guard
+from oncekey.metrics.logs import LoggingHook
+from oncekey.stores.base import Store
+from oncekey.stores.line import Line
+
+NOTHING = 1
+NOT_CONFIRMED = 2
+
+
+def resolve(store: Store, args: argparse.Namespace) -> int:
+    answer = _answer(args)
+    with closing(Line(store)) as line:
+        record = find(line, args.record)
+        if record is None:
+            print(f"there is no record {printable(args.record)}", file=sys.stderr)
+            return NOTHING
+        [steps] = line.perform([Steps(record.id)])
+        _must_be_unknown(record)
+        _must_be_repeatable(steps, answer)
+        if not args.yes and not _confirmed(record, steps, args, answer):
+            print("nothing was changed", file=sys.stderr)
+            return NOT_CONFIRMED
+        by = args.by or getpass.getuser()
+        guard = Guard(hooks=Hooks([LoggingHook()]))
+        op = guard.resolve(record, answer, by=by, reason=args.reason)
+        outcome = run(op, lambda verb: line.perform([verb])[0])
+    if isinstance(outcome, Refused):
+        now = "gone" if outcome.record is None else state_of(outcome.record)
+        raise Misuse(f"it changed at this moment and is {now} now: look again before you decide")
+    _report(record, answer, by, args)
+    return 0
+
+
+def _answer(args: argparse.Namespace) -> Answer | None:
+    """What retries get from now on; None where the next one is to run."""
+    if args.to == "released":
+        if not args.reason:
+            raise Misuse("--as released needs --reason: why may it run again?")
+        if args.status is not None or args.body is not None or args.header:
+            raise Misuse("--status, --body and --header belong to --as completed")
+        return None
+    if args.status is None or args.body is None:
+        raise Misuse("--as completed needs --status and --body: what retries are told")
+    return Answer(args.status, tuple(_header(text) for text in args.header), _body(args.body))
+
+
+def _header(text: str) -> tuple[bytes, bytes]:
+    name, colon, content = text.partition(":")
+    if not colon or not name.strip() or "\n" in text or "\r" in text:
+        raise Misuse(f"--header {printable(text)!r}: write 'name: value'")
+    try:
+        return name.strip().lower().encode("ascii"), content.strip().encode("latin-1")
+    except UnicodeEncodeError:
+        raise Misuse(f"--header {printable(text)!r}: only Latin-1 can be sent") from None
+
+
+def _body(given: str) -> bytes:
+    if not given.startswith("@"):
+        return given.encode()
+    try:
+        return Path(given[1:]).read_bytes()
+    except OSError as error:
+        raise Misuse(f"--body {given}: {error.strerror}") from None
+
+
+def _must_be_unknown(record: Record) -> None:
+    if record.state is not State.UNKNOWN or record.expired:
+        raise Misuse(
+            f"record {record.id.hex()[:16]} is {state_of(record)}, not unknown, so there is "
+            f"nothing to resolve: {meaning_of(record)}"
+        )
+
+
+def _must_be_repeatable(steps: list[Step], answer: Answer | None) -> None:
+    """Released, it would come to the same step again, and be unknown again."""
+    begun = [step.name for step in steps if step.result is None]
+    if begun and answer is None:
+        raise Misuse(
+            f"its step {printable(begun[0])!r} was begun and is declared at_most_once: a retry "
+            "would not repeat it either. Find out, and resolve it --as completed"
+        )
+
+
+def _confirmed(
+    record: Record, steps: list[Step], args: argparse.Namespace, answer: Answer | None
+) -> bool:
+    if not sys.stdin.isatty():
+        raise Misuse("nobody is asked where there is no terminal: add --yes")
+    print(facts(facts_of(record, steps, show_key=False)), file=sys.stderr)
+    then = "the next retry runs it" if answer is None else f"retries get {answer.status}"
+    print(f"Resolve it as {args.to}: {then}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _report(record: Record, answer: Answer | None, by: str, args: argparse.Namespace) -> None:
+    """The audit line: who, when, what, why."""
+    at = datetime.fromtimestamp(SystemClock.wall(), UTC).isoformat(timespec="seconds")
+    audit = {
+        "at": at,
+        "by": by,
+        "resolved": record.id.hex(),
+        "as": args.to,
+        "status": None if answer is None else answer.status,
+        "tenant": record.tenant,
+        "operation": record.operation,
+        "key_hash": short_hash(record.key) if record.key else None,
+        "reason": args.reason or None,
+    }
+    if args.json:
+        print_json(audit)
+        return
+    status = "" if answer is None else f" with status {answer.status}"
+    print(
+        f"{at} {printable(by)} resolved {record.id.hex()[:16]} "
+        f"({printable(record.tenant)}, {printable(record.operation)}, "
+        f"key {audit['key_hash'] or '(purged)'}) as {args.to}{status}: "
+        f"{printable(args.reason, 1000) or 'no reason given'}"
+    )

@@ -1,0 +1,191 @@
+"""An operator ends an unknown outcome: what retries get then, and what is said about it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey import Policy
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import run
+from oncekey.core.record import State
+from oncekey.core.verbs import Find
+from oncekey.decision import Call, Execute, Replay
+from oncekey.guard import Guard
+from oncekey.stores.line import Line
+from oncekey.stores.sqlite import SqliteStore
+from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
+
+
+def found(tmp_path: Path, record: bytes) -> Any:
+    line = Line(SqliteStore(tmp_path / "keys.db"))
+    [record_found] = line.perform([Find(record)])
+    line.close()
+    return record_found
+
+
+def retry(tmp_path: Path, key: str) -> Any:
+    """What the engine decides about the same request, now."""
+    line = Line(SqliteStore(tmp_path / "keys.db"))
+    call = Call(TENANT, OPERATION, key, Fingerprint(1, b"f" * 32))
+    decision = run(Guard().begin(call, Policy().settled()), lambda verb: line.perform([verb])[0])
+    line.close()
+    return decision
+
+
+def test_as_completed_retries_get_the_answer(oncekey: Oncekey, seed: Seed, tmp_path: Path) -> None:
+    record = seed.unknown("order-17")
+    body = tmp_path / "answer.json"
+    body.write_bytes(b'{"charge": "ch_1"}')
+    said = ("--header", "Content-Type: application/json", "--header", "location: /charges/1")
+
+    ran = oncekey(
+        "resolve", record.hex()[:16], "--as", "completed", "--status", "201", "--body", f"@{body}",
+        *said, "--by", "alice", "--reason", "ch_1 is at the provider", "--yes",
+    )  # fmt: skip
+
+    assert ran.code == 0
+    decision = retry(tmp_path, "order-17")
+    assert isinstance(decision, Replay)
+    assert (decision.answer.status, decision.answer.body) == (201, b'{"charge": "ch_1"}')
+    assert dict(decision.answer.headers) == {
+        b"content-type": b"application/json",
+        b"location": b"/charges/1",
+    }
+    assert re.fullmatch(
+        rf"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00 alice resolved {record.hex()[:16]} "
+        r"\(acme, POST /charges, key [0-9a-f]{12}\) as completed with status 201: "
+        r"ch_1 is at the provider\n",
+        ran.out,
+    )
+
+
+def test_as_released_the_next_retry_runs(oncekey: Oncekey, seed: Seed, tmp_path: Path) -> None:
+    record = seed.unknown("order-17")
+    which = f"{TENANT}/{OPERATION}/order-17"
+
+    ran = oncekey("resolve", which, "--as", "released", "--reason", "not there", "--yes", "--json")
+
+    assert ran.code == 0
+    audit = ran.json
+    assert audit["resolved"] == record.hex()
+    assert (audit["as"], audit["status"], audit["reason"]) == ("released", None, "not there")
+    assert audit["by"]
+    assert "order-17" not in ran.out
+    decision = retry(tmp_path, "order-17")
+    assert isinstance(decision, Execute)
+    assert decision.attempt.attempt == 2
+
+
+def test_it_is_told_to_the_log_as_an_event(
+    oncekey: Oncekey, seed: Seed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "oncekey")
+    record = seed.unknown("order-17")
+    oncekey(
+        "resolve", record.hex(), "--as", "released", "--reason", "not there", "--by", "bob", "--yes"
+    )
+
+    [told] = [line for line in caplog.records if hasattr(line, "oncekey")]
+    assert told.getMessage().endswith("resolved as released by bob: not there")
+    assert told.oncekey.by == "bob"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda seed: seed.running("k").id, "is running, not unknown"),
+        (lambda seed: seed.completed("k"), "is completed, not unknown"),
+        (lambda seed: seed.released("k"), "is released, not unknown"),
+    ],
+    ids=["running", "completed", "released"],
+)
+def test_what_is_not_unknown_is_not_touched(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path, make: Any, says: str
+) -> None:
+    record = make(seed)
+    before = found(tmp_path, record)
+
+    ran = oncekey("resolve", record.hex(), "--as", "released", "--reason", "r", "--yes")
+
+    assert ran.code == 2
+    assert says in ran.err
+    assert ran.out == ""
+    after = found(tmp_path, record)
+    assert (after.state, after.fence, after.token) == (before.state, before.fence, before.token)
+
+
+def test_a_step_that_must_not_be_repeated_cannot_be_released(
+    oncekey: Oncekey, url: str, tmp_path: Path
+) -> None:
+    seed = Seed(SqliteStore(tmp_path / "keys.db"))
+    record = seed.unknown("order-17", begun="charge")
+    seed.close()
+
+    ran = oncekey("resolve", record.hex(), "--as", "released", "--reason", "r", "--yes")
+
+    assert ran.code == 2
+    assert "'charge'" in ran.err
+    assert found(tmp_path, record).state is State.UNKNOWN
+
+
+def test_no_such_record(oncekey: Oncekey, seed: Seed) -> None:
+    seed.unknown("order-17")
+
+    ran = oncekey("resolve", "acme/POST /charges/order-18", "--as", "released", "--reason", "r")
+
+    assert ran.code == 1
+    assert "there is no record" in ran.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "state"), [("y\n", State.RELEASED), ("\n", State.UNKNOWN)])
+def test_on_a_terminal_it_asks(
+    oncekey: Oncekey,
+    seed: Seed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    state: State,
+) -> None:
+    record = seed.unknown("order-17")
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+
+    ran = oncekey("resolve", record.hex(), "--as", "released", "--reason", "r")
+
+    assert "Resolve it as released: the next retry runs it? [y/N]" in ran.err
+    assert ran.code == (0 if state is State.RELEASED else 2)
+    assert found(tmp_path, record).state is state
+
+
+def test_without_a_terminal_it_does_nothing_unasked(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = seed.unknown("order-17")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+    ran = oncekey("resolve", record.hex(), "--as", "released", "--reason", "r")
+
+    assert ran.code == 2
+    assert "--yes" in ran.err
+    assert found(tmp_path, record).state is State.UNKNOWN
+
+
+def test_the_list_of_what_is_unknown(oncekey: Oncekey, seed: Seed) -> None:
+    seed.completed("done")
+    record = seed.unknown("order-17")
+
+    listed = json.loads(oncekey("list", "--unknown", "--json").out)["records"]
+
+    assert [shown["id"] for shown in listed] == [record.hex()]
