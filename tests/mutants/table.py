@@ -342,8 +342,8 @@ ENGINE = (
     Mutant(
         "a blocked operation runs again",
         "core/lifecycle.py",
-        "        return Action.DOUBT if blocked else Action.RUN_AGAIN\n",
-        "        return Action.RUN_AGAIN\n",
+        '    if "block" in declared or ("ask" in declared and policy.ask is None):\n',
+        '    if "ask" in declared and policy.ask is None:\n',
         ASGI,
         "test_e34_block_declares_the_outcome_unknown",
     ),

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.table import MUTANTS, Mutant
+from tests.mutants import table
+from tests.mutants.durable import DURABLE
+from tests.mutants.table import Mutant
+
+MUTANTS = table.MUTANTS | DURABLE
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0

@@ -1,0 +1,147 @@
+"""Mutants of what outlives a process or a release: steps, forwarded keys, versions of answers."""
+
+from __future__ import annotations
+
+from tests.mutants.table import Mutant
+
+LIFECYCLE = "core/lifecycle.py"
+HOLDING = "tests/test_holding.py"
+STEPS = "tests/test_steps.py"
+FORWARD = "tests/client/test_forward.py"
+
+_VERSIONS = (
+    Mutant(
+        "a kept answer's version is not compared",
+        LIFECYCLE,
+        "            current = record.schema_version == policy.schema_version\n",
+        "            current = True\n",
+        HOLDING,
+        "test_a_refusal_says_what_was_done_and_where",
+    ),
+    Mutant(
+        "the version is not kept",
+        "guard.py",
+        "            schema_version=policy.schema_version,\n",
+        "",
+        HOLDING,
+        "test_the_version_is_kept_with_the_record",
+    ),
+    Mutant(
+        "an older process undoes a newer one's answer",
+        LIFECYCLE,
+        ' or (policy.stale == "rerun" and old > new):\n',
+        ":\n",
+        HOLDING,
+        "test_running_anew_replaces_the_answer",
+    ),
+    Mutant(
+        "what its own release blocked is run anew",
+        LIFECYCLE,
+        'Action.RUN_AGAIN if record.recovery in ("rerun", "resume") else Action.STALE',
+        "Action.RUN_AGAIN",
+        HOLDING,
+        "test_what_its_own_release_would_not_repeat_is_refused",
+    ),
+    Mutant(
+        "what is run anew counts as a first attempt",
+        LIFECYCLE,
+        '"run anew", True, found.attempt + 1, 0',
+        '"run anew", True, 1, 0',
+        HOLDING,
+        "test_p5_what_is_run_anew_stays_bound_to_its_request",
+    ),
+    Mutant(
+        "what is run anew keeps its steps",
+        LIFECYCLE,
+        '"run anew", True, found.attempt + 1, 0',
+        '"run anew", False, found.attempt + 1, 0',
+        HOLDING,
+        "test_what_is_run_anew_takes_all_its_steps_again",
+    ),
+    Mutant(
+        "the converted answer is remembered and converted again",
+        "holding.py",
+        "        return self._replay(record, answer, ago_s)\n",
+        "        self._recent.keep(replace(record, answer=answer), 0.0)  # type: ignore\n"
+        "        return self._replay(record, answer, ago_s)\n",
+        HOLDING,
+        "test_p3_an_upcast_gives_every_retry_the_same_bytes",
+    ),
+    Mutant(
+        "a failing upcast is an answer as it was",
+        "holding.py",
+        "            return Refuse(refusals.not_upcast(record, new))\n",
+        "            answer = kept\n",
+        HOLDING,
+        "test_an_upcast_that_fails_is_told_and_logged_and_changes_nothing",
+    ),
+    Mutant(
+        "of two ways the one that was registered first is taken",
+        "core/versions.py",
+        "in sorted(self._upcasts.get(here, {}).items()):",
+        "in self._upcasts.get(here, {}).items():",
+        "tests/core/test_versions.py",
+        "test_p3_every_process_takes_the_same_way_whatever_was_registered_first",
+    ),
+)
+
+_STEPS = (
+    Mutant(
+        "a handler repeats by itself what must not be repeated",
+        "steps.py",
+        "        if name in self._begun:\n",
+        "        if not name:\n",
+        STEPS,
+        "test_at_most_once_is_not_repeated_by_its_own_attempt_either",
+    ),
+    Mutant(
+        "what was only begun is forgotten by a refusal",
+        "steps.py",
+        "        return bool(self._taken or self._begun or self._known)\n",
+        "        return bool(self._taken or self._known)\n",
+        STEPS,
+        "test_at_most_once_that_began_is_no_attempt_without_effect",
+    ),
+    Mutant(
+        "two steps share a name",
+        "steps.py",
+        "        if name in self._taken:\n",
+        "        if not name:\n",
+        STEPS,
+        "test_each_step_has_a_name_of_its_own",
+    ),
+    Mutant(
+        "the record is left out of the child key",
+        "steps.py",
+        '    parts = [b"oncekey/child/1", record_id, as_bytes(name)]\n',
+        '    parts = [b"oncekey/child/1", as_bytes(name)]\n',
+        STEPS,
+        "test_e47_a_child_key_is_the_same_over_all_attempts_and_differs_otherwise",
+    ),
+    Mutant(
+        "a retry within a step gets a new key",
+        "client/forward.py",
+        "calls.key_for((method, address))",
+        "calls.key_for(object())",
+        FORWARD,
+        "test_a_retry_within_a_step_has_the_same_key_though_its_words_differ",
+    ),
+    Mutant(
+        "a prepared request carries one step's key into another",
+        "client/forward.py",
+        "            if given_by is calls:\n",
+        "            if given_by:\n",
+        FORWARD,
+        "test_a_prepared_request_does_not_carry_one_steps_key_into_another",
+    ),
+    Mutant(
+        "a key of one's own is overwritten",
+        "client/forward.py",
+        " or method not in METHODS or self._header in headers:\n",
+        " or method not in METHODS:\n",
+        FORWARD,
+        "test_a_key_of_ones_own_stays",
+    ),
+)
+
+DURABLE = {mutant.name: mutant for mutant in (*_VERSIONS, *_STEPS)}
