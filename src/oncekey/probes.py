@@ -16,6 +16,8 @@ PROBES = (
     "before_step",  # a step had its effect, its result is not kept
     "after_step",  # its result is kept, the next has not begun
     "before_complete",  # the answer is about to be recorded
+    "before_commit",  # atomic: rows and answer are written, nobody can see them
+    "after_commit",  # atomic: everybody can, not one byte is sent
     "after_complete",  # recorded, not one byte of it is sent
     "after_send",  # everything is done
     "before_release",  # the handler failed, the record still runs

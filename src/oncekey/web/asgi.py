@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from oncekey.atomic import Adapter
 from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -53,6 +54,7 @@ class IdempotencyMiddleware:
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
         recent_s: float = RECENT_S,
+        atomic: Adapter | None = None,
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
         self.app = app
@@ -65,6 +67,7 @@ class IdempotencyMiddleware:
             hooks=hooks,
             status_path=status_path,
             recent_s=recent_s,
+            atomic=atomic,
         )
         self.gatherer = self.edge.runtime.async_gatherer
         self._running: set[asyncio.Task[None]] = set()

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey import attempt as attempts
 from oncekey.attempt import Attempt
-from oncekey.core.op import arun
 from oncekey.core.problem import Problem
 from oncekey.core.record import Answer
-from oncekey.guard import Bypass, Execute, Refuse, Replay
+from oncekey.guard import Bypass, Decision, Execute, Refuse, Replay
 from oncekey.web import messages
 from oncekey.web.asgi_run import Run
 from oncekey.web.messages import Message, Receive, Scope, Send
@@ -68,9 +67,10 @@ class LateRun(Run):
         guard, policy = edge.guard, self._route.policy
         claim = guard.claim(call, policy)
         try:
-            decision = await arun(guard.begin(call, policy, claim), self._ask)
+            decision: Decision = await self._drive(guard.begin(call, policy, claim))
         except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            middleware.forget(claim)
+            if self._unit is None:
+                middleware.forget(claim)
             raise
         match decision:
             case Execute(attempt):
@@ -103,7 +103,7 @@ class LateRun(Run):
                 raise
         finally:
             if self._held is not None:
-                self._edge.heartbeat.drop(self._held)
+                await self._let_go(self._held)
 
     async def _captured(self, message: Message) -> None:
         if self._held is not None:

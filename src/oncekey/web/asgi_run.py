@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from oncekey import attempt as attempts
 from oncekey import learning
 from oncekey.attempt import Attempt
-from oncekey.core.op import arun
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer
 from oncekey.guard import (
@@ -44,11 +43,11 @@ class Run:
     """One guarded request, from decision to the last byte."""
 
     __slots__ = (
-        "_ask",
         "_attempt",
         "_body",
         "_call",
         "_capture",
+        "_drive",
         "_edge",
         "_ended",
         "_flowing",
@@ -58,6 +57,7 @@ class Run:
         "_scope",
         "_send",
         "_silenced",
+        "_unit",
     )
 
     def __init__(
@@ -71,8 +71,9 @@ class Run:
         body: bytes,
     ) -> None:
         self._middleware = middleware
-        self._ask = middleware.gatherer.ask
         self._edge = middleware.edge
+        self._unit = middleware.edge.async_unit(route.policy)
+        self._drive = (self._unit or middleware.edge.runtime).drive
         self._scope = scope
         self._receive_from_client = receive
         self._send = send
@@ -87,9 +88,10 @@ class Run:
         guard, policy = self._edge.guard, self._route.policy
         claim = guard.claim(self._call, policy)
         try:
-            decision = await arun(guard.begin(self._call, policy, claim), self._ask)
+            decision = await self._drive(guard.begin(self._call, policy, claim))
         except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            self._middleware.forget(claim)
+            if self._unit is None:
+                self._middleware.forget(claim)
             raise
         match decision:
             case Execute(attempt):
@@ -110,7 +112,7 @@ class Run:
         op = self._edge.guard.take_up(
             orphan.record, self._call, self._route.policy, orphan.looked_at
         )
-        taken = await arun(op, self._ask)
+        taken = await self._drive(op)
         if taken is not None:
             await self._execute(taken.attempt)
         return taken is not None
@@ -124,9 +126,10 @@ class Run:
     def _hold(self, attempt: Attempt) -> None:
         """From here on the record is this request's, and what the application says is held back."""
         self._attempt = attempt
-        attempt.ports = self._edge.runtime.ports()
         self._capture = Capture(self._route.policy.answer_bytes_max)
-        self._edge.heartbeat.add(attempt)
+        if self._unit is None:
+            attempt.ports = self._edge.runtime.ports()
+            self._edge.heartbeat.add(attempt)
 
     def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -155,7 +158,14 @@ class Run:
             if not await self._survived(attempt, error):
                 raise
         finally:
+            await self._let_go(attempt)
+
+    async def _let_go(self, attempt: Attempt) -> None:
+        """The handler is over, and so is whatever it still holds."""
+        if self._unit is None:
             self._edge.heartbeat.drop(attempt)
+        else:
+            await self._unit.close()
 
     def _check_answered(self, attempt: Attempt) -> None:
         if not self._capture.complete and not attempt.finished:
@@ -173,7 +183,7 @@ class Run:
     async def _settle(self, attempt: Attempt) -> bool:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""
         learned = self._edge.learned(attempt, await learning.ask(attempt))
-        finished = await arun(self._edge.guard.learned(attempt, learned, self._call), self._ask)
+        finished = await self._drive(self._edge.guard.learned(attempt, learned, self._call))
         if finished is None:
             return False
         if isinstance(learned, Answer):
@@ -186,7 +196,7 @@ class Run:
         no_effect = attempt.verdict is Verdict.NO_EFFECT
         verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
         op = self._edge.guard.conclude(attempt, verdict, None, self._call)
-        finished = await arun(op, self._ask)
+        finished = await self._drive(op)
         if isinstance(finished, Given):
             return False
         await self._answer(finished)
@@ -227,7 +237,7 @@ class Run:
         verdict = edge.verdict(attempt, capture)
         kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
         op = edge.guard.conclude(attempt, verdict, kept, self._call)
-        await self._answer(await arun(op, self._ask))
+        await self._answer(await self._drive(op))
 
     async def _answer(self, finished: Finished) -> None:
         """Tell the client how it ended."""

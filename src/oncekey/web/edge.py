@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from oncekey.atomic import Adapter, AsyncUnit, Unit, check
 from oncekey.attempt import Attempt, failed_honestly
 from oncekey.clock import Clock
 from oncekey.core import fingerprint as fingerprints
@@ -80,6 +81,7 @@ class Edge:
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
         recent_s: float = RECENT_S,
+        atomic: Adapter | None = None,
         clock: Clock | None = None,
     ) -> None:
         check_callable(tenant)
@@ -96,6 +98,8 @@ class Edge:
         )
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
+        check(atomic, self.store, self.routes.named)
+        self.adapter = atomic
         self._too_large: set[str] = set()
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
@@ -207,6 +211,21 @@ class Edge:
         lines = request.headers.all(stamp.name)
         return check_first_sent(lines, stamp.name, self.clock.wall(), route.policy.retention_s)
 
+    # ------------------------------------------------------------------------- atomic mode
+
+    def unit(self, policy: Policy) -> Unit | None:
+        """What runs a request in one transaction, where its policy says so; for threads."""
+        if not policy.atomic or self.adapter is None:
+            return None
+        return Unit(self.adapter, self.store, policy.atomic_s_max, self.runtime.gatherer.ask)
+
+    def async_unit(self, policy: Policy) -> AsyncUnit | None:
+        """The same for an event loop."""
+        if not policy.atomic or self.adapter is None:
+            return None
+        ask = self.runtime.async_gatherer.ask
+        return AsyncUnit(self.adapter, self.store, policy.atomic_s_max, ask)
+
     # ------------------------------------------------------------------- judging an answer
 
     def verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
@@ -232,7 +251,7 @@ class Edge:
 
     def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
         """Whether a handler that raised may be run again at once."""
-        return failed_honestly(attempt, error)
+        return attempt.policy.atomic or failed_honestly(attempt, error)
 
     def kept(self, attempt: Attempt, capture: Capture) -> Answer:
         """What of an answer is stored."""
@@ -260,7 +279,7 @@ class Edge:
         """Begin housekeeping, and say once which operations run again after a crash."""
         if not self.runtime.start():
             return
-        if rerun := self.routes.named(lambda policy: policy.recovery == "rerun"):
+        if rerun := self.routes.named(lambda p: p.recovery == "rerun" and not p.atomic):
             log.warning(
                 "if a process dies while it runs one of these, a retry runs it again: %s. Where "
                 "that could repeat an effect outside the database, set Policy(recovery='block')",

@@ -1,0 +1,59 @@
+"""Combinations that cannot work are refused when the program starts, with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oncekey.atomic.unit import Adapter
+from oncekey.core.policy import Policy
+from oncekey.errors import Misuse
+from oncekey.stores.base import Store
+
+ADAPTERS = {
+    "postgres": "Asyncpg(pool), Psycopg(pool), AsyncPsycopg(pool), SQLAlchemy(engine), "
+    "AsyncSQLAlchemy(engine) or Django()",
+    "sqlite": "Sqlite(), SQLAlchemy(engine) or Django()",
+}
+LEASE_SHARE = 3
+"""On SQLite others renew their leases only when no atomic handler runs: a few must fit into one."""
+
+
+def check(
+    adapter: Adapter | None,
+    store: Store,
+    named: Callable[[Callable[[Policy], bool]], list[str]],
+) -> None:
+    """`named` gives the routes whose policy meets a condition."""
+    routes = ", ".join(named(lambda policy: policy.atomic))
+    if not routes:
+        if adapter is not None:
+            raise Misuse("atomic=… is given, but no policy says Policy(atomic=True)")
+        return
+    fitting = ADAPTERS.get(store.name)
+    if fitting is None:
+        raise Misuse(
+            f"Policy(atomic=True) of {routes}: records in {store.name} cannot commit with rows of "
+            "a database. Name that database as store=…, postgresql:// or sqlite://"
+        )
+    if adapter is None:
+        raise Misuse(
+            f"Policy(atomic=True) of {routes} needs to know where its rows are: add "
+            f"atomic=oncekey.atomic.… to the middleware, one of {fitting}"
+        )
+    if adapter.engine != store.name:
+        raise Misuse(
+            f"atomic={type(adapter).__name__}(…) is for {adapter.engine}, but the records are in "
+            f"{store.name}: they commit together only in one database. Use {fitting}, or name "
+            "the other database as store=…"
+        )
+    if store.name == "sqlite":
+        _check_time(named)
+
+
+def _check_time(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
+    late = named(lambda p: p.atomic and p.atomic_s_max >= p.lease_s / LEASE_SHARE)
+    if late:
+        raise Misuse(
+            f"Policy(atomic_s_max=…) of {', '.join(late)} must be less than a third of lease_s: "
+            "on SQLite nobody else writes while an atomic handler runs, renewals of leases neither"
+        )

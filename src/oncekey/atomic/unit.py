@@ -1,0 +1,173 @@
+"""Driving one atomic operation: its transaction on one side, the store's own connections on the
+other.
+
+`Unit` blocks and `AsyncUnit` awaits; which of them an adapter is for, it says by its `awaited`. A
+blocking adapter serves an event loop too, in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
+from oncekey.core.op import Op, arun, run
+from oncekey.decision import Execute
+from oncekey.errors import OncekeyError, StoreUnavailable
+from oncekey.stores.base import Store
+
+
+class Transaction(Protocol):
+    """An open transaction. Each method awaits or blocks, as its adapter does."""
+
+    connection: Any
+    """What the handler gets."""
+
+    def ask(self, question: Any) -> Any:
+        """Ask a question of the store's, within it."""
+
+    def flush(self) -> Any:
+        """Write what a session still holds back."""
+
+    def commit(self) -> Any:
+        """Commit, and give the connection back, whatever happens."""
+
+    def rollback(self) -> Any:
+        """Roll back, and give the connection back. Why it had ended before, if it had."""
+
+
+class Adapter(Protocol):
+    """Opens transactions where the application has its rows."""
+
+    engine: str
+    """The name of the store whose records can be there too."""
+    awaited: bool
+
+    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
+        """A `Transaction`, or None where somebody else has the id."""
+
+
+class Unit:
+    """One atomic operation, for callers that block."""
+
+    def __init__(
+        self, adapter: Adapter, store: Store, seconds_max: float, ask: Callable[[Any], Any]
+    ) -> None:
+        self._begin = adapter.begin
+        self._store = store
+        self._outside = ask
+        self._work = Work(store, seconds_max)
+        self._transaction: Transaction | None = None
+
+    def drive(self, op: Op[Any]) -> Any:
+        """Drive an operation of the engine within the transaction."""
+        try:
+            decided = run(self._work.drive(op), self._answer)
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(decided, Execute):
+            decided.attempt.connection = self._transaction and self._transaction.connection
+        return decided
+
+    def close(self) -> None:
+        """Roll back whatever is open."""
+        if self._transaction is not None:
+            self._roll_back()
+
+    def _answer(self, question: Any) -> Any:
+        try:
+            match question:
+                case Outside(outside):
+                    return self._outside(outside)
+                case Begin(record_id, seconds_max):
+                    self._transaction = self._begin(self._store, record_id, seconds_max)
+                    return self._transaction is not None
+                case Commit():
+                    transaction, self._transaction = self._transaction, None
+                    return transaction and transaction.commit()
+                case Rollback():
+                    return self._roll_back()
+                case Flush():
+                    return self._transaction and self._transaction.flush()
+            return self._transaction and self._transaction.ask(question)
+        except Exception as error:
+            raise _judged(error, question) from error
+
+    def _roll_back(self) -> Any:
+        transaction, self._transaction = self._transaction, None
+        return transaction and transaction.rollback()
+
+
+class AsyncUnit:
+    """One atomic operation, for an event loop."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        store: Store,
+        seconds_max: float,
+        ask: Callable[[Any], Awaitable[Any]],
+    ) -> None:
+        self._begin = adapter.begin
+        self._threaded = not adapter.awaited
+        self._store = store
+        self._outside = ask
+        self._work = Work(store, seconds_max)
+        self._transaction: Transaction | None = None
+
+    async def drive(self, op: Op[Any]) -> Any:
+        """Drive an operation of the engine within the transaction."""
+        try:
+            decided = await arun(self._work.drive(op), self._answer)
+        except BaseException:
+            await self.close()
+            raise
+        if isinstance(decided, Execute):
+            decided.attempt.connection = self._transaction and self._transaction.connection
+        return decided
+
+    async def close(self) -> None:
+        """Roll back whatever is open."""
+        if self._transaction is not None:
+            await self._roll_back()
+
+    async def _answer(self, question: Any) -> Any:
+        try:
+            match question:
+                case Outside(outside):
+                    return await self._outside(outside)
+                case Begin(record_id, seconds_max):
+                    begun = self._do(self._begin, self._store, record_id, seconds_max)
+                    self._transaction = await begun
+                    return self._transaction is not None
+                case Commit():
+                    transaction, self._transaction = self._transaction, None
+                    return transaction and await self._do(transaction.commit)
+                case Rollback():
+                    return await self._roll_back()
+                case Flush():
+                    return self._transaction and await self._do(self._transaction.flush)
+            return self._transaction and await self._do(self._transaction.ask, question)
+        except Exception as error:
+            raise _judged(error, question) from error
+
+    async def _roll_back(self) -> Any:
+        transaction, self._transaction = self._transaction, None
+        return transaction and await self._do(transaction.rollback)
+
+    def _do(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        if self._threaded:
+            return asyncio.to_thread(function, *args)
+        awaited: Awaitable[Any] = function(*args)
+        return awaited
+
+
+def _judged(error: Exception, question: Any) -> Exception:
+    """A driver's failure at our statements is the database's; at a flush it is the handler's."""
+    if isinstance(error, OncekeyError) or isinstance(question, Flush):
+        return error
+    return StoreUnavailable(
+        f"{type(error).__name__}: {error}", sent=not isinstance(question, Begin)
+    )

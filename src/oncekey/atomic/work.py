@@ -1,0 +1,330 @@
+"""One atomic operation: claim, business rows and kept answer commit in one transaction.
+
+It is the engine's own `begin` and `conclude`, with another way to answer the verbs that they ask.
+An `Insert` becomes: take the id for as long as this transaction lasts, and look. A take-over is
+remembered. The completion carries all of it out at once, and commits; a release rolls back, and
+nothing was ever there. So until the end nothing of ours stands in the tables that others could find
+or wait for, a crash leaves nothing, and no lease is needed.
+
+A commit whose acknowledgement was lost is looked up (P9): whoever holds the id again after it can
+be sure that its transaction is over, and the record says by its token which way.
+
+Like all of the engine this is made of generators. What they yield is a `Begin`, `Flush`, `Commit`,
+`Rollback` or `Outside`; anything else is a question to the store, asked within the transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from oncekey.core import refusals
+from oncekey.core.op import Op, Pause
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.record import Answer, Claim, Glimpse, Record, State
+from oncekey.core.value import value
+from oncekey.core.verbs import (
+    Done,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Refused,
+    Swap,
+    Verb,
+)
+from oncekey.decision import Bypass, Execute, Finished, Given, Refuse, Unstored
+from oncekey.errors import Misuse, StoreError, StoreUnavailable
+from oncekey.probes import probe
+from oncekey.stores import postgres_atomic
+from oncekey.stores.base import Store
+from oncekey.stores.postgres_atomic import Held
+
+_log = logging.getLogger("oncekey")
+T = TypeVar("T")
+
+
+@value
+class Begin:
+    """Open a transaction on a connection of its own. → whether the id may be had at all"""
+
+    id: bytes
+    seconds_max: float
+
+
+@value
+class Flush:
+    """Write what the handler's session still holds back."""
+
+
+@value
+class Commit:
+    """Commit, and give the connection back."""
+
+
+@value
+class Rollback:
+    """Roll back, and give the connection back. Never fails: what is not committed is gone."""
+
+
+@value
+class Outside:
+    """Ask on the store's own connections, apart from the transaction."""
+
+    question: Verb | Pause
+
+
+@value
+class Undone:
+    """Why nothing of it happened, and what its client is told."""
+
+    why: str
+    told: Given | Refuse
+
+
+class Work:
+    """One request in atomic mode."""
+
+    def __init__(self, store: Store, seconds_max: float) -> None:
+        self._store = store
+        self._postgres = store.name == "postgres"
+        self._seconds_max = seconds_max
+        self._claim: Claim
+        self._open = False
+        self._held = False
+        self._take: Swap | None = None
+        self._in_doubt = False
+        self._undone: Undone | None = None
+
+    def drive(self, op: Op[T]) -> Op[T | Finished]:
+        """Drive an operation of the engine, with its verbs answered by the transaction.
+
+        What it decides stands, but for three things: a handler cannot run without a transaction,
+        nothing is left to forget, and what was undone is not said to have happened.
+        """
+        decided = yield from self._through(op)
+        if isinstance(decided, Execute) or decided is None:
+            return decided
+        yield from self.close()
+        if self._undone is not None:
+            _log.error("%s was undone: %s", self._claim.operation, self._undone.why)
+            return self._undone.told
+        if isinstance(decided, Bypass):
+            return Refuse(refusals.store_down())
+        if isinstance(decided, Unstored):
+            return Refuse(refusals.unrecorded(1.0))
+        if isinstance(decided, Refuse) and decided.lost_claim is not None:
+            return Refuse(decided.problem)
+        return decided
+
+    def close(self) -> Op[None]:
+        """Roll back whatever is open."""
+        if self._open:
+            self._open = self._held = False
+            why = yield Rollback()
+            if why is not None:
+                self._undo(why)
+
+    def _undo(self, why: str, answer: Answer | None = None) -> None:
+        """Nothing of it happened. A handler that says so itself is heard, but not kept."""
+        failed = answer is not None and answer.status >= 400
+        self._undone = Undone(why, Given() if failed else Refuse(_undone(why)))
+
+    # -------------------------------------------------------------- another way to answer verbs
+
+    def _through(self, op: Op[T]) -> Op[T]:
+        try:
+            question = next(op)
+            while True:
+                try:
+                    answer = yield from self._answer(question)
+                except Exception as error:
+                    question = op.throw(error)
+                else:
+                    question = op.send(answer)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _answer(self, verb: Any) -> Op[Any]:
+        match verb:
+            case Insert(claim):
+                self._claim = claim
+                return (yield from self._insert())
+            case Peek():
+                return (yield from self._peek())
+            case Swap(new_token=token, to=State.RUNNING) if token == self._claim.token:
+                return (yield from self._remember(verb))
+            case Swap(token=token) if token == self._claim.token:
+                return (yield from self._end(verb))
+        return (yield Outside(verb))
+
+    def _insert(self) -> Op[Inserted | Found]:
+        self._take = None
+        if not self._postgres:  # replays need not wait for whoever writes
+            found: Record | None = yield Outside(Find(self._claim.id))
+            if found is not None:
+                return Found(found)
+        held = yield from self._hold()
+        if held.record is None or _free(held.record):
+            if not held.ours:
+                yield from self.close()
+                return Found(_in_flight(self._claim))
+            if held.record is None:
+                return Inserted(0)
+        return Found(held.record)
+
+    def _hold(self) -> Op[Held]:
+        """Begin, and take the id."""
+        yield from self.close()
+        self._open = yield Begin(self._claim.id, self._seconds_max)
+        if not self._open:
+            return Held(False, None)
+        if self._postgres:
+            held = yield from postgres_atomic.hold(self._claim)
+        else:
+            [record] = yield from self._store.perform([Find(self._claim.id)])
+            held = Held(True, record)
+        self._held = held.ours
+        return held
+
+    def _peek(self) -> Op[Glimpse | None]:
+        """For those who wait: what holds the id is a transaction, or a record that says so."""
+        held = yield from self._hold()
+        yield from self.close()
+        if held.record is not None and (held.ours or not _free(held.record)):
+            return Glimpse(held.record.state, held.record.fence, held.record.lease_left_s)
+        return None if held.ours else Glimpse(State.RUNNING, 0, self._claim.lease_s)
+
+    def _remember(self, take: Swap) -> Op[Done | Refused]:
+        """Whether it may be taken over is for the end to say: nobody's record is locked so long."""
+        if not self._held:
+            held = yield from self._hold()
+            if not held.ours:
+                yield from self.close()
+                return Refused(held.record or _in_flight(self._claim))
+            found = held.record
+            if found is None or (found.fence, found.token) != (take.fence, take.token):
+                return Refused(found)
+        self._take = take
+        return Done(take.fence)
+
+    # ------------------------------------------------------------------------------- the end
+
+    def _end(self, swap: Swap) -> Op[Done | Refused]:
+        if self._in_doubt:
+            return (yield from self._look_up())
+        if swap.to is State.RELEASED:
+            yield from self.close()
+            return Done(swap.fence)
+        yield Flush()
+        try:
+            fence = yield from self._write(swap)
+        except (StoreError, Misuse) as error:
+            self._undo(str(error), swap.answer)
+            fence = None
+        if fence is None:
+            return (yield from self._refused())
+        probe("before_commit")
+        self._open = False
+        try:
+            yield Commit()
+        except StoreUnavailable:
+            self._in_doubt = True
+            raise
+        probe("after_commit")
+        return Done(fence)
+
+    def _write(self, swap: Swap) -> Op[int | None]:
+        """The record's fence, None if it is another's by now."""
+        claim, perform = self._claim, self._store.perform
+        if self._postgres:
+            if self._take is None and swap.to is State.COMPLETED:
+                ours, fence = yield from postgres_atomic.settle(claim, swap)
+            else:
+                ours = yield from postgres_atomic.is_ours(claim)
+            if not ours:
+                raise Misuse(
+                    "the handler ended the transaction itself, so its rows do not go with its "
+                    "answer: leave commit and rollback to oncekey, and use a savepoint to undo a "
+                    "part"
+                )
+            if self._take is None:
+                return fence
+        [taken] = yield from perform([self._take or Insert(claim)])
+        if not isinstance(taken, Done | Inserted):
+            return None
+        [done] = yield from perform([replace(swap, fence=taken.fence)])
+        return done.fence if isinstance(done, Done) else None
+
+    def _refused(self) -> Op[Refused]:
+        """Nothing is committed; what stands there instead, unless that is nothing."""
+        yield from self.close()
+        if self._undone is not None:
+            return Refused(None)
+        found = yield Outside(Find(self._claim.id))
+        return Refused(found)
+
+    def _look_up(self) -> Op[Done | Refused]:
+        """What became of a commit that nobody acknowledged."""
+        held = yield from self._hold()
+        found = held.record
+        if held.ours and self._postgres:  # look again: the first look was older than the lock
+            [found] = yield from self._store.perform([Find(self._claim.id)])
+        yield from self.close()
+        if found is not None and found.token == self._claim.token:
+            return Done(found.fence)
+        if not held.ours and (found is None or _free(found)):
+            raise StoreUnavailable("a commit is not known to be over")
+        if found is None or _free(found):
+            self._undo("its commit failed")
+        return Refused(found)
+
+
+def _free(record: Record) -> bool:
+    """Whether somebody could run it: then it matters who has the id."""
+    ended = record.state in (State.COMPLETED, State.UNKNOWN) and not record.expired
+    return not ended and not (record.state is State.RUNNING and not record.lapsed)
+
+
+def _in_flight(claim: Claim) -> Record:
+    """What can be said of whoever holds the id: that it is under way. Which request it is will be
+    known when it commits.
+    """
+    return Record(
+        id=claim.id,
+        token=b"",
+        tenant=claim.tenant,
+        operation=claim.operation,
+        key=claim.key,
+        fingerprint=claim.fingerprint,
+        fingerprint_version=claim.fingerprint_version,
+        lease_s=claim.lease_s,
+        retention_s=claim.retention_s,
+        recovery=claim.recovery,
+        schema_version=claim.schema_version,
+        field_digests=claim.field_digests,
+        state=State.RUNNING,
+        fence=0,
+        attempt=1,
+        lapses=0,
+        beat=0,
+        no_effect=False,
+        answer=None,
+        resource_id=None,
+        age_s=0.0,
+        lease_left_s=claim.lease_s,
+        expires_in_s=claim.lease_s + claim.retention_s,
+    )
+
+
+def _undone(why: str) -> Problem:
+    return Problem(
+        Kind.STORE_UNAVAILABLE,
+        "The request was undone before it was answered: nothing of it happened. Retry with the "
+        "same key.",
+        retryable=True,
+        retry_after_s=1.0,
+    )
