@@ -29,7 +29,7 @@ from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
-from oncekey.guard import Call, Replay, Stored
+from oncekey.guard import Call, Finished, Given, Refuse, Replay, Stored, Unstored
 from oncekey.recent import RECENT_S
 from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
@@ -272,6 +272,29 @@ class Edge:
 
     def refusal(self, problem: Problem) -> Answer:
         return profiles.render(problem, self.profile)
+
+    def answer(self, finished: Finished, capture: Capture, key: str) -> Answer | None:
+        """What is sent, once it is known how an attempt ended. None: the application's own answer,
+        with the headers that it has in `capture` now; else: this one instead.
+        """
+        match finished:
+            case Stored(_, recorded):
+                if recorded is not None:
+                    capture.replace(recorded)
+                headers = self.first(capture, key, finished)
+                if recorded is not None:
+                    return Answer(recorded.status, tuple(headers), recorded.body)
+                capture.headers = headers
+                return None
+            case Given():
+                return None
+            case Unstored():
+                capture.headers.append(UNSTORED)
+                return None
+            case Replay():
+                return self.replayed(finished, key)
+            case Refuse(problem):
+                return self.refusal(problem)
 
     # ------------------------------------------------------------------------ start and end
 

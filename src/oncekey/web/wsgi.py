@@ -33,8 +33,6 @@ from oncekey.guard import (
     Given,
     Refuse,
     Replay,
-    Stored,
-    Unstored,
 )
 from oncekey.probes import probe
 from oncekey.recent import RECENT_S
@@ -215,7 +213,7 @@ class IdempotencyMiddleware:
         verdict = edge.verdict(attempt, capture)
         kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
         finished: Finished = self.ask(edge.guard.conclude(attempt, verdict, kept, call))
-        return self._answer(finished, capture, call)
+        return self.edge.answer(finished, capture, call.key)
 
     def _settle(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
         """Ask what became of the attempt that died; the answer, None if the handler is to run."""
@@ -225,7 +223,7 @@ class IdempotencyMiddleware:
             return None
         if isinstance(learned, Answer):
             capture.replace(learned)
-        answer = self._answer(finished, capture, call)
+        answer = self.edge.answer(finished, capture, call.key)
         return answer or Answer(capture.status, tuple(capture.headers), capture.body())
 
     def _conclude_failed(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
@@ -233,29 +231,9 @@ class IdempotencyMiddleware:
         no_effect = attempt.verdict is Verdict.NO_EFFECT
         verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
         finished: Finished = self.ask(self.edge.guard.conclude(attempt, verdict, None, call))
-        return None if isinstance(finished, Given) else self._answer(finished, capture, call)
-
-    def _answer(self, finished: Finished, capture: Capture, call: Call) -> Answer | None:
-        """None: send the application's own answer; else: send this one instead."""
-        edge = self.edge
-        match finished:
-            case Stored(_, recorded):
-                if recorded is not None:
-                    capture.replace(recorded)
-                headers = edge.first(capture, call.key, finished)
-                if recorded is not None:
-                    return Answer(recorded.status, tuple(headers), recorded.body)
-                capture.headers = headers
-                return None
-            case Given():
-                return None
-            case Unstored():
-                capture.headers.append(UNSTORED)
-                return None
-            case Replay():
-                return edge.replayed(finished, call.key)
-            case Refuse(problem):
-                return edge.refusal(problem)
+        return (
+            None if isinstance(finished, Given) else self.edge.answer(finished, capture, call.key)
+        )
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = environs.request(environ)
