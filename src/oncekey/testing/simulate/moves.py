@@ -15,7 +15,7 @@ def name_of(verb: Swap) -> str:
     """Which transition a swap asks for, by what it would do."""
     if verb.claim is not None:
         if verb.fresh:
-            return "start over" if verb.when is When.EXPIRED else "run anew"
+            return "start over" if verb.attempt == 1 else "run anew"
         return "run again" if verb.state is State.RELEASED else "take over"
     match verb.to:
         case State.RUNNING:
