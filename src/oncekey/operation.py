@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import dataclasses
 import inspect
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey import learning
+from oncekey.atomic import AsyncUnit, Unit
+from oncekey.atomic.callers import AsyncCallers, Callers
 from oncekey.attempt import Attempt, failed_honestly
 from oncekey.core import result as results
 from oncekey.core.op import Op
@@ -36,6 +38,7 @@ from oncekey.decision import (
 )
 from oncekey.errors import (
     InFlight,
+    LeaseLost,
     Mismatch,
     Misuse,
     NotKept,
@@ -44,6 +47,7 @@ from oncekey.errors import (
     StoreUnavailable,
     Unknown,
 )
+from oncekey.guard import Guard
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.runtime import Runtime
@@ -125,7 +129,7 @@ class Operation:
         self._warns = self.policy.recovery == "rerun"
         if redelivered and self.policy.recovery == "resume":
             # A later delivery continues either way; the recoverer would only give it up too early.
-            self.policy = dataclasses.replace(self.policy, recovery="rerun")
+            self.policy = replace(self.policy, recovery="rerun")
 
     # ------------------------------------------------------------------------------- to run one
 
@@ -227,6 +231,58 @@ class Operation:
         finally:
             runtime.heartbeat.drop(attempt)
 
+    # ------------------------------------------------------------------ the caller's transaction
+
+    async def run_in(self, transaction: Any, call: Call, work: Callable[[], Any]) -> Outcome:
+        """Run `work`, and record that in a transaction of the caller's: it counts if and only if
+        the caller commits. Whatever must not be committed is raised.
+        """
+        guard, policy = self._joining()
+        ask = self.runtime.async_gatherer.ask
+        unit = AsyncUnit(AsyncCallers(transaction), self.runtime.store, policy.atomic_s_max, ask)
+        decision = await unit.drive(guard.begin(call, policy))
+        if not isinstance(decision, Execute):
+            return _outcome(decision, None)
+        with attempts.within(decision.attempt):
+            result = await _awaited(work())
+        answer = self._answer_in(decision.attempt, result)
+        ended = await unit.drive(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
+        return _committable(ended, answer)
+
+    def run_in_sync(self, transaction: Any, call: Call, work: Callable[[], Any]) -> Outcome:
+        """`run_in` for callers that block."""
+        guard, policy = self._joining()
+        ask = self.runtime.gatherer.ask
+        unit = Unit(Callers(transaction), self.runtime.store, policy.atomic_s_max, ask)
+        decision = unit.drive(guard.begin(call, policy))
+        if not isinstance(decision, Execute):
+            return _outcome(decision, None)
+        with attempts.within(decision.attempt):
+            result = _not_awaitable(work())
+        answer = self._answer_in(decision.attempt, result)
+        ended = unit.drive(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
+        return _committable(ended, answer)
+
+    def _joining(self) -> tuple[Guard, Policy]:
+        if self.policy.recovery == "ask":
+            raise Misuse(
+                f"{self.name}: Policy(recovery='ask') is for what can be left half done; a "
+                "transaction cannot"
+            )
+        if self.runtime.start():
+            atexit.register(self.runtime.close)
+        # Nobody waits with a transaction open.
+        return self.runtime.guard_in_transaction, replace(self.policy, in_flight="refuse")
+
+    def _answer_in(self, attempt: Attempt, result: Any) -> Answer:
+        probe("after_handler")
+        if attempt.verdict not in (None, Verdict.KEEP):
+            raise Misuse(
+                f"{self.name} called transient() or no_effect() in its caller's transaction, whose "
+                "rows would be committed all the same: raise an exception instead"
+            )
+        return Answer(200, _JSON, self._encode(result))
+
     # ----------------------------------------------------------------------- without a caller
 
     async def take_up(self, orphan: Orphan, call: Call, work: Callable[[], Any]) -> bool:
@@ -309,6 +365,16 @@ def _outcome(finished: Finished, own: object) -> Outcome:
             return Replayed(_result(answer))
         case Refuse(problem):
             return Declined(problem, sent=True)
+
+
+def _committable(finished: Finished, own: Answer) -> Outcome:
+    """Nobody but the caller can undo what `work` wrote, so the caller must hear of it."""
+    outcome = _outcome(finished, own)
+    if isinstance(outcome, Declined):
+        raise outcome.error()
+    if not isinstance(outcome, Ran):
+        raise LeaseLost("another call with this key was committed meanwhile: roll this one back")
+    return outcome
 
 
 def _result(answer: object) -> Any:

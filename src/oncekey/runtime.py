@@ -47,12 +47,15 @@ class Runtime:
         self.registry = registry_of(store)
         """Whoever can finish abandoned operations of this store adds itself here."""
         self.clock = clock or SystemClock()
+        told = Hooks(hooks)
         self.guard = Guard(
-            clock=self.clock,
-            hooks=Hooks(hooks),
-            retention_from=retention_from,
-            recent_s=recent_s,
+            clock=self.clock, hooks=told, retention_from=retention_from, recent_s=recent_s
         )
+        # A caller's transaction may find what it wrote itself, and then be rolled back.
+        self.guard_in_transaction = Guard(
+            clock=self.clock, hooks=told, retention_from=retention_from, recent_s=0.0
+        )
+        self.guard_in_transaction.tallies = self.guard.tallies
         self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
         self.sweeper = Sweeper(self.store, self.guard.tallies)
         self.gatherer = Gatherer(self.store)

@@ -133,6 +133,37 @@ class Inbox:
         call = self._call(message_id, tenant, payload)
         return _told(self._operation.run_sync(call, partial(handler, *args)))
 
+    async def handle_in(
+        self,
+        transaction: Any,
+        message_id: str,
+        handler: Callable[..., Any],
+        *args: Any,
+        tenant: str = SINGLE_TENANT,
+        payload: bytes = b"",
+    ) -> Outcome:
+        """`handle` within your transaction: the message counts as handled if and only if you
+        commit, together with the rows that the handler wrote there.
+
+        `transaction` is a connection or session with a transaction open, in the store's own
+        database. Commit, then acknowledge; roll back on every exception. A crash leaves nothing.
+        """
+        call = self._call(message_id, tenant, payload)
+        return _told(await self._operation.run_in(transaction, call, partial(handler, *args)))
+
+    def handle_in_sync(
+        self,
+        transaction: Any,
+        message_id: str,
+        handler: Callable[..., Any],
+        *args: Any,
+        tenant: str = SINGLE_TENANT,
+        payload: bytes = b"",
+    ) -> Outcome:
+        """`handle_in` for consumers that block."""
+        call = self._call(message_id, tenant, payload)
+        return _told(self._operation.run_in_sync(transaction, call, partial(handler, *args)))
+
     def _call(self, message_id: str, tenant: str, payload: bytes) -> Call:
         name = self._operation.name
         if not isinstance(message_id, str):

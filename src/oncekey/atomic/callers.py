@@ -1,0 +1,68 @@
+"""The caller's own transaction, for those who open, commit and roll back themselves.
+
+The other adapters own their transactions. This one only stands in one: its commit and its rollback
+are the caller's to do, so whatever is not to count must reach the caller as an exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncekey.stores import join
+from oncekey.stores.base import Store
+
+
+class Callers:
+    """A transaction that a caller has open, on a connection that blocks."""
+
+    engine = "any"
+    awaited = False
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
+        return _Callers(self._connection, join.blocking(store, self._connection))
+
+
+class _Callers:
+    def __init__(self, connection: Any, ask: join.Ask) -> None:
+        self.connection = connection
+        self.ask = ask
+
+    def flush(self) -> None:
+        """The caller's commit does."""
+
+    def commit(self) -> None:
+        """The caller does."""
+
+    def rollback(self) -> None:
+        """The caller does."""
+
+
+class AsyncCallers:
+    """The same on an async connection or session; a blocking one will do too."""
+
+    engine = "any"
+    awaited = True
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
+        return _AsyncCallers(self._connection, await join.awaited(store, self._connection))
+
+
+class _AsyncCallers:
+    def __init__(self, connection: Any, ask: join.AsyncAsk) -> None:
+        self.connection = connection
+        self.ask = ask
+
+    async def flush(self) -> None:
+        """The caller's commit does."""
+
+    async def commit(self) -> None:
+        """The caller does."""
+
+    async def rollback(self) -> None:
+        """The caller does."""
