@@ -6,8 +6,26 @@
 The handler finds its connection as `oncekey.current().connection` and writes its rows there.
 """
 
-from oncekey.atomic.check import check
-from oncekey.atomic.postgres import Asyncpg
+from oncekey.atomic.check import check, check_loop, check_thread
+from oncekey.atomic.django import Django
+from oncekey.atomic.postgres import Asyncpg, AsyncPsycopg, Psycopg
+from oncekey.atomic.sqlalchemy import AsyncSQLAlchemy, SQLAlchemy
+from oncekey.atomic.sqlite import Sqlite
 from oncekey.atomic.unit import Adapter, AsyncUnit, Transaction, Unit
 
-__all__ = ["Adapter", "AsyncUnit", "Asyncpg", "Transaction", "Unit", "check"]
+__all__ = [
+    "Adapter",
+    "AsyncPsycopg",
+    "AsyncSQLAlchemy",
+    "AsyncUnit",
+    "Asyncpg",
+    "Django",
+    "Psycopg",
+    "SQLAlchemy",
+    "Sqlite",
+    "Transaction",
+    "Unit",
+    "check",
+    "check_loop",
+    "check_thread",
+]

@@ -57,3 +57,21 @@ def _check_time(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
             f"Policy(atomic_s_max=…) of {', '.join(late)} must be less than a third of lease_s: "
             "on SQLite nobody else writes while an atomic handler runs, renewals of leases neither"
         )
+
+
+def check_loop(adapter: Adapter | None) -> None:
+    """What an event loop cannot use."""
+    if getattr(adapter, "bound_to_thread", False):
+        raise Misuse(
+            f"{type(adapter).__name__}'s transactions belong to a thread: use "
+            "oncekey.web.wsgi.IdempotencyMiddleware, or oncekey.web.django"
+        )
+
+
+def check_thread(adapter: Adapter | None) -> None:
+    """What a thread without a loop cannot use."""
+    if adapter is not None and adapter.awaited:
+        raise Misuse(
+            f"{type(adapter).__name__} is for event loops, and a WSGI application has none: use "
+            "Psycopg(pool), SQLAlchemy(engine), Django() or Sqlite()"
+        )

@@ -1,7 +1,9 @@
-"""Adapters for PostgreSQL's drivers."""
+"""Adapters for PostgreSQL's drivers: each begins, commits, rolls back and gives back."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +11,11 @@ from oncekey.stores import join
 from oncekey.stores.base import Store
 
 ACQUIRE_S_MAX = 5.0
+"""How long to wait for a connection of a pool."""
 
 
 class Asyncpg:
-    """Transactions of an asyncpg pool, or of what a function returns once the pool is there."""
+    """Transactions of an asyncpg pool, or of the pool that a function returns."""
 
     engine = "postgres"
     awaited = True
@@ -21,16 +24,17 @@ class Asyncpg:
         self._pool: Callable[[], Any] = pool if callable(pool) else lambda: pool
         self._acquire_s_max = acquire_s_max
 
-    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
+    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _Asyncpg:
         pool = self._pool()
         connection = await pool.acquire(timeout=self._acquire_s_max)
+        transaction = connection.transaction()
         try:
-            transaction = connection.transaction()
             await transaction.start()
-            return _Asyncpg(pool, connection, transaction, await join.awaited(store, connection))
+            ask = await join.awaited(store, connection)
         except BaseException:
             await pool.release(connection)
             raise
+        return _Asyncpg(pool, connection, transaction, ask)
 
 
 class _Asyncpg:
@@ -41,7 +45,7 @@ class _Asyncpg:
         self._transaction = transaction
 
     async def flush(self) -> None:
-        pass
+        """There is no session."""
 
     async def commit(self) -> None:
         try:
@@ -52,7 +56,109 @@ class _Asyncpg:
     async def rollback(self) -> None:
         try:
             await self._transaction.rollback()
-        except Exception:  # its connection is broken: what is not committed is gone
+        except Exception:  # its connection is broken: what was not committed is gone
             self.connection.terminate()
         finally:
             await self._pool.release(self.connection)
+
+
+class Psycopg:
+    """Transactions of a `psycopg_pool.ConnectionPool`, or of connections that a function opens."""
+
+    engine = "postgres"
+    awaited = False
+
+    def __init__(self, pool: Any, *, acquire_s_max: float = ACQUIRE_S_MAX) -> None:
+        self._pool = pool
+        self._acquire_s_max = acquire_s_max
+
+    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _Psycopg:
+        connection, give_back = self._take()
+        try:
+            if connection.autocommit:
+                connection.execute("BEGIN")
+            return _Psycopg(connection, give_back, join.blocking(store, connection))
+        except BaseException:
+            give_back()
+            raise
+
+    def _take(self) -> tuple[Any, Callable[[], Any]]:
+        if hasattr(self._pool, "getconn"):
+            connection = self._pool.getconn(timeout=self._acquire_s_max)
+            return connection, lambda: self._pool.putconn(connection)
+        connection = self._pool()
+        return connection, connection.close
+
+
+class _Psycopg:
+    def __init__(self, connection: Any, give_back: Callable[[], Any], ask: join.Ask) -> None:
+        self.connection = connection
+        self.ask = ask
+        self._give_back = give_back
+
+    def flush(self) -> None:
+        """There is no session."""
+
+    def commit(self) -> None:
+        try:
+            self.connection.commit()
+        finally:
+            self._give_back()
+
+    def rollback(self) -> None:
+        with contextlib.suppress(Exception):  # a broken connection has nothing left to roll back
+            self.connection.rollback()
+        self._give_back()
+
+
+class AsyncPsycopg:
+    """Transactions of a `psycopg_pool.AsyncConnectionPool`, or of connections that an async
+    function opens.
+    """
+
+    engine = "postgres"
+    awaited = True
+
+    def __init__(self, pool: Any, *, acquire_s_max: float = ACQUIRE_S_MAX) -> None:
+        self._pool = pool
+        self._acquire_s_max = acquire_s_max
+
+    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _AsyncPsycopg:
+        connection, give_back = await self._take()
+        try:
+            if connection.autocommit:
+                await connection.execute("BEGIN")
+            ask = await join.awaited(store, connection)
+        except BaseException:
+            await give_back()
+            raise
+        return _AsyncPsycopg(connection, give_back, ask)
+
+    async def _take(self) -> tuple[Any, Callable[[], Any]]:
+        if hasattr(self._pool, "getconn"):
+            connection = await self._pool.getconn(timeout=self._acquire_s_max)
+            return connection, lambda: self._pool.putconn(connection)
+        opened = self._pool()
+        connection = await opened if inspect.isawaitable(opened) else opened
+        return connection, connection.close
+
+
+class _AsyncPsycopg:
+    def __init__(self, connection: Any, give_back: Callable[[], Any], ask: join.AsyncAsk) -> None:
+        self.connection = connection
+        self.ask = ask
+        self._give_back = give_back
+
+    async def flush(self) -> None:
+        """There is no session."""
+
+    async def commit(self) -> None:
+        try:
+            await self.connection.commit()
+        finally:
+            await self._give_back()
+
+    async def rollback(self) -> None:
+        with contextlib.suppress(Exception):  # a broken connection has nothing left to roll back
+            await self.connection.rollback()
+        await self._give_back()

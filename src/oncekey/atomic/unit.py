@@ -40,9 +40,13 @@ class Transaction(Protocol):
 class Adapter(Protocol):
     """Opens transactions where the application has its rows."""
 
-    engine: str
-    """The name of the store whose records can be there too."""
-    awaited: bool
+    @property
+    def engine(self) -> str:
+        """The name of the store whose records can be there too."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether it is for an event loop."""
 
     def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
         """A `Transaction`, or None where somebody else has the id."""
@@ -60,7 +64,7 @@ class Unit:
         self._work = Work(store, seconds_max)
         self._transaction: Transaction | None = None
 
-    def drive(self, op: Op[Any]) -> Any:
+    def drive_sync(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine within the transaction."""
         try:
             decided = run(self._work.drive(op), self._answer)

@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
@@ -120,7 +120,7 @@ class Place:
                 isolation_level=None,
                 check_same_thread=False,
             )
-            self._set_up(db)
+            self.set_up(db)
         except BaseException as error:
             if db is not None:
                 db.close()
@@ -129,7 +129,8 @@ class Place:
             raise
         return db
 
-    def _set_up(self, db: sqlite3.Connection) -> None:
+    def set_up(self, db: sqlite3.Connection) -> None:
+        """The settings of every connection that writes records."""
         [mode] = db.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreUnfit(
@@ -192,6 +193,29 @@ class File:
         if self._wal_is_long():
             self._transact(self._checkpoint)
         return self._transact(work)
+
+    def begin(self) -> sqlite3.Connection:
+        """Become the only writer until `commit` or `close`, on a connection that may be lent."""
+        if self._wal_is_long():
+            self._transact(self._checkpoint)
+        patiently(self._begin, self._place.timeout_s)
+        return self._db
+
+    def _begin(self) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            judge(error, self._place.path, sent=False)
+            raise
+
+    def commit(self) -> None:
+        """End what `begin` began; it is durable when this returns."""
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back(sent=True)
+            judge(error, self._place.path, sent=True)
+            raise
 
     def _look(self, work: Callable[[Execute], T]) -> T:
         try:
@@ -276,8 +300,7 @@ class SqliteConnection:
         self._place = place
         self._file: File | None = None
         self._mutex = threading.Lock()
-        with _gate:
-            _connections.add(self)
+        suspend_at_fork(self)
 
     def ask(self, question: Question) -> Any:
         with self._mutex:
@@ -307,10 +330,23 @@ class SqliteConnection:
             file.close()
 
 
-_connections: weakref.WeakSet[SqliteConnection] = weakref.WeakSet()
+class Suspended(Protocol):
+    """What must not be open across a fork."""
+
+    def before_fork(self) -> None: ...
+    def after_fork(self) -> None: ...
+
+
+_connections: weakref.WeakSet[Suspended] = weakref.WeakSet()
 _gate = threading.Lock()
 """Held while a connection comes into being, and over a fork."""
-_suspended: list[SqliteConnection] = []
+_suspended: list[Suspended] = []
+
+
+def suspend_at_fork(connection: Suspended) -> None:
+    """From now on, for as long as it exists."""
+    with _gate:
+        _connections.add(connection)
 
 
 def _before_fork() -> None:

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from oncekey.atomic import Adapter
+from oncekey.atomic import Adapter, check_loop
 from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -69,6 +69,7 @@ class IdempotencyMiddleware:
             recent_s=recent_s,
             atomic=atomic,
         )
+        check_loop(atomic)
         self.gatherer = self.edge.runtime.async_gatherer
         self._running: set[asyncio.Task[None]] = set()
         self._drain_s_max = drain_s_max

@@ -17,6 +17,7 @@ from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey import learning
+from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy, Verdict
@@ -50,6 +51,9 @@ from oncekey.web.status import status, status_answer
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
+Drive = Callable[[Op[Any]], Any]
+"""How operations of the engine are driven: on the store's connections, or in a transaction."""
+
 FORGETS_MAX = 64
 """Most threads that release claims whose replies were lost, at once."""
 
@@ -69,6 +73,7 @@ class IdempotencyMiddleware:
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
         recent_s: float = RECENT_S,
+        atomic: Adapter | None = None,
     ) -> None:
         self.app = app
         self.edge = Edge(
@@ -80,7 +85,9 @@ class IdempotencyMiddleware:
             hooks=hooks,
             status_path=status_path,
             recent_s=recent_s,
+            atomic=atomic,
         )
+        check_thread(atomic)
         self._gatherer = self.edge.runtime.gatherer
         header = self.edge.key_header
         self._key_variable = None if header is None else environs.variable(header)
@@ -144,11 +151,10 @@ class IdempotencyMiddleware:
     def _decide(
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
     ) -> Iterable[bytes]:
-        guard = self.edge.guard
-        match self.ask(guard.begin(call, route.policy)):
+        guard, unit = self.edge.guard, self.edge.unit(route.policy)
+        match (unit or self.edge.runtime).drive_sync(guard.begin(call, route.policy)):
             case Execute(attempt):
-                self.edge.heartbeat.add(attempt)
-                return self._execute(environ, start_response, route, call, attempt)
+                return self._execute(environ, start_response, route, call, attempt, unit)
             case Replay() as replay:
                 return _respond(start_response, self.edge.replayed(replay, call.key))
             case Refuse(problem, lost_claim):
@@ -166,7 +172,6 @@ class IdempotencyMiddleware:
         taken: Execute | None = self.ask(op)
         if taken is None:
             return False
-        self.edge.heartbeat.add(taken.attempt)
         rest = self._execute(environs.inner(environ), _nobody, route, call, taken.attempt)
         if isinstance(rest, _Rest):
             rest.close()
@@ -179,26 +184,35 @@ class IdempotencyMiddleware:
         route: Route,
         call: Call,
         attempt: Attempt,
+        unit: Unit | None = None,
     ) -> Iterable[bytes]:
         capture = Capture(route.policy.answer_bytes_max)
-        attempt.ports = self.edge.runtime.ports_sync()
+        drive = (unit or self.edge.runtime).drive_sync
+        if unit is None:
+            self.edge.heartbeat.add(attempt)
+            attempt.ports = self.edge.runtime.ports_sync()
         attempts.enter(attempt)
         try:
-            if attempt.asks and (settled := self._settle(capture, call, attempt)) is not None:
-                return _respond(start_response, settled)
+            if attempt.asks:
+                settled = self._settle(capture, call, attempt, drive)
+                if settled is not None:
+                    return _respond(start_response, settled)
             rest = _collect(self.app, environ, capture)
             probe("after_handler")
-            answer = self._conclude(capture, call, attempt)
+            answer = self._conclude(capture, call, attempt, drive)
         except BaseException as error:
             if attempt.finished or not self.edge.failed_honestly(attempt, error):
                 raise
-            decided = self._conclude_failed(capture, call, attempt)
+            decided = self._conclude_failed(capture, call, attempt, drive)
             if decided is None:
                 raise
             log.exception("%r failed after its outcome was decided", attempt)
             return _respond(start_response, decided)
         finally:
-            self.edge.heartbeat.drop(attempt)
+            if unit is None:
+                self.edge.heartbeat.drop(attempt)
+            else:
+                unit.close()
             attempts.leave()
         if answer is None:
             _start(start_response, capture.status, capture.headers)
@@ -207,18 +221,22 @@ class IdempotencyMiddleware:
         rest.close()
         return _respond(start_response, answer)
 
-    def _conclude(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
+    def _conclude(
+        self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
+    ) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
         edge = self.edge
         verdict = edge.verdict(attempt, capture)
         kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
-        finished: Finished = self.ask(edge.guard.conclude(attempt, verdict, kept, call))
+        finished: Finished = drive(edge.guard.conclude(attempt, verdict, kept, call))
         return self.edge.answer(finished, capture, call.key)
 
-    def _settle(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
+    def _settle(
+        self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
+    ) -> Answer | None:
         """Ask what became of the attempt that died; the answer, None if the handler is to run."""
         learned = self.edge.learned(attempt, learning.ask_sync(attempt))
-        finished = self.ask(self.edge.guard.learned(attempt, learned, call))
+        finished = drive(self.edge.guard.learned(attempt, learned, call))
         if finished is None:
             return None
         if isinstance(learned, Answer):
@@ -226,11 +244,13 @@ class IdempotencyMiddleware:
         answer = self.edge.answer(finished, capture, call.key)
         return answer or Answer(capture.status, tuple(capture.headers), capture.body())
 
-    def _conclude_failed(self, capture: Capture, call: Call, attempt: Attempt) -> Answer | None:
+    def _conclude_failed(
+        self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
+    ) -> Answer | None:
         """The handler raised. What is to be answered all the same, if there is something."""
         no_effect = attempt.verdict is Verdict.NO_EFFECT
         verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        finished: Finished = self.ask(self.edge.guard.conclude(attempt, verdict, None, call))
+        finished: Finished = drive(self.edge.guard.conclude(attempt, verdict, None, call))
         return (
             None if isinstance(finished, Given) else self.edge.answer(finished, capture, call.key)
         )

@@ -1,0 +1,180 @@
+"""The one writer of a SQLite file: nobody but us ends its transaction, and it ends in time.
+
+While an atomic handler runs, nobody else writes to the file. So it must not take long, and what it
+does after its time must not count: once rolled back, a connection would commit each statement by
+itself. Both are held by an authorizer, which SQLite asks before it carries out a statement.
+
+Who has which id is told by locks on the bytes of a file beside the database. They belong to an open
+file, not to a process, so that threads and processes meet alike, and the kernel drops them when
+their owner dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores.sqlite_connection import suspend_at_fork
+
+_log = logging.getLogger("oncekey")
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class Overdue(StoreUnavailable):
+    """The handler ran for too long and was rolled back."""
+
+
+class Byte:
+    """The lock that stands for an id, until it is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: str, record_id: bytes) -> Byte | None:
+        """None if somebody else has it."""
+        try:
+            descriptor = os.open(f"{path}-atomic", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnfit(
+                f"{path}-atomic cannot be opened: {error.strerror}; it tells who runs what, and "
+                "this user must be allowed to write to it"
+            ) from error
+        at = int.from_bytes(record_id[:8]) >> 2
+        wanted = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+        except OSError:
+            os.close(descriptor)
+            return None
+        return cls(descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Exclusive:
+    """A connection whose write transaction is ours to end."""
+
+    def __init__(self, db: sqlite3.Connection, seconds_max: float) -> None:
+        self._db = db
+        self._seconds_max = seconds_max
+        self._mutex = threading.Lock()
+        self._ending: int | None = None
+        self._over = threading.Event()
+        self.overdue = False
+        db.set_authorizer(self._authorise)
+        suspend_at_fork(self)
+        watch.add(self, seconds_max)
+
+    def _authorise(self, action: int, *_: object) -> int:
+        if self._ending == threading.get_ident():
+            return sqlite3.SQLITE_OK
+        if not self._over.is_set() and action != sqlite3.SQLITE_TRANSACTION:
+            return sqlite3.SQLITE_OK
+        _log.error(
+            "an atomic handler was rolled back after %g s and goes on writing"
+            if self.overdue
+            else "an atomic handler tried to end its transaction: leave that to oncekey, and use "
+            "SAVEPOINT to undo a part (after %g s it is rolled back)",
+            self._seconds_max,
+        )
+        return sqlite3.SQLITE_DENY
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        """Whoever is in here may commit or roll back; afterwards nothing is carried out any more.
+
+        Raises `Overdue` if it was rolled back before.
+        """
+        watch.drop(self)
+        with self._mutex:
+            self.check()
+            self._ending = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._over.set()
+                self._ending = None
+
+    def check(self) -> None:
+        if self.overdue:
+            raise Overdue(
+                f"the handler ran longer than atomic_s_max={self._seconds_max:g} and was rolled "
+                "back, so that others can write to the file"
+            )
+
+    def expire(self) -> None:
+        """Roll back, from the thread that watches."""
+        with contextlib.suppress(Overdue), self.ending():
+            self.overdue = True
+            self._db.interrupt()
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def free(self) -> None:
+        """For connections that go back to a pool."""
+        self._db.set_authorizer(None)
+
+    # A transaction must not cross a fork: the child would count on its parent's locks.
+
+    def before_fork(self) -> None:
+        self._over.wait(self._seconds_max + 1.0)
+
+    def after_fork(self) -> None:
+        """It is over."""
+
+
+class _Watch:
+    """A thread that rolls back whoever is late. One for all: there is one writer per file."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+
+    def add(self, transaction: Exclusive, seconds_max: float) -> None:
+        at = time.monotonic() + seconds_max
+        if self._pid != os.getpid():
+            self._start()
+        with self._condition:
+            self._late_at[transaction] = at
+            if at < self._wakes_at:
+                self._condition.notify()
+
+    def _start(self) -> None:
+        """Also in a forked child: the thread and what it watched are its parent's."""
+        self._pid = os.getpid()
+        self._condition = threading.Condition()
+        self._late_at: dict[Exclusive, float] = {}
+        self._wakes_at = 0.0
+        threading.Thread(target=self._run, name="oncekey-atomic", daemon=True).start()
+
+    def drop(self, transaction: Exclusive) -> None:
+        with self._condition:
+            self._late_at.pop(transaction, None)
+
+    def _run(self) -> None:
+        while True:
+            for transaction in self._await_late():
+                transaction.expire()
+
+    def _await_late(self) -> list[Exclusive]:
+        with self._condition:
+            while True:
+                now = time.monotonic()
+                late = [transaction for transaction, at in self._late_at.items() if at <= now]
+                if late:
+                    return late
+                next_at = min(self._late_at.values(), default=None)
+                self._wakes_at = float("inf") if next_at is None else next_at
+                self._condition.wait(None if next_at is None else next_at - now)
+
+
+watch = _Watch()

@@ -1,0 +1,158 @@
+"""Adapters for SQLAlchemy 2: the handler gets a Session where a session factory is given, and a
+Connection where it is an engine.
+
+On SQLite the connection is the application's, but while it is lent to a handler it has the settings
+of the store's own: those of a file in which nothing that was acknowledged may be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
+from oncekey.errors import Misuse
+from oncekey.stores import join
+from oncekey.stores.base import Store
+
+_ENGINES = {"postgresql": "postgres", "sqlite": "sqlite"}
+
+
+class SQLAlchemy:
+    """Transactions of an `Engine`, or of a `sessionmaker`."""
+
+    awaited = False
+
+    def __init__(self, source: Any) -> None:
+        self._open = source if callable(source) else source.connect
+        self.engine = _engine(source.kw.get("bind") if callable(source) else source)
+
+    def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _SQLAlchemy | None:
+        byte = Byte.take(store.place.path, record_id) if self.engine == "sqlite" else None
+        if self.engine == "sqlite" and byte is None:
+            return None
+        session = self._open()
+        try:
+            session.begin()
+            exclusive = self._become_writer(store, session, seconds_max)
+            return _SQLAlchemy(session, byte, exclusive, join.blocking(store, session))
+        except BaseException:
+            session.close()
+            if byte is not None:
+                byte.close()
+            raise
+
+    def _become_writer(self, store: Any, session: Any, seconds_max: float) -> Exclusive | None:
+        if self.engine != "sqlite":
+            return None
+        connection = session if hasattr(session, "exec_driver_sql") else session.connection()
+        db = connection.connection.driver_connection
+        store.place.set_up(db)
+        db.execute("BEGIN IMMEDIATE")
+        return Exclusive(db, seconds_max)
+
+
+class _SQLAlchemy:
+    def __init__(
+        self, session: Any, byte: Byte | None, exclusive: Exclusive | None, ask: join.Ask
+    ) -> None:
+        self.connection = session
+        self._byte = byte
+        self._exclusive = exclusive
+        self._ask = ask
+
+    def ask(self, question: Any) -> Any:
+        if self._exclusive is not None:
+            self._exclusive.check()
+        return self._ask(question)
+
+    def flush(self) -> None:
+        if hasattr(self.connection, "flush"):
+            self.connection.flush()
+
+    def commit(self) -> None:
+        try:
+            with self._ending():
+                self.connection.commit()
+        finally:
+            self._give_back()
+
+    def rollback(self) -> str | None:
+        try:
+            with self._ending(), contextlib.suppress(Exception):
+                self.connection.rollback()
+            return None
+        except Overdue as overdue:
+            return str(overdue)
+        finally:
+            self._give_back()
+
+    def _ending(self) -> Any:
+        return contextlib.nullcontext() if self._exclusive is None else self._exclusive.ending()
+
+    def _give_back(self) -> None:
+        if self._exclusive is not None:
+            self._exclusive.free()
+        with contextlib.suppress(Exception):  # what was not committed is gone
+            self.connection.close()
+        if self._byte is not None:
+            self._byte.close()
+
+
+class AsyncSQLAlchemy:
+    """Transactions of an `AsyncEngine`, or of an `async_sessionmaker`. PostgreSQL only."""
+
+    awaited = True
+
+    def __init__(self, source: Any) -> None:
+        self._open = source if callable(source) else source.connect
+        self.engine = _engine(source.kw.get("bind") if callable(source) else source)
+        if self.engine == "sqlite":
+            raise Misuse(
+                "AsyncSQLAlchemy cannot bound a transaction of aiosqlite: use SQLAlchemy(engine) "
+                "with sqlite:///…, which serves async applications too"
+            )
+
+    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _AsyncSQLAlchemy:
+        session = self._open()
+        try:
+            if hasattr(session, "exec_driver_sql"):
+                await session.start()
+            await session.begin()
+            ask = await join.awaited(store, session)
+        except BaseException:
+            await session.close()
+            raise
+        return _AsyncSQLAlchemy(session, ask)
+
+
+class _AsyncSQLAlchemy:
+    def __init__(self, session: Any, ask: join.AsyncAsk) -> None:
+        self.connection = session
+        self.ask = ask
+
+    async def flush(self) -> None:
+        if hasattr(self.connection, "flush"):
+            await self.connection.flush()
+
+    async def commit(self) -> None:
+        try:
+            await self.connection.commit()
+        finally:
+            await self._give_back()
+
+    async def rollback(self) -> None:
+        with contextlib.suppress(Exception):
+            await self.connection.rollback()
+        await self._give_back()
+
+    async def _give_back(self) -> None:
+        with contextlib.suppress(Exception):  # what was not committed is gone
+            await self.connection.close()
+
+
+def _engine(bind: Any) -> str:
+    if bind is None:
+        raise Misuse("the session factory has no engine: write sessionmaker(engine)")
+    name: str = bind.dialect.name
+    return _ENGINES.get(name, name)

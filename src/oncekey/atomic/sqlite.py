@@ -1,0 +1,79 @@
+"""The adapter for the standard library's sqlite3: business rows in the file of the records."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
+from oncekey.stores import join
+from oncekey.stores.sqlite_connection import File
+
+
+class Sqlite:
+    """Transactions on connections that are opened as the store opens its own.
+
+    The handler's connection has no row factory and needs none of its own pragmas. What runs longer
+    than `atomic_s_max` is rolled back.
+    """
+
+    engine = "sqlite"
+    awaited = False
+
+    def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _Sqlite | None:
+        byte = Byte.take(store.place.path, record_id)
+        if byte is None:
+            return None
+        file = None
+        try:
+            file = File(store.place)
+            db = file.begin()
+            return _Sqlite(file, db, byte, Exclusive(db, seconds_max), join.blocking(store, db))
+        except BaseException:
+            if file is not None:
+                file.close()
+            byte.close()
+            raise
+
+
+class _Sqlite:
+    def __init__(
+        self,
+        file: File,
+        db: sqlite3.Connection,
+        byte: Byte,
+        exclusive: Exclusive,
+        ask: join.Ask,
+    ) -> None:
+        self.connection = db
+        self._file = file
+        self._byte = byte
+        self._exclusive = exclusive
+        self._ask = ask
+
+    def ask(self, question: Any) -> Any:
+        self._exclusive.check()
+        return self._ask(question)
+
+    def flush(self) -> None:
+        """There is no session."""
+
+    def commit(self) -> None:
+        try:
+            with self._exclusive.ending():
+                self._file.commit()
+        finally:
+            self._give_back()
+
+    def rollback(self) -> str | None:
+        try:
+            with self._exclusive.ending():
+                return None
+        except Overdue as overdue:
+            return str(overdue)
+        finally:
+            self._give_back()  # what is closed is rolled back
+
+    def _give_back(self) -> None:
+        self._file.close()
+        self._byte.close()
