@@ -60,15 +60,8 @@ _LOADS: list[Command] = [("SCRIPT", "LOAD", text) for text in TEXTS.values()]
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.:{}-]{1,64}")
 _WALK = "walk"
-_LANES = {
-    Insert: "insert",
-    Swap: "swap",
-    AppendStep: "swap",
-    Find: "read",
-    Peek: "read",
-    Steps: "read",
-    Requested: "read",
-}
+_LANES: dict[type, str] = dict.fromkeys((Find, Peek, Steps, Requested), "read")
+_LANES |= {Insert: "insert", Swap: "swap", AppendStep: "swap"}
 
 
 class RedisStore:
