@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from examples import fastapi_orders
+from examples import fastapi_orders, flask_orders
 from tests.acceptance.client import Client
-from tests.acceptance.serve import serving
+from tests.acceptance.serve import serving, serving_wsgi
 from tests.acceptance.shop import WAIT_S_MAX, kept
 from tests.web.client import Reply
 
@@ -69,7 +69,11 @@ def fastapi(data: Path, provider: Provider) -> AbstractContextManager[Client]:
     return serving(fastapi_orders.build(data, provider.charge))
 
 
-@pytest.fixture(params=[fastapi], ids=lambda serve: serve.__name__)
+def flask(data: Path, provider: Provider) -> AbstractContextManager[Client]:
+    return serving_wsgi(flask_orders.build(data, provider.charge))
+
+
+@pytest.fixture(params=[fastapi, flask], ids=lambda serve: serve.__name__)
 def example(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Example]:
     provider = Provider()
     serve: Serve = request.param

@@ -7,6 +7,7 @@ through: nothing was spent. From the claim on it is a `Run` like any other.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from oncekey import attempt as attempts
@@ -41,9 +42,7 @@ class LateRun(Run):
         body: bytes,
     ) -> None:
         unread: Any = None  # what the request asks of the engine is known at its claim
-        super().__init__(
-            middleware, messages.inner(scope, middleware.edge), receive, send, route, unread, body
-        )
+        super().__init__(middleware, messages.inner(scope), receive, send, route, unread, body)
         self._held: Attempt | None = None
         self._unprotected = False
         self._request_body = body
@@ -62,7 +61,8 @@ class LateRun(Run):
             return None
         if isinstance(call, Problem):
             return edge.refusal(call)
-        self._call = call
+        # Who sent it was checked inside: no recoverer could pass there without the client.
+        call = self._call = dataclasses.replace(call, request=None)
         edge.start()
         guard, policy = edge.guard, self._route.policy
         claim = guard.claim(call, policy)

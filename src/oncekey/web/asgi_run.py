@@ -103,7 +103,7 @@ class Run:
                     self._middleware.forget(lost_claim)
                 await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
-                scope = messages.inner(self._scope, self._edge)
+                scope = messages.inner(self._scope)
                 receive = messages.resupply(self._body or b"", self._receive_from_client)
                 await self._middleware.app(scope, receive, self._send_unprotected)
 
@@ -119,7 +119,7 @@ class Run:
 
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
-        self._scope = messages.inner(self._scope, self._edge)
+        self._scope = messages.inner(self._scope)
         self._hold(attempt)
         return self._apart(self._run_app(attempt))
 

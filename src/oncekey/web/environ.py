@@ -7,7 +7,7 @@ from typing import Any
 
 from oncekey.core.problem import Kind, Problem
 from oncekey.web.edge import too_large
-from oncekey.web.request import Headers, Request
+from oncekey.web.request import GUARDED, Headers, Request
 
 Environ = dict[str, Any]
 
@@ -89,4 +89,4 @@ def inner(environ: Environ) -> Environ:
     Middleware outside this one still sees the header and may code each answer for its own client.
     """
     hidden = ("HTTP_ACCEPT_ENCODING", "wsgi.file_wrapper")
-    return {name: value for name, value in environ.items() if name not in hidden}
+    return {GUARDED: True} | {n: value for n, value in environ.items() if n not in hidden}

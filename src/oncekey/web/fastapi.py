@@ -39,7 +39,7 @@ from oncekey.web.asgi_late import LateRun
 from oncekey.web.edge import check_callable
 from oncekey.web.marks import Mark, idempotent, is_async, mark_of, marked_policy, not_idempotent
 from oncekey.web.messages import Receive, Scope, Send
-from oncekey.web.request import Request
+from oncekey.web.request import GUARDED, Request
 from oncekey.web.routes import Route
 
 __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
@@ -98,8 +98,6 @@ class Idempotency:
 
         Checks the store at the start; waits at the end for endpoints that still run.
         """
-        if app is not None:
-            self.guard.lifespan = {"app": app}
         await self.guard.start()
         try:
             yield
@@ -113,13 +111,8 @@ class Idempotency:
 
 
 async def _selected(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application that a guarded request is for: the route that was found for it, or, where the
-    recoverer brings it, all of FastAPI, which finds it again.
-    """
-    if "route" in scope:
-        await APIRoute.handle(scope["route"], scope, receive, send)
-    else:
-        await scope["app"](scope, receive, send)
+    """The application that a guarded request is for: the route that was found for it."""
+    await APIRoute.handle(scope["route"], scope, receive, send)
 
 
 class IdempotentRoute(APIRoute):
@@ -159,11 +152,7 @@ class IdempotentRoute(APIRoute):
         if route is None:
             await super().handle(scope, receive, send)
             return
-        outside = scope.get(messages.GUARDED)
-        if outside is self.idempotency.edge:  # the recoverer's: it has the record already
-            await super().handle(scope, receive, send)
-            return
-        if outside is not None:
+        if GUARDED in scope:
             raise Misuse(
                 f"{route.operation} is guarded twice, by IdempotencyMiddleware and by its route "
                 "class; choose one of them for this route"

@@ -19,6 +19,8 @@ from oncekey.errors import Misuse
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+
 _NAME = "__oncekey_mark__"
 
 
@@ -67,12 +69,13 @@ def mark_of(function: Any) -> Mark | None:
 def marked_policy(mark: Mark, default: Policy, methods: frozenset[str]) -> Policy | None:
     """The rules of a marked endpoint that serves these methods; None: it is not guarded.
 
-    Whoever marks an endpoint wants it guarded: all its methods are, unless the policy names some.
+    Whoever marks an endpoint wants it guarded: all its methods that change something are, unless
+    the policy names some.
     """
     if mark.policy is None:
         return None
     named = mark.policy.methods is not INHERIT
-    over = mark.policy if named else Policy(methods=methods).over(mark.policy)
+    over = mark.policy if named else Policy(methods=methods - SAFE).over(mark.policy)
     return over.over(default).settled()
 
 

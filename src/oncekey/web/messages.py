@@ -8,17 +8,14 @@ from typing import Any
 
 from oncekey.core.problem import Problem
 from oncekey.core.record import Answer
-from oncekey.web.edge import Edge, too_large
-from oncekey.web.request import Headers, Request
+from oncekey.web.edge import too_large
+from oncekey.web.request import GUARDED, Headers, Request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-GUARDED = "oncekey.guarded"
-"""In the scope of an application whose request is guarded already: the edge that does."""
 
 # Ways to send a file past the application: what is not seen cannot be kept.
 _UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
@@ -41,11 +38,11 @@ def matched(scope: Scope) -> bool:
     return found is not None and not hasattr(found, "routes")
 
 
-def inner(scope: Scope, edge: Edge) -> Scope:
+def inner(scope: Scope) -> Scope:
     """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this
     client alone.
     """
-    inner = {**scope, GUARDED: edge}
+    inner = {**scope, GUARDED: True}
     extensions = scope.get("extensions")
     if extensions:
         inner["extensions"] = {

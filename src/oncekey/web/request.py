@@ -8,6 +8,9 @@ from typing import Any
 
 from oncekey.core.value import value
 
+GUARDED = "oncekey.guarded"
+"""In the scope or environ of a request that is guarded already."""
+
 
 class Headers(Mapping[str, str]):
     """Header lines, whose names are lower case; a name that comes twice reads as its first line."""

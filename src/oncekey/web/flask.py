@@ -1,0 +1,231 @@
+"""Flask: views that run once per key, after whatever checks the request.
+
+    oncekey = Oncekey(app, store="sqlite:///keys.db", tenant=account_of)
+
+All views that change something are guarded when they are about to be called: after routing and all
+`before_request` functions. Decorators of a view run inside it; where one of them checks who may
+call it, mark the view below it:
+
+    @app.post("/orders")
+    @login_required
+    @idempotent
+    def order(): ...
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from flask import Flask, current_app, has_request_context, request
+from flask import Request as FlaskRequest
+from flask.wrappers import Response
+
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Problem
+from oncekey.core.profiles import Profile
+from oncekey.core.record import Answer
+from oncekey.errors import Misuse
+from oncekey.events import Hook
+from oncekey.stores.base import Store
+from oncekey.web import environ as environs
+from oncekey.web import marks
+from oncekey.web.edge import check_callable
+from oncekey.web.marks import Mark, mark_of, not_idempotent
+from oncekey.web.request import GUARDED, Request
+from oncekey.web.routes import Route
+from oncekey.web.views import Views, Visit
+
+__all__ = ["Oncekey", "idempotent", "not_idempotent"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# In the environ, which is one request's: `g` may be shared by several.
+_BODY, _CLAIMED = "oncekey.body", "oncekey.claimed"
+
+
+class Oncekey:
+    """The extension. `tenant` gets Flask's request and gives the stable account behind it, never a
+    token.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        *,
+        store: str | Store,
+        tenant: Callable[[FlaskRequest], Any],
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy] | None = None,
+        profile: str | Profile = "oncekey",
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        check_callable(tenant)
+        self.views = Views(
+            store=store,
+            tenant=lambda _: tenant(request),
+            policy=policy,
+            routes=routes,
+            profile=profile,
+            hooks=hooks,
+        )
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        if "oncekey" in app.extensions:
+            raise Misuse("this application has an Oncekey already: make one, with all its routes")
+        app.extensions["oncekey"] = self
+        # Before every other: what reads the body later finds it read, and unharmed.
+        app.before_request_funcs.setdefault(None, []).insert(0, self._read_body)
+        dispatch = app.dispatch_request
+
+        def dispatch_guarded() -> Any:
+            rule = request.url_rule
+            view = None if rule is None else app.view_functions.get(rule.endpoint)
+            if view is None or mark_of(view) is not None:  # a marked view claims by itself
+                return dispatch()
+            return self._run(dispatch, None)
+
+        app.dispatch_request = dispatch_guarded  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Stop what runs beside the requests and give the connections back."""
+        self.views.close()
+
+    # ------------------------------------------------------------------------- one request
+
+    def _read_body(self) -> Response | None:
+        """Keep the body, for its fingerprint, where a key comes with it or may have to."""
+        edge = self.views.edge
+        header = edge.key_header
+        if request.url_rule is None or request.method in marks.SAFE:
+            return None
+        view = current_app.view_functions.get(request.url_rule.endpoint)
+        read = environs.request(request.environ)
+        route = self.views.route(read, request.url_rule.rule, mark_of(view))
+        if route is None:
+            return None
+        if header is None or route.policy.required or read.headers.first(header):
+            body = environs.read(request.environ, route.policy.request_bytes_max)
+            if isinstance(body, Problem):
+                return _response(edge.refusal(body))
+            request.environ["wsgi.input"] = io.BytesIO(body)
+            request.environ["CONTENT_LENGTH"] = str(len(body))
+            request.environ[_BODY] = body
+        return None
+
+    def _run(self, view: Callable[[], Any], mark: Mark | None) -> Any:
+        """Call the view, unless it ran before."""
+        body = request.environ.get(_BODY)
+        if body is None or _CLAIMED in request.environ:
+            return view()
+        read, route = self._read(mark)
+        if route is None:
+            return view()
+        if GUARDED in request.environ:
+            raise Misuse(
+                f"{route.operation} is guarded twice, by IdempotencyMiddleware and by the "
+                "extension; choose one of them"
+            )
+        request.environ[_CLAIMED] = True
+        begun = self.views.begin_sync(read, route, body)
+        if isinstance(begun, Answer):
+            return _response(begun)
+        return view() if begun is None else self._visit(begun, view)
+
+    def _read(self, mark: Mark | None) -> tuple[Request, Route | None]:
+        read = environs.request(request.environ)
+        template = "" if request.url_rule is None else request.url_rule.rule
+        return read, self.views.route(read, template, mark)
+
+    def _visit(self, visit: Visit, view: Callable[[], Any]) -> Any:
+        views = self.views
+        try:
+            response = _answered(view)
+            rest = _collect(response, visit)
+            answer = views.end_sync(visit)
+        except BaseException as error:
+            answer = views.fail_sync(visit, error)
+            if answer is None:
+                raise
+            return _response(answer)
+        finally:
+            views.leave(visit)
+        if answer is not None:
+            response.close()
+            return _response(answer)
+        return _first(response, visit, rest)
+
+
+def idempotent(policy: Any = None) -> Any:
+    """Guard this view when it is called, by these rules over the application's. Decorators above
+    this one run before.
+    """
+    if callable(policy) and not isinstance(policy, Policy):
+        return idempotent()(policy)
+
+    def decorate(view: F) -> F:
+        @functools.wraps(view)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            def call() -> Any:
+                return current_app.ensure_sync(view)(*args, **kwargs)
+
+            if not has_request_context():
+                return call()
+            extension = current_app.extensions.get("oncekey")
+            if extension is None:
+                raise Misuse(
+                    f"{view.__name__} is @idempotent, but the application has no Oncekey(app, …)"
+                )
+            return extension._run(call, mark_of(guarded))
+
+        return cast(F, marks.idempotent(policy)(guarded))
+
+    return decorate
+
+
+def _answered(view: Callable[[], Any]) -> Response:
+    """What the view answers, by returning, by abort() or by an exception that has a handler."""
+    app = current_app
+    try:
+        answer = view()
+    except Exception as error:
+        answer = app.handle_user_exception(error)
+    return app.make_response(answer)
+
+
+def _collect(response: Response, visit: Visit) -> Iterable[bytes]:
+    """Read the answer as far as it is kept; what is left of it."""
+    capture = visit.capture
+    parts, _, headers = response.get_wsgi_response(request.environ)
+    lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
+    capture.start(response.status_code, lines)
+    chunks = iter(parts)
+    for chunk in chunks:
+        if capture.add(chunk, last=False):
+            return chunks
+    capture.add(b"", last=True)
+    return ()
+
+
+def _first(response: Response, visit: Visit, rest: Iterable[bytes]) -> Response:
+    """The view's own answer, once it is recorded."""
+    capture = visit.capture
+    answer = Answer(capture.status, tuple(capture.headers), capture.taken())
+    sent = _response(answer)
+    if not capture.complete:
+        sent.response = itertools.chain([answer.body or b""], rest)
+    sent.call_on_close(response.close)
+    return sent
+
+
+def _response(answer: Answer) -> Response:
+    made = current_app.response_class(answer.body, answer.status)
+    made.headers.clear()
+    for name, value in answer.headers:
+        made.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+    return made

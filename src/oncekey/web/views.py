@@ -1,0 +1,249 @@
+"""Views: a request that is claimed where its view would run, and whose answer is an object.
+
+For frameworks that check a request before they call its view (Flask, Django). What is refused by
+then has spent nothing. The pairs here are one thing each, blocking and awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oncekey import attempt as attempts
+from oncekey import learning
+from oncekey.attempt import Attempt
+from oncekey.core.op import Op
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.problem import Problem
+from oncekey.core.profiles import Profile
+from oncekey.core.record import Answer
+from oncekey.decision import Bypass, Call, Decision, Execute, Given, Refuse, Replay
+from oncekey.events import Hook
+from oncekey.probes import probe
+from oncekey.stores.base import Store
+from oncekey.web.capture import Capture
+from oncekey.web.edge import UNSTORED, Edge, Tenant, log
+from oncekey.web.marks import Mark, marked_policy
+from oncekey.web.request import Request
+from oncekey.web.routes import Route
+
+_VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
+
+
+class Visit:
+    """A view that is to run, and whose answer is then recorded."""
+
+    __slots__ = ("attempt", "call", "capture")
+
+    def __init__(self, attempt: Attempt | None, call: Call, route: Route) -> None:
+        self.attempt = attempt
+        """None: the store is down, and the policy lets it run unprotected."""
+        self.call = call
+        self.capture = Capture(route.policy.answer_bytes_max)
+        self.capture.matched = True
+
+
+Begun = Visit | Answer | None
+"""Run it and record its answer; do not run it, this is its answer; just run it."""
+
+
+class Views:
+    """Guards the views of one application."""
+
+    def __init__(
+        self,
+        *,
+        store: str | Store,
+        tenant: Tenant,
+        policy: Policy | None = None,
+        routes: Mapping[str, Policy] | None = None,
+        profile: str | Profile = "oncekey",
+        hooks: Iterable[Hook] = (),
+    ) -> None:
+        self.edge = Edge(
+            store=store, tenant=tenant, policy=policy, routes=routes, profile=profile, hooks=hooks
+        )
+        self.runtime = self.edge.runtime
+        self._default = (policy or Policy()).over(self.edge.profile.policy)
+        self._marked: dict[tuple[int, str], tuple[Mark, Policy | None]] = {}
+        atexit.register(self.close)
+
+    def route(self, request: Request, template: str, mark: Mark | None) -> Route | None:
+        """What applies to a view; None where nothing does. `template` is the path as the framework
+        writes it: `/orders/<int:number>`.
+        """
+        method = request.method
+        if mark is None:
+            policy = self.edge.routes.match(method, request.path, request.root).policy
+        elif (marked := self._policy(mark, method)) is not None:
+            policy = marked
+        else:
+            return None
+        if method not in policy.methods:
+            return None
+        named = _VARIABLE.sub(r"{\1}", template)
+        return Route(f"{method} {request.root}{named}", policy)
+
+    def _policy(self, mark: Mark, method: str) -> Policy | None:
+        found = self._marked.get((id(mark), method))
+        if found is None:
+            found = mark, marked_policy(mark, self._default, frozenset({method}))
+            self._marked[id(mark), method] = found
+        return found[1]
+
+    def close(self) -> None:
+        """Stop what runs beside the requests and give the connections back."""
+        atexit.unregister(self.close)
+        self.runtime.close()
+
+    # ------------------------------------------------------------------- before the view
+
+    def begin_sync(self, request: Request, route: Route, body: bytes) -> Begun:
+        """Claim the request's key; what to do then."""
+        key = self._key(request, route, body)
+        if not isinstance(key, str):
+            return key
+        call = self._call(request, route, self.edge.tenant(request), key, body)
+        if isinstance(call, Answer):
+            return call
+        guard, background = self.runtime.guard, self.runtime.background
+        claim = guard.claim(call, route.policy)
+        try:
+            decision = self.runtime.drive_sync(guard.begin(call, route.policy, claim))
+        except BaseException:  # a signal's: the insert may have happened, and nobody would own it
+            background.forget_sync(claim)
+            raise
+        if isinstance(decision, Refuse) and decision.lost_claim is not None:
+            background.forget_sync(decision.lost_claim)
+        begun = self._begun(decision, call, route)
+        if isinstance(begun, Visit) and begun.attempt is not None:
+            begun.attempt.ports = self.runtime.ports_sync()
+            if begun.attempt.asks:
+                learned = learning.ask_sync(begun.attempt)
+                return self.runtime.drive_sync(self._learned(begun, begun.attempt, learned))
+        return begun
+
+    async def begin(self, request: Request, route: Route, body: bytes) -> Begun:
+        """`begin_sync`, awaited."""
+        key = self._key(request, route, body)
+        if not isinstance(key, str):
+            return key
+        tenant = self.edge.tenant(request)
+        tenant = await tenant if inspect.isawaitable(tenant) else tenant
+        call = self._call(request, route, tenant, key, body)
+        if isinstance(call, Answer):
+            return call
+        guard, background = self.runtime.guard, self.runtime.background
+        claim = guard.claim(call, route.policy)
+        try:
+            decision = await self.runtime.drive(guard.begin(call, route.policy, claim))
+        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
+            background.forget(claim)
+            raise
+        if isinstance(decision, Refuse) and decision.lost_claim is not None:
+            background.forget(decision.lost_claim)
+        begun = self._begun(decision, call, route)
+        if isinstance(begun, Visit) and begun.attempt is not None:
+            begun.attempt.ports = self.runtime.ports()
+            if begun.attempt.asks:
+                learned = await learning.ask(begun.attempt)
+                return await self.runtime.drive(self._learned(begun, begun.attempt, learned))
+        return begun
+
+    def _key(self, request: Request, route: Route, body: bytes) -> str | Answer | None:
+        key = self.edge.key(request, route, body)
+        if isinstance(key, str):
+            key = self.edge.check_age(request, route) or key
+        return self.edge.refusal(key) if isinstance(key, Problem) else key
+
+    def _call(
+        self, request: Request, route: Route, tenant: Any, key: str, body: bytes
+    ) -> Call | Answer:
+        edge = self.edge
+        known = edge.check_tenant(tenant)
+        call = known if isinstance(known, Problem) else edge.call(request, route, known, key, body)
+        if isinstance(call, Problem):
+            return edge.refusal(call)
+        edge.start()
+        # Who sent it was checked before, outside: no recoverer could pass there without the client.
+        return dataclasses.replace(call, request=None)
+
+    def _begun(self, decision: Decision, call: Call, route: Route) -> Visit | Answer:
+        match decision:
+            case Execute(attempt):
+                self.edge.heartbeat.add(attempt)
+                attempts.enter(attempt)
+                return Visit(attempt, call, route)
+            case Replay():
+                return self.edge.replayed(decision, call.key)
+            case Refuse(problem):
+                return self.edge.refusal(problem)
+            case Bypass():
+                return Visit(None, call, route)
+
+    def _learned(self, visit: Visit, attempt: Attempt, learned: object) -> Op[Visit | Answer]:
+        """What became of the attempt that died; the visit, if the view is to run."""
+        learned = self.edge.learned(attempt, learned)
+        finished = yield from self.runtime.guard.learned(attempt, learned, visit.call)
+        if finished is None:
+            return visit
+        self.leave(visit)
+        if isinstance(learned, Answer):
+            visit.capture.replace(learned)
+        capture = visit.capture
+        answer = self.edge.answer(finished, capture, visit.call.key)
+        return answer or Answer(capture.status, tuple(capture.headers), capture.body())
+
+    # -------------------------------------------------------------------- after the view
+
+    def end_sync(self, visit: Visit) -> Answer | None:
+        """Record what the view answered, which is in the visit's capture. None: that is sent, with
+        the headers that it has there now; else: this instead.
+        """
+        return self.runtime.drive_sync(self._end(visit))
+
+    async def end(self, visit: Visit) -> Answer | None:
+        """`end_sync`, awaited."""
+        return await self.runtime.drive(self._end(visit))
+
+    def _end(self, visit: Visit) -> Op[Answer | None]:
+        attempt, capture, edge = visit.attempt, visit.capture, self.edge
+        if attempt is None:
+            capture.headers.append(UNSTORED)
+            return None
+        probe("after_handler")
+        verdict = edge.verdict(attempt, capture)
+        kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
+        finished = yield from edge.guard.conclude(attempt, verdict, kept, visit.call)
+        return edge.answer(finished, capture, visit.call.key)
+
+    def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:
+        """The view raised. What is to be answered all the same, if there is something."""
+        return self.runtime.drive_sync(self._fail(visit, error))
+
+    async def fail(self, visit: Visit, error: BaseException) -> Answer | None:
+        """`fail_sync`, awaited."""
+        return await self.runtime.drive(self._fail(visit, error))
+
+    def _fail(self, visit: Visit, error: BaseException) -> Op[Answer | None]:
+        attempt, edge = visit.attempt, self.edge
+        if attempt is None or attempt.finished or not edge.failed_honestly(attempt, error):
+            return None
+        no_effect = attempt.verdict is Verdict.NO_EFFECT
+        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
+        finished = yield from edge.guard.conclude(attempt, verdict, None, visit.call)
+        if isinstance(finished, Given):
+            return None
+        log.error("%r failed after its outcome was decided", attempt, exc_info=error)
+        return edge.answer(finished, visit.capture, visit.call.key)
+
+    def leave(self, visit: Visit) -> None:
+        """The view has ended, however it did."""
+        if visit.attempt is not None:
+            self.edge.heartbeat.drop(visit.attempt)
+            attempts.leave()
