@@ -254,13 +254,13 @@ class Operation:
         guard, policy = self._joining()
         ask = self.runtime.gatherer.ask
         unit = Unit(Callers(transaction), self.runtime.store, policy.atomic_s_max, ask)
-        decision = unit.drive(guard.begin(call, policy))
+        decision = unit.drive_sync(guard.begin(call, policy))
         if not isinstance(decision, Execute):
             return _outcome(decision, None)
         with attempts.within(decision.attempt):
             result = _not_awaitable(work())
         answer = self._answer_in(decision.attempt, result)
-        ended = unit.drive(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
+        ended = unit.drive_sync(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
         return _committable(ended, answer)
 
     def _joining(self) -> tuple[Guard, Policy]:

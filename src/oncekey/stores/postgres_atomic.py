@@ -101,7 +101,7 @@ def settle(claim: Claim, complete: Swap) -> Op[tuple[bool, int | None]]:
     """
     given: tuple[Any, ...] = (
         *(claim.token.hex(), complete.retention_s, claim.id, claim.token, complete.resource_id),
-        *(*answer_row(complete), *claim_row(claim)),
+        *(*answer_row(complete), *claim_row(claim)[:-1]),  # what is completed keeps no request
     )
     [(ours, fence)] = yield Question(_SETTLE, given)
     return ours, fence
