@@ -43,7 +43,7 @@ EVERY_S = 1.0
 CONCURRENCY = 4
 PATIENCE_S = 300.0
 DRAIN_S_MAX = 30.0
-ROWS_MAX = 100
+ROWS_MAX = 500
 """Orphans looked at in one round, beside those that wait for their next try."""
 SETBACKS_MAX = 1_000
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
@@ -213,28 +213,31 @@ class Recoverer:
 
     # --------------------------------------------------------------------------- one round
 
-    async def round(self) -> None:
-        """Take up what is abandoned now. Returns when the last of it is under way."""
+    async def round(self) -> bool:
+        """Take up what is abandoned now; returns when the last of it is under way. Whether there
+        may be more.
+        """
         if not len(self._registry):
             self._tell_once(
                 "nobody here runs operations of this store, so nothing is recovered: name it as "
                 "the middleware does"
             )
-            return
+            return False
         try:
             limit = ROWS_MAX + len(self._setbacks) + len(self._running)
             due = await self._gatherer.ask(Due(limit, abandoned=True))
         except StoreError as error:
             self._tell_once(f"abandoned operations cannot be looked for: {error}")
-            return
+            return False
         self._told.clear()
         for record_id in due:
             if self._setbacks.waits(record_id, self._clock.monotonic()):
                 continue
             if not await self._free_place():
-                return
+                return False
             if record_id not in self._running:
                 self._take_up(record_id)
+        return len(due) >= limit
 
     async def settle(self) -> None:
         """Wait for what is under way."""

@@ -63,8 +63,8 @@ class Registry:
         self._runners.append(runner)
 
     def owner(self, orphan: Orphan) -> Runner | None:
-        """Who can run it; the first that was added, if there are several."""
-        return next((runner for runner in self._runners if runner.owns(orphan)), None)
+        """Who can run it. Of several the newest: an application that was built again is one."""
+        return next((runner for runner in reversed(self._runners) if runner.owns(orphan)), None)
 
     def judge(self, record: Record) -> tuple[Guard, Policy | None]:
         """Who may declare this record's outcome unknown, and by which rules."""

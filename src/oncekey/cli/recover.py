@@ -59,7 +59,8 @@ async def _recover(app: Any, args: argparse.Namespace) -> int:
         recoverers = _recoverers(args)
         if args.once:
             for recoverer in recoverers:
-                await recoverer.round()
+                while await recoverer.round():
+                    await recoverer.settle()
                 await recoverer.settle()
             return 0
         loop = asyncio.get_running_loop()

@@ -189,16 +189,16 @@ class Edge:
     def _keep(self, request: Request, route: Route, body: bytes) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""
         bytes_max = route.policy.request_kept_bytes_max
-        kept = kept_requests.encode(kept_requests.keep(request, body))
-        if len(kept) <= bytes_max:
-            return kept
+        if len(body) <= bytes_max:
+            kept = kept_requests.encode(kept_requests.keep(request, body))
+            if len(kept) <= bytes_max:
+                return kept
         if route.operation not in self._too_large and len(self._too_large) < TOLD_MAX:
             self._too_large.add(route.operation)
             log.warning(
-                "a request of %s has %d bytes, more than request_kept_bytes_max=%d: it is not "
-                "kept, and no recoverer can finish it if its process dies, only its client's retry",
+                "a request of %s is larger than request_kept_bytes_max=%d: it is not kept, and no "
+                "recoverer can finish it if its process dies, only its client's retry",
                 printable(route.operation),
-                len(kept),
                 bytes_max,
             )
         return None
