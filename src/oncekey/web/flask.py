@@ -18,7 +18,7 @@ import functools
 import io
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from flask import Flask, current_app, has_request_context, request
 from flask import Request as FlaskRequest
@@ -161,6 +161,10 @@ class Oncekey:
         return _first(response, visit, rest)
 
 
+@overload
+def idempotent(policy: F) -> F: ...
+@overload
+def idempotent(policy: Policy | None = None) -> Callable[[F], F]: ...
 def idempotent(policy: Any = None) -> Any:
     """Guard this view when it is called, by these rules over the application's. Decorators above
     this one run before.
