@@ -137,6 +137,24 @@ async def test_p2_a_client_that_comes_back_meanwhile_is_not_disturbed() -> None:
     assert shopping.look(orphan).attempt == 2
 
 
+@pytest.mark.parametrize("how", ["runs", "released", "expired"])
+async def test_p1_nothing_is_taken_up_that_is_not_abandoned(how: str) -> None:
+    """A released record waits for its client, and one that expired for nobody."""
+    shopping = service(Shop(), retention_s=60.0)
+    attempt = shopping.begin("k", {})
+    if how == "released":
+        shopping.edge.runtime.drive_sync(shopping.edge.guard.abandon(attempt, no_effect=False))
+    if how == "expired":
+        shopping.clock.advance(LEASE_S + 60.0)
+    before = shopping.look(attempt.held.id)
+    call, policy = shopping.call("k", {}, "/pay", ())
+
+    taken = shopping.edge.runtime.drive_sync(shopping.edge.guard.take_up(before, call, policy, 0.0))
+
+    assert taken is None
+    assert shopping.look(attempt.held.id) == before
+
+
 # ------------------------------------------------------------------------------ it is not done
 
 
