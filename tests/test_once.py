@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -767,3 +769,22 @@ def test_whoever_can_run_again_after_a_death_is_named_once(
     assert [message.split(",")[0] for message in caplog.messages] == [
         "if a process dies while it runs f"
     ]
+
+
+# ------------------------------------------------------------------------------------ the example
+
+
+def test_the_example_does_as_it_says(tmp_path: Path) -> None:
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-W", "error", "examples/once_transfer.py", "--data", str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=END_S_MAX)
+    first, second, third, other, booked = done.stdout.splitlines()
+
+    assert "does not answer" in first
+    assert second.partition(":")[2] == third.partition(":")[2].replace("  ", " ")
+    assert "used before" in other
+    assert booked.endswith("[('anna', -500), ('ben', 500)]")
+    # Not __main__: a worker that imports it has the same name for it.
+    operation = "once_transfer.build.<locals>.transfer"
+    with Runtime(f"sqlite:///{tmp_path / 'keys.db'}") as runtime:
+        assert runtime.gatherer.ask(Find(record_id("single", operation, "t-17")))

@@ -219,3 +219,26 @@ def test_a_task_that_runs_eagerly_is_refused_to_its_caller() -> None:
 
     assert outer.delay(1).get() == InFlight.__name__
     runtime.close()
+
+
+def test_the_example_does_as_it_says(redis_url: str, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "SHOP_BROKER": redis_url,
+        "SHOP_STORE": f"sqlite:///{tmp_path / 'keys.db'}",
+    }
+    celery = [sys.executable, "-m", "celery", "-A", "celery_orders", "worker", "-c", "1"]
+    with open(tmp_path / "log", "wb") as log:
+        worker = subprocess.Popen(
+            celery, cwd=ROOT / "examples", env=environment, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    command = [sys.executable, "celery_orders.py"]
+    done = subprocess.run(
+        command, cwd=ROOT / "examples", env=environment, capture_output=True, text=True, timeout=30
+    )
+    kill_all(worker)
+    first, *more = done.stdout.splitlines()
+    assert "parcel_" in first
+    assert more == [first, first]
+    assert (tmp_path / "log").read_text().count("shipping order-17") == 1
