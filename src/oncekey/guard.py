@@ -281,7 +281,12 @@ class Guard(Holding):
     # ----------------------------------------------------------------------- without a client
 
     def take_up(
-        self, orphan: Record, call: Call, policy: Policy, looked_at: float
+        self,
+        orphan: Record,
+        call: Call,
+        policy: Policy,
+        looked_at: float,
+        claim: Claim | None = None,
     ) -> Op[Execute | None]:
         """Own an abandoned record, read at `looked_at`, for which no client comes back. None where
         there is nothing to run: somebody was quicker, or its outcome is unknown now.
@@ -290,7 +295,7 @@ class Guard(Holding):
         """
         if not orphan.lapsed or orphan.expired:
             return None
-        claim = self.claim(call, policy)
+        claim = claim or self.claim(call, policy)
         action = lifecycle.decide(orphan, compare(orphan, call), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)

@@ -34,7 +34,7 @@ class Edge:
         decision = yield from guard.begin(task.call, task.policy, task.claim)
         self._judge.decided(task, decision)
         if isinstance(decision, Execute):
-            yield from self._execute(task, decision.attempt)
+            yield from self.run(task, decision.attempt)
         elif isinstance(decision, Replay):
             self._worker.tell(task, "replayed")
         elif isinstance(decision, Refuse):
@@ -46,7 +46,8 @@ class Edge:
             yield Pause(plan.seconds)
             self._worker.tell(task, "unprotected")
 
-    def _execute(self, task: Task, attempt: Attempt) -> Op[None]:
+    def run(self, task: Task, attempt: Attempt) -> Op[None]:
+        """The handler, from its start to what becomes of its answer."""
         worker = self._worker
         worker.add_beat(task, attempt)
         self._judge.runs(task, attempt)

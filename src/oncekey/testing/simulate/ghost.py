@@ -71,6 +71,12 @@ class Book:
         self.excuses = 0
         """Failures, lapses, and outcomes that an operator resolved to be tried again."""
 
+    def clear(self) -> None:
+        """An operator found out that what was begun had not happened: it may be tried again."""
+        self.excuses += 1
+        self.cleared += 1
+        self.steps = {name: result for name, result in self.steps.items() if result is not None}
+
 
 class Ghost:
     """One record as it must be."""
@@ -90,6 +96,7 @@ class Ghost:
         "lease_s",
         "lease_until",
         "owner",
+        "recovery",
         "renewed_at",
         "retention_s",
         "schema",
@@ -116,6 +123,7 @@ class Ghost:
         self.version = 0
         self.schema = 0
         self.blocked = False
+        self.recovery = "rerun"
         self.attempt = 0
         self.lapses = 0
         self.spoiled = False
@@ -181,6 +189,7 @@ class Ghost:
         self.intent = task.intent
         self.version = task.version
         self.schema = policy.schema_version
+        self.recovery = policy.recovery
         self.blocked = policy.recovery == "block"
         self.answer = None
         self.owner = task

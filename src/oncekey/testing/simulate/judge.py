@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from oncekey.asking import ASKS_MAX, LEASE_MARGIN, PATIENCE_S
 from oncekey.attempt import Attempt
+from oncekey.core.policy import Verdict
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer
 from oncekey.guard import (
@@ -284,7 +285,7 @@ class Judge:
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
-        elif isinstance(finished, Refuse) and task.doubts:
+        elif isinstance(finished, Refuse) and (task.doubts or self._gave_up(task)):
             if finished.problem.kind is not Kind.OUTCOME_UNKNOWN:
                 raise Violation("P6", f"{task} cannot tell how a step ended, and does not say so")
         elif isinstance(finished, Refuse):
@@ -293,6 +294,11 @@ class Judge:
                     raise Violation("P6", f"{task} keeps an answer back that nobody else can give")
                 self._persisted(task)
             self._refuses(task, finished, superseded=True)
+
+    @staticmethod
+    def _gave_up(task: Task) -> bool:
+        """What refuses an orphan would refuse it for ever."""
+        return task.orphan and task.plan.verdict is Verdict.NO_EFFECT
 
     def _persisted(self, task: Task) -> None:
         """What could not be recorded was tried until the lease was nearly over."""

@@ -16,19 +16,21 @@ from oncekey.core.record import Record, State
 from oncekey.core.verbs import (
     AppendStep,
     Done,
+    Due,
     Find,
     Found,
     Insert,
     Inserted,
     Peek,
     Refused,
+    Requested,
     Steps,
     Swap,
     Sweep,
     When,
 )
 from oncekey.stores.gather import Ticket
-from oncekey.testing.simulate import stepping
+from oncekey.testing.simulate import recovering, stepping
 from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
@@ -144,6 +146,12 @@ class Oracle:
             return None
         elif kind is Steps:
             stepping.told(task.ghost, task, outcome)
+            return None
+        elif kind is Due:
+            recovering.told(list(self.ghosts.values()), len(outcome), now)
+            return None
+        elif kind is Requested:
+            recovering.requested(task.ghost, task, outcome)
             return None
         elif kind is not Peek:
             return None
@@ -343,7 +351,8 @@ class Oracle:
 
     def _give_up(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
-        if None not in task.known_steps.values():
+        refused = task.orphan and task.plan.verdict is Verdict.NO_EFFECT
+        if None not in task.known_steps.values() and not refused:
             raise Violation("P6", f"{task}: gave {ghost} up, though no step was left in doubt")
         self._raises(ghost, task, outcome.fence)
         ghost.state, ghost.token = UNKNOWN, verb.new_token or b""
@@ -387,11 +396,8 @@ class Oracle:
         ghost = task.ghost
         self._raises(ghost, task, outcome.fence)
         ghost.state = RELEASED if task.answer is None else COMPLETED
-        ghost.book.excuses += task.answer is None
-        if task.answer is None:  # the operator found out that it had not happened
-            ghost.book.cleared += 1
-            steps = ghost.book.steps.items()
-            ghost.book.steps = {name: result for name, result in steps if result is not None}
+        if task.answer is None:
+            ghost.book.clear()
         ghost.answer = task.answer
         ghost.token = verb.new_token or ghost.token
         ghost.fence = ghost.fence_high = outcome.fence

@@ -58,7 +58,13 @@ def call_of(intent: Intent, version: int, *, with_path: bool = True) -> Call:
     if isinstance(made, BadBody):
         raise AssertionError(made.reason)
     operation = _OPERATIONS[intent.operation]
-    return Call(intent.tenant, operation, intent.key, Fingerprint(version, made.digest))
+    fingerprint = Fingerprint(version, made.digest)
+    return Call(intent.tenant, operation, intent.key, fingerprint, request=request_of(intent))
+
+
+def request_of(intent: Intent) -> bytes:
+    """What is kept of a request, for those who finish it without its client."""
+    return "|".join(intent).encode()
 
 
 @functools.cache
@@ -157,6 +163,7 @@ class Scenario:
     sweep_every_s: float
     slow: float
     """The part of handlers that outlive a third of their lease."""
+    recoverer: bool = False
     at_most_once: str = ""
     """The step that must not be repeated, in operations that are resumed."""
 
@@ -230,6 +237,7 @@ def draw(chance: Callable[[], float]) -> Scenario:
         operator=chance() < 0.5,
         sweep_every_s=20.0 if chance() < 0.35 else 0.0,
         slow=0.35 if chance() < 0.4 else 0.04,
+        recoverer=chance() < 0.3,
         at_most_once="charge" if may_be_once and chance() < 0.4 else "",
     )
 

@@ -43,6 +43,7 @@ class Task:
         "name",
         "note",
         "op",
+        "orphan",
         "over",
         "owned_until",
         "peeked_at",
@@ -117,6 +118,8 @@ class Task:
         """What was kept of its record's steps when it became the owner."""
         self.told_steps: dict[str, bytes | None] = {}
         """What the store said when it asked; by then it may be a zombie."""
+        self.orphan = False
+        """No client waits: a recoverer took it up."""
         self.doubts = False
         """Its handler cannot tell how an earlier attempt's step ended."""
         self.peeking = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from oncekey.attempt import Attempt
@@ -94,6 +94,7 @@ class Lane:
         if isinstance(outcome, StoreUnavailable):
             worker.fail(task, outcome)
         elif outcome is AGAIN:
+            task.asks -= 1  # the store did nothing about it
             worker.lane(ALONE, 1).ask(ticket.verb, task)
         else:
             task.heard(note, ticket.changes is not None)
@@ -180,6 +181,7 @@ class Worker(Process):
             client=client,
         )
         task.claim = self.guard.claim(task.call, self.policy)
+        world.recovering.knows(task)
         task.op = self.edge.serve(task)
         return task
 
@@ -200,6 +202,24 @@ class Worker(Process):
         task.op = op
         task.answer = answer
         self.begin(task)
+
+    def spawn_orphan(self, ghost: Ghost, work: Callable[[Worker, Task], Op[None]]) -> None:
+        """Take up a record whose owner died: a task like a request's, but without a client."""
+        if ghost.intent is None:
+            raise AssertionError(f"{ghost} is due, though nobody ever asked for it")
+        task = Task(
+            "orphan",
+            self,
+            intent=ghost.intent,
+            ghost=ghost,
+            call=self.world.call(ghost.intent, self.version),
+            policy=self.policy,
+            version=self.version,
+        )
+        task.claim = self.guard.claim(task.call, task.policy)
+        task.orphan = True
+        task.op = work(self, task)
+        self.kernel.at(self.kernel.now, self, self.begin, task)
 
     def begin(self, task: Task) -> None:
         """Take a task's first step."""

@@ -24,6 +24,7 @@ from oncekey.testing.simulate.kernel import Kernel, Process, Restless
 from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.oracle import Oracle
 from oncekey.testing.simulate.parts import REAL, Parts
+from oncekey.testing.simulate.recovering import Recovering
 from oncekey.testing.simulate.scenario import (
     CALM_AFTER_S,
     HORIZON_S,
@@ -84,6 +85,7 @@ class World:
         self.store = self.parts.store(clock)
         self.wire = Wire(kernel, faults, self.store, clock, self.oracle, self.timeline)
         self.downstream = Downstream()
+        self.recovering = Recovering(self)
         self.graveyard: list[Any] = []
         """Dead generators: kept until the end, so that no `finally` of them runs."""
         self._tokens = 0
@@ -97,6 +99,8 @@ class World:
         self.clients: list[Client] = []
         for errand in self.scenario.errands:
             self._client(errand)
+        if self.scenario.recoverer:
+            self.recovering.start()
         if self.scenario.sweep_every_s:
             kernel.at(self.scenario.sweep_every_s * self.chance(), self.outside, self._sweep)
 
@@ -107,6 +111,8 @@ class World:
         kernel = self.kernel
         try:
             kernel.run(HORIZON_S)
+            if self.scenario.recoverer:
+                self.recovering.check()
             for _ in range(_PROBES_MAX):
                 if not self._probe():
                     break
@@ -138,20 +144,27 @@ class World:
         self.kernel.at(errand.starts_at, self.outside, client.send)
 
     def _sweep(self) -> None:
-        busy = any(not client.done for client in self.clients)
+        busy = not self.settled
         up = [worker for worker in self.workers if worker.up]
         if up:
             worker = up[0]
-            task = self._housekeeping(worker)
+            task = self.housekeeping(worker, "sweeper")
+            task.op = worker.sweep()
             self.kernel.at(self.kernel.now, worker, worker.begin, task)
         if busy:
             every_s = self.scenario.sweep_every_s
             self.kernel.at(self.kernel.now + every_s, self.outside, self._sweep)
 
-    def _housekeeping(self, worker: Worker) -> Task:
+    @property
+    def settled(self) -> bool:
+        """Whether every client has its answer."""
+        return all(client.done for client in self.clients)
+
+    def housekeeping(self, worker: Worker, name: str) -> Task:
+        """Work that is about no record in particular."""
         intent = self.scenario.errands[0].intent
         task = Task(
-            "sweeper",
+            name,
             worker,
             intent=intent,
             ghost=self.oracle.ghost(intent, worker.policy),
@@ -159,7 +172,6 @@ class World:
             policy=worker.policy,
             version=worker.version,
         )
-        task.op = worker.sweep()
         return task
 
     # ---------------------------------------------------------------- what the others ask for

@@ -1,7 +1,8 @@
-"""Planted bugs about steps: repeated, mixed up, kept for the wrong owner (P1, P2, P6)."""
+"""Planted bugs about steps and orphans: repeated, kept for the wrong owner, left (P1, P2, P6)."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,12 @@ from typing import Any
 
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op
+from oncekey.core.policy import Verdict
 from oncekey.core.record import Step
-from oncekey.core.verbs import AppendStep, Done, Refused
+from oncekey.core.verbs import AppendStep, Done, Refused, Swap, When
 from oncekey.guard import Guard
 from oncekey.testing.simulate import stepping
-from oncekey.testing.simulate.bugs.planting import Pliable, planted
+from oncekey.testing.simulate.bugs.planting import Pliable, as_found, planted
 from oncekey.testing.simulate.parts import Parts
 
 
@@ -69,5 +71,33 @@ def at_most_once_leaves_no_mark() -> Parts:
             if step.result is not None:
                 return (yield from super().keep_step(attempt, step))
             return Done(attempt.fence)
+
+    return Parts(guard=Engine)
+
+
+# ----------------------------------------------------------------------------- the recoverer
+
+
+@planted(seeds=200)
+def recoverer_takes_without_asking() -> Parts:
+    """What looks abandoned is taken over whatever has happened since it was read."""
+
+    class Store(Pliable):
+        def _swap(self, verb: Swap, now: float) -> Done | Refused:
+            row = self._rows.get(verb.id)
+            if row is not None and verb.when is When.LAPSED and verb.claim is not None:
+                verb = dataclasses.replace(as_found(row, verb), when=When.ANY)
+            return super()._swap(verb, now)
+
+    return Parts(store=Store)
+
+
+@planted(seeds=4000)
+def orphan_gives_up_at_once() -> Parts:
+    """An orphan whose handler failed is given up at the first try."""
+
+    class Engine(Guard):
+        def _unfinished(self, attempt: Attempt, verdict: Verdict) -> Any:
+            return (yield from self.give_up(attempt))
 
     return Parts(guard=Engine)
