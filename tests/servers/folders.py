@@ -1,6 +1,7 @@
 """Private folders that are gone when the run is, and the user that servers run as."""
 
 import atexit
+import contextlib
 import os
 import pwd
 import re
@@ -72,8 +73,9 @@ def _remove(folder: Path, owner: int) -> None:
 def _remove_leftovers(base: Path) -> None:
     for folder in base.glob(f"{_PREFIX}*"):
         found = re.match(rf"{_PREFIX}(\d+)-", folder.name)
-        if found and folder.stat().st_uid == os.getuid() and not _alive(int(found[1])):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # its own process may be removing it
+            if found and folder.stat().st_uid == os.getuid() and not _alive(int(found[1])):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alive(pid: int) -> bool:
