@@ -1,0 +1,136 @@
+"""A request that may be guarded, and its claim when the view is about to be called."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.http.request import RawPostDataException
+
+from oncekey.core.record import Answer
+from oncekey.errors import Misuse
+from oncekey.web.django import settings
+from oncekey.web.django.responses import response_of
+from oncekey.web.edge import too_large
+from oncekey.web.marks import SAFE, Mark, mark_of
+from oncekey.web.request import GUARDED, Headers, Request
+from oncekey.web.routes import Route
+from oncekey.web.views import Begun, Visit
+
+_STATE = "_oncekey"
+
+views = functools.cache(settings.views)
+"""One for the process: handlers that are loaded again share it."""
+
+
+class State:
+    """What is known of a request that may be guarded."""
+
+    __slots__ = ("awaited", "body", "claimed", "error", "request", "visit")
+
+    def __init__(self, request: Request, body: bytes, awaited: bool) -> None:
+        self.request = request
+        self.body = body
+        self.awaited = awaited
+        """Whether the middleware runs in an event loop that lasts longer than this request."""
+        self.claimed = False
+        self.visit: Visit | None = None
+        self.error: Exception | None = None
+        """What the view raised, if Django has made an answer of it."""
+
+
+def state_of(request: HttpRequest) -> State | None:
+    state: State | None = getattr(request, _STATE, None)
+    return state
+
+
+def prepare(request: HttpRequest, *, awaited: bool) -> State | None:
+    """Keep the body, for its fingerprint, before anything reads it as a form. How much of it is
+    read at all is Django's setting DATA_UPLOAD_MAX_MEMORY_SIZE.
+    """
+    if request.method in SAFE:
+        return None
+    header = views().edge.key_header
+    named = header is None or header.decode() in request.headers
+    state = State(_request(request), _body(request) if named else b"", awaited)
+    setattr(request, _STATE, state)
+    return state
+
+
+def _request(request: HttpRequest) -> Request:
+    """As the edge reads it."""
+    lines = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in request.headers.items()]
+    return Request(
+        request.method or "GET",
+        request.path,
+        request.META.get("QUERY_STRING", "").encode("latin-1"),
+        Headers(lines),
+        {settings.REQUEST: request, "scheme": request.scheme},
+        request.path.removesuffix(request.path_info),
+    )
+
+
+def _body(request: HttpRequest) -> bytes:
+    try:
+        body: bytes = request.body
+        return body
+    except RawPostDataException as error:
+        raise Misuse(
+            "another middleware has read the body as a form before oncekey could: put "
+            f"{settings.MIDDLEWARE!r} before it"
+        ) from error
+
+
+# --------------------------------------------------------------------------------- the claim
+
+
+def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
+    """Claim for a view that is about to run. None: let it; else this is the answer."""
+    route = _route(request, state, mark)
+    if not isinstance(route, Route):
+        return route
+    return _begun(state, views().begin_sync(state.request, route, state.body))
+
+
+async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
+    """`claim_sync`, awaited."""
+    if not state.awaited:  # the loop is only this view's
+        return claim_sync(request, state, mark)
+    route = _route(request, state, mark)
+    if not isinstance(route, Route):
+        return route
+    return _begun(state, await views().begin(state.request, route, state.body))
+
+
+def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | HttpResponse | None:
+    """What applies to the view; or how it is refused; or None, where nothing is to be claimed."""
+    if state.claimed or request.resolver_match is None:
+        return None
+    state.claimed = True
+    route = views().route(state.request, f"/{request.resolver_match.route}", mark)
+    if route is None:
+        return None
+    if GUARDED in request.META or GUARDED in getattr(request, "scope", ()):
+        raise Misuse(
+            f"{route.operation} is guarded twice, by the middleware for WSGI or ASGI and by "
+            "Django's; choose one of them"
+        )
+    if len(state.body) > route.policy.request_bytes_max:
+        return response_of(views().edge.refusal(too_large(route.policy.request_bytes_max)))
+    return route
+
+
+def _begun(state: State, begun: Begun) -> HttpResponse | None:
+    if isinstance(begun, Answer):
+        return response_of(begun)
+    state.visit = begun
+    return None
+
+
+def mark_on(view: Any, request: HttpRequest) -> Mark | None:
+    """Of the view, or of the method of a class of views."""
+    mark = mark_of(view)
+    if mark is None and (owner := getattr(view, "view_class", None)) is not None:
+        mark = mark_of(getattr(owner, (request.method or "").lower(), None))
+    return mark

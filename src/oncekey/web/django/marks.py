@@ -1,0 +1,68 @@
+"""Marks on views: one that is marked claims by itself, where the mark stands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, overload
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+
+from oncekey.core.policy import Policy
+from oncekey.errors import Misuse
+from oncekey.web import marks
+from oncekey.web.django.claim import State, claim, claim_sync, state_of
+from oncekey.web.django.settings import MIDDLEWARE
+from oncekey.web.marks import SAFE, mark_of, not_idempotent
+
+__all__ = ["idempotent", "not_idempotent"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@overload
+def idempotent(policy: F) -> F: ...
+@overload
+def idempotent(policy: Policy | None = None) -> Callable[[F], F]: ...
+def idempotent(policy: Any = None) -> Any:
+    """Guard this view when it is called, by these rules over the application's. Decorators above
+    this one run before. For a class: `@method_decorator(idempotent, name="post")`.
+    """
+    if callable(policy) and not isinstance(policy, Policy):
+        return idempotent()(policy)
+    mark = marks.idempotent(policy)
+
+    def decorate(view: F) -> F:
+        guarded = _guarded_async(view) if iscoroutinefunction(view) else _guarded(view)
+        return cast(F, mark(guarded))
+
+    return decorate
+
+
+def _guarded(view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(view)
+    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        state = _state(request, view)
+        answer = None if state is None else claim_sync(request, state, mark_of(guarded))
+        return view(request, *args, **kwargs) if answer is None else answer
+
+    return guarded
+
+
+def _guarded_async(view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(view)
+    async def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        state = _state(request, view)
+        answer = None if state is None else await claim(request, state, mark_of(guarded))
+        return await view(request, *args, **kwargs) if answer is None else answer
+
+    return guarded
+
+
+def _state(request: HttpRequest, view: Callable[..., Any]) -> State | None:
+    state = state_of(request)
+    if state is None and request.method not in SAFE:
+        name = getattr(view, "__name__", repr(view))
+        raise Misuse(f"{name} is @idempotent, but MIDDLEWARE has no {MIDDLEWARE!r}")
+    return state

@@ -1,0 +1,122 @@
+"""The middleware. It reads the request's body, claims when the view is about to be called, and
+records the answer when Django has made it: rendered, and with the transaction of ATOMIC_REQUESTS
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from oncekey.web.django.claim import (
+    State,
+    claim,
+    claim_sync,
+    mark_on,
+    prepare,
+    state_of,
+    views,
+)
+from oncekey.web.django.responses import collect, collect_sync, first, response_of
+from oncekey.web.views import Visit
+
+
+class IdempotencyMiddleware:
+    """Guards Django's views by `settings.ONCEKEY`. Put it last."""
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        views()  # so that wrong settings are told now
+        self.get_response = get_response
+        self.process_view: Callable[..., Any] = self._claim_sync
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+            self.process_view = self._claim
+
+    def __call__(self, request: HttpRequest) -> Any:
+        if iscoroutinefunction(self):
+            return self._answer(request)
+        state = prepare(request, awaited=False)
+        return self.get_response(request) if state is None else self._run_sync(request, state)
+
+    async def _answer(self, request: HttpRequest) -> HttpResponseBase:
+        state = prepare(request, awaited=True)
+        if state is None:
+            response: HttpResponseBase = await self.get_response(request)
+            return response
+        # Django cancels what its client does not wait for any more. The view goes on.
+        return await views().runtime.background.apart(self._run(request, state))
+
+    def _run_sync(self, request: HttpRequest, state: State) -> HttpResponseBase:
+        try:
+            response: HttpResponseBase = self.get_response(request)
+            if state.visit is None:
+                return response
+            return self._end_sync(response, state.visit, state.error)
+        except BaseException as error:
+            if state.visit is not None:
+                views().fail_sync(state.visit, error)
+            raise
+        finally:
+            if state.visit is not None:
+                views().leave(state.visit)
+
+    async def _run(self, request: HttpRequest, state: State) -> HttpResponseBase:
+        try:
+            response: HttpResponseBase = await self.get_response(request)
+            if state.visit is None:
+                return response
+            return await self._end(response, state.visit, state.error)
+        except BaseException as error:
+            if state.visit is not None:
+                await views().fail(state.visit, error)
+            raise
+        finally:
+            if state.visit is not None:
+                views().leave(state.visit)
+
+    def _end_sync(
+        self, response: HttpResponseBase, visit: Visit, error: Exception | None
+    ) -> HttpResponseBase:
+        if error is not None and response.status_code >= 500:
+            answer = views().fail_sync(visit, error)
+            return response if answer is None else response_of(answer)
+        rest = collect_sync(response, visit)
+        return first(response, visit, views().end_sync(visit), rest)
+
+    async def _end(
+        self, response: HttpResponseBase, visit: Visit, error: Exception | None
+    ) -> HttpResponseBase:
+        if error is not None and response.status_code >= 500:
+            answer = await views().fail(visit, error)
+            return response if answer is None else response_of(answer)
+        rest = await collect(response, visit)
+        return first(response, visit, await views().end(visit), rest)
+
+    # ------------------------------------------------------------------------- called by Django
+
+    def _claim_sync(
+        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
+    ) -> HttpResponse | None:
+        state = state_of(request)
+        if state is None or mark_on(view, request) is not None:  # a marked view claims by itself
+            return None
+        return claim_sync(request, state, None)
+
+    async def _claim(
+        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
+    ) -> HttpResponse | None:
+        state = state_of(request)
+        if state is None or mark_on(view, request) is not None:
+            return None
+        return await claim(request, state, None)
+
+    def process_exception(self, request: HttpRequest, exception: Exception) -> None:
+        """An exception is no answer, whatever the status it is sent with."""
+        if (state := state_of(request)) is not None:
+            state.error = exception

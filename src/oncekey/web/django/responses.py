@@ -1,0 +1,83 @@
+"""Django's answers: read as far as they are kept, and made of what is kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+
+from oncekey.core.record import Answer
+from oncekey.web.views import Visit
+
+
+def _start(response: HttpResponseBase, visit: Visit) -> None:
+    lines = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in response.items()]
+    visit.capture.start(response.status_code, lines)
+
+
+def collect_sync(response: HttpResponseBase, visit: Visit) -> Any:
+    """Read the answer as far as it is kept; what is left of it."""
+    _start(response, visit)
+    if not response.streaming:
+        visit.capture.add(response.content, last=True)
+        return None
+    chunks = iter(response)
+    for chunk in chunks:
+        if visit.capture.add(chunk, last=False):
+            return chunks
+    visit.capture.add(b"", last=True)
+    return None
+
+
+async def collect(response: HttpResponseBase, visit: Visit) -> Any:
+    """`collect_sync`, awaited."""
+    if not response.streaming:
+        return collect_sync(response, visit)
+    if not response.is_async:
+        return await sync_to_async(collect_sync)(response, visit)
+    _start(response, visit)
+    chunks = aiter(response)
+    async for chunk in chunks:
+        if visit.capture.add(chunk, last=False):
+            return chunks
+    visit.capture.add(b"", last=True)
+    return None
+
+
+def first(
+    response: HttpResponseBase, visit: Visit, answer: Answer | None, rest: Any
+) -> HttpResponseBase:
+    """What is sent once it is recorded: the view's own answer, or the one that stands instead."""
+    if answer is not None:
+        instead = response_of(answer)
+        instead._resource_closers.extend(response._resource_closers)
+        return instead
+    capture = visit.capture
+    for name, value in capture.headers:
+        response[name.decode("latin-1").title()] = value.decode("latin-1")
+    if response.streaming:
+        taken = capture.taken()
+        again = _again(taken, rest) if response.is_async else itertools.chain([taken], rest or ())
+        response.streaming_content = again
+    return response
+
+
+async def _again(taken: bytes, rest: Any) -> AsyncIterator[bytes]:
+    yield taken
+    if rest is not None:
+        async for chunk in rest:
+            yield chunk
+
+
+def response_of(answer: Answer) -> HttpResponse:
+    response = HttpResponse(answer.body or b"", status=answer.status)
+    del response["Content-Type"]
+    for name, value in answer.headers:
+        text = name.decode("latin-1").title()
+        line = value.decode("latin-1")
+        response[text] = f"{response[text]}, {line}" if text in response else line
+    return response

@@ -1,0 +1,144 @@
+"""`settings.ONCEKEY`: what it may say, and what `manage.py check` says of it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning
+from django.http import HttpRequest
+from django.utils.module_loading import import_string
+
+from oncekey.core.policy import Policy
+from oncekey.errors import Misuse, OncekeyError
+from oncekey.web.edge import check_callable
+from oncekey.web.request import Request
+from oncekey.web.views import Views
+
+MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
+REQUEST = "django.request"
+"""In the scope of what the edge reads: Django's own request."""
+
+_NAMES = frozenset({"store", "tenant", "policy", "routes", "profile", "hooks"})
+_REQUIRED = ("store", "tenant")
+
+
+def views() -> Views:
+    """What the settings ask for. Raises `Misuse` for settings that ask for nothing sensible."""
+    given = read()
+    tenant = _imported("tenant", given["tenant"])
+    check_callable(tenant)
+    return Views(
+        store=_imported("store", given["store"]) if _is_path(given["store"]) else given["store"],
+        tenant=_of_django(tenant),
+        policy=_policy("policy", given.get("policy")),
+        routes={
+            route: _policy(f"routes[{route!r}]", policy) or Policy()
+            for route, policy in given.get("routes", {}).items()
+        },
+        profile=given.get("profile", "oncekey"),
+        hooks=[_imported("hooks", hook) for hook in given.get("hooks", ())],
+    )
+
+
+def read() -> Mapping[str, Any]:
+    given = getattr(settings, "ONCEKEY", None)
+    if not isinstance(given, Mapping):
+        raise Misuse(
+            'settings.ONCEKEY is missing: ONCEKEY = {"store": "sqlite:///keys.db", "tenant": '
+            '"shop.accounts.account_of"}'
+        )
+    if unknown := given.keys() - _NAMES:
+        raise Misuse(
+            f"settings.ONCEKEY has {', '.join(sorted(map(str, unknown)))}, which means nothing: "
+            f"choose from {', '.join(sorted(_NAMES))}"
+        )
+    for name in _REQUIRED:
+        if not given.get(name):
+            raise Misuse(f"settings.ONCEKEY has no {name!r}: {_MISSING[name]}")
+    return given
+
+
+_MISSING = {
+    "store": "give the URL of a store, such as sqlite:///keys.db",
+    "tenant": "name the function from a request to the stable id of its account, such as "
+    "'shop.accounts.account_of', or 'oncekey.single_tenant'",
+}
+
+
+def _is_path(store: Any) -> bool:
+    return isinstance(store, str) and ":" not in store
+
+
+def _imported(name: str, given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return import_string(given)
+    except ImportError as error:
+        raise Misuse(f"settings.ONCEKEY[{name!r}] is {given!r}: {error}") from error
+
+
+def _policy(name: str, given: Any) -> Policy | None:
+    if isinstance(given, Policy | None):
+        return given
+    try:
+        return Policy(**given)
+    except TypeError as error:
+        raise Misuse(
+            f"settings.ONCEKEY: {name} takes an oncekey.Policy, or its fields as a dict: {error}"
+        ) from error
+
+
+def _of_django(tenant: Callable[[Any], Any]) -> Callable[[Request], Any]:
+    def tenant_of(request: Request) -> Any:
+        asked: HttpRequest = request.scope[REQUEST]
+        return tenant(asked)
+
+    return tenant_of
+
+
+# ----------------------------------------------------------------------------- manage.py check
+
+
+def check(**_: Any) -> list[CheckMessage]:
+    """Wrong settings, before the first request finds them."""
+    try:
+        views().close()
+    except OncekeyError as error:
+        return [Error(str(error), id="oncekey.E001")]
+    except ImportError as error:
+        return [Error(f"settings.ONCEKEY needs a package: {error}", id="oncekey.E001")]
+    return _check_place()
+
+
+def _check_place() -> list[CheckMessage]:
+    middleware = list(settings.MIDDLEWARE)
+    if MIDDLEWARE not in middleware:
+        return [
+            Error(
+                "nothing is guarded: the middleware is missing",
+                hint=f"Add {MIDDLEWARE!r} to MIDDLEWARE, as the last one.",
+                id="oncekey.E002",
+            )
+        ]
+    after = [path for path in middleware[middleware.index(MIDDLEWARE) + 1 :] if _looks(path)]
+    if not after:
+        return []
+    return [
+        Warning(
+            f"{', '.join(after)} check requests after their keys were claimed: a retry gets the "
+            "first answer without being checked",
+            hint=f"Put {MIDDLEWARE!r} last.",
+            id="oncekey.W001",
+        )
+    ]
+
+
+def _looks(path: str) -> bool:
+    """Whether a middleware may refuse a request, or reads its body."""
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(module), name, None)
+    return hasattr(found, "process_view") or hasattr(found, "process_request")
