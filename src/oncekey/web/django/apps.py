@@ -8,7 +8,7 @@ from django.core.checks import register
 from oncekey.web.django.settings import check
 
 
-class OncekeyConfig(AppConfig):  # type: ignore[misc]  (Django has no types)
+class OncekeyConfig(AppConfig):  # type: ignore[misc]  # Django has no types
     name = "oncekey.web.django"
     label = "oncekey"
     verbose_name = "oncekey"

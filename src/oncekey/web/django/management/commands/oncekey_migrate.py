@@ -12,7 +12,7 @@ from oncekey.errors import OncekeyError
 from oncekey.web.django.claim import views
 
 
-class Command(BaseCommand):  # type: ignore[misc]  (Django has no types)
+class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     help = "Make, or bring up to date, the tables of the store that settings.ONCEKEY names."
 
     def handle(self, *args: Any, **options: Any) -> None:
