@@ -24,7 +24,8 @@ RESERVED = {
     "datetime.datetime.now": "clock.py",
     "random": "guard.py testing/",
     "secrets": "guard.py",
-    "uuid": "guard.py",
+    "uuid.uuid1": "guard.py",
+    "uuid.uuid4": "guard.py",
     "os.urandom": "guard.py",
 }
 
