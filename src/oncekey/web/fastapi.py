@@ -26,6 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
+from oncekey.atomic import Adapter, check_loop
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
@@ -37,7 +38,14 @@ from oncekey.web import messages, openapi
 from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
 from oncekey.web.asgi_late import LateRun
 from oncekey.web.edge import check_callable
-from oncekey.web.marks import Mark, idempotent, is_async, mark_of, marked_policy, not_idempotent
+from oncekey.web.marks import (
+    Marked,
+    adapter_of_routes,
+    idempotent,
+    is_async,
+    mark_of,
+    not_idempotent,
+)
 from oncekey.web.messages import Receive, Scope, Send
 from oncekey.web.request import GUARDED, Request
 from oncekey.web.routes import Route
@@ -67,9 +75,11 @@ class Idempotency:
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
+        atomic: Adapter | None = None,
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
         check_callable(tenant)
+        check_loop(atomic)
 
         def tenant_of(request: Request) -> Any:
             return tenant(StarletteRequest(dict(request.scope)))
@@ -82,10 +92,11 @@ class Idempotency:
             routes=routes,
             profile=profile,
             hooks=hooks,
+            atomic=adapter_of_routes(atomic, policy, routes),
             drain_s_max=drain_s_max,
         )
         self.edge = self.guard.edge
-        self._default = (policy or Policy()).over(self.edge.profile.policy)
+        self.marked = Marked(self.edge, policy, atomic)
         self.route_class: type[IdempotentRoute] = type(
             "IdempotentRoute", (IdempotentRoute,), {"idempotency": self}
         )
@@ -105,10 +116,6 @@ class Idempotency:
             await self.guard.drain()
             await self.guard.close()
 
-    def policy(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
-        """The rules of a marked endpoint; None: it is not guarded."""
-        return marked_policy(mark, self._default, methods)
-
 
 async def _selected(scope: Scope, receive: Receive, send: Send) -> None:
     """The application that a guarded request is for: the route that was found for it."""
@@ -124,7 +131,7 @@ class IdempotentRoute(APIRoute):
         methods = frozenset(method.upper() for method in settings.get("methods") or ("GET",))
         mark = mark_of(endpoint)
         self._marked = mark is not None
-        self._policy = None if mark is None else self.idempotency.policy(mark, methods)
+        self._policy = None if mark is None else self.idempotency.marked.policy(mark, methods)
         routes = self.idempotency.edge.routes
         # Where a router is included, the path of a route is longer: what it is guarded by is seen
         # when a request comes.

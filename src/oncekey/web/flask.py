@@ -24,6 +24,7 @@ from flask import Flask, current_app, has_request_context, request
 from flask import Request as FlaskRequest
 from flask.wrappers import Response
 
+from oncekey.atomic import Adapter
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
@@ -62,6 +63,7 @@ class Oncekey:
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
+        atomic: Adapter | None = None,
     ) -> None:
         check_callable(tenant)
         self.views = Views(
@@ -71,6 +73,7 @@ class Oncekey:
             routes=routes,
             profile=profile,
             hooks=hooks,
+            atomic=atomic,
         )
         if app is not None:
             self.init_app(app)

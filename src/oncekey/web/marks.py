@@ -10,12 +10,14 @@ def search(...): ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
+from oncekey.atomic import Adapter, check
 from oncekey.core.policy import INHERIT, Policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
+from oncekey.web.edge import Edge
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,17 +68,43 @@ def mark_of(function: Any) -> Mark | None:
     return None
 
 
-def marked_policy(mark: Mark, default: Policy, methods: frozenset[str]) -> Policy | None:
-    """The rules of a marked endpoint that serves these methods; None: it is not guarded.
+def adapter_of_routes(
+    atomic: Adapter | None, policy: Policy | None, routes: Mapping[str, Policy] | None
+) -> Adapter | None:
+    """The adapter, if one is needed whatever is marked."""
+    policies = [policy, *(routes or {}).values()]
+    return atomic if any(each is not None and each.atomic is True for each in policies) else None
 
-    Whoever marks an endpoint wants it guarded: all its methods that change something are, unless
-    the policy names some.
-    """
-    if mark.policy is None:
-        return None
-    named = mark.policy.methods is not INHERIT
-    over = mark.policy if named else Policy(methods=methods - SAFE).over(mark.policy)
-    return over.over(default).settled()
+
+class Marked:
+    """The rules of marked endpoints, over the application's."""
+
+    def __init__(self, edge: Edge, policy: Policy | None, atomic: Adapter | None) -> None:
+        self._default = (policy or Policy()).over(edge.profile.policy)
+        self._atomic = edge.adapter = atomic
+        self._store = edge.store
+        self._known: dict[tuple[int, frozenset[str]], tuple[Mark, Policy | None]] = {}
+
+    def policy(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
+        """The rules of a marked endpoint that serves these methods; None: it is not guarded."""
+        found = self._known.get((id(mark), methods))
+        if found is None:
+            found = mark, self._settled(mark, methods)
+            self._known[id(mark), methods] = found
+        return found[1]
+
+    def _settled(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
+        """Whoever marks an endpoint wants it guarded: all its methods that change something are,
+        unless the policy names some.
+        """
+        if mark.policy is None:
+            return None
+        named = mark.policy.methods is not INHERIT
+        over = mark.policy if named else Policy(methods=methods - SAFE).over(mark.policy)
+        policy = over.over(self._default).settled()
+        if policy.atomic:
+            check(self._atomic, self._store, lambda meets: ["@idempotent"] if meets(policy) else [])
+        return policy
 
 
 def is_async(function: Any) -> bool:

@@ -16,19 +16,20 @@ from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey import learning
+from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.record import Answer
-from oncekey.decision import Bypass, Call, Decision, Execute, Given, Refuse, Replay
+from oncekey.decision import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
 from oncekey.events import Hook
 from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, Edge, Tenant, log
-from oncekey.web.marks import Mark, marked_policy
+from oncekey.web.marks import Mark, Marked, adapter_of_routes
 from oncekey.web.request import Request
 from oncekey.web.routes import Route
 
@@ -38,12 +39,16 @@ _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 class Visit:
     """A view that is to run, and whose answer is then recorded."""
 
-    __slots__ = ("attempt", "call", "capture")
+    __slots__ = ("attempt", "call", "capture", "unit")
 
-    def __init__(self, attempt: Attempt | None, call: Call, route: Route) -> None:
+    def __init__(
+        self, attempt: Attempt | None, call: Call, route: Route, unit: Unit | None
+    ) -> None:
         self.attempt = attempt
         """None: the store is down, and the policy lets it run unprotected."""
         self.call = call
+        self.unit = unit
+        """In atomic mode: its transaction."""
         self.capture = Capture(route.policy.answer_bytes_max)
         self.capture.matched = True
 
@@ -64,13 +69,20 @@ class Views:
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
+        atomic: Adapter | None = None,
     ) -> None:
+        check_thread(atomic)
         self.edge = Edge(
-            store=store, tenant=tenant, policy=policy, routes=routes, profile=profile, hooks=hooks
+            store=store,
+            tenant=tenant,
+            policy=policy,
+            routes=routes,
+            profile=profile,
+            hooks=hooks,
+            atomic=adapter_of_routes(atomic, policy, routes),
         )
         self.runtime = self.edge.runtime
-        self._default = (policy or Policy()).over(self.edge.profile.policy)
-        self._marked: dict[tuple[int, str], tuple[Mark, Policy | None]] = {}
+        self._marked = Marked(self.edge, policy, atomic)
         atexit.register(self.close)
 
     def route(self, request: Request, template: str, mark: Mark | None) -> Route | None:
@@ -80,7 +92,7 @@ class Views:
         method = request.method
         if mark is None:
             policy = self.edge.routes.match(method, request.path, request.root).policy
-        elif (marked := self._policy(mark, method)) is not None:
+        elif (marked := self._marked.policy(mark, frozenset({method}))) is not None:
             policy = marked
         else:
             return None
@@ -88,13 +100,6 @@ class Views:
             return None
         named = _VARIABLE.sub(r"{\1}", template)
         return Route(f"{method} {request.root}{named}", policy)
-
-    def _policy(self, mark: Mark, method: str) -> Policy | None:
-        found = self._marked.get((id(mark), method))
-        if found is None:
-            found = mark, marked_policy(mark, self._default, frozenset({method}))
-            self._marked[id(mark), method] = found
-        return found[1]
 
     def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""
@@ -112,24 +117,31 @@ class Views:
         if isinstance(call, Answer):
             return call
         guard, background = self.runtime.guard, self.runtime.background
+        unit = self.edge.unit(route.policy)
+        drive = (unit or self.runtime).drive_sync
         claim = guard.claim(call, route.policy)
         try:
-            decision = self.runtime.drive_sync(guard.begin(call, route.policy, claim))
+            decision: Decision = drive(guard.begin(call, route.policy, claim))
         except BaseException:  # a signal's: the insert may have happened, and nobody would own it
-            background.forget_sync(claim)
+            if unit is None:
+                background.forget_sync(claim)
             raise
         if isinstance(decision, Refuse) and decision.lost_claim is not None:
             background.forget_sync(decision.lost_claim)
-        begun = self._begun(decision, call, route)
+        begun = self._begun(decision, Visit(None, call, route, unit))
         if isinstance(begun, Visit) and begun.attempt is not None:
-            begun.attempt.ports = self.runtime.ports_sync()
+            if unit is None:
+                begun.attempt.ports = self.runtime.ports_sync()
             if begun.attempt.asks:
-                learned = learning.ask_sync(begun.attempt)
-                return self.runtime.drive_sync(self._learned(begun, begun.attempt, learned))
+                learned = self.edge.learned(begun.attempt, learning.ask_sync(begun.attempt))
+                finished = drive(guard.learned(begun.attempt, learned, call))
+                return self._learned(begun, learned, finished)
         return begun
 
     async def begin(self, request: Request, route: Route, body: bytes) -> Begun:
-        """`begin_sync`, awaited."""
+        """`begin_sync`, awaited. Not for atomic mode: what opens its transaction belongs to a
+        thread.
+        """
         key = self._key(request, route, body)
         if not isinstance(key, str):
             return key
@@ -147,12 +159,13 @@ class Views:
             raise
         if isinstance(decision, Refuse) and decision.lost_claim is not None:
             background.forget(decision.lost_claim)
-        begun = self._begun(decision, call, route)
+        begun = self._begun(decision, Visit(None, call, route, None))
         if isinstance(begun, Visit) and begun.attempt is not None:
             begun.attempt.ports = self.runtime.ports()
             if begun.attempt.asks:
-                learned = await learning.ask(begun.attempt)
-                return await self.runtime.drive(self._learned(begun, begun.attempt, learned))
+                learned = self.edge.learned(begun.attempt, await learning.ask(begun.attempt))
+                finished = await self.runtime.drive(guard.learned(begun.attempt, learned, call))
+                return self._learned(begun, learned, finished)
         return begun
 
     def _key(self, request: Request, route: Route, body: bytes) -> str | Answer | None:
@@ -173,29 +186,31 @@ class Views:
         # Who sent it was checked before, outside: no recoverer could pass there without the client.
         return dataclasses.replace(call, request=None)
 
-    def _begun(self, decision: Decision, call: Call, route: Route) -> Visit | Answer:
+    def _begun(self, decision: Decision, visit: Visit) -> Visit | Answer:
         match decision:
             case Execute(attempt):
-                self.edge.heartbeat.add(attempt)
+                visit.attempt = attempt
+                if visit.unit is None:
+                    self.edge.heartbeat.add(attempt)
                 attempts.enter(attempt)
-                return Visit(attempt, call, route)
+                return visit
             case Replay():
-                return self.edge.replayed(decision, call.key)
+                return self.edge.replayed(decision, visit.call.key)
             case Refuse(problem):
                 return self.edge.refusal(problem)
             case Bypass():
-                return Visit(None, call, route)
+                return visit
 
-    def _learned(self, visit: Visit, attempt: Attempt, learned: object) -> Op[Visit | Answer]:
-        """What became of the attempt that died; the visit, if the view is to run."""
-        learned = self.edge.learned(attempt, learned)
-        finished = yield from self.runtime.guard.learned(attempt, learned, visit.call)
+    def _learned(self, visit: Visit, learned: object, finished: Finished | None) -> Visit | Answer:
+        """What is answered, now that it is known what became of the attempt that died; the visit,
+        if the view is to run.
+        """
         if finished is None:
             return visit
         self.leave(visit)
-        if isinstance(learned, Answer):
-            visit.capture.replace(learned)
         capture = visit.capture
+        if isinstance(learned, Answer):
+            capture.replace(learned)
         answer = self.edge.answer(finished, capture, visit.call.key)
         return answer or Answer(capture.status, tuple(capture.headers), capture.body())
 
@@ -205,13 +220,19 @@ class Views:
         """Record what the view answered, which is in the visit's capture. None: that is sent, with
         the headers that it has there now; else: this instead.
         """
-        return self.runtime.drive_sync(self._end(visit))
+        if (op := self._conclusion(visit)) is None:
+            return None
+        finished: Finished = (visit.unit or self.runtime).drive_sync(op)
+        return self.edge.answer(finished, visit.capture, visit.call.key)
 
     async def end(self, visit: Visit) -> Answer | None:
         """`end_sync`, awaited."""
-        return await self.runtime.drive(self._end(visit))
+        if (op := self._conclusion(visit)) is None:
+            return None
+        finished = await self.runtime.drive(op)
+        return self.edge.answer(finished, visit.capture, visit.call.key)
 
-    def _end(self, visit: Visit) -> Op[Answer | None]:
+    def _conclusion(self, visit: Visit) -> Op[Finished] | None:
         attempt, capture, edge = visit.attempt, visit.capture, self.edge
         if attempt is None:
             capture.headers.append(UNSTORED)
@@ -219,31 +240,41 @@ class Views:
         probe("after_handler")
         verdict = edge.verdict(attempt, capture)
         kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
-        finished = yield from edge.guard.conclude(attempt, verdict, kept, visit.call)
-        return edge.answer(finished, capture, visit.call.key)
+        return edge.guard.conclude(attempt, verdict, kept, visit.call)
 
     def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:
         """The view raised. What is to be answered all the same, if there is something."""
-        return self.runtime.drive_sync(self._fail(visit, error))
+        if (op := self._failure(visit, error)) is None:
+            return None
+        finished: Finished = (visit.unit or self.runtime).drive_sync(op)
+        return self._survived(visit, error, finished)
 
     async def fail(self, visit: Visit, error: BaseException) -> Answer | None:
         """`fail_sync`, awaited."""
-        return await self.runtime.drive(self._fail(visit, error))
+        if (op := self._failure(visit, error)) is None:
+            return None
+        return self._survived(visit, error, await self.runtime.drive(op))
 
-    def _fail(self, visit: Visit, error: BaseException) -> Op[Answer | None]:
+    def _failure(self, visit: Visit, error: BaseException) -> Op[Finished] | None:
         attempt, edge = visit.attempt, self.edge
         if attempt is None or attempt.finished or not edge.failed_honestly(attempt, error):
             return None
         no_effect = attempt.verdict is Verdict.NO_EFFECT
         verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        finished = yield from edge.guard.conclude(attempt, verdict, None, visit.call)
+        return edge.guard.conclude(attempt, verdict, None, visit.call)
+
+    def _survived(self, visit: Visit, error: BaseException, finished: Finished) -> Answer | None:
         if isinstance(finished, Given):
             return None
-        log.error("%r failed after its outcome was decided", attempt, exc_info=error)
-        return edge.answer(finished, visit.capture, visit.call.key)
+        log.error("%r failed after its outcome was decided", visit.attempt, exc_info=error)
+        return self.edge.answer(finished, visit.capture, visit.call.key)
 
     def leave(self, visit: Visit) -> None:
         """The view has ended, however it did."""
-        if visit.attempt is not None:
+        if visit.attempt is None:
+            return
+        if visit.unit is None:
             self.edge.heartbeat.drop(visit.attempt)
-            attempts.leave()
+        else:
+            visit.unit.close()
+        attempts.leave()

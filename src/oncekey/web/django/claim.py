@@ -116,6 +116,11 @@ def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | Htt
             f"{route.operation} is guarded twice, by the middleware for WSGI or ASGI and by "
             "Django's; choose one of them"
         )
+    if route.policy.atomic and state.awaited:
+        raise Misuse(
+            f"{route.operation} is atomic, and Django's transactions belong to a thread: serve it "
+            "by WSGI, or open a transaction in the view and use current().complete_in_sync(…)"
+        )
     if len(state.body) > route.policy.request_bytes_max:
         return response_of(views().edge.refusal(too_large(route.policy.request_bytes_max)))
     return route

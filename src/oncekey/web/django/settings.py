@@ -11,6 +11,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
+from oncekey.atomic import Django
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse, OncekeyError
 from oncekey.web.edge import check_callable
@@ -21,7 +22,7 @@ MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
 REQUEST = "django.request"
 """In the scope of what the edge reads: Django's own request."""
 
-_NAMES = frozenset({"store", "tenant", "policy", "routes", "profile", "hooks"})
+_NAMES = frozenset({"store", "tenant", "policy", "routes", "profile", "hooks", "atomic"})
 _REQUIRED = ("store", "tenant")
 
 
@@ -40,6 +41,7 @@ def views() -> Views:
         },
         profile=given.get("profile", "oncekey"),
         hooks=[_imported("hooks", hook) for hook in given.get("hooks", ())],
+        atomic=Django(given["atomic"]) if given.get("atomic") else None,
     )
 
 
