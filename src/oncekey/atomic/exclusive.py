@@ -68,66 +68,73 @@ class Exclusive:
         self._db = db
         self._seconds_max = seconds_max
         self._mutex = threading.Lock()
-        self._ending: int | None = None
-        self._over = threading.Event()
-        self.overdue = False
+        self._ender: int | None = None
+        """The thread that may end it."""
+        self._denies = False
+        self._ended = threading.Event()
+        self._overdue = False
         db.set_authorizer(self._authorise)
         suspend_at_fork(self)
         watch.add(self, seconds_max)
 
     def _authorise(self, action: int, *_: object) -> int:
-        if self._ending == threading.get_ident():
+        if self._ender == threading.get_ident():
             return sqlite3.SQLITE_OK
-        if not self._over.is_set() and action != sqlite3.SQLITE_TRANSACTION:
+        if not self._denies and action != sqlite3.SQLITE_TRANSACTION:
             return sqlite3.SQLITE_OK
-        _log.error(
-            "an atomic handler was rolled back after %g s and goes on writing"
-            if self.overdue
-            else "an atomic handler tried to end its transaction: leave that to oncekey, and use "
-            "SAVEPOINT to undo a part (after %g s it is rolled back)",
-            self._seconds_max,
-        )
+        if self._overdue:
+            said = "an atomic handler goes on writing, but after %g s it was rolled back"
+        else:
+            said = (
+                "an atomic handler tried to end its transaction: leave that to oncekey, and use a "
+                "savepoint to undo a part of it (it has %g s)"
+            )
+        _log.error(said, self._seconds_max)
         return sqlite3.SQLITE_DENY
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Whoever is in here may commit or roll back; afterwards nothing is carried out any more.
-
-        Raises `Overdue` if it was rolled back before.
-        """
+        """Whoever is in here may commit or roll back. Raises `Overdue` if that was done."""
         watch.drop(self)
         with self._mutex:
             self.check()
-            self._ending = threading.get_ident()
+            self._ender = threading.get_ident()
             try:
                 yield
             finally:
-                self._over.set()
-                self._ending = None
+                self._ender, self._denies = None, True
+                self._ended.set()
 
     def check(self) -> None:
-        if self.overdue:
+        if self._overdue:
             raise Overdue(
                 f"the handler ran longer than atomic_s_max={self._seconds_max:g} and was rolled "
                 "back, so that others can write to the file"
             )
 
     def expire(self) -> None:
-        """Roll back, from the thread that watches."""
-        with contextlib.suppress(Overdue), self.ending():
-            self.overdue = True
+        """Roll back, from the thread that watches, unless it has ended meanwhile."""
+        watch.drop(self)
+        with self._mutex:
+            if self._ended.is_set():
+                return
+            self._overdue = self._denies = True
+            self._ender = threading.get_ident()
+            self._db.set_authorizer(self._authorise)  # also for what was prepared before
             self._db.interrupt()
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
+            self._ender = None
+            self._ended.set()
 
     def free(self) -> None:
-        """For connections that go back to a pool."""
+        """For a connection that goes back to a pool."""
         self._db.set_authorizer(None)
 
     # A transaction must not cross a fork: the child would count on its parent's locks.
 
     def before_fork(self) -> None:
-        self._over.wait(self._seconds_max + 1.0)
+        self._ended.wait(self._seconds_max + 1.0)
 
     def after_fork(self) -> None:
         """It is over."""

@@ -8,7 +8,10 @@ blocking adapter serves an event loop too, in threads.
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
@@ -16,6 +19,11 @@ from oncekey.core.op import Op, arun, run
 from oncekey.decision import Execute
 from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores.base import Store
+
+THREADS_MAX = 32
+"""For blocking adapters in an event loop: most transactions that are begun at once, and most
+statements under way.
+"""
 
 
 class Transaction(Protocol):
@@ -143,7 +151,7 @@ class AsyncUnit:
                 case Outside(outside):
                     return await self._outside(outside)
                 case Begin(record_id, seconds_max):
-                    begun = self._do(self._begin, self._store, record_id, seconds_max)
+                    begun = self._do(self._begin, self._store, record_id, seconds_max, waits=True)
                     self._transaction = await begun
                     return self._transaction is not None
                 case Commit():
@@ -161,11 +169,20 @@ class AsyncUnit:
         transaction, self._transaction = self._transaction, None
         return transaction and await self._do(transaction.rollback)
 
-    def _do(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    def _do(self, function: Callable[..., Any], *args: Any, waits: bool = False) -> Awaitable[Any]:
         if self._threaded:
-            return asyncio.to_thread(function, *args)
+            pool = _threads(os.getpid(), waits)
+            return asyncio.get_running_loop().run_in_executor(pool, function, *args)
         awaited: Awaitable[Any] = function(*args)
         return awaited
+
+
+@functools.cache
+def _threads(pid: int, waits: bool) -> ThreadPoolExecutor:
+    """Whoever waits for a connection, or for its turn to write, has threads apart: it must not keep
+    those from going on that it waits for.
+    """
+    return ThreadPoolExecutor(THREADS_MAX, f"oncekey-atomic-{'begin' if waits else 'do'}")
 
 
 def _judged(error: Exception, question: Any) -> Exception:

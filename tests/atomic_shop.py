@@ -1,0 +1,347 @@
+"""A shop whose orders are rows beside its records, on every kind of connection there is an adapter
+for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import django
+import psycopg
+import pytest
+from django.conf import settings
+from django.db import connections
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+import oncekey
+from oncekey import Policy, atomic, single_tenant
+from oncekey.attempt import Attempt
+from oncekey.core import fingerprint as fingerprints
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.key import record_id
+from oncekey.core.policy import Verdict
+from oncekey.core.record import Answer, Record
+from oncekey.guard import Call, Execute
+from oncekey.runtime import Runtime
+from oncekey.web import asgi, wsgi
+from tests.places import Place, postgres_place, sqlite_place
+from tests.stores.joining import ORDER, ORDERS
+from tests.web.client import Reply, ask, ask_wsgi
+
+if not settings.configured:
+    settings.configure()
+    django.setup()
+
+Opened = tuple[atomic.Adapter, Callable[[Any], Any]]
+Open = Callable[[str], AbstractAsyncContextManager[Opened]]
+
+
+# ------------------------------------------------------------------------------- adapters
+
+
+@asynccontextmanager
+async def by_asyncpg(url: str) -> AsyncIterator[Opened]:
+    async with asyncpg.create_pool(url, min_size=1, max_size=4, statement_cache_size=0) as pool:
+        yield atomic.Asyncpg(pool), lambda connection: connection.execute(ORDER)
+
+
+@asynccontextmanager
+async def by_psycopg(url: str) -> AsyncIterator[Opened]:
+    unprepared = {"prepare_threshold": None}
+    with ConnectionPool(url, min_size=1, max_size=4, kwargs=unprepared) as pool:
+        yield atomic.Psycopg(pool), lambda connection: connection.execute(ORDER)
+
+
+@asynccontextmanager
+async def by_psycopg_connect(url: str) -> AsyncIterator[Opened]:
+    def connect() -> Any:
+        return psycopg.connect(url, autocommit=True, prepare_threshold=None)
+
+    yield atomic.Psycopg(connect), lambda connection: connection.execute(ORDER)
+
+
+@asynccontextmanager
+async def by_async_psycopg(url: str) -> AsyncIterator[Opened]:
+    unprepared = {"prepare_threshold": None}
+    pool = AsyncConnectionPool(url, min_size=1, max_size=4, open=False, kwargs=unprepared)
+    async with pool:
+        yield atomic.AsyncPsycopg(pool), lambda connection: connection.execute(ORDER)
+
+
+def _sqlalchemy(*, session: bool) -> Open:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Opened]:
+        arguments = {} if url.startswith("sqlite") else {"prepare_threshold": None}
+        address = url.replace("postgresql:", "postgresql+psycopg:")
+        engine = create_engine(address, connect_args=arguments)
+        if session:
+            maker = sessionmaker(engine)
+            yield atomic.SQLAlchemy(maker), lambda s: s.connection().exec_driver_sql(ORDER)
+        else:
+            yield atomic.SQLAlchemy(engine), lambda c: c.exec_driver_sql(ORDER)
+        engine.dispose()
+
+    return opened
+
+
+def _async_sqlalchemy(driver: str, *, session: bool) -> Open:
+    @asynccontextmanager
+    async def opened(url: str) -> AsyncIterator[Opened]:
+        arguments: dict[str, Any] = {"prepare_threshold": None}
+        if driver == "asyncpg":
+            arguments = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
+        address = url.replace("postgresql:", f"postgresql+{driver}:")
+        engine = create_async_engine(address, connect_args=arguments)
+
+        async def write(s: Any) -> None:
+            await (await s.connection()).exec_driver_sql(ORDER)
+
+        if session:
+            yield atomic.AsyncSQLAlchemy(async_sessionmaker(engine)), write
+        else:
+            yield atomic.AsyncSQLAlchemy(engine), lambda c: c.exec_driver_sql(ORDER)
+        await engine.dispose()
+
+    return opened
+
+
+@asynccontextmanager
+async def by_sqlite(url: str) -> AsyncIterator[Opened]:
+    yield atomic.Sqlite(), lambda connection: connection.execute(ORDER)
+
+
+@asynccontextmanager
+async def by_django(url: str) -> AsyncIterator[Opened]:
+    alias = django_alias(url)
+
+    def write(connection: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(ORDER)
+
+    yield atomic.Django(alias), write
+
+
+def django_alias(url: str) -> str:
+    """A database of Django's, under a name of its own."""
+    alias, parts = f"shop{uuid.uuid4().hex}", urlsplit(url)
+    if parts.scheme == "sqlite":
+        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///")}
+    else:
+        database = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": parts.path[1:],
+            "USER": parts.username or "",
+            "PASSWORD": parts.password or "",
+            "HOST": parts.hostname or "",
+            "PORT": str(parts.port),
+        }
+    known = {**connections.settings, alias: database}
+    connections.settings[alias] = connections.configure_settings(known)[alias]
+    return alias
+
+
+POSTGRES: dict[str, tuple[str, Open]] = {
+    "asyncpg": ("asgi", by_asyncpg),
+    "async psycopg": ("asgi", by_async_psycopg),
+    "psycopg in threads": ("asgi", by_psycopg),
+    "AsyncConnection on asyncpg": ("asgi", _async_sqlalchemy("asyncpg", session=False)),
+    "AsyncSession on asyncpg": ("asgi", _async_sqlalchemy("asyncpg", session=True)),
+    "AsyncSession on psycopg": ("asgi", _async_sqlalchemy("psycopg", session=True)),
+    "psycopg": ("wsgi", by_psycopg),
+    "psycopg's connect": ("wsgi", by_psycopg_connect),
+    "Connection": ("wsgi", _sqlalchemy(session=False)),
+    "Session": ("wsgi", _sqlalchemy(session=True)),
+    "Django": ("wsgi", by_django),
+}
+SQLITE: dict[str, tuple[str, Open]] = {
+    "sqlite3": ("asgi", by_sqlite),
+    "sqlite3 in threads": ("wsgi", by_sqlite),
+    "Session on sqlite3": ("wsgi", _sqlalchemy(session=True)),
+    "Session on sqlite3 in a loop": ("asgi", _sqlalchemy(session=True)),
+    "Django on sqlite3": ("wsgi", by_django),
+}
+KINDS = POSTGRES | SQLITE
+
+
+# ----------------------------------------------------------------------------------- shop
+
+
+@dataclass
+class Gate:
+    """Where a handler stands until the test lets it go on."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def stand(self) -> None:
+        self.reached.set()
+        assert self.opened.wait(20)
+
+    async def stand_async(self) -> None:
+        await asyncio.to_thread(self.stand)
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, 20)
+
+
+class Shop:
+    """The application and its middleware."""
+
+    def __init__(
+        self, kind: str, place: Place, opened: Opened, store: str | None = None, **policy: Any
+    ) -> None:
+        self.kind, self.place = kind, place
+        self.edge = KINDS[kind][0]
+        self.adapter, self.write = opened
+        self.gate = Gate()
+        self.runs = 0
+        self.during: Callable[[], None] = lambda: None
+        given: dict[str, Any] = {
+            "store": store or place.url,
+            "tenant": single_tenant,
+            "policy": Policy(atomic=True, **policy),
+            "atomic": self.adapter,
+        }
+        self.app: Any = (
+            asgi.IdempotencyMiddleware(self._asgi, **given)
+            if self.edge == "asgi"
+            else wsgi.IdempotencyMiddleware(self._wsgi, **given)
+        )
+
+    async def order(self, key: str, **order: Any) -> Reply:
+        if self.edge == "asgi":
+            return await ask(self.app, key, order)
+        return await asyncio.to_thread(self._order, key, order)
+
+    def _order(self, key: str, order: Any) -> Reply:
+        try:
+            return ask_wsgi(self.app, key, order)
+        finally:
+            connections.close_all()  # as Django does after a request
+
+    async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        order = json.loads((await receive())["body"])
+        self.runs += 1
+        written = self.write(oncekey.current().connection)
+        if hasattr(written, "__await__"):
+            await written
+        self.during()
+        if order.get("stand"):
+            await self.gate.stand_async()
+        if order.get("fail"):
+            raise RuntimeError("the handler failed")
+        status = order.get("status", 201)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"run %d" % self.runs})
+
+    def _wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
+        order = json.loads(environ["wsgi.input"].read())
+        self.runs += 1
+        self.write(oncekey.current().connection)
+        self.during()
+        if order.get("stand"):
+            self.gate.stand()
+        if order.get("fail"):
+            raise RuntimeError("the handler failed")
+        start_response(f"{order.get('status', 201)} Whatever", [])
+        return [b"run %d" % self.runs]
+
+    def look(self, key: str) -> Record | None:
+        return self.place.look(key, "POST /orders")
+
+    def orders(self) -> int:
+        if self.place.name == "sqlite":
+            with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
+                [count] = db.execute("SELECT count(*) FROM orders").fetchone()
+        else:
+            with psycopg.connect(self.place.url.partition("?")[0]) as pg:
+                [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
+        return int(count)
+
+    async def close(self) -> None:
+        if self.edge == "asgi":
+            await self.app.close()
+        else:
+            await asyncio.to_thread(self.app.close)
+
+
+def prepare(place: Place) -> None:
+    """The tables of the records and of the orders, the latter empty."""
+    place.migrate()
+    if place.name == "sqlite":
+        with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as db, db:
+            db.execute(ORDERS)
+    else:
+        with psycopg.connect(place.url.partition("?")[0]) as pg:
+            pg.execute("DROP TABLE IF EXISTS orders")
+            pg.execute(ORDERS.encode())
+
+
+def the_id(key: str) -> bytes:
+    return record_id("single", "POST /orders", key)
+
+
+# --------------------------------------------------------------------------- beside others
+
+LEASE_S = 30.0
+
+
+def new_key() -> str:
+    return str(uuid.uuid4())
+
+
+def call(key: str, body: bytes = b"{}") -> Call:
+    fingerprint = fingerprints.of("POST", "/orders", b"", "application/json", body)
+    assert isinstance(fingerprint, Fingerprint)
+    return Call("single", "POST /orders", key, fingerprint)
+
+
+@asynccontextmanager
+async def leased(shop: Shop, key: str, **policy: Any) -> AsyncIterator[tuple[Runtime, Attempt]]:
+    """The same operation, claimed by a process that knows nothing of atomic mode."""
+    runtime = Runtime(shop.place.url)
+    settled = Policy(lease_s=LEASE_S, **policy).settled()
+    decision = await runtime.drive(runtime.guard.begin(call(key), settled))
+    assert isinstance(decision, Execute)
+    try:
+        yield runtime, decision.attempt
+    finally:
+        await runtime.aclose()
+
+
+async def finish(runtime: Runtime, attempt: Attempt, verdict: Verdict) -> None:
+    answer = Answer(202, (), b"leased") if verdict is Verdict.KEEP else None
+    await runtime.drive(runtime.guard.conclude(attempt, verdict, answer, call(attempt.key)))
+
+
+Opener = Callable[..., AbstractAsyncContextManager[Shop]]
+
+
+@pytest.fixture
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    """Opens shops of any kind on one database."""
+
+    @asynccontextmanager
+    async def opened(kind: str, **policy: Any) -> AsyncIterator[Shop]:
+        place = (postgres_place if kind in POSTGRES else sqlite_place)(request, tmp_path)
+        prepare(place)
+        async with KINDS[kind][1](place.url.partition("?")[0]) as adapter:
+            shop = Shop(kind, place, adapter, **policy)
+            yield shop
+            await shop.close()
+
+    return opened

@@ -1,0 +1,242 @@
+"""Atomic mode when something goes wrong: lost commits, handlers that do what they should not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from oncekey import atomic
+from tests.atomic_shop import KINDS, POSTGRES, Opener, Shop, new_key, opener, prepare, the_id
+from tests.places import postgres_place
+
+__all__ = ["opener"]
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncpg", "Session", "sqlite3", "sqlite3 in threads"])
+async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
+    async with opener(request.param) as shop:
+        shop.app.edge.guard._recent._seconds = 0
+        yield shop
+
+
+@pytest.fixture(params=["asyncpg", "psycopg", "Session", "Django"])
+async def on_postgres(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
+    async with opener(request.param) as shop:
+        yield shop
+
+
+# --------------------------------------------------------------------------- lost and undone
+
+
+class Failing:
+    """An adapter whose first commit fails, before or after it happened."""
+
+    def __init__(self, adapter: atomic.Adapter, *, happens: bool) -> None:
+        self._adapter, self._happens = adapter, happens
+        self.engine, self.awaited = adapter.engine, adapter.awaited
+        self.begun = 0
+        self.instead: Awaitable[Any] | None = None
+        """Happens in place of the commit."""
+
+    def begin(self, *args: Any) -> Any:
+        self.begun += 1
+        return self._begin_async(*args) if self.awaited else self._begin(*args)
+
+    def _begin(self, *args: Any) -> Any:
+        first, transaction = self.begun == 1, self._adapter.begin(*args)
+        end = transaction.commit if self._happens else transaction.rollback
+
+        def failing() -> None:
+            end()
+            raise ConnectionResetError("the reply was lost")
+
+        if first:
+            transaction.commit = failing
+        return transaction
+
+    async def _begin_async(self, *args: Any) -> Any:
+        first, transaction = self.begun == 1, await self._adapter.begin(*args)
+        end = transaction.commit if self._happens else transaction.rollback
+
+        async def failing() -> None:
+            await end()
+            if self.instead is not None:
+                await self.instead
+            raise ConnectionResetError("the reply was lost")
+
+        if first:
+            transaction.commit = failing
+        return transaction
+
+
+async def test_p9_a_commit_whose_acknowledgement_was_lost_is_looked_up(shop: Shop) -> None:
+    key = new_key()
+    shop.app.edge.adapter = Failing(shop.adapter, happens=True)
+    reply = await shop.order(key)
+    assert (reply.status, reply.body, reply.replayed) == (201, b"run 1", False)
+    assert (await shop.order(key)).replayed
+    assert shop.orders() == shop.runs == 1
+
+
+async def test_p9_a_commit_that_did_not_happen_is_not_said_to_have(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = new_key()
+    shop.app.edge.adapter = Failing(shop.adapter, happens=False)
+    reply = await shop.order(key)
+    assert (reply.status, reply.kind) == (503, "store-unavailable")
+    assert "nothing of it happened" in reply.json()["detail"]
+    assert "was undone: its commit failed" in caplog.text
+    assert shop.orders() == 0
+    assert (await shop.order(key)).body == b"run 2"
+    assert shop.orders() == 1
+
+
+async def test_p9_a_commit_that_may_still_come_is_waited_for(opener: Opener) -> None:
+    """Its connection is lost, but the server works on: who has the id is not done yet."""
+    key = new_key()
+    number = int.from_bytes(the_id(key)[:8], signed=True)
+    async with opener("asyncpg") as shop:
+        other = await asyncpg.connect(shop.place.url.partition("?")[0])
+        failing = Failing(shop.adapter, happens=False)
+        failing.instead = other.execute(f"BEGIN; SELECT pg_advisory_xact_lock({number})")
+        shop.app.edge.adapter = failing
+        order = asyncio.create_task(shop.order(key))
+        looked = 0
+        while looked < 3:  # it has looked again and again, and says nothing
+            looked = failing.begun - 1
+            assert not order.done()
+            await asyncio.sleep(0.01)
+        await other.execute("ROLLBACK")
+        await other.close()
+        assert (await order).kind == "store-unavailable"
+        assert shop.orders() == 0
+
+
+# -------------------------------------------------------------- handlers that should not
+
+
+def execute(shop: Shop, connection: Any, statement: str) -> Any:
+    """A statement of the handler's, the way its kind of connection takes it."""
+    if shop.kind == "Session":
+        return connection.connection().exec_driver_sql(statement)
+    if shop.kind == "Django":
+        return connection.cursor().execute(statement)
+    return connection.execute(statement)
+
+
+async def test_a_handler_that_commits_by_itself_is_found_out(
+    on_postgres: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop, key, write = on_postgres, new_key(), on_postgres.write
+
+    def write_and_commit(connection: Any) -> None:
+        write(connection)
+        (connection.connection if shop.kind == "Django" else connection).commit()
+
+    async def write_and_commit_async(connection: Any) -> None:
+        await write(connection)
+        await connection.execute("COMMIT")
+
+    shop.write = write_and_commit_async if shop.kind == "asyncpg" else write_and_commit
+    assert (await shop.order(key)).status == 503
+    assert "ended the transaction itself" in caplog.text
+    assert shop.look(key) is None
+
+
+@pytest.mark.parametrize(("status", "told"), [(422, 422), (201, 503)])
+async def test_a_handler_that_lets_an_error_pass_may_say_that_it_failed_but_not_that_it_worked(
+    on_postgres: Shop, status: int, told: int
+) -> None:
+    """PostgreSQL has undone all of it by then."""
+    shop, key, write = on_postgres, new_key(), on_postgres.write
+
+    def write_and_fail(connection: Any) -> None:
+        write(connection)
+        with pytest.raises(Exception, match="division by zero"):
+            execute(shop, connection, "SELECT 1 / 0")
+
+    async def write_and_fail_async(connection: Any) -> None:
+        await write(connection)
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await execute(shop, connection, "SELECT 1 / 0")
+
+    shop.write = write_and_fail_async if shop.kind == "asyncpg" else write_and_fail
+    assert (await shop.order(key, status=status)).status == told
+    assert shop.look(key) is None
+    assert shop.orders() == 0
+
+
+async def test_a_savepoint_undoes_a_part(opener: Opener) -> None:
+    async with opener("asyncpg") as shop:
+        write = shop.write
+
+        async def in_vain(connection: Any) -> None:
+            async with connection.transaction():
+                await write(connection)
+                await connection.execute("SELECT 1 / 0")
+
+        async def write_twice(connection: Any) -> None:
+            await write(connection)
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                await in_vain(connection)
+
+        shop.write = write_twice
+        assert (await shop.order(new_key())).status == 201
+        assert shop.orders() == 1
+
+
+async def test_a_client_that_hangs_up_stops_nothing(opener: Opener) -> None:
+    key = new_key()
+    async with opener("asyncpg") as shop:
+        order = asyncio.create_task(shop.order(key, stand=True))
+        await shop.gate.wait()
+        order.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await order
+        shop.gate.opened.set()
+        await shop.app.drain()
+        assert (await shop.order(key, stand=True)).replayed
+        assert shop.orders() == 1
+
+
+async def test_a_database_that_is_down_runs_nothing(opener: Opener) -> None:
+    async with opener("asyncpg", store_down="run") as shop:
+        shop.app.edge.adapter = atomic.Asyncpg(_Down())
+        reply = await shop.order(new_key())
+        assert (reply.status, reply.kind) == (503, "store-unavailable")
+        assert shop.runs == 0
+
+
+class _Down:
+    async def acquire(self, **_: float) -> Any:
+        raise ConnectionRefusedError("nobody listens")
+
+
+# ----------------------------------------------------------------------------------- PgBouncer
+
+
+@pytest.mark.parametrize("kind", [kind for kind in POSTGRES if kind != "Django"])
+async def test_it_works_behind_pgbouncer_in_transaction_mode(
+    request: pytest.FixtureRequest, tmp_path: Path, pgbouncer_url: str, kind: str
+) -> None:
+    place = postgres_place(request, tmp_path)
+    prepare(place)
+    store = f"{pgbouncer_url}?pgbouncer=true&allow=unsafe-durability"
+    async with KINDS[kind][1](pgbouncer_url) as opened:
+        shop = Shop(kind, place, opened, store)
+        keys = [new_key() for _ in range(6)]
+        replies = await asyncio.gather(*(shop.order(key) for key in keys * 2))
+        assert {reply.status for reply in replies} <= {201, 409}
+        for key in keys:
+            assert (await shop.order(key)).replayed
+        assert (await shop.order(new_key(), status=500)).status == 500
+        assert shop.orders() == 6
+        await shop.close()

@@ -1,0 +1,180 @@
+"""Atomic mode beside leased operations: those before it, after it, and at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.record import Answer, State
+from oncekey.guard import Execute
+from oncekey.runtime import Runtime
+from tests.atomic_shop import LEASE_S, Opener, Shop, call, finish, leased, new_key, opener
+
+__all__ = ["opener"]
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncpg", "Session", "sqlite3", "sqlite3 in threads"])
+async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
+    async with opener(request.param) as shop:
+        shop.app.edge.guard._recent._seconds = 0
+        yield shop
+
+
+# ------------------------------------------------------------------ beside leased operations
+
+
+async def test_a_released_record_runs_again(shop: Shop) -> None:
+    key = new_key()
+    async with leased(shop, key) as (runtime, attempt):
+        await finish(runtime, attempt, Verdict.FAILED)
+    assert (await shop.order(key)).status == 201
+    found = shop.look(key)
+    assert found is not None
+    assert (found.state, found.attempt, found.lapses) == (State.COMPLETED, 2, 0)
+    assert found.fence > attempt.fence
+    assert (await shop.order(key)).replayed
+    assert shop.orders() == 1
+
+
+async def test_a_released_record_stays_as_it_was_if_the_handler_fails(shop: Shop) -> None:
+    key = new_key()
+    async with leased(shop, key) as (runtime, attempt):
+        await finish(runtime, attempt, Verdict.FAILED)
+    assert (await shop.order(key, status=500)).kind == "mismatch"
+    with pytest.raises(RuntimeError):
+        await fail(shop, key)
+    found = shop.look(key)
+    assert found is not None
+    assert (found.state, found.fence, found.attempt) == (State.RELEASED, attempt.fence, 1)
+    assert shop.orders() == 0
+
+
+async def fail(shop: Shop, key: str) -> None:
+    def fails() -> None:
+        raise RuntimeError("the handler failed")
+
+    shop.during = fails
+    await shop.order(key)
+
+
+async def test_p6_a_lapsed_lease_is_taken_over_within_the_transaction(shop: Shop) -> None:
+    key = new_key()
+    async with leased(shop, key) as (runtime, attempt):
+        assert (await shop.order(key)).kind == "in-flight"
+        shop.place.elapse(LEASE_S)
+        assert (await shop.order(key)).status == 201
+        await finish(runtime, attempt, Verdict.KEEP)  # too late
+    found = shop.look(key)
+    assert found is not None
+    assert (found.state, found.attempt, found.lapses) == (State.COMPLETED, 2, 1)
+    assert found.answer is not None
+    assert found.answer.body == b"run 1"
+
+
+async def test_a_lapsed_lease_of_a_blocked_operation_becomes_unknown(shop: Shop) -> None:
+    key = new_key()
+    async with leased(shop, key, recovery="block"):
+        shop.place.elapse(LEASE_S)
+        assert (await shop.order(key)).kind == "outcome-unknown"
+        assert (await shop.order(key)).kind == "outcome-unknown"
+    assert shop.runs == shop.orders() == 0
+
+
+async def test_an_expired_answer_is_forgotten(shop: Shop) -> None:
+    key = new_key()
+    await shop.order(key)
+    shop.place.elapse(100_000)
+    assert (await shop.order(key)).body == b"run 2"
+    assert (await shop.order(key)).replayed
+    found = shop.look(key)
+    assert found is not None
+    assert (found.attempt, found.lapses) == (1, 0)
+
+
+async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
+    opener: Opener,
+) -> None:
+    """During a deployment some processes may not know atomic mode yet: of both handlers that ran,
+    only the rows of one are there.
+    """
+    key = new_key()
+    async with opener("asyncpg") as shop:
+        order = asyncio.create_task(shop.order(key, stand=True))
+        await shop.gate.wait()
+        started = time.monotonic()
+        runtime = Runtime(shop.place.url)
+        same = call(key, b'{"stand": true}')
+        decision = await runtime.drive(runtime.guard.begin(same, Policy().settled()))
+        assert isinstance(decision, Execute)
+        assert time.monotonic() - started < 1.0
+        shop.gate.opened.set()
+        assert (await order).kind == "in-flight"
+        assert shop.orders() == 0
+        await finish(runtime, decision.attempt, Verdict.KEEP)
+        await runtime.aclose()
+        assert (await shop.order(key, stand=True)).body == b"leased"
+
+
+async def test_p2_a_take_over_meanwhile_wins(opener: Opener) -> None:
+    """Both found the lapsed record; the leased one took it first, the atomic one rolls back."""
+    key = new_key()
+    async with opener("asyncpg") as shop, leased(shop, key):
+        shop.place.elapse(LEASE_S)
+        write = shop.write
+
+        async def write_and_be_overtaken(connection: Any) -> None:
+            await write(connection)
+            async with leased(shop, key) as (runtime, attempt):
+                await finish(runtime, attempt, Verdict.KEEP)
+
+        shop.write = write_and_be_overtaken
+        reply = await shop.order(key)
+        assert (reply.status, reply.body, reply.replayed) == (202, b"leased", True)
+        assert shop.orders() == 0
+
+
+async def test_leased_operations_go_on_while_an_atomic_one_runs(opener: Opener) -> None:
+    key = new_key()
+    async with opener("asyncpg") as shop:
+        order = asyncio.create_task(shop.order(key, stand=True))
+        await shop.gate.wait()
+        started = time.monotonic()
+        runtime = Runtime(shop.place.url)
+
+        async def one() -> None:
+            mine = call(new_key())
+            decision = await runtime.drive(runtime.guard.begin(mine, Policy().settled()))
+            assert isinstance(decision, Execute)
+            await runtime.drive(
+                runtime.guard.conclude(decision.attempt, Verdict.KEEP, Answer(200), mine)
+            )
+
+        async def duplicate() -> None:
+            assert (await shop.order(key, stand=True)).kind == "in-flight"
+
+        await asyncio.gather(*(one() for _ in range(40)), *(duplicate() for _ in range(20)))
+        assert time.monotonic() - started < 5.0
+        await runtime.aclose()
+        shop.gate.opened.set()
+        assert (await order).status == 201
+
+
+async def test_whoever_waits_gets_the_answer(opener: Opener) -> None:
+    for kind in ("asyncpg", "sqlite3"):
+        key = new_key()
+        async with opener(kind, in_flight="wait", wait_s=20, atomic_s_max=9) as shop:
+            first = asyncio.create_task(shop.order(key, stand=True))
+            await shop.gate.wait()
+            second = asyncio.create_task(shop.order(key, stand=True))
+            await asyncio.sleep(0.05)
+            assert not second.done()
+            shop.gate.opened.set()
+            assert (await first).body == (await second).body == b"run 1"
+            assert (await second).replayed

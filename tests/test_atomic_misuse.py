@@ -1,0 +1,79 @@
+"""Atomic mode where it cannot work is refused when the program starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncekey
+from oncekey import Policy, atomic, single_tenant
+from oncekey.errors import Misuse
+from oncekey.stores.memory import MemoryStore
+from oncekey.web import asgi, wsgi
+from tests.atomic_shop import Opener, django_alias, new_key, opener
+
+__all__ = ["opener"]
+
+pytestmark = pytest.mark.anyio
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("never called")
+
+
+REFUSED: dict[str, tuple[Any, Any, Policy, str]] = {
+    "no adapter": ("sqlite:///{}/k.db", None, Policy(atomic=True), r"add atomic=oncekey\.atomic"),
+    "no policy": ("sqlite:///{}/k.db", atomic.Sqlite(), Policy(), r"no policy says Policy\(atom"),
+    "memory": (MemoryStore(), atomic.Sqlite(), Policy(atomic=True), "records in memory cannot"),
+    "redis": ("redis://h", atomic.Asyncpg(None), Policy(atomic=True), "records in redis cannot"),
+    "another database": (
+        *("sqlite:///{}/k.db", atomic.Asyncpg(None), Policy(atomic=True)),
+        r"Asyncpg\(…\) is for postgres, but the records are in sqlite",
+    ),
+    "too long": (
+        *("sqlite:///{}/k.db", atomic.Sqlite(), Policy(atomic=True, lease_s=15, atomic_s_max=5)),
+        "less than a third of lease_s",
+    ),
+    "Django in a loop": ("sqlite:///{}/k.db", None, Policy(atomic=True), "belong to a thread"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+async def test_wrong_combinations_are_refused_at_the_start(name: str, tmp_path: Path) -> None:
+    store, adapter, policy, match = REFUSED[name]
+    if isinstance(store, str):
+        store = store.format(tmp_path)
+    if name == "Django in a loop":
+        adapter = atomic.Django(django_alias(f"sqlite:///{tmp_path}/k.db"))
+    with pytest.raises(Misuse, match=match):
+        asgi.IdempotencyMiddleware(
+            app, store=store, tenant=single_tenant, policy=policy, atomic=adapter
+        )
+
+
+async def test_an_async_adapter_is_refused_under_wsgi(postgres_url: str) -> None:
+    with pytest.raises(Misuse, match="is for event loops"):
+        wsgi.IdempotencyMiddleware(
+            lambda environ, start: [],
+            store=postgres_url,
+            tenant=single_tenant,
+            policy=Policy(atomic=True),
+            atomic=atomic.Asyncpg(None),
+        )
+
+
+async def test_atomic_handlers_take_no_steps(opener: Opener) -> None:
+    async with opener("sqlite3") as shop:
+        refused = []
+
+        def step() -> None:
+            try:
+                oncekey.current().step_sync("charge", lambda: 1)
+            except Misuse as error:
+                refused.append(str(error))
+
+        shop.during = step
+        await shop.order(new_key())
+        assert refused

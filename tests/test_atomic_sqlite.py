@@ -1,0 +1,86 @@
+"""Atomic mode on SQLite: one writer at a time, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.atomic_shop import Opener, leased, new_key, opener
+
+__all__ = ["opener"]
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "sqlite3 in threads", "Session on sqlite3"])
+async def test_what_takes_too_long_on_sqlite_is_rolled_back_and_told_so(
+    opener: Opener, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = new_key()
+    async with opener(kind, atomic_s_max=0.2) as shop:
+        order = asyncio.create_task(shop.order(key, stand=True))
+        await shop.gate.wait()
+        async with leased(shop, new_key()):  # the file can be written to again
+            pass
+        shop.gate.opened.set()
+        reply = await order
+        assert (reply.status, reply.kind) == (503, "store-unavailable")
+        assert "ran longer than atomic_s_max=0.2" in caplog.text
+        assert shop.look(key) is None
+        assert shop.orders() == 0
+
+
+async def test_what_goes_on_writing_after_its_time_writes_nothing(opener: Opener) -> None:
+    key = new_key()
+    async with opener("sqlite3", atomic_s_max=0.2) as shop:
+        original, errors = shop.write, []
+
+        async def write(connection: Any) -> None:
+            original(connection)
+            async with leased(shop, new_key()):
+                pass
+            try:
+                original(connection)
+            except Exception as error:
+                errors.append(str(error))
+
+        shop.write = write
+        assert (await shop.order(key)).status == 503
+        assert errors == ["not authorized"]
+        assert shop.orders() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("sqlite3", (201, 1)),
+        ("Session on sqlite3", (503, 0)),  # a session whose commit failed is of no use any more
+        ("Django on sqlite3", (201, 1)),
+    ],
+)
+async def test_a_handler_cannot_end_its_transaction_on_sqlite(
+    opener: Opener, kind: str, outcome: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    key = new_key()
+    async with opener(kind) as shop:
+        original = shop.write
+
+        def write(connection: Any) -> Any:
+            original(connection)
+            target = connection.connection if kind.startswith("Django") else connection
+            with pytest.raises(Exception, match="not authorized"):
+                target.commit()
+
+        shop.write = write
+        reply = await shop.order(key)
+        assert "tried to end its transaction" in caplog.text
+        assert (reply.status, shop.orders()) == outcome
+
+
+async def test_the_writers_of_two_keys_take_turns_on_sqlite(opener: Opener) -> None:
+    async with opener("sqlite3") as shop:
+        replies = await asyncio.gather(*(shop.order(new_key()) for _ in range(20)))
+        assert {reply.status for reply in replies} == {201}
+        assert shop.orders() == 20
