@@ -529,7 +529,7 @@ async def test_cancelling_the_caller_does_not_stop_the_work(world: World) -> Non
     with pytest.raises(asyncio.CancelledError):
         await caller
     with pytest.raises(InFlight):
-        await pay("a")
+        await asyncio.wait_for(pay("a"), 5)
     end.set()
     assert await world.runtime.background.drain(END_S_MAX) == 0
     assert await pay("a") == "paid"

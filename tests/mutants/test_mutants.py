@@ -13,9 +13,10 @@ import pytest
 
 from tests.mutants import table
 from tests.mutants.durable import DURABLE
+from tests.mutants.functions import FUNCTIONS
 from tests.mutants.table import Mutant
 
-MUTANTS = table.MUTANTS | DURABLE
+MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0

@@ -1,0 +1,162 @@
+"""Mutants of functions and messages that run once."""
+
+from __future__ import annotations
+
+from tests.mutants.table import Mutant
+
+OPERATION = "operation.py"
+INBOX = "messaging/inbox.py"
+ONCE_TESTS = "tests/test_once.py"
+INBOX_TESTS = "tests/messaging/test_inbox.py"
+
+_MUTANTS = (
+    Mutant(
+        "a cancelled begin forgets nothing",
+        OPERATION,
+        "            runtime.background.forget(claim)\n            raise\n",
+        "            raise\n",
+        ONCE_TESTS,
+        "test_p7_a_call_cancelled_while_it_begins_forgets_its_claim",
+    ),
+    Mutant(
+        "cancelling the caller stops the work",
+        OPERATION,
+        "return await runtime.background.apart(self._execute(attempt, call, work))",
+        "return await self._execute(attempt, call, work)",
+        ONCE_TESTS,
+        "test_cancelling_the_caller_does_not_stop_the_work",
+    ),
+    Mutant(
+        "what fails unseen is not told",
+        "background.py",
+        "                if error is not None:\n                    _log",
+        "                if False:\n                    _log",
+        ONCE_TESTS,
+        "test_what_fails_after_its_caller_left_is_logged",
+    ),
+    Mutant(
+        "a result that cannot be kept lets it run again",
+        OPERATION,
+        "            yield from guard.conclude(attempt, verdict, Answer(200, (), None), call)\n",
+        "",
+        ONCE_TESTS,
+        "test_a_result_that_cannot_be_kept_does_not_make_it_run_again",
+    ),
+    Mutant(
+        "the first caller gets what the function returned",
+        "core/result.py",
+        "    kept = text.encode()\n    if",
+        "    kept = repr(result).encode()\n    if",
+        ONCE_TESTS,
+        "test_the_first_caller_too_gets_it_as_json_gives_it_back",
+    ),
+    Mutant(
+        "an interrupted function counts as failed",
+        OPERATION,
+        "            if attempt.finished or not failed_honestly(attempt, error):\n",
+        "            if attempt.finished:\n",
+        ONCE_TESTS,
+        "test_a_function_that_is_interrupted_did_not_say_that_it_failed",
+        times=2,
+    ),
+    Mutant(
+        "the application is not asked",
+        OPERATION,
+        "                if attempt.asks:\n",
+        "                if False:\n",
+        ONCE_TESTS,
+        "test_or_the_application_is_asked",
+        times=2,
+    ),
+    Mutant(
+        "defaults make another call",
+        "calls.py",
+        "        bound.apply_defaults()\n",
+        "",
+        ONCE_TESTS,
+        "test_calls_are_told_apart_by_value",
+    ),
+    Mutant(
+        "objects are compared by their type alone",
+        "core/arguments.py",
+        "    fields = _fields(argument)\n",
+        "    fields = None\n",
+        ONCE_TESTS,
+        "test_p5_objects_are_compared_by_their_content",
+    ),
+    Mutant(
+        "arguments are kept that JSON changes",
+        "calls.py",
+        "            same = json.loads(text) == call\n",
+        "            same = True\n",
+        ONCE_TESTS,
+        "test_what_json_does_not_give_back_is_not_kept",
+    ),
+    Mutant(
+        "None is a part of a key",
+        "core/expression.py",
+        "        if found is None or (isinstance(found, str) and not found.strip()):\n",
+        "        if isinstance(found, str) and not found.strip():\n",
+        "tests/core/test_expression.py",
+        "test_what_names_nothing_or_changes_is_refused",
+    ),
+    Mutant(
+        "a digest may be chosen as an id",
+        "core/key.py",
+        " or text.startswith(_DERIVED):",
+        ":",
+        "tests/core/test_key.py",
+        "test_p5_nobody_can_choose_the_digest_of_another_name",
+    ),
+    Mutant(
+        "an unknown outcome is acknowledged",
+        INBOX,
+        "            return Unknown(problem)\n",
+        "            return Duplicate()\n",
+        INBOX_TESTS,
+        "test_an_unknown_outcome_is_never_acknowledged",
+    ),
+    Mutant(
+        "the payload is not compared",
+        INBOX,
+        "canonical.payload(payload)",
+        'canonical.payload(b"")',
+        INBOX_TESTS,
+        "test_p5_another_message_under_the_same_id_is_rejected",
+    ),
+    Mutant(
+        "the recoverer gives up messages",
+        OPERATION,
+        '        if redelivered and self.policy.recovery == "resume":\n',
+        "        if False:\n",
+        INBOX_TESTS,
+        "test_the_recoverer_leaves_messages_to_their_broker",
+    ),
+    Mutant(
+        "what a transaction found is remembered after its rollback",
+        OPERATION,
+        "self.runtime.guard_in_transaction, replace",
+        "self.runtime.guard, replace",
+        INBOX_TESTS,
+        "test_what_was_rolled_back_is_not_remembered and sqlite",
+    ),
+    Mutant(
+        "rows of a message that was lost are committed",
+        OPERATION,
+        "    if not isinstance(outcome, Ran):\n",
+        "    if False:\n",
+        INBOX_TESTS,
+        "test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back",
+        server="postgres",
+    ),
+    Mutant(
+        "transient rows are committed",
+        OPERATION,
+        "        if attempt.verdict not in (None, Verdict.KEEP):\n",
+        "        if False:\n",
+        INBOX_TESTS,
+        "test_what_cannot_be_rolled_back_by_a_word_is_misuse and sqlite",
+    ),
+)
+
+FUNCTIONS = {mutant.name: mutant for mutant in _MUTANTS}
