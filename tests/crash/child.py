@@ -35,13 +35,15 @@ class Reply:
 class Child:
     """One server process."""
 
+    program = "tests.crash.server"
+
     def __init__(self, store: str, ledger: Path, *, at: str = "", **policy: Any) -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             self.port: int = listener.getsockname()[1]
         arguments = [str(self.port), store, str(ledger), json.dumps(policy)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.server", *arguments],
+            [sys.executable, "-m", self.program, *arguments],
             cwd=ROOT,
             env={**os.environ, VARIABLE: at},
         )

@@ -1,0 +1,84 @@
+"""The atomic application that the crash tests kill: every run writes two rows in its transaction.
+
+python -m tests.crash.atomic_server PORT STORE_URL ADAPTER POLICY_JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from oncekey import Policy, atomic, current, single_tenant
+from oncekey.testing.crash import arm_from_environment
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.crash.server import hold
+
+ROWS = (
+    "INSERT INTO payments (key, pid) VALUES ('{key}', {pid})",
+    "INSERT INTO entries (key, pid) VALUES ('{key}', {pid})",
+)
+
+
+def build(store: str, adapter: str, policy: Policy) -> Starlette:
+    pools: list[Any] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        if adapter == "sqlite":
+            yield
+            return
+        async with asyncpg.create_pool(store.partition("?")[0], min_size=1, max_size=4) as pool:
+            pools.append(pool)
+            yield
+
+    async def pay(request: Request) -> JSONResponse:
+        order, attempt = await request.json(), current()
+        for row in ROWS:
+            written = attempt.connection.execute(row.format(key=attempt.key, pid=os.getpid()))
+            if adapter != "sqlite":
+                await written
+        if "until" in order:
+            await hold(Path(order["until"]), blocking=False)
+        return JSONResponse({"paid_by": os.getpid()}, status_code=order.get("status", 201))
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"pid": os.getpid()})
+
+    app = Starlette(
+        routes=[Route("/pay", pay, methods=["POST"]), Route("/healthz", health)], lifespan=lifespan
+    )
+    adapters: dict[str, atomic.Adapter] = {
+        "sqlite": atomic.Sqlite(),
+        "asyncpg": atomic.Asyncpg(lambda: pools[0]),
+    }
+    app.add_middleware(
+        IdempotencyMiddleware,
+        store=store,
+        tenant=single_tenant,
+        policy=policy,
+        atomic=adapters[adapter],
+    )
+    return app
+
+
+def main() -> None:
+    port, store, adapter, policy = sys.argv[1:]
+    arm_from_environment()
+    app = build(store, adapter, Policy(atomic=True, **json.loads(policy)))
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error")
+
+
+if __name__ == "__main__":
+    main()

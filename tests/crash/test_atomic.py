@@ -1,0 +1,174 @@
+"""A process is killed at every probe of an atomic handler: nothing is left, or exactly one set of
+rows with its answer. Nobody has to wait for a lease.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncekey.atomic.exclusive import Byte
+from oncekey.core.key import record_id
+from oncekey.core.record import State
+from tests.crash.child import Child, Reply
+from tests.places import Place, postgres_place, sqlite_place
+
+pytestmark = pytest.mark.slow
+TABLES = ("payments", "entries")
+
+
+class AtomicChild(Child):
+    program = "tests.crash.atomic_server"
+
+
+@pytest.fixture(scope="module", params=["sqlite", "asyncpg"])
+def adapter(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adapter: str
+) -> Place:
+    folder = tmp_path_factory.mktemp("atomic")
+    place = (sqlite_place if adapter == "sqlite" else postgres_place)(request, folder)
+    place.migrate()
+    for table in TABLES:
+        change(place, f"CREATE TABLE IF NOT EXISTS {table} (key TEXT, pid INTEGER)")
+    return place
+
+
+def change(place: Place, statement: str) -> list[Any]:
+    if place.name == "sqlite":
+        with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"), timeout=10)) as db, db:
+            return db.execute(statement).fetchall()
+    with psycopg.connect(place.url.partition("?")[0]) as pg:
+        cursor = pg.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def rows(place: Place, key: str) -> list[list[Any]]:
+    """Who wrote rows under this key, by table."""
+    return [
+        [pid for (pid,) in change(place, f"SELECT pid FROM {table} WHERE key = '{key}'")]
+        for table in TABLES
+    ]
+
+
+@contextmanager
+def serving(place: Place, adapter: str, *, at: str = "") -> Iterator[Child]:
+    child = AtomicChild(place.url, Path(adapter), at=at)
+    try:
+        child.wait_ready()
+        yield child
+    finally:
+        child.close()
+
+
+@pytest.fixture(scope="module")
+def survivor(place: Place, adapter: str) -> Iterator[Child]:
+    """The process that clients retry at."""
+    with serving(place, adapter) as child:
+        yield child
+
+
+# Where the process dies, and whether the request has happened by then.
+KILLED = [
+    ("before_insert", False),
+    ("after_insert", False),
+    ("after_handler", False),
+    ("before_complete", False),
+    ("before_commit", False),
+    ("after_commit", True),
+    ("after_complete", True),
+    ("after_send", True),
+]
+
+
+@pytest.mark.parametrize(("at", "happened"), KILLED)
+def test_p2_killed_at_any_point_it_happened_or_it_did_not(
+    place: Place, adapter: str, survivor: Child, at: str, happened: bool
+) -> None:
+    key = str(uuid.uuid4())
+    with serving(place, adapter, at=f"{at}=kill") as first:
+        lost = first.pay(key)
+        assert first.process.wait() == -9
+        died = first.process.pid
+    record = place.look(key, "POST /pay")
+    if happened:
+        assert record is not None
+        assert record.state is State.COMPLETED
+    else:
+        assert record is None
+    assert rows(place, key) == ([[died], [died]] if happened else [[], []])
+    reply = survivor.pay(key)  # at once: there is no lease to wait for
+    again = survivor.pay(key)
+    owner = died if happened else survivor.process.pid
+    assert (reply.status, json.loads(reply.body)) == (201, {"paid_by": owner})
+    assert (again.headers["idempotent-replayed"], again.body) == ("true", reply.body)
+    assert rows(place, key) == [[owner], [owner]]
+    if lost.status:
+        assert lost.body == reply.body
+
+
+def test_killed_while_it_rolls_back_it_leaves_nothing(place: Place, adapter: str) -> None:
+    key = str(uuid.uuid4())
+    with serving(place, adapter, at="before_release=kill") as first:
+        assert first.pay(key, status=500).status == 0
+    assert place.look(key, "POST /pay") is None
+    assert rows(place, key) == [[], []]
+
+
+def test_a_duplicate_in_another_process_is_told_in_flight_at_once(
+    place: Place, adapter: str, survivor: Child, tmp_path: Path
+) -> None:
+    key, sign = str(uuid.uuid4()), tmp_path / "go on"
+    order = {"until": str(sign)}
+    replies: list[Reply] = []
+    with serving(place, adapter) as first:
+        thread = threading.Thread(target=lambda: replies.append(first.pay(key, **order)))
+        thread.start()
+        wait_held(place, key)
+        told = survivor.pay(key, **order)
+        sign.touch()
+        thread.join()
+        again = survivor.pay(key, **order)
+        owner = first.process.pid
+    assert (told.status, told.headers["retry-after"]) == (409, "1")
+    assert replies[0].status == 201
+    assert again.body == replies[0].body
+    assert rows(place, key) == [[owner], [owner]]
+
+
+def wait_held(place: Place, key: str) -> None:
+    """Until the first process has the id: before that the second would run it."""
+    number = int.from_bytes(_id(key)[:8], signed=True)
+    for _ in range(2000):
+        if place.name == "sqlite":
+            byte = Byte.take(place.url.removeprefix("sqlite:///"), _id(key))
+            if byte is None:
+                return
+            byte.close()
+        else:
+            high, low = number >> 32 & 0xFFFFFFFF, number & 0xFFFFFFFF
+            held = change(
+                place,
+                "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND "
+                f"classid = {high} AND objid = {low}",
+            )
+            if held:
+                return
+    raise AssertionError("the first process never took the id")
+
+
+def _id(key: str) -> bytes:
+    return record_id("single", "POST /pay", key)
