@@ -729,8 +729,9 @@ RUNTIME = Runtime("memory://")
         (lambda: once(RUNTIME, key="{x}")(generator), "generator"),
         (lambda: once(RUNTIME, key="{x}")(classmethod(function)), "stands below"),  # type: ignore[arg-type]
         (lambda: once(RUNTIME, key="{x}")(World), "guards functions"),
+        (lambda: once(RUNTIME, key="{x}", policy=Policy(atomic=True))(function), "complete_in"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_is_written_wrongly_is_told_at_once(decorate: Callable[[], Any], says: str) -> None:
     with pytest.raises(Misuse, match=says):

@@ -126,6 +126,11 @@ class Operation:
         self.runtime = runtime
         self.name = name
         self.policy = (policy or Policy()).settled()
+        if self.policy.atomic:
+            raise Misuse(
+                f"{name}: Policy(atomic=True) is for requests. Here the transaction is yours: "
+                "complete_in(…) in a function, handle_in(…) of an inbox"
+            )
         self._warns = self.policy.recovery == "rerun"
         if redelivered and self.policy.recovery == "resume":
             # A later delivery continues either way; the recoverer would only give it up too early.
