@@ -32,7 +32,7 @@ app.conf.update(
     worker_prefetch_multiplier=1,
 )
 runtime = Runtime(os.environ["SHOP_STORE"])
-policy = Policy(lease_s=1.0)
+policy = Policy(lease_s=1.0)  # for tasks whose worker dies: so long nobody takes them over
 
 
 def effect(**what: Any) -> str:
@@ -78,7 +78,7 @@ def mail(order: str) -> None:
     die()
 
 
-@app.task(name="hold", base=once_task(runtime, policy=policy))  # type: ignore[untyped-decorator]
+@app.task(name="hold", base=once_task(runtime))  # type: ignore[untyped-decorator]
 def hold(sign: str) -> str:
     """Begun, until a file appears."""
     effect(task="hold", sign=sign)
