@@ -15,10 +15,8 @@ from oncekey import Policy
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Scan
-from oncekey.errors import StoreUnfit
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import wsgi
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import Reply, ask_wsgi
 
@@ -332,32 +330,3 @@ def test_p5_paths_that_are_no_text_are_refused_rather_than_taken_for_each_other(
         assert ask_wsgi(world.app, "k1", path=path).kind == "malformed-request"
     assert (world.runs, world.stored()) == (0, 0)
     assert ask_wsgi(world.app, "k1", path="/files/\xc3\xa9").status == 201
-
-
-def test_p11_threads_that_forget_lost_claims_are_bounded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(wsgi, "FORGETS_MAX", 2)
-    world, go_on = World(), threading.Event()
-    began = threading.Semaphore(0)
-
-    def forget(claim: Any) -> Iterator[Any]:
-        began.release()
-        go_on.wait(10)
-        yield from ()
-        raise StoreUnfit("it is a replica now")
-
-    monkeypatch.setattr(world.app.edge.guard, "forget", forget)
-    for _ in range(5):
-        world.app._forget(object())  # type: ignore[arg-type]
-    assert began.acquire(timeout=10)
-    assert began.acquire(timeout=10)
-    forgetting = [each for each in threading.enumerate() if each.name == "oncekey-forget"]
-    assert len(forgetting) == 2
-    go_on.set()
-    for thread in forgetting:
-        thread.join(10)
-    assert caplog.text.count("it lapses by itself") == 2
-    world.app._forget(object())  # type: ignore[arg-type]
-    assert began.acquire(timeout=10)  # there is room again
-    world.app.close()

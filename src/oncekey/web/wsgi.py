@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -23,7 +22,7 @@ from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
-from oncekey.core.record import Answer, Claim
+from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.guard import (
@@ -53,9 +52,6 @@ App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 Drive = Callable[[Op[Any]], Any]
 """How operations of the engine are driven: on the store's connections, or in a transaction."""
-
-FORGETS_MAX = 64
-"""Most threads that release claims whose replies were lost, at once."""
 
 
 class IdempotencyMiddleware:
@@ -92,7 +88,6 @@ class IdempotencyMiddleware:
         header = self.edge.key_header
         self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.routes.required or header is None
-        self._forgets = threading.Semaphore(FORGETS_MAX)
         if waits := self.edge.routes.named(lambda p: inspect.iscoroutinefunction(p.ask)):
             raise Misuse(
                 f"Policy(ask=…) of {', '.join(waits)} is async, and a WSGI application is not: "
@@ -159,7 +154,7 @@ class IdempotencyMiddleware:
                 return _respond(start_response, self.edge.replayed(replay, call.key))
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
-                    self._forget(lost_claim)
+                    self.edge.runtime.background.forget_sync(lost_claim)
                 return _respond(start_response, self.edge.refusal(problem))
             case Bypass():
                 return self.app(environ, _marking(start_response))
@@ -259,24 +254,6 @@ class IdempotencyMiddleware:
         request = environs.request(environ)
         found = self.ask(status(self.edge, request, self.edge.tenant(request)))
         return _respond(start_response, status_answer(self.edge, found))
-
-    def _forget(self, claim: Claim) -> None:
-        """Release, in the background, an insert that may have happened unheard.
-
-        In an outage there may be many: those over the limit lapse by themselves.
-        """
-        if self._forgets.acquire(blocking=False):
-            threading.Thread(
-                target=self._forget_now, args=(claim,), name="oncekey-forget", daemon=True
-            ).start()
-
-    def _forget_now(self, claim: Claim) -> None:
-        try:
-            self.ask(self.edge.guard.forget(claim))
-        except Exception as error:
-            log.warning("a claim was not released, it lapses by itself: %s", error)
-        finally:
-            self._forgets.release()
 
     def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""

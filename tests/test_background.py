@@ -1,0 +1,78 @@
+"""What goes on when its caller is gone, and within which bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncekey import Runtime, background
+from oncekey.errors import StoreUnfit
+
+
+def test_p11_threads_that_forget_lost_claims_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(background, "FORGETS_MAX", 2)
+    runtime, go_on = Runtime("memory://"), threading.Event()
+    began = threading.Semaphore(0)
+
+    def forget(claim: Any) -> Iterator[Any]:
+        began.release()
+        go_on.wait(10)
+        yield from ()
+        raise StoreUnfit("it is a replica now")
+
+    monkeypatch.setattr(runtime.guard, "forget", forget)
+    lost: Any = object()
+    for _ in range(5):
+        runtime.background.forget_sync(lost)
+    assert began.acquire(timeout=10)
+    assert began.acquire(timeout=10)
+    forgetting = [each for each in threading.enumerate() if each.name == "oncekey-forget"]
+    assert len(forgetting) == 2
+    go_on.set()
+    for thread in forgetting:
+        thread.join(10)
+    assert caplog.text.count("it lapses by itself") == 2
+    runtime.background.forget_sync(lost)
+    assert began.acquire(timeout=10)  # there is room again
+    runtime.close()
+
+
+async def test_a_claim_that_cannot_be_forgotten_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = Runtime("memory://")
+
+    def forget(claim: Any) -> Iterator[Any]:
+        yield from ()
+        raise StoreUnfit("it is a replica now")
+
+    monkeypatch.setattr(runtime.guard, "forget", forget)
+    lost: Any = object()
+    runtime.background.forget(lost)
+    assert await runtime.background.drain(10) == 0
+    assert "it lapses by itself: it is a replica now" in caplog.text
+
+
+async def test_p11_draining_is_bounded() -> None:
+    runtime, end = Runtime("memory://"), asyncio.Event()
+    ended = runtime.background.apart(end.wait())
+    assert await runtime.background.drain(0.001) == 1
+    end.set()
+    assert await ended
+    assert await runtime.background.drain(10) == 0
+
+
+async def test_work_that_is_cancelled_is_cancelled_for_its_caller() -> None:
+    runtime = Runtime("memory://")
+
+    async def cut_off() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await runtime.background.apart(cut_off())
