@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 import oncekey
@@ -13,6 +14,7 @@ from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, wsgi
 from tests.atomic_shop import Opener, django_alias, new_key, opener
+from tests.places import postgres_place
 
 __all__ = ["opener"]
 
@@ -77,3 +79,23 @@ async def test_atomic_handlers_take_no_steps(opener: Opener) -> None:
         shop.during = step
         await shop.order(new_key())
         assert refused
+
+
+async def test_another_database_is_found_out_at_the_start(
+    postgres_url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The adapter's connections see other tables than the store's."""
+    place = postgres_place(request, tmp_path)
+    place.migrate()
+    elsewhere = {"search_path": "pg_catalog"}
+    async with asyncpg.create_pool(postgres_url, min_size=1, server_settings=elsewhere) as pool:
+        guarded = asgi.IdempotencyMiddleware(
+            app,
+            store=place.url,
+            tenant=single_tenant,
+            policy=Policy(atomic=True),
+            atomic=atomic.Asyncpg(pool),
+        )
+        with pytest.raises(Misuse, match="has no oncekey tables"):
+            await guarded.start()
+        await guarded.close()

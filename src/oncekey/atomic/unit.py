@@ -13,11 +13,13 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
 from oncekey.core.op import Op, arun, run
 from oncekey.decision import Execute
 from oncekey.errors import OncekeyError, StoreUnavailable
+from oncekey.stores import join
 from oncekey.stores.base import Store
 
 THREADS_MAX = 32
@@ -60,13 +62,17 @@ class Adapter(Protocol):
         """A `Transaction`, or None where somebody else has the id."""
 
 
+_proven: WeakSet[Any] = WeakSet()
+"""Adapters whose database was seen to be the store's."""
+
+
 class Unit:
     """One atomic operation, for callers that block."""
 
     def __init__(
         self, adapter: Adapter, store: Store, seconds_max: float, ask: Callable[[Any], Any]
     ) -> None:
-        self._begin = adapter.begin
+        self._adapter = adapter
         self._store = store
         self._outside = ask
         self._work = Work(store, seconds_max)
@@ -94,8 +100,7 @@ class Unit:
                 case Outside(outside):
                     return self._outside(outside)
                 case Begin(record_id, seconds_max):
-                    self._transaction = self._begin(self._store, record_id, seconds_max)
-                    return self._transaction is not None
+                    return self._begin(record_id, seconds_max)
                 case Commit():
                     transaction, self._transaction = self._transaction, None
                     return transaction and transaction.commit()
@@ -106,6 +111,14 @@ class Unit:
             return self._transaction and self._transaction.ask(question)
         except Exception as error:
             raise _judged(error, question) from error
+
+    def _begin(self, record_id: bytes, seconds_max: float) -> bool:
+        adapter, store = self._adapter, self._store
+        self._transaction = adapter.begin(store, record_id, seconds_max)
+        if self._transaction is not None and adapter not in _proven:
+            join.prove(store, self._transaction.ask)
+            _proven.add(adapter)
+        return self._transaction is not None
 
     def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
@@ -122,7 +135,7 @@ class AsyncUnit:
         seconds_max: float,
         ask: Callable[[Any], Awaitable[Any]],
     ) -> None:
-        self._begin = adapter.begin
+        self._adapter = adapter
         self._threaded = not adapter.awaited
         self._store = store
         self._outside = ask
@@ -151,9 +164,7 @@ class AsyncUnit:
                 case Outside(outside):
                     return await self._outside(outside)
                 case Begin(record_id, seconds_max):
-                    begun = self._do(self._begin, self._store, record_id, seconds_max, waits=True)
-                    self._transaction = await begun
-                    return self._transaction is not None
+                    return await self._begin(record_id, seconds_max)
                 case Commit():
                     transaction, self._transaction = self._transaction, None
                     return transaction and await self._do(transaction.commit)
@@ -164,6 +175,25 @@ class AsyncUnit:
             return self._transaction and await self._do(self._transaction.ask, question)
         except Exception as error:
             raise _judged(error, question) from error
+
+    async def _begin(self, record_id: bytes, seconds_max: float) -> bool:
+        adapter, store = self._adapter, self._store
+        begun = self._do(adapter.begin, store, record_id, seconds_max, waits=True)
+        self._transaction = await begun
+        if self._transaction is not None and adapter not in _proven:
+            if self._threaded:
+                await self._do(join.prove, store, self._transaction.ask)
+            else:
+                await join.aprove(store, self._transaction.ask)
+            _proven.add(adapter)
+        return self._transaction is not None
+
+    async def prove(self) -> None:
+        """Begin once, to see that the database is the store's and fit for it."""
+        try:
+            await self._answer(Begin(bytes(32), 1.0))
+        finally:
+            await self.close()
 
     async def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None

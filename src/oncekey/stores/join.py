@@ -60,12 +60,27 @@ async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list
     return outcomes
 
 
+def prove(store: Store, ask: Ask) -> None:
+    """Refuse a database that is not the store's, or not fit for it."""
+    if store.name == "postgres":
+        run(store.prepare(), ask)
+        _compare(run(_identity(), ask), _own_identity(store))
+
+
+async def aprove(store: Store, ask: AsyncAsk) -> None:
+    """The same, awaited."""
+    if store.name == "postgres":
+        await arun(store.prepare(), ask)
+        here = await arun(_identity(), ask)
+        _compare(here, await asyncio.to_thread(_own_identity, store))
+
+
 # ------------------------------------------------------------------------------- recognising
 
 
 def blocking(store: Store, connection: Any) -> Ask:
     """How to ask a store's questions on a connection that blocks."""
-    if isinstance(connection, str) or _is(connection, "django.db.utils", "ConnectionProxy"):
+    if isinstance(connection, str) or _is(connection, "django.utils.connection", "ConnectionProxy"):
         connection = _django(connection)
     if _is(connection, "sqlalchemy.orm", "scoped_session"):
         connection = connection.registry()

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from oncekey.atomic import Adapter, check_loop
+from oncekey.atomic import Adapter, AsyncUnit, check_loop
 from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -219,6 +219,8 @@ class IdempotencyMiddleware:
         """Check the store before the first request. One that is only down may come up later."""
         with contextlib.suppress(StoreUnavailable):  # the log has been told
             await self.gatherer.ask(Find(bytes(32)))
+            if self.edge.adapter is not None:
+                await AsyncUnit(self.edge.adapter, self.edge.store, 1.0, self.gatherer.ask).prove()
         self.edge.start()
 
     async def drain(self) -> None:
