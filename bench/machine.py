@@ -21,11 +21,11 @@ class ForeignCpu:
     """
 
     def __init__(self) -> None:
-        self._at, self._busy, self._own = time.monotonic(), _busy_s(), _own_s()
+        self._at, self._busy, self._own = time.monotonic(), _busy_s(), own_s()
 
     def percent(self) -> float:
         elapsed = (time.monotonic() - self._at) * cpus()
-        foreign = (_busy_s() - self._busy) - (_own_s() - self._own)
+        foreign = (_busy_s() - self._busy) - (own_s() - self._own)
         return max(0.0, 100 * foreign / elapsed) if elapsed else 0.0
 
 
@@ -59,7 +59,7 @@ def _busy_s() -> float:
     return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
 
 
-def _own_s() -> float:
+def own_s() -> float:
     """CPU time of this process and its descendants. A child that has ended is in its parent's."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}

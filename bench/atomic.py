@@ -1,0 +1,180 @@
+"""Atomic mode: a business transaction of five statements, with a key and without one.
+
+Both are the same handler behind the same interface, called in one process by 32 callers at a time.
+Without oncekey the application begins and commits by itself; with it the middleware does, and keeps
+the answer in the same transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import asyncpg
+import uvloop
+
+import oncekey
+from bench import machine
+from bench.limits import WAYS
+from bench.postgres import start
+from bench.rounds import Contender, Settings, contest
+from bench.table import Goal, Row
+from bench.work import migrate
+from oncekey import Policy, atomic
+from oncekey.stores import postgres as postgres_store
+from oncekey.web.asgi import IdempotencyMiddleware
+
+TITLE = "PostgreSQL, 32 at a time, a transaction of five statements: atomic, against no key at all"
+CPU_TITLE = "PostgreSQL, the same: CPU time of client and server together"
+GOAL = Goal(0.85)
+TURNS = 4
+ACCOUNTS = 10_000
+TABLES = f"""
+    CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL);
+    INSERT INTO accounts SELECT n, 1000000 FROM generate_series(0, {ACCOUNTS - 1}) AS n;
+    CREATE TABLE orders (id bigserial PRIMARY KEY, account int NOT NULL, item text NOT NULL);
+    CREATE TABLE lines (id bigserial PRIMARY KEY, order_id bigint NOT NULL, what text NOT NULL);
+    CREATE TABLE journal (id bigserial PRIMARY KEY, account int NOT NULL, amount bigint NOT NULL);
+"""  # noqa: S608
+BODY = json.dumps({"item": "tea", "quantity": 2, "note": "to be delivered before noon"}).encode()
+_accounts = itertools.count()
+
+
+async def order(connection: Any, item: str) -> int:
+    """The five statements."""
+    account = next(_accounts) % ACCOUNTS
+    await connection.fetchval("SELECT balance FROM accounts WHERE id = $1 FOR UPDATE", account)
+    await connection.execute("UPDATE accounts SET balance = balance - 2 WHERE id = $1", account)
+    number: int = await connection.fetchval(
+        "INSERT INTO orders (account, item) VALUES ($1, $2) RETURNING id", account, item
+    )
+    await connection.execute("INSERT INTO lines (order_id, what) VALUES ($1, $2)", number, item)
+    await connection.execute("INSERT INTO journal (account, amount) VALUES ($1, -2)", account)
+    return number
+
+
+async def _answer(send: Any, number: int) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 201, "headers": headers})
+    await send({"type": "http.response.body", "body": b'{"id": %d}' % number})
+
+
+def without(pool: Any) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        item = json.loads((await receive())["body"])["item"]
+        async with pool.acquire() as connection, connection.transaction():
+            number = await order(connection, item)
+        await _answer(send, number)
+
+    return app
+
+
+def with_key(pool: Any, url: str) -> IdempotencyMiddleware:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        item = json.loads((await receive())["body"])["item"]
+        await _answer(send, await order(oncekey.current().connection, item))
+
+    return IdempotencyMiddleware(
+        app,
+        store=url,
+        tenant=oncekey.single_tenant,
+        policy=Policy(atomic=True),
+        atomic=atomic.Asyncpg(pool),
+    )
+
+
+async def _call(app: Any, number: int) -> None:
+    """One request, and that it was answered."""
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(BODY)),
+        (b"idempotency-key", b"8e03978e-40d5-43e8-bc93-%012d" % number),
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/orders",
+        "query_string": b"",
+        "headers": headers,
+    }
+    await app(scope, receive, send)
+    assert statuses == [201], statuses
+
+
+class _Crowd:
+    """Callers on one event loop; what their work costs is counted on both sides."""
+
+    def __init__(self, app: Any, numbers: Iterator[int]) -> None:
+        self._app, self._numbers = app, numbers
+        self.cpu_us: list[float] = []
+
+    async def work(self, seconds: float) -> float:
+        done, started, cpu_s = 0, time.monotonic(), machine.own_s()
+        end = started + seconds
+
+        async def caller() -> None:
+            nonlocal done
+            while time.monotonic() < end:
+                await _call(self._app, next(self._numbers))
+                done += 1
+
+        await asyncio.gather(*(caller() for _ in range(WAYS)))
+        self.cpu_us.append((machine.own_s() - cpu_s) / done * 1e6)
+        return done / (time.monotonic() - started)
+
+
+def rows(settings: Settings) -> list[Row]:
+    with start() as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        migrate(postgres_store.open_url(server.url))
+        pool = runner.run(_open(server.url))
+        guarded = with_key(pool, server.url)
+        numbers = itertools.count()
+        plain, ours = _Crowd(without(pool), numbers), _Crowd(guarded, numbers)
+        contenders: dict[str, Contender] = {
+            "without a key": lambda seconds: runner.run(plain.work(seconds)),
+            "atomic": lambda seconds: runner.run(ours.work(seconds)),
+        }
+        try:
+            result = contest("PostgreSQL, atomic", contenders, settings, turns=TURNS)
+        finally:
+            runner.run(guarded.close())
+            runner.run(pool.close())
+        return [result.row(TITLE, "atomic", "without a key", GOAL), _cpu_row(plain, ours)]
+
+
+def _cpu_row(plain: _Crowd, ours: _Crowd) -> Row:
+    pairs = list(zip(plain.cpu_us[1:], ours.cpu_us[1:], strict=True))  # without the warm-up
+    ratios = [theirs / mine for theirs, mine in pairs]
+    return Row(
+        CPU_TITLE,
+        ours=f"{median(mine for _, mine in pairs):.0f} us",
+        limit=f"{median(theirs for theirs, _ in pairs):.0f} us",
+        value=median(ratios),
+        low=min(ratios),
+        high=max(ratios),
+        steady=True,
+    )
+
+
+async def _open(url: str) -> Any:
+    pool = await asyncpg.create_pool(url, min_size=WAYS, max_size=WAYS)
+    await pool.execute(TABLES)
+    return pool
+
+
+def estimate_s(settings: Settings) -> float:
+    return settings.estimate_s(2)
