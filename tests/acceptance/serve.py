@@ -59,10 +59,9 @@ def serving(app: Any, *, http: str = "httptools", **settings: Any) -> Iterator[C
         app,
         http=http,
         loop="asyncio",
-        lifespan="on",
         ws="none",
         log_config=None,
-        **{"timeout_graceful_shutdown": STOP_S_MAX, **settings},
+        **{"lifespan": "on", "timeout_graceful_shutdown": STOP_S_MAX, **settings},
     )
     server = _Uvicorn(config)
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
