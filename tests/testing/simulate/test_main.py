@@ -32,7 +32,7 @@ def test_a_seed_alone_shows_its_timeline(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["--seed", "4", "--timeline"]) == 0
     out = capsys.readouterr().out
 
-    assert re.search(r"\d+\.\d{3}  w0 c\d+\.1 +asks insert", out)
+    assert re.search(r"\d+\.\d{3}  w\d c\d+\.1 +asks insert", out)
     assert re.search(r"store +w\d c\d+\.1: insert\(token 1\) -> inserted, fence 1", out)
     assert re.search(r"seed 4, schedule [0-9a-f]{16}", out)
 

@@ -95,7 +95,7 @@ class Edge:
         try:
             yield from take_steps(task, attempt, guard, world.downstream, once)
         except (LeaseLost, OutcomeUnknown, StoreUnavailable):
-            task.doubts = attempt.doubted
+            task.steps.doubts = attempt.doubted
             return True
         return False
 

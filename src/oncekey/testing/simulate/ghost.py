@@ -196,7 +196,7 @@ class Ghost:
         self.claimed_at, self.renewed_at = kernel_now, 0.0
         task.fence, task.attempt, task.lapses = fence, self.attempt, self.lapses
         task.book = self.book
-        task.known_steps = dict(self.book.steps)
+        task.steps.known = dict(self.book.steps)
 
     def begin_anew(self, now: float) -> None:
         """Nothing that happened before counts."""

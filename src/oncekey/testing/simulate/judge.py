@@ -285,7 +285,7 @@ class Judge:
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
-        elif isinstance(finished, Refuse) and (task.doubts or self._gave_up(task)):
+        elif isinstance(finished, Refuse) and (task.steps.doubts or self._gave_up(task)):
             if finished.problem.kind is not Kind.OUTCOME_UNKNOWN:
                 raise Violation("P6", f"{task} cannot tell how a step ended, and does not say so")
         elif isinstance(finished, Refuse):

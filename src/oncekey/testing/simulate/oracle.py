@@ -352,12 +352,11 @@ class Oracle:
     def _give_up(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         refused = task.orphan and task.plan.verdict is Verdict.NO_EFFECT
-        if None not in task.known_steps.values() and not refused:
+        if None not in task.steps.known.values() and not refused:
             raise Violation("P6", f"{task}: gave {ghost} up, though no step was left in doubt")
         self._raises(ghost, task, outcome.fence)
-        ghost.state, ghost.token = UNKNOWN, verb.new_token or b""
+        ghost.state, ghost.token, ghost.spoiled = UNKNOWN, verb.new_token or b"", True
         ghost.fence = ghost.fence_high = outcome.fence
-        ghost.spoiled = True
         ghost.lease_until, ghost.expires = now, now + task.policy.unknown_retention_s
 
     def _run_again(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:

@@ -68,13 +68,13 @@ def take_steps(
 
 
 def _gets_back(task: Task, name: str, result: Any) -> None:
-    kept = task.told_steps.get(name)
+    kept = task.steps.told.get(name)
     if kept != b"%d" % result:
         raise Violation("P3", f"{task}: the step {name} gives {result}; kept was {kept!r}")
 
 
 def _takes(task: Task, name: str, *, once: bool) -> None:
-    known = task.known_steps.get(name, b"")
+    known = task.steps.known.get(name, b"")
     if known:
         raise Violation("P6", f"{task} takes the step {name} again, whose result was kept")
     task.book.once_begun += once
@@ -98,6 +98,6 @@ def kept(ghost: Ghost, task: Task, verb: AppendStep, outcome: Done | Refused) ->
 def told(ghost: Ghost, task: Task, steps: list[Step]) -> None:
     """The store said which steps there are."""
     found = [(step.name, step.result) for step in steps]
-    task.told_steps = dict(found)
+    task.steps.told = dict(found)
     if found != list(ghost.book.steps.items()):
         raise Violation("P3", f"{task} is told other steps than {ghost} has: {found}")

@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from oncekey.testing.simulate.worker import Worker
 
 
+class StepsSeen:
+    """What a task knows of its record's steps."""
+
+    __slots__ = ("doubts", "known", "told")
+
+    def __init__(self) -> None:
+        self.known: dict[str, bytes | None] = {}
+        """What was kept when it became the owner."""
+        self.told: dict[str, bytes | None] = {}
+        """What the store said when it asked; by then it may be a zombie."""
+        self.doubts = False
+        """It cannot tell how an earlier attempt's step ended."""
+
+
 class Task:
     """One request (or a piece of housekeeping) as it runs in a worker."""
 
@@ -28,7 +42,6 @@ class Task:
         "call",
         "claim",
         "client",
-        "doubts",
         "ended_at",
         "failures",
         "fence",
@@ -36,7 +49,6 @@ class Task:
         "hasty_peeks",
         "idle_rounds",
         "intent",
-        "known_steps",
         "lapses",
         "late_failures",
         "life",
@@ -56,7 +68,7 @@ class Task:
         "runs_at",
         "shortened",
         "started_at",
-        "told_steps",
+        "steps",
         "version",
         "worker",
     )
@@ -114,14 +126,9 @@ class Task:
         """Its handler was started."""
         self.recorded = False
         """Its completion was carried out by the store."""
-        self.known_steps: dict[str, bytes | None] = {}
-        """What was kept of its record's steps when it became the owner."""
-        self.told_steps: dict[str, bytes | None] = {}
-        """What the store said when it asked; by then it may be a zombie."""
+        self.steps = StepsSeen()
         self.orphan = False
         """No client waits: a recoverer took it up."""
-        self.doubts = False
-        """Its handler cannot tell how an earlier attempt's step ended."""
         self.peeking = False
         """It waits for the record to change."""
         self.peeked_at = -1.0
