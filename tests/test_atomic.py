@@ -19,6 +19,12 @@ pytestmark = pytest.mark.anyio
 LEASE_S = 30.0
 
 
+# Where adapters do not differ, one of each family will do.
+few = pytest.mark.parametrize(
+    "shop", ["asyncpg", "Session", "Django", "sqlite3", "sqlite3 in threads"], indirect=True
+)
+
+
 @pytest.fixture(params=list(KINDS))
 async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shop]:
     made = postgres_place if request.param in ON_POSTGRES else sqlite_place
@@ -47,6 +53,7 @@ async def test_p3_rows_and_answer_are_there_together_and_replayed(shop: Shop) ->
     assert shop.orders() == shop.runs == 1
 
 
+@few
 async def test_a_kept_4xx_commits_its_rows_too(shop: Shop) -> None:
     key = new_key()
     assert (await shop.order(key, status=422)).status == 422
@@ -54,6 +61,7 @@ async def test_a_kept_4xx_commits_its_rows_too(shop: Shop) -> None:
     assert shop.orders() == shop.runs == 1
 
 
+@few
 @pytest.mark.parametrize("status", [409, 500])
 async def test_what_is_not_kept_leaves_nothing(shop: Shop, status: int) -> None:
     key = new_key()
@@ -64,6 +72,7 @@ async def test_what_is_not_kept_leaves_nothing(shop: Shop, status: int) -> None:
     assert shop.orders() == 1
 
 
+@few
 async def test_a_handler_that_raises_leaves_nothing(shop: Shop) -> None:
     key = new_key()
     with pytest.raises(RuntimeError, match="the handler failed"):
@@ -88,6 +97,7 @@ async def test_a_concurrent_duplicate_is_told_in_flight_at_once(shop: Shop) -> N
     assert shop.orders() == shop.runs == 1
 
 
+@few
 async def test_p5_another_request_is_told_apart_once_the_first_has_committed(shop: Shop) -> None:
     key = new_key()
     await shop.order(key)

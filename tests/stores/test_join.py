@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator
@@ -13,9 +14,11 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from django.db import connections, transaction
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from oncekey import current, single_tenant
 from oncekey.attempt import Attempt
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import run
@@ -29,8 +32,11 @@ from oncekey.stores import join
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.url import open_store
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.atomic_shop import django_alias
 from tests.places import Place, postgres_place, sqlite_place
-from tests.stores.joining import KINDS, ORDERS, POSTGRES, Joinable, do
+from tests.stores.joining import KINDS, ORDER, ORDERS, POSTGRES, Joinable, do
+from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio
 LEASE_S = 30.0
@@ -84,6 +90,14 @@ def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place
             pg.execute("DROP TABLE IF EXISTS orders")
             pg.execute(ORDERS.encode())
     return place
+
+
+# Where drivers do not differ, one of each family will do.
+few = pytest.mark.parametrize(
+    "world",
+    ["asyncpg", "Session on psycopg", "sqlite3", "AsyncSession on aiosqlite"],
+    indirect=True,
+)
 
 
 @pytest.fixture(params=list(KINDS))
@@ -144,6 +158,7 @@ async def test_p2_whoever_was_taken_over_commits_nothing(world: World) -> None:
     assert (await world.record(other)).fence == other.fence
 
 
+@few
 async def test_p1_until_the_commit_nobody_takes_over(world: World) -> None:
     """The lease runs out between `complete_in` and the commit: whoever comes waits or is
     refused.
@@ -160,6 +175,7 @@ async def test_p1_until_the_commit_nobody_takes_over(world: World) -> None:
     assert isinstance(await drive(guard.begin(call(key), world.policy)), Replay)
 
 
+@few
 async def test_the_heartbeat_stops_before_it(world: World) -> None:
     attempt = await world.attempt(str(uuid.uuid4()))
     heartbeat = world.runtime.heartbeat
@@ -182,6 +198,7 @@ async def test_a_step_is_kept_with_the_rows_that_it_wrote(world: World) -> None:
     assert (step.name, step.result) == ("order", b"null")
 
 
+@few
 async def test_a_step_that_was_rolled_back_is_not_kept(world: World) -> None:
     attempt = await world.attempt(str(uuid.uuid4()))
     async with world.open() as caller:
@@ -191,6 +208,7 @@ async def test_a_step_that_was_rolled_back_is_not_kept(world: World) -> None:
     assert await world.runtime.drive(world.runtime.guard.steps(attempt)) == []
 
 
+@few
 async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: World) -> None:
     key = str(uuid.uuid4())
     attempt = await world.attempt(key)
@@ -201,6 +219,67 @@ async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: Wo
     finished = await world.runtime.drive(guard.conclude(attempt, Verdict.FAILED, None, call(key)))
     assert isinstance(finished, Given)
     assert (await world.record(attempt)).state is State.RELEASED
+
+
+# ---------------------------------------------------------------------------------------- Django
+
+
+@pytest.mark.parametrize("kind", ["asyncpg", "sqlite3"])  # on either database
+async def test_p2_djangos_transactions_are_joined(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    place = prepared(request, tmp_path, kind)
+    alias = django_alias(place.url.partition("?")[0])
+    world = World(kind, place, Runtime(place.url), Policy().settled(), place.url)
+    kept, undone = [await world.attempt(str(uuid.uuid4())) for _ in range(2)]
+
+    def complete() -> None:
+        with transaction.atomic(using=alias):
+            connections[alias].cursor().execute(ORDER)
+            kept.complete_in_sync(alias, 201, {"id": 1})
+        with transaction.atomic(using=alias):
+            connections[alias].cursor().execute(ORDER)
+            undone.complete_in_sync(connections[alias], 201)
+            transaction.set_rollback(True, using=alias)
+        refuses(world.runtime.store, alias, r"transaction\.atomic\(\)")
+        connections.close_all()
+
+    await asyncio.to_thread(complete)
+    assert (await world.record(kept)).state is State.COMPLETED
+    assert (await world.record(undone)).state is State.RUNNING
+    assert world.orders() == 1
+    await world.runtime.aclose()
+
+
+# ------------------------------------------------------------------------ what the client is told
+
+
+@pytest.mark.parametrize("kind", ["asyncpg", "sqlite3"])
+@pytest.mark.parametrize("commits", [True, False])
+async def test_p4_what_was_committed_is_answered_whatever_the_handler_does_then(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, commits: bool
+) -> None:
+    place = prepared(request, tmp_path, kind)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        async with KINDS[kind](place.url) as caller:
+            await do(caller.write())
+            await current().complete_in(caller.connection, 201, {"id": 1})
+            await do(caller.commit() if commits else caller.rollback())
+        raise RuntimeError("the handler failed")
+
+    guarded = IdempotencyMiddleware(app, store=place.url, tenant=single_tenant)
+    key = str(uuid.uuid4())
+    if commits:
+        first, again = await ask(guarded, key), await ask(guarded, key)
+        assert (first.status, first.body, again.replayed) == (201, b'{"id":1}', True)
+    else:
+        with pytest.raises(RuntimeError, match="the handler failed"):
+            await ask(guarded, key)
+        found = place.look(key, "POST /orders")
+        assert found is not None
+        assert found.state is State.RELEASED
+    await guarded.close()
 
 
 # ------------------------------------------------------------------------------------- PgBouncer

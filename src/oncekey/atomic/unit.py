@@ -66,6 +66,10 @@ _proven: WeakSet[Any] = WeakSet()
 """Adapters whose database was seen to be the store's."""
 
 
+def _unproven(adapter: Adapter, store: Store) -> bool:
+    return adapter not in _proven and adapter.engine == store.name
+
+
 class Unit:
     """One atomic operation, for callers that block."""
 
@@ -115,7 +119,7 @@ class Unit:
     def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
         self._transaction = adapter.begin(store, record_id, seconds_max)
-        if self._transaction is not None and adapter not in _proven:
+        if self._transaction is not None and _unproven(adapter, store):
             join.prove(store, self._transaction.ask)
             _proven.add(adapter)
         return self._transaction is not None
@@ -180,7 +184,7 @@ class AsyncUnit:
         adapter, store = self._adapter, self._store
         begun = self._do(adapter.begin, store, record_id, seconds_max, waits=True)
         self._transaction = await begun
-        if self._transaction is not None and adapter not in _proven:
+        if self._transaction is not None and _unproven(adapter, store):
             if self._threaded:
                 await self._do(join.prove, store, self._transaction.ask)
             else:
