@@ -199,31 +199,31 @@ STORES = (
     Mutant(
         "redis: the sweep removes what runs again",
         "stores/schema/redis/sweep.lua",
-        "if not expires or tonumber(expires) > clock() then return 0 end",
-        "if not expires then return 0 end",
+        "if not found[1] or tonumber(found[1]) > clock() then return 0 end",
+        "if not found[1] then return 0 end",
         "tests/stores/test_redis_walk.py",
         "test_p10_a_record_that_is_renewed_before_its_removal_stays",
         server="redis",
     ),
 )
 
-_FINISH = "finished = await arun(edge.guard.finish(attempt, kept, self._call), self._ask)\n"
+_CONCLUDE = "await self._answer(await self._drive(op))\n"
 
 ENGINE = (
     Mutant(
         "ASGI: the answer is sent before it is recorded",
-        "web/asgi.py",
-        f"        {_FINISH}",
-        f"        await self._release(capture.headers)\n        {_FINISH}        return\n",
+        "web/asgi_run.py",
+        f"        {_CONCLUDE}\n    async def _answer",
+        f"        await self._release(capture.headers)\n        {_CONCLUDE}\n    async def _answer",
         ASGI,
         "test_p4_nothing_is_sent_before_the_answer_is_recorded",
     ),
     Mutant(
         "WSGI: the answer is handed over before it is recorded",
         "web/wsgi.py",
-        "            answer = self._conclude(capture, call, attempt)\n",
+        "            answer = self._conclude(capture, call, attempt, drive)\n",
         "            _start(start_response, capture.status, capture.headers)\n"
-        "            answer = self._conclude(capture, call, attempt)\n",
+        "            answer = self._conclude(capture, call, attempt, drive)\n",
         WSGI,
         "test_p4_nothing_is_handed_over_before_the_answer_is_recorded",
     ),
@@ -383,10 +383,9 @@ ENGINE = (
     ),
     Mutant(
         "a client that hangs up stops its handler",
-        "web/asgi.py",
-        "        self._middleware.spawn(self._run_app(attempt), self._end)\n"
-        "        return self._ended\n",
-        "        return asyncio.ensure_future(self._run_app(attempt))\n",
+        "web/asgi_run.py",
+        "        self._middleware.spawn(work, self._end)\n        return self._ended\n",
+        "        return asyncio.ensure_future(work)\n",
         ASGI,
         "test_e35_a_client_that_hangs_up_does_not_stop_the_handler",
     ),
