@@ -33,7 +33,8 @@ from tests.docs.pages import (
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if script(text)])
 def test_the_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
     """All of them as one script, in an empty folder; line numbers are those of the page."""
-    program = tmp_path / Path(page).with_suffix(".py").name
+    # A name that no module has: a page about flask must not be what `import flask` finds.
+    program = tmp_path / f"page_{Path(page).stem}.py"
     program.write_text(script(TEXTS[page]))
 
     command = [sys.executable, "-W", "error", program.name]
