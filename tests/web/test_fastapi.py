@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -15,6 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 
 import oncekey
+import oncekey.atomic
 from oncekey import Misuse, Policy
 from oncekey.clock import FakeClock
 from oncekey.core.record import Record
@@ -552,6 +554,68 @@ async def test_e42_a_store_that_is_down(store_down: Any, monkeypatch: pytest.Mon
         assert (reply.status, reply.kind, world.runs) == (503, "store-unavailable", 0)
     else:
         assert (reply.status, reply.header("idempotency-stored")) == (201, "false")
+
+
+async def test_a_stream_that_is_not_guarded_learns_that_its_client_has_left() -> None:
+    world = World(profile="square")
+
+    @world.router.post("/orders")
+    async def order(request: FastRequest) -> dict[str, bool]:
+        await request.body()
+        return {"left": await request.is_disconnected()}
+
+    assert (await world.ask(None, {"item": "tea"})).json() == {"left": True}
+
+
+async def test_ask_finds_out_what_became_of_an_attempt_that_died() -> None:
+    def find_out(attempt: oncekey.Attempt) -> oncekey.Answer:
+        return oncekey.Answer(201, ((b"content-type", b"text/plain"),), b"it was done")
+
+    clock = FakeClock()
+    world = World(store=MemoryStore(clock), policy=Policy(recovery="ask", ask=find_out, lease_s=5))
+    closed: list[str] = []
+
+    async def session() -> AsyncIterator[None]:
+        yield
+        closed.append("closed")
+
+    @world.router.post("/orders", dependencies=[Depends(session)])
+    async def order() -> None:
+        world.run()
+        raise asyncio.CancelledError  # as if its process had died: nothing more is heard of it
+
+    with pytest.raises(asyncio.CancelledError):
+        await world.ask("k1")
+    clock.advance(6)
+    settled, again = await world.ask("k1"), await world.ask("k1")
+    assert (settled.status, settled.body, settled.replayed) == (201, b"it was done", False)
+    assert (again.body, again.replayed, world.runs) == (b"it was done", True, 1)
+    assert closed == ["closed"] * 2, "once per request that was answered"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+async def test_atomic_mode_commits_claim_rows_and_answer_together(
+    tmp_path: Path, marked: bool
+) -> None:
+    store = f"sqlite:///{tmp_path / 'shop.db'}"
+    policy = Policy(atomic=True)
+    world = World(store=store, atomic=oncekey.atomic.Sqlite(), policy=None if marked else policy)
+
+    async def order() -> dict[str, int]:
+        connection = oncekey.current().connection
+        connection.execute("CREATE TABLE IF NOT EXISTS orders (run INT)")
+        connection.execute("INSERT INTO orders VALUES (?)", (world.run(),))
+        if world.runs == 1:
+            raise ValueError("broken")
+        [count] = connection.execute("SELECT count(*) FROM orders").fetchone()
+        return {"orders": count}
+
+    world.router.post("/orders")(idempotent(policy)(order) if marked else order)
+    async with world.idempotency.lifespan():
+        with pytest.raises(ValueError, match="broken"):
+            await world.ask("k1")
+        assert [(await world.ask("k1")).json() for _ in range(2)] == [{"orders": 1}] * 2
+    assert world.runs == 2
 
 
 async def test_the_lifespan_ends_what_the_routes_began() -> None:

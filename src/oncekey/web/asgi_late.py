@@ -58,6 +58,7 @@ class LateRun(Run):
             messages.request(self._scope), self._route, None, self._request_body
         )
         if call is None:  # it brings no key and needs none
+            self._hear_client()
             return None
         if isinstance(call, Problem):
             return edge.refusal(call)
@@ -83,7 +84,13 @@ class LateRun(Run):
                 return edge.refusal(problem)
             case Bypass():
                 self._unprotected = True
+                self._hear_client()
                 return None
+
+    def _hear_client(self) -> None:
+        """Nothing is owed to a client that hangs up: the application may learn of it."""
+        self._flowing = self._flowing or asyncio.Event()
+        self._flowing.set()
 
     async def _own(self, attempt: Attempt) -> Answer | None:
         self._hold(attempt)
