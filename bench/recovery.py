@@ -43,7 +43,8 @@ ORPHAN = Goal(5.0, at_least=False, unit="s")
 HOW = (
     f"A worker is killed with {REQUESTS} requests under way, under a lease of {LEASE_S:g} s. "
     f"*Taken over*: their clients retry at another worker every {POLL_S:g} s. "
-    "*Orphans*: nobody retries, and `oncekey recover` finishes them. The result is the 99th percentile of the time from the kill "
+    "*Orphans*: nobody retries, and `oncekey recover` finishes them. "
+    "The result is the 99th percentile of the time from the kill "
     "to the recorded answer, less one lease; below 0 means that the lease had been running for a "
     "while."
 )
