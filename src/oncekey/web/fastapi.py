@@ -144,9 +144,10 @@ class IdempotentRoute(APIRoute):
 
     def _describe(self, policy: Policy) -> None:
         """The key and the refusals, in the OpenAPI document."""
-        declared = {field.alias.lower() for field in _parameters(self.dependant)}
-        extra = openapi.describe(self.idempotency.edge.profile, policy, declared=declared)
         own = self.openapi_extra or {}
+        declared = {field.alias.lower() for field in _parameters(self.dependant)}
+        declared |= {parameter["name"].lower() for parameter in own.get("parameters", ())}
+        extra = openapi.describe(self.idempotency.edge.profile, policy, declared=declared)
         self.openapi_extra = {
             **extra,
             **own,
@@ -227,6 +228,10 @@ def _claiming(endpoint: Endpoint) -> Endpoint:
             return await endpoint(**values)
         return await run_in_threadpool(endpoint, **values)
 
+    # Annotations that are text are looked up where the endpoint was written; older releases of
+    # FastAPI would look here.
+    with contextlib.suppress(NameError):
+        claiming.__signature__ = inspect.signature(endpoint, eval_str=True)  # type: ignore[attr-defined]
     setattr(claiming, _CLAIMS, True)
     return claiming
 
