@@ -9,6 +9,7 @@ def search(...): ...
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
@@ -64,7 +65,8 @@ def mark_of(function: Any) -> Mark | None:
         if (mark := getattr(function, _NAME, None)) is not None:
             found: Mark = mark
             return found
-        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+        partial = isinstance(function, functools.partial)
+        function = function.func if partial else getattr(function, "__wrapped__", None)
     return None
 
 
@@ -109,7 +111,7 @@ class Marked:
 
 def is_async(function: Any) -> bool:
     """Whether calling it gives a coroutine, also for partials, decorated functions and objects."""
-    while hasattr(function, "func"):
+    while isinstance(function, functools.partial):
         function = function.func
     told = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
     return any(inspect.iscoroutinefunction(each) for each in told)
