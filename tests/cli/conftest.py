@@ -71,11 +71,8 @@ class Seed:
         self._line.perform([lifecycle.release(held, no_effect=no_effect, retention_s=86400.0)])
         return held.id
 
-    def unknown(self, key: str, begun: str | None = None) -> bytes:
-        """`begun` is a step that was begun and has no end."""
+    def unknown(self, key: str) -> bytes:
         held = self.running(key, lease_s=0.001)
-        if begun is not None:
-            self.step(held, begun, None)
         [found] = self._line.perform([Find(held.id)])
         swap: Swap = lifecycle.doubt(found, new_token=b"u" * 16, retention_s=86400.0)
         while not found.lapsed:  # a thousandth of a second

@@ -7,12 +7,13 @@ import json
 import logging
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncekey import Policy
+from oncekey import Policy, current, single_tenant
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import run
 from oncekey.core.record import State
@@ -21,7 +22,9 @@ from oncekey.decision import Call, Execute, Replay
 from oncekey.guard import Guard
 from oncekey.stores.line import Line
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
+from tests.web.client import ask_wsgi
 
 
 def found(tmp_path: Path, record: bytes) -> Any:
@@ -122,18 +125,45 @@ def test_what_is_not_unknown_is_not_touched(
     assert (after.state, after.fence, after.token) == (before.state, before.fence, before.token)
 
 
-def test_a_step_that_must_not_be_repeated_cannot_be_released(
+def test_released_a_step_that_was_only_begun_is_taken_once_more(
     oncekey: Oncekey, url: str, tmp_path: Path
 ) -> None:
-    seed = Seed(SqliteStore(tmp_path / "keys.db"))
-    record = seed.unknown("order-17", begun="charge")
-    seed.close()
+    """The operator knows that it did not happen: the retry is not unknown again."""
+    taken: list[str] = []
 
-    ran = oncekey("resolve", record.hex(), "--as", "released", "--reason", "r", "--yes")
+    def shop(environ: Any, start_response: Any) -> list[bytes]:
+        op = current()
+        number = op.step_sync("number", count)
+        op.step_sync("print", printer, at_most_once=True)
+        start_response("201 Created", [("content-type", "text/plain")])
+        return [b"letter %d" % number]
 
-    assert ran.code == 2
-    assert "'charge'" in ran.err
-    assert found(tmp_path, record).state is State.UNKNOWN
+    def count() -> int:
+        taken.append("number")
+        return 7
+
+    def printer() -> None:
+        taken.append("print")
+        if taken.count("print") == 1:
+            raise ConnectionError("the printer hung up")
+
+    app = IdempotencyMiddleware(shop, store=url, tenant=single_tenant)
+    with closing(app):
+        with pytest.raises(ConnectionError):
+            ask_wsgi(app, "letter-1")
+        assert [ask_wsgi(app, "letter-1").kind for _ in range(2)] == ["outcome-unknown"] * 2
+        assert taken == ["number", "print"]
+
+        ran = oncekey(
+            "resolve", "single/POST /orders/letter-1", "--as", "released",
+            "--reason", "no paper left", "--yes",
+        )  # fmt: skip
+
+        assert (ran.code, ran.err) == (0, "")
+        first, again = ask_wsgi(app, "letter-1"), ask_wsgi(app, "letter-1")
+        assert (first.status, first.body) == (201, b"letter 7")
+        assert again.replayed
+        assert taken == ["number", "print", "print"]
 
 
 def test_no_such_record(oncekey: Oncekey, seed: Seed) -> None:

@@ -38,7 +38,6 @@ def resolve(store: Store, args: argparse.Namespace) -> int:
             return NOTHING
         [steps] = line.perform([Steps(record.id)])
         _must_be_unknown(record)
-        _must_be_repeatable(steps, answer)
         if not args.yes and not _confirmed(record, steps, args, answer):
             print("nothing was changed", file=sys.stderr)
             return NOT_CONFIRMED
@@ -90,16 +89,6 @@ def _must_be_unknown(record: Record) -> None:
         raise Misuse(
             f"record {record.id.hex()[:16]} is {state_of(record)}, not unknown, so there is "
             f"nothing to resolve: {meaning_of(record)}"
-        )
-
-
-def _must_be_repeatable(steps: list[Step], answer: Answer | None) -> None:
-    """Released, it would come to the same step again, and be unknown again."""
-    begun = [step.name for step in steps if step.result is None]
-    if begun and answer is None:
-        raise Misuse(
-            f"its step {printable(begun[0])!r} was begun and is declared at_most_once: a retry "
-            "would not repeat it either. Find out, and resolve it --as completed"
         )
 
 
