@@ -1,6 +1,6 @@
 """The application that is put under load: it reads an order and answers, no more.
 
-python -m bench.app SOCKET [STORE_URL]
+python -m bench.app SOCKET [STORE_URL [by-hand]]
 """
 
 from __future__ import annotations
@@ -15,17 +15,26 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 import oncekey
+from bench import by_hand
 from oncekey.web.asgi import IdempotencyMiddleware
 
 
-def build(store: str | None) -> Starlette:
-    """With a store it is guarded; without one it is what the guarded one is compared with."""
+def build(store: str | None, *, manually: bool = False) -> Starlette:
+    """With a store it is guarded; without one it is what the guarded one is compared with. With a
+    store `manually` it writes there twice by itself.
+    """
     runs = 0
+    opened: list[by_hand.Write] = []
 
     async def create(request: Request) -> JSONResponse:
         nonlocal runs
         runs += 1
         order = await request.json()
+        if store is not None and manually:
+            opened[:] = opened or [await by_hand.writer(store)()]
+            key = by_hand.new_id()
+            await opened[0](key, None)
+            await opened[0](key, "{}")
         return JSONResponse({"id": "order_1", "item": order["item"], "quantity": order["quantity"]})
 
     async def count(request: Request) -> PlainTextResponse:
@@ -34,7 +43,7 @@ def build(store: str | None) -> Starlette:
     app = Starlette(
         routes=[Route("/orders", create, methods=["POST"]), Route("/runs", count, methods=["GET"])]
     )
-    if store is not None:
+    if store is not None and not manually:
         app.add_middleware(
             IdempotencyMiddleware,
             store=store,
@@ -46,8 +55,9 @@ def build(store: str | None) -> Starlette:
 
 def main() -> None:
     descriptor, *store = sys.argv[1:]
+    manually = store[1:] == ["by-hand"]
     config = uvicorn.Config(
-        build(store[0] if store else None),
+        build(store[0] if store else None, manually=manually),
         loop="uvloop",
         http="httptools",
         access_log=False,

@@ -23,11 +23,13 @@ FIRST = Goal(0.4, aim=0.5)
 REPLAY = Goal(0.7, aim=1.0)
 NO_KEY_PAIRS = 200
 HOW = (
-    "Starlette on uvicorn (uvloop, httptools), one worker process; the handler reads a small JSON "
-    "order and answers. Load by wrk. *First*: every request has a new key; *replay*: a thousand "
-    "keys whose requests have completed, in turn. The limit is the same application without the "
-    "middleware. PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file "
-    "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`."
+    "Starlette on uvicorn (uvloop, httptools), one worker process; the handler reads a small "
+    "JSON order and answers. Load by wrk. *First*: every request has a new key; *replay*: a "
+    "thousand keys whose requests have completed, in turn. The limit is the same application "
+    "without the middleware; *by hand*: the same application whose handler writes one row (or "
+    "value) before and one after, durably, with the plain driver and none of the promises. "
+    "PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file and "
+    "syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`."
 )
 
 
@@ -62,23 +64,33 @@ def section(settings: Settings) -> Section:
 
 
 def estimate_s(settings: Settings) -> float:
-    return len(STORES) * len(CONNECTIONS) * (settings.estimate_s(3) + 3) + 10
+    return len(STORES) * len(CONNECTIONS) * (settings.estimate_s(4) + 3) + 10
 
 
 def _rows(
     name: str, start: Callable[[], AbstractContextManager[str]], settings: Settings
 ) -> list[Row]:
     find_tool("wrk")
-    with start() as url, Served() as plain, Served(url) as guarded:
+    with (
+        start() as url,
+        Served() as plain,
+        Served(url) as guarded,
+        Served(url, by_hand=True) as by_hand,
+    ):
         return [
             row
             for connections in CONNECTIONS
-            for row in _contest(name, connections, plain, guarded, settings)
+            for row in _contest(name, connections, plain, guarded, by_hand, settings)
         ]
 
 
 def _contest(
-    name: str, connections: int, plain: Served, guarded: Served, settings: Settings
+    name: str,
+    connections: int,
+    plain: Served,
+    guarded: Served,
+    by_hand: Served,
+    settings: Settings,
 ) -> list[Row]:
     title = f"{name}, {connections} connection{'s' if connections > 1 else ''}"
     prefix = f"{uuid.uuid4().hex}-"
@@ -89,11 +101,13 @@ def _contest(
         "without": _Load(plain, connections),
         "first": _Load(guarded, connections),
         "replay": _Load(guarded, connections, prefix, KEYS_REPLAYED),
+        "by hand": _Load(by_hand, connections),
     }
     result = contest(title, loads, settings)
     rows = [
         result.row(f"{title}, first", "first", "without", FIRST),
         result.row(f"{title}, replay", "replay", "without", REPLAY),
+        result.row(f"{title}, first, against two plain writes by hand", "first", "by hand", None),
     ]
     if connections > 1:  # a lone client leaves the worker idle: what it then costs says little
         rows += [

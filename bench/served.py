@@ -20,9 +20,11 @@ _REST_S = 0.05
 
 
 class Served:
-    """One worker process, with the middleware on a store, or without it."""
+    """One worker process, with the middleware on a store, or without it; or one that writes there
+    by hand.
+    """
 
-    def __init__(self, store_url: str | None = None) -> None:
+    def __init__(self, store_url: str | None = None, *, by_hand: bool = False) -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(1024)
@@ -31,6 +33,7 @@ class Served:
             command = [guard, "--pdeathsig", "KILL"] if guard else []
             command += [sys.executable, "-m", "bench.app", str(listening.fileno())]
             command += [store_url] if store_url else []
+            command += ["by-hand"] if by_hand else []
             self._process = subprocess.Popen(command, pass_fds=[listening.fileno()])
         self._await_ready()
 
