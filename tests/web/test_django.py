@@ -23,7 +23,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 import oncekey
-from oncekey import Misuse, Policy
+from oncekey import Misuse, Policy, probes
 from oncekey.errors import StoreUnavailable
 from oncekey.web.django import idempotent, not_idempotent
 from oncekey.web.django.claim import views
@@ -133,6 +133,22 @@ def test_e31_a_duplicate_in_flight_is_refused(wsgi: Site) -> None:
     wsgi.route("orders", order)
     assert wsgi.ask("k1").json() == {"run": 1}
     assert [(reply.status, reply.kind) for reply in seen] == [(409, "in-flight")]
+
+
+def test_e32_a_view_that_takes_longer_than_its_lease_keeps_it(site: Site) -> None:
+    site.oncekey["policy"] = Policy(lease_s=0.3)
+    renewed = threading.Event()
+
+    def order(request: HttpRequest) -> HttpResponse:
+        assert renewed.wait(10), "the lease was not renewed"
+        return told({"run": site.run()})
+
+    site.route("orders", site.both(order))
+    probes.arm("after_renew", renewed.set)
+    try:
+        assert [site.ask("k1").replayed for _ in range(2)] == [False, True]
+    finally:
+        probes.disarm()
 
 
 # ------------------------------------------------------------- what is refused before the view

@@ -23,7 +23,7 @@ from flask import (
 from flask.views import MethodView
 
 import oncekey
-from oncekey import Misuse, Policy
+from oncekey import Misuse, Policy, probes
 from oncekey.clock import FakeClock
 from oncekey.core.record import Record
 from oncekey.core.verbs import Scan
@@ -157,6 +157,22 @@ def test_a_view_knows_its_attempt_and_its_steps_are_kept() -> None:
     assert world.ask("k1").json() == {"charged": 1, "attempt": 2}
     assert [record.resource_id for record in world.records()] == ["order_1"]
     assert oncekey.current_or_none() is None, "nothing is left behind in this thread"
+
+
+def test_e32_a_view_that_takes_longer_than_its_lease_keeps_it() -> None:
+    world = World(policy=Policy(lease_s=0.3))
+    renewed = threading.Event()
+
+    def order() -> dict[str, int]:
+        assert renewed.wait(10), "the lease was not renewed"
+        return {"run": world.run()}
+
+    world.app.post("/orders")(order)
+    probes.arm("after_renew", renewed.set)
+    try:
+        assert [world.ask("k1").replayed for _ in range(2)] == [False, True]
+    finally:
+        probes.disarm()
 
 
 # ------------------------------------------------------------- what is refused before the view
