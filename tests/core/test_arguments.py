@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import ipaddress
 import uuid
+from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pydantic
@@ -33,6 +36,20 @@ class Model(pydantic.BaseModel):
     id: int
 
 
+class Card(pydantic.BaseModel):
+    """What it consists of is not what it shows."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    number: pydantic.SecretStr
+    code: str = pydantic.Field(exclude=True, default="")
+    shop: pydantic.AnyUrl | None = None
+
+
+def card(**given: Any) -> Card:
+    return Card.model_validate(given)
+
+
 class Session:
     """Nothing that could be compared."""
 
@@ -53,6 +70,8 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
         (MappingProxyType({"a": 1}), {"a": 1}),
         (Session(), Session()),
         (uuid.UUID(int=7), ID),
+        (deque([1]), deque([1])),
+        (card(number="1"), card(number="1")),
     ],
 )
 def test_equal_calls_are_equal(one: Any, other: Any) -> None:
@@ -64,6 +83,11 @@ DIFFERENT: list[Any] = [
     *(Order(1, Decimal("1.0")), Order(1, Decimal("1.00")), Order(2, Decimal("1.0"))),
     *(Model(id=1), Model(id=2), Colour.RED, Colour.BLUE, {1, 2}, {1, 3}, frozenset((1, 2))),
     *(b"a", b"b", "61", ID, str(ID), NOW, str(NOW), Decimal(1), Path("a"), "a", Session(), Order),
+    *(Fraction(1, 2), Fraction(1, 3), 1j, 2j, deque([1]), deque([2]), range(10**12), range(2)),
+    *(ipaddress.ip_address("10.0.0.1"), ipaddress.ip_address("10.0.0.2")),
+    *(SimpleNamespace(a=1), SimpleNamespace(a=2)),
+    *(card(number="1"), card(number="2"), card(number="1", code="9"), card(number="1", x=1)),
+    *(card(number="1", shop="http://a.example"), card(number="1", shop="http://b.example")),
 ]
 
 

@@ -43,7 +43,8 @@ def text(source: Any, **arguments: Any) -> str:
         ("{a}:{b}", {"a": 0, "b": Decimal("1.50")}, "0:1.50"),
         ("{n:06d}", {"n": 42}, "000042"),
         ("{{{n}}}", {"n": 42}, "{42}"),
-        ("{a}-{b}-{c}", {"a": ID, "b": date(2026, 1, 2), "c": Colour.RED}, f"{ID}-2026-01-02-red"),
+        ("{a} {b} {c}", {"a": ID, "b": date(2026, 1, 2), "c": Colour.RED}, f"{ID} 2026-01-02 red"),
+        ("pay-{a}", {"a": "p-1"}, "pay-p-1"),
         (lambda order: order.id, {"order": Order("o1"), "other": 1}, "o1"),
         (lambda b, a: f"{a}{b}", {"a": 1, "b": 2}, "12"),
         (lambda n: n, {"n": 7}, "7"),
@@ -51,6 +52,21 @@ def text(source: Any, **arguments: Any) -> str:
 )
 def test_a_text_is_made_from_arguments(source: Any, arguments: dict[str, Any], made: str) -> None:
     assert text(source, **arguments) == made
+
+
+@pytest.mark.parametrize(
+    ("source", "one", "other"),
+    [
+        ("{a}/{b}", ("x/y", "z"), ("x", "y/z")),
+        ("{a}{b}", ("1", "23"), ("12", "3")),
+        ("{a}{b}", (1, 23), (12, 3)),
+        ("{a}--{b}", ("x-", "y"), ("x", "-y")),
+        ("{a}/{b}", ("x", "y/z(1,1)"), ("x/y", "z(1,1)")),
+        ("{a},{b}", ("x,y", "z"), ("x", "y,z(3,1)")),
+    ],
+)
+def test_p5_where_a_part_ends_makes_another_key(source: str, one: Any, other: Any) -> None:
+    assert text(source, a=one[0], b=one[1]) != text(source, a=other[0], b=other[1])
 
 
 @pytest.mark.parametrize(

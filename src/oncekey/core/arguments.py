@@ -1,8 +1,8 @@
 """Arguments of a call by what they mean, to tell a repeated call from another one.
 
-What JSON knows is compared by value, and so are bytes, numbers, dates, ids, sets, enumerations,
-dataclasses and the models of pydantic and attrs. Anything else (a session, a client) counts by its
-type alone: which of them a call gets does not make it another call.
+What JSON knows is compared by value, and so are bytes, numbers, dates, ids, addresses, sets,
+enumerations, dataclasses and the models of pydantic and attrs. Anything else (a session, a client)
+counts by its type alone: which of them a call gets does not make it another call.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import dataclasses
 import enum
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping, Set
-from datetime import date, time, timedelta, timezone
-from decimal import Decimal
+from datetime import date, time, timedelta, tzinfo
+from numbers import Number
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +27,9 @@ from oncekey.errors import Misuse
 VERSION = 1
 """Raised whenever an equal call would get another digest. Records live longer than releases."""
 
-_TEXTS = (Decimal, UUID, date, time, timedelta, timezone, PurePath)
+_TEXTS = (Number, UUID, date, time, timedelta, tzinfo, PurePath, range)
+_TEXTS_OF = ("ipaddress", "pydantic.networks")
+"""Modules all of whose objects are what their text says."""
 
 
 def canonical(arguments: Any) -> bytes:
@@ -55,7 +59,7 @@ def payload(body: bytes) -> Fingerprint:
 def _plain(argument: Any) -> Any:
     """In terms that JSON knows. Behind its type, so that different things never look the same."""
     kind = f"{type(argument).__module__}.{type(argument).__qualname__}"
-    if isinstance(argument, _TEXTS):
+    if isinstance(argument, _TEXTS) or type(argument).__module__ in _TEXTS_OF:
         return [kind, str(argument)]
     if isinstance(argument, bytes | bytearray | memoryview):
         return ["bytes", bytes(argument).hex()]
@@ -65,21 +69,28 @@ def _plain(argument: Any) -> Any:
         return dict(argument)
     if isinstance(argument, Set):
         return [kind, sorted(canonical(member).decode() for member in argument)]
+    if isinstance(argument, deque):
+        return [kind, list(argument)]
     fields = _fields(argument)
     return f"<{kind}>" if fields is None else [kind, fields]
 
 
 def _fields(argument: Any) -> Any:
-    """What a dataclass or a model consists of; None for anything else."""
+    """What a dataclass or a model consists of, also what it would not show; None for anything
+    else.
+    """
     if isinstance(argument, type):
         return None
     if dataclasses.is_dataclass(argument):
         return {f.name: getattr(argument, f.name) for f in dataclasses.fields(argument)}
     if hasattr(argument, "__attrs_attrs__"):
         return {f.name: getattr(argument, f.name) for f in argument.__attrs_attrs__}
-    if hasattr(argument, "__pydantic_fields__"):
-        return argument.model_dump(mode="json")
-    return None
+    if hasattr(argument, "__pydantic_validator__"):
+        fields = {name: getattr(argument, name) for name in type(argument).model_fields}
+        return [fields, argument.model_extra]
+    if hasattr(argument, "get_secret_value"):
+        return argument.get_secret_value()
+    return vars(argument) if isinstance(argument, SimpleNamespace) else None
 
 
 def digest(tag: bytes, name: str, arguments: Any) -> bytes:

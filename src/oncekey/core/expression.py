@@ -3,7 +3,8 @@
 Either a text with fields, `"{order.id}/pay"`, or a function that takes some of the call's arguments
 by their names, `lambda order: order.id`. Both are checked when they are written, and again with
 every call: a part that is None, empty or an object without a text of its own would give the same
-key to different calls, or another key to every retry.
+key to different calls, or another key to every retry. So would parts that hold what stands between
+them: `"{shop}/{order}"` is another text for "a/b" and "c" than for "a" and "b/c".
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ class Expression:
     def __init__(self, what: str, source: Source, parameters: Mapping[str, Any]) -> None:
         self._shown = f"{what}={source!r}" if isinstance(source, str) else f"{what}=…"
         self._parts: list[tuple[str, str | None, str]] = []
+        self._between: list[str] = []
         self._chosen: Chosen | None = None
         if isinstance(source, str):
             self._parts = self._parse(source)
             names = [_NAME.match(name) for _, name, _ in self._parts if name is not None]
             _check_names(self._shown, [found[0] for found in names if found], parameters)
+            self._between = [literal for literal, name, _ in self._parts[1:] if name is not None]
         elif callable(source):
             self._chosen = Chosen(what, source, parameters)
         else:
@@ -77,10 +80,20 @@ class Expression:
         """The text for a call with these arguments."""
         if self._chosen is not None:
             return self._text(self._chosen(arguments), "it")
-        return "".join(
-            literal + ("" if name is None else self._part(name, spec, arguments))
-            for literal, name, spec in self._parts
-        )
+        text, fields = "", []
+        for literal, name, spec in self._parts:
+            text += literal
+            if name is not None:
+                fields.append(self._part(name, spec, arguments))
+                text += fields[-1]
+        return text + self._where(fields)
+
+    def _where(self, fields: list[str]) -> str:
+        """Where one field ends and the next begins, if their text does not tell: their lengths."""
+        between = set("".join(self._between))
+        if "" in self._between or any(not between.isdisjoint(field) for field in fields):
+            return f"({','.join(str(len(field)) for field in fields)})"
+        return ""
 
     def _parse(self, source: str) -> list[tuple[str, str | None, str]]:
         try:
@@ -94,7 +107,13 @@ class Expression:
         for _, name, spec, conversion in parsed:
             if name is not None and (not _NAME.match(name) or conversion or "{" in (spec or "")):
                 raise Misuse(f"{self._shown}: name an argument in each field, such as {{order.id}}")
-        return [(literal, name, spec or "") for literal, name, spec, _ in parsed]
+        parts, before = [], ""
+        for literal, name, spec, _ in parsed:
+            before += literal  # what is written as "{{" ends a literal, and no field follows
+            if name is not None:
+                parts.append((before, name, spec or ""))
+                before = ""
+        return [*parts, (before, None, "")]
 
     def _part(self, name: str, spec: str, arguments: Mapping[str, Any]) -> str:
         try:
