@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Iterable
-from typing import Literal, Self, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, Literal, Self, TypeVar
 
 from oncekey.background import Background
 from oncekey.clock import Clock, SystemClock
@@ -72,9 +72,9 @@ class Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_in: int | None = None
 
-    async def drive(self, op: Op[T]) -> T:
+    def drive(self, op: Op[T]) -> Coroutine[Any, Any, T]:
         """Drive an operation of the engine, awaited."""
-        return await arun(op, self.async_gatherer.ask)
+        return arun(op, self.async_gatherer.ask)
 
     def drive_sync(self, op: Op[T]) -> T:
         """Drive an operation of the engine, blocking."""
