@@ -73,7 +73,7 @@ ROUNDS_MAX = 8
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
 
 
-def _random_token() -> bytes:
+def random_token() -> bytes:
     return os.urandom(TOKEN_BYTES)
 
 
@@ -93,7 +93,7 @@ class Guard(Holding):
         hooks: events.Hooks | None = None,
         retention_from: Literal["completion", "first use"] = "completion",
         recent_s: float = RECENT_S,
-        token: Callable[[], bytes] = _random_token,
+        token: Callable[[], bytes] = random_token,
         chance: Callable[[], float] = chance,
     ) -> None:
         super().__init__(

@@ -16,15 +16,13 @@ Order
 from __future__ import annotations
 
 import logging
-import os
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from oncekey import guard
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.op import Op, Pause
-from oncekey.core.record import TOKEN_BYTES
 from oncekey.core.value import value
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.message import Message
@@ -120,14 +118,14 @@ class Drain:
         clock: Clock,
         *,
         stopping: Callable[[], bool] = lambda: False,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = guard.chance,
     ) -> None:
         self._shelf = shelf
         self._stopping = stopping
         self._limits = limits
         self._clock = clock
         self._chance = chance
-        self._after = os.urandom(2)  # so that workers who start together begin apart
+        self._after = guard.random_token()[:2]  # so that workers who start together begin apart
         self._outages = 0
 
     @property
@@ -163,7 +161,7 @@ class Drain:
         seen = Round(ended=ended, whole=ended and not started)
         if not picked:
             return seen
-        token, claimed_at = os.urandom(TOKEN_BYTES), self._clock.monotonic()
+        token, claimed_at = guard.random_token(), self._clock.monotonic()
         taken = yield from self._shelf.claim(
             [head.n for head in picked],
             token,

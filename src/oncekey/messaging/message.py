@@ -11,6 +11,7 @@ from typing import Any
 from oncekey.core.framing import as_bytes, frame
 from oncekey.core.value import value
 from oncekey.errors import Misuse
+from oncekey.guard import random_token
 
 NAME_CHARS_MAX = 255
 HEADERS_BYTES_MAX = 16_384
@@ -54,7 +55,8 @@ def written(
     if not isinstance(payload, bytes):
         payload = json.dumps(payload, separators=(",", ":")).encode()
         lines.setdefault("content-type", "application/json")
-    message = Message(str(uuid.uuid4()), topic, key, lines, payload)
+    id = uuid.UUID(bytes=random_token()[:16], version=4)
+    message = Message(str(id), topic, key, lines, payload)
     _check(message, payload_bytes_max)
     return message
 

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from oncekey import guard
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.op import Pause, arun, run
@@ -60,7 +60,7 @@ class Publisher:
         concurrency_max: int = 16,
         outages: tuple[type[BaseException], ...] = OUTAGES,
         clock: Clock | None = None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = guard.chance,
     ) -> None:
         for name, given in (("poll_s", poll_s), ("publish_s_max", publish_s_max)):
             if given <= 0:
