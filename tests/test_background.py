@@ -43,6 +43,26 @@ def test_p11_threads_that_forget_lost_claims_are_bounded(
     runtime.close()
 
 
+async def test_p11_tasks_that_forget_lost_claims_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "FORGETS_ASYNC_MAX", 2)
+    runtime, forgotten = Runtime("memory://"), []
+
+    def forget(claim: Any) -> Iterator[Any]:
+        yield from ()
+        forgotten.append(claim)
+
+    monkeypatch.setattr(runtime.guard, "forget", forget)
+    for claim in range(5):
+        runtime.background.forget(claim)  # type: ignore[arg-type]
+    await runtime.background.drain(10)
+    assert forgotten == [0, 1]
+    runtime.background.forget(5)  # type: ignore[arg-type]
+    await runtime.background.drain(10)
+    assert forgotten == [0, 1, 5]  # there is room again
+
+
 async def test_a_claim_that_cannot_be_forgotten_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

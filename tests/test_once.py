@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import multiprocessing
 import os
@@ -70,11 +71,12 @@ class World:
     def death(self) -> Iterator[None]:
         """Whoever is called within dies before the function runs, and its lease runs out."""
 
-        def die(attempt: oncekey.Attempt) -> None:
+        def die() -> None:
             raise Death
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.runtime.heartbeat, "add", die)
+            patch.setattr(self.runtime, "ports", die)
+            patch.setattr(self.runtime, "ports_sync", die)
             with pytest.raises(Death):
                 yield
         self.clock.advance(31)
@@ -395,6 +397,23 @@ def test_a_function_that_is_interrupted_did_not_say_that_it_failed(world: World)
         assert found.state is state
 
 
+def test_p6_a_signal_before_it_began_leaves_nobody_who_renews_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = world.runtime.heartbeat.add
+
+    def interrupted(attempt: oncekey.Attempt) -> None:
+        add(attempt)
+        raise KeyboardInterrupt
+
+    pay = world.once(lambda x: x)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.runtime.heartbeat, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pay("a")
+    assert pay("a") == "a"
+
+
 def test_a_result_that_cannot_be_kept_does_not_make_it_run_again(world: World) -> None:
     pay = world.once(lambda x: object())
     with pytest.raises(Misuse, match="f returned what JSON cannot keep"):
@@ -474,7 +493,7 @@ def test_guarded_functions_call_each_other(world: World) -> None:
     assert oncekey.current_or_none() is None
 
 
-@pytest.mark.parametrize("then", ["returns", "raises"])
+@pytest.mark.parametrize("then", ["returns", "raises", "returns what JSON cannot keep"])
 def test_its_result_may_be_recorded_with_its_rows(tmp_path: Path, then: str) -> None:
     file = tmp_path / "shop.db"
     place = f"sqlite:///{file}"
@@ -488,7 +507,7 @@ def test_its_result_may_be_recorded_with_its_rows(tmp_path: Path, then: str) -> 
                 oncekey.current().complete_in_sync(rows, 201, {"id": x})
             if then == "raises":
                 raise ConnectionError("after the commit")
-            return "not this"
+            return "not this" if then == "returns" else rows
 
         assert order("a") == order("a") == {"id": "a"}
         assert rows.execute("SELECT count(*) FROM orders").fetchone() == (1,)
@@ -686,15 +705,20 @@ async def test_p6_a_call_nobody_comes_back_for_is_finished(world: World, kind: s
     assert json.loads(found.answer.body or b"") == ["a", True, True, 2]
 
 
-async def test_what_json_does_not_give_back_is_not_kept(world: World) -> None:
+class Size(enum.StrEnum):
+    LARGE = "a"
+
+
+@pytest.mark.parametrize("x", [("a", 1), [Size.LARGE], {0: "a"}])
+async def test_what_json_does_not_give_back_is_not_kept(world: World, x: Any) -> None:
     """Nobody may call it again with something else: it is left to its caller."""
-    guarded = world.once(lambda x: x, "{x[0]}", policy=Policy(recovery="resume"))
+    guarded = world.once(lambda x: x[0], "{x[0]}", policy=Policy(recovery="resume"))
     with world.death():
-        guarded(("a", 1))
+        guarded(x)
     record = world.look("a")
     assert record
     assert world.runtime.gatherer.ask(Requested(record.id)) is None
-    assert guarded(("a", 1)) == ["a", 1]
+    assert guarded(x) == "a"
 
 
 async def _awaited(result: Any) -> Any:
@@ -730,8 +754,9 @@ RUNTIME = Runtime("memory://")
         (lambda: once(RUNTIME, key="{x}")(classmethod(function)), "stands below"),  # type: ignore[arg-type]
         (lambda: once(RUNTIME, key="{x}")(World), "guards functions"),
         (lambda: once(RUNTIME, key="{x}", policy=Policy(atomic=True))(function), "complete_in"),
+        (lambda: once(RUNTIME, key="{x}", policy=Policy(scope="tenant"))(function), "another's"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_is_written_wrongly_is_told_at_once(decorate: Callable[[], Any], says: str) -> None:
     with pytest.raises(Misuse, match=says):

@@ -20,8 +20,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("oncekey")
 
-FORGETS_MAX = 64
-"""Most threads that release claims whose replies were lost, at once."""
+FORGETS_MAX, FORGETS_ASYNC_MAX = 64, 1_024
+"""Most threads, and most tasks, that release claims whose replies were lost, at once. In an outage
+there may be more: those lapse by themselves.
+"""
 
 
 class Background:
@@ -38,6 +40,7 @@ class Background:
         self._drive_sync = drive_sync
         self._running: set[asyncio.Task[Any]] = set()
         self._forgets = threading.Semaphore(FORGETS_MAX)
+        self._forgets_async = threading.Semaphore(FORGETS_ASYNC_MAX)
 
     def apart(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` in a task of its own. Whoever awaits its end may be cancelled: it goes on."""
@@ -73,19 +76,19 @@ class Background:
 
     def forget(self, claim: Claim) -> None:
         """Release, beside the event loop's other work, a claim that may have happened unheard."""
-        self.apart(self._forget(claim))
+        if self._forgets_async.acquire(blocking=False):
+            self.apart(self._forget(claim))
 
     async def _forget(self, claim: Claim) -> None:
         try:
             await self._drive(self._guard.forget(claim))
         except Exception as error:
             _log.warning("a claim was not released, it lapses by itself: %s", error)
+        finally:
+            self._forgets_async.release()
 
     def forget_sync(self, claim: Claim) -> None:
-        """The same in a thread.
-
-        In an outage there may be many: those over the limit lapse by themselves.
-        """
+        """The same in a thread."""
         if self._forgets.acquire(blocking=False):
             threading.Thread(
                 target=self._forget_now, args=(claim,), name="oncekey-forget", daemon=True

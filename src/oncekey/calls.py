@@ -84,7 +84,7 @@ class Calls:
         call = [list(args), dict(kwargs)]
         try:
             text = json.dumps(call, separators=(",", ":"))
-            same = json.loads(text) == call
+            same = repr(json.loads(text)) == repr(call)  # an enumeration may equal its text
         except (TypeError, ValueError, RecursionError):
             return None
         return text.encode() if same and len(text) <= self._policy.request_kept_bytes_max else None

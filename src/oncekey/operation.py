@@ -131,6 +131,12 @@ class Operation:
                 f"{name}: Policy(atomic=True) is for requests. Here the transaction is yours: "
                 "complete_in(…) in a function, handle_in(…) of an inbox"
             )
+        if self.policy.scope == "tenant":
+            raise Misuse(
+                f"{name}: Policy(scope='tenant') is for requests, whose fingerprints tell which "
+                "operation they are. Here one operation would be given another's result: leave it "
+                "out"
+            )
         self._warns = self.policy.recovery == "rerun"
         if redelivered and self.policy.recovery == "resume":
             # A later delivery continues either way; the recoverer would only give it up too early.
@@ -189,8 +195,8 @@ class Operation:
     async def _execute(self, attempt: Attempt, call: Call, work: Callable[[], Any]) -> Outcome:
         runtime = self.runtime
         attempt.ports = runtime.ports()
-        runtime.heartbeat.add(attempt)
         try:
+            runtime.heartbeat.add(attempt)
             with attempts.within(attempt):
                 if attempt.asks:
                     learned = await learning.ask(attempt)
@@ -214,8 +220,8 @@ class Operation:
     def _execute_sync(self, attempt: Attempt, call: Call, work: Callable[[], Any]) -> Outcome:
         runtime = self.runtime
         attempt.ports = runtime.ports_sync()
-        runtime.heartbeat.add(attempt)
         try:
+            runtime.heartbeat.add(attempt)  # a signal may come at once, and must end it too
             with attempts.within(attempt):
                 if attempt.asks:
                     learned = learning.ask_sync(attempt)
@@ -326,7 +332,9 @@ class Operation:
         try:
             answer = Answer(200, _JSON, self._encode(result))
         except Misuse:  # it was done all the same: a retry must not do it again
-            yield from guard.conclude(attempt, verdict, Answer(200, (), None), call)
+            ended = yield from guard.conclude(attempt, verdict, Answer(200, (), None), call)
+            if isinstance(ended, Stored) and ended.answer is not None:
+                return _outcome(ended, None)  # what `complete_in` wrote is the result
             raise
         return _outcome((yield from guard.conclude(attempt, verdict, answer, call)), answer)
 
