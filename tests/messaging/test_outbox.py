@@ -113,6 +113,17 @@ async def test_it_joins_any_transaction(
 
 
 @pytest.mark.parametrize("commits", [True, False])
+async def test_it_joins_an_async_session_on_sqlite(sqlite_desk: Desk, commits: bool) -> None:
+    engine = create_async_engine(sqlite_desk.url.replace("sqlite:", "sqlite+aiosqlite:"))
+    async with AsyncSession(engine) as session:
+        await sqlite_desk.outbox.put(session, "orders", b"joined")
+        if commits:
+            await session.commit()
+    await engine.dispose()
+    assert len(drained(sqlite_desk)) == commits
+
+
+@pytest.mark.parametrize("commits", [True, False])
 def test_it_joins_a_session_of_sqlalchemy(desk: Desk, commits: bool) -> None:
     url = desk.url.partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(url)

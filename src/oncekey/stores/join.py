@@ -46,13 +46,7 @@ def perform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
 
 async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
     """The same for async connections and sessions; blocking ones will do too."""
-    session = await _connection_of(connection)
-    if _is(session, "sqlalchemy.ext.asyncio", "AsyncConnection"):
-        driver = (await session.get_raw_connection()).driver_connection
-        if _is(driver, "aiosqlite", "Connection"):
-            outcomes: list[Any] = await session.run_sync(lambda c: perform(store, c, verbs))
-            return outcomes
-    ask = await awaited(store, session)
+    ask = await awaited(store, connection)
     outcomes = [(await arun(store.perform([verb]), ask))[0] for verb in verbs]
     if _finds_nothing(store, outcomes):
         here = await arun(_identity(), ask)
@@ -60,19 +54,23 @@ async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list
     return outcomes
 
 
-def prove(store: Store, ask: Ask) -> None:
-    """Refuse a database that is not the store's, or not fit for it."""
-    if store.name == "postgres":
+def identity(store: Store) -> Any:
+    """What tells the store's database from any other, by a connection of its own."""
+    return _own_identity(store) if store.name == "postgres" else None
+
+
+def prove(store: Store, own: Any, ask: Ask) -> None:
+    """Refuse a database that is not the store's, or not fit for it. `own` is its `identity`."""
+    if own is not None:
         run(store.prepare(), ask)
-        _compare(run(_identity(), ask), _own_identity(store))
+        _compare(run(_identity(), ask), own)
 
 
-async def aprove(store: Store, ask: AsyncAsk) -> None:
+async def aprove(store: Store, own: Any, ask: AsyncAsk) -> None:
     """The same, awaited."""
-    if store.name == "postgres":
+    if own is not None:
         await arun(store.prepare(), ask)
-        here = await arun(_identity(), ask)
-        _compare(here, await asyncio.to_thread(_own_identity, store))
+        _compare(await arun(_identity(), ask), own)
 
 
 # ------------------------------------------------------------------------------- recognising
@@ -338,9 +336,20 @@ async def _of_async_sqlalchemy(store: Store, connection: Any) -> AsyncAsk:
     if not connection.in_transaction():
         raise _not_begun("async with engine.begin() as connection:")
     driver = (await connection.get_raw_connection()).driver_connection
+    if _is(driver, "aiosqlite", "Connection"):
+        return _in_greenlet(store, connection)
     if _is(driver, "asyncpg", "Connection") and not driver.is_in_transaction():
         await connection.exec_driver_sql("SELECT 1")  # it begins before its first statement
     return await awaited(store, driver)
+
+
+def _in_greenlet(store: Store, connection: Any) -> AsyncAsk:
+    """Where SQLAlchemy makes what is awaited look as if it blocked."""
+
+    async def ask(question: Any) -> Any:
+        return await connection.run_sync(lambda blocks: blocking(store, blocks)(question))
+
+    return ask
 
 
 def _through_cursors(store: Store, connection: Any) -> Ask:
