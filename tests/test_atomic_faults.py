@@ -216,6 +216,9 @@ async def test_a_database_that_is_down_runs_nothing(opener: Opener) -> None:
 
 
 class _Down:
+    def get_idle_size(self) -> int:
+        return 0
+
     async def acquire(self, **_: float) -> Any:
         raise ConnectionRefusedError("nobody listens")
 

@@ -26,7 +26,9 @@ class Asyncpg:
 
     async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _Asyncpg:
         pool = self._pool()
-        connection = await pool.acquire(timeout=self._acquire_s_max)
+        # A limit costs something, and is not needed where nobody has to wait.
+        wait_s = None if pool.get_idle_size() else self._acquire_s_max
+        connection = await pool.acquire(timeout=wait_s)
         transaction = connection.transaction()
         try:
             await transaction.start()

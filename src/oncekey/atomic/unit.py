@@ -67,7 +67,7 @@ _proven: WeakSet[Any] = WeakSet()
 
 
 def _unproven(adapter: Adapter, store: Store) -> bool:
-    return adapter not in _proven and adapter.engine == store.name
+    return adapter not in _proven and adapter.engine == store.name == "postgres"
 
 
 class Unit:
@@ -118,9 +118,11 @@ class Unit:
 
     def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
+        # Before it begins: a pool may have no second connection for whoever holds one.
+        own = join.identity(store) if _unproven(adapter, store) else None
         self._transaction = adapter.begin(store, record_id, seconds_max)
-        if self._transaction is not None and _unproven(adapter, store):
-            join.prove(store, self._transaction.ask)
+        if self._transaction is not None and own is not None:
+            join.prove(store, own, self._transaction.ask)
             _proven.add(adapter)
         return self._transaction is not None
 
@@ -182,13 +184,16 @@ class AsyncUnit:
 
     async def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
+        own = None
+        if _unproven(adapter, store):
+            own = await asyncio.to_thread(join.identity, store)
         begun = self._do(adapter.begin, store, record_id, seconds_max, waits=True)
         self._transaction = await begun
-        if self._transaction is not None and _unproven(adapter, store):
+        if self._transaction is not None and own is not None:
             if self._threaded:
-                await self._do(join.prove, store, self._transaction.ask)
+                await self._do(join.prove, store, own, self._transaction.ask)
             else:
-                await join.aprove(store, self._transaction.ask)
+                await join.aprove(store, own, self._transaction.ask)
             _proven.add(adapter)
         return self._transaction is not None
 

@@ -159,6 +159,7 @@ class Work:
                 return (yield from self._remember(verb))
             case Swap(token=token) if token == self._claim.token:
                 return (yield from self._end(verb))
+        yield from self.close()  # whoever needs two connections at once may wait for ever
         return (yield Outside(verb))
 
     def _insert(self) -> Op[Inserted | Found]:
@@ -241,18 +242,17 @@ class Work:
         """The record's fence, None if it is another's by now."""
         claim, perform = self._claim, self._store.perform
         if self._postgres:
-            if self._take is None and swap.to is State.COMPLETED:
-                ours, fence = yield from postgres_atomic.settle(claim, swap)
-            else:
-                ours = yield from postgres_atomic.is_ours(claim)
-            if not ours:
+            new = self._take is None and swap.to is State.COMPLETED
+            if new and (yield from postgres_atomic.settle(claim, swap)):
+                return swap.fence
+            if not (yield from postgres_atomic.is_ours(claim)):
                 raise Misuse(
                     "the handler ended the transaction itself, so its rows do not go with its "
                     "answer: leave commit and rollback to oncekey, and use a savepoint to undo a "
                     "part"
                 )
-            if self._take is None:
-                return fence
+            if new:
+                return None
         [taken] = yield from perform([self._take or Insert(claim)])
         if not isinstance(taken, Done | Inserted):
             return None

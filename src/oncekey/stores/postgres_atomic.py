@@ -1,8 +1,8 @@
 """What atomic mode asks of PostgreSQL, within the transaction that holds the business rows too.
 
-Two statements. The first takes the id, for as long as the transaction lasts, and looks for its
-record; the last writes a record that is completed from the start. In between nothing of ours is
-locked but the id: whoever else wants it is told so at once, and no other record waits.
+Two statements. The first takes the id, for as long as the transaction lasts, and looks whether it
+has a record; the last writes a record that is completed from the start. In between nothing of ours
+is locked but the id: whoever else wants it is told so at once, and no other record waits.
 
 The look's snapshot is older than the lock that it takes, so it may miss what was committed in
 between. It decides nothing: the unique id of the table does, when the record is written.
@@ -22,31 +22,29 @@ from oncekey.core.verbs import Swap
 from oncekey.stores import sql
 from oncekey.stores.postgres_sql import RECORD, Question, answer_row, claim_row
 
+# Most requests are new: what a record would say is asked for only where there is one.
+_CLAIM = """
+SELECT
+    set_config('oncekey.attempt', $3::text, true),
+    CASE
+        WHEN EXISTS (SELECT FROM oncekey_claims WHERE id = $1::bytea) THEN NULL
+        ELSE pg_try_advisory_xact_lock($2::bigint)
+    END
+"""
 _HOLD = f"""
 SELECT
-    set_config('oncekey.attempt', $3, true),
     CASE
         WHEN c.state IN ('completed', 'unknown') AND c.expires > clock_timestamp() THEN false
-        ELSE pg_try_advisory_xact_lock($2)
+        ELSE pg_try_advisory_xact_lock($2::bigint)
     END,
     {RECORD}
 FROM (SELECT $1::bytea AS id) AS a
 LEFT JOIN oncekey_claims c ON c.id = a.id
 LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
 """  # noqa: S608
-_MARKED = Question("SELECT current_setting('oncekey.attempt', true)")
+_MARK = Question("SELECT current_setting('oncekey.attempt', true)")
 _SETTLE = """
-WITH marked AS MATERIALIZED (
-    SELECT current_setting('oncekey.attempt', true) IS NOT DISTINCT FROM $1 AS ours
-),
-fresh AS MATERIALIZED (
-    SELECT
-        nextval('oncekey_fences') AS fence,
-        clock_timestamp() + make_interval(secs => $2::float8) AS expires
-    FROM marked
-    WHERE ours
-),
-inserted AS (
+WITH inserted AS (
     INSERT INTO oncekey_claims (
         id, token, resource_id, answer_day,
         tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
@@ -57,18 +55,16 @@ inserted AS (
         $3::bytea, $4::bytea, $5::text, (expires AT TIME ZONE 'UTC')::date,
         $9::text, $10::text, $11::text, $12::bytea, $13::int, $14::float8, $15::float8,
         $16::text, $17::int, $18::text,
-        'completed', fence, fence, 1, 0, 0, false, now(), expires
-    FROM fresh
+        'completed', nextval('oncekey_fences'), currval('oncekey_fences'), 1, 0, 0, false, now(),
+        expires
+    FROM (SELECT clock_timestamp() + make_interval(secs => $2::float8) AS expires) AS fresh
+    WHERE current_setting('oncekey.attempt', true) = $1::text
     ON CONFLICT (id) DO NOTHING
-    RETURNING id, fence, answer_day
-),
-kept AS (
-    INSERT INTO oncekey_answers (day, id, status, headers, body)
-    SELECT answer_day, id, $6::int, $7::bytea, $8::bytea FROM inserted
-    ON CONFLICT (day, id) DO UPDATE
-        SET status = excluded.status, headers = excluded.headers, body = excluded.body
+    RETURNING id, answer_day
 )
-SELECT ours, (SELECT fence FROM inserted) FROM marked
+INSERT INTO oncekey_answers (day, id, status, headers, body)
+SELECT answer_day, id, $6::int, $7::bytea, $8::bytea FROM inserted
+RETURNING true
 """
 
 
@@ -84,24 +80,27 @@ class Held:
 def hold(claim: Claim) -> Op[Held]:
     """Take the id if nobody has it, and look for its record."""
     number = int.from_bytes(claim.id[:8], signed=True)
-    [row] = yield Question(_HOLD, (claim.id, number, claim.token.hex()))
-    _, ours, *columns = row
+    [(_, ours)] = yield Question(_CLAIM, (claim.id, number, claim.token.hex()))
+    if ours is not None:
+        return Held(ours, None)
+    [(ours, *columns)] = yield Question(_HOLD, (claim.id, number))
     return Held(ours, None if columns[0] is None else sql.record(columns))
 
 
 def is_ours(claim: Claim) -> Op[bool]:
     """Whether the transaction is still the one that took the id."""
-    [(mark,)] = yield _MARKED
+    [(mark,)] = yield _MARK
     return bool(mark == claim.token.hex())
 
 
-def settle(claim: Claim, complete: Swap) -> Op[tuple[bool, int | None]]:
-    """Write a record that did not exist, completed. Whether the transaction is still ours, and the
-    record's fence: None where there is a record after all.
+def settle(claim: Claim, complete: Swap) -> Op[bool]:
+    """Write a record that did not exist, completed. False if there is one after all, or if the
+    transaction is not the one that took the id.
     """
+    *claimed, _request = claim_row(claim)  # which is kept only while something runs
     given: tuple[Any, ...] = (
         *(claim.token.hex(), complete.retention_s, claim.id, claim.token, complete.resource_id),
-        *(*answer_row(complete), *claim_row(claim)[:-1]),  # what is completed keeps no request
+        *(*answer_row(complete), *claimed),
     )
-    [(ours, fence)] = yield Question(_SETTLE, given)
-    return ours, fence
+    written = yield Question(_SETTLE, given)
+    return bool(written)
