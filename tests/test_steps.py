@@ -249,6 +249,19 @@ def test_steps_do_not_overlap() -> None:
         attempt.step_sync("outer", lambda: attempt.step_sync("inner", lambda: 1))
 
 
+async def test_steps_do_not_overlap_while_the_store_is_asked_either() -> None:
+    attempt = World().attempt()
+
+    async def takes(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    both = (attempt.step(name, takes, 1, at_most_once=True) for name in ("a", "b"))
+    results = await asyncio.gather(*both, return_exceptions=True)
+    assert (results[0], type(results[1])) == (1, Misuse)
+    assert await attempt.step("b", takes, 2) == 2
+
+
 def test_each_step_has_a_name_of_its_own() -> None:
     """Two of one name would share their child key, and the second would overwrite the first."""
     world = World()

@@ -125,7 +125,21 @@ class Steps:
     ) -> Op[Kept | Take]:
         """What is kept of this step, or that it is to be taken now."""
         self._check(name)
-        attempt, digest = self._attempt, digest_of(name, arguments)
+        digest = digest_of(name, arguments)
+        self._running = name  # already while the store is asked: no other may begin meanwhile
+        try:
+            begun = yield from self._look(guard, name, digest, at_most_once=at_most_once)
+        except BaseException:
+            self._running = None
+            raise
+        if isinstance(begun, Kept):
+            self._running = None
+        return begun
+
+    def _look(
+        self, guard: Guard, name: str, digest: bytes, *, at_most_once: bool
+    ) -> Op[Kept | Take]:
+        attempt = self._attempt
         attempt.ensure_owned()
         if self._known is None:
             self._known = (yield from guard.steps(attempt)) if attempt.attempt > 1 else []
@@ -141,7 +155,6 @@ class Steps:
             self._check_repeatable(name)
             yield from self._keep(guard, Step(name, digest, None))
             self._begun.add(name)
-        self._running = name
         return Take(name, digest)
 
     def end(self, guard: Guard, take: Take, result: Any) -> Op[Any]:
