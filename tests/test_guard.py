@@ -14,11 +14,11 @@ import pytest
 from oncekey.clock import FakeClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import Op, Pause, run
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Learned, Policy, Verdict
 from oncekey.core.problem import Kind
-from oncekey.core.record import Claim, Record, State
+from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import Find, Found, Insert, Peek, Refused, Swap, Verb, When
-from oncekey.decision import Bypass, Call, Execute, Refuse
+from oncekey.decision import Bypass, Call, Execute, Refuse, Replay
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import Guard
 from oncekey.stores.gather import Gatherer
@@ -162,6 +162,24 @@ def test_a_lost_claim_after_a_failure_leaves_the_failure(world: World) -> None:
     assert (world.found().state, world.found().no_effect) == (State.RELEASED, False)
 
 
+@pytest.mark.parametrize("recovery", ["ask", "resume"])
+def test_a_lost_take_over_is_left_to_lapse(recovery: str) -> None:
+    """Given back, it would run without asking what became of the attempt that died, and no
+    recoverer would finish it.
+    """
+    ask = (lambda attempt: Learned.UNKNOWN) if recovery == "ask" else None
+    world = World(recovery=recovery, ask=ask)
+    world.execute()
+    world.clock.advance(LEASE_S)
+    claim = world.guard.claim(CALL, world.policy)
+    assert isinstance(world.begin(claim=claim), Execute)
+    world.drive(world.guard.forget(claim))
+
+    assert world.found().state is State.RUNNING
+    world.clock.advance(LEASE_S)
+    assert world.execute().attempt.asks is (recovery == "ask")
+
+
 def test_a_lost_claim_that_is_still_on_its_way_is_found(world: World) -> None:
     """P7: the search may overtake the claim, on another connection."""
     claim = world.guard.claim(CALL, world.policy)
@@ -298,3 +316,20 @@ def test_p7_a_lost_claim_is_released_although_the_store_stays_down_for_a_while()
     assert world.clock.monotonic() < up_at + LEASE_S / 2
     world.clock.advance(LEASE_S)
     world.execute(OTHER)
+
+
+# --------------------------------------------------------------------------- nobody can tell
+
+
+def test_whoever_was_taken_over_does_not_say_that_nobody_knows(world: World) -> None:
+    """P2: it is not its record any more; what counts is what stands there now."""
+    doubtful = world.execute().attempt
+    doubtful.doubted = True
+    world.clock.advance(LEASE_S)
+    other = world.execute().attempt
+
+    op = world.guard.conclude(doubtful, Verdict.FAILED, None, CALL)
+    assert world.drive(op).problem.kind is Kind.IN_FLIGHT
+    world.drive(world.guard.finish(other, Answer(201, (), b"paid"), CALL))
+    ended = world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL))
+    assert isinstance(ended, Replay)

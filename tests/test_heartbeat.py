@@ -287,3 +287,19 @@ def test_stopping_ends_although_another_attempt_begins_meanwhile() -> None:
     stopping.join(10)
     assert not first.is_alive()
     heartbeat.stop()
+
+
+def test_p6_an_attempt_that_is_let_go_while_it_is_renewed_lapses() -> None:
+    """One that was cut off is left to lapse: the renewal that was under way then is its last."""
+    world = World(recovery="block")
+
+    class Crossing(Line):
+        def perform(self, verbs: Any) -> Any:
+            outcomes = super().perform(verbs)
+            world.heartbeat.drop(world.attempt)
+            return outcomes
+
+    world.heartbeat._beat(Crossing(world.store), [world.attempt])
+    assert world.heartbeat._schedule.next_at() is None
+    world.beat()
+    assert world.record().beat == 1

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from oncekey.core.headers import kept_answer
 from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Refused
+from oncekey.core.verbs import Refused, Swap
 from oncekey.errors import LeaseLost, Misuse
 from oncekey.ports import Ports
 from oncekey.steps import Kept, Steps, child_key
@@ -39,6 +40,7 @@ class Attempt:
         "claimed_at",
         "connection",
         "doubted",
+        "dropped",
         "fence",
         "finished",
         "held",
@@ -85,6 +87,8 @@ class Attempt:
         next effect.
         """
         self.finished = False
+        self.dropped = False
+        """The heartbeat has let go of it: whatever is under way, it is not renewed any more."""
         self.verdict: Verdict | None = None
         self.ports: Ports | None = None
         """Set by the edge that runs the handler."""
@@ -250,10 +254,8 @@ class Attempt:
         can take the record over, and the heartbeat does not renew it any more. Raises `LeaseLost`
         if the record is not this attempt's any more: then roll back.
         """
-        ports, answer = self._completing(status, body, headers)
-        [outcome] = await join.aperform(
-            ports.store, transaction, [ports.guard.completion(self, answer)]
-        )
+        ports, answer, completion = self._completing(status, body, headers)
+        [outcome] = await join.aperform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
 
     def complete_in_sync(
@@ -264,17 +266,18 @@ class Attempt:
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> Answer:
         """`complete_in` for handlers that block."""
-        ports, answer = self._completing(status, body, headers)
-        [outcome] = join.perform(ports.store, transaction, [ports.guard.completion(self, answer)])
+        ports, answer, completion = self._completing(status, body, headers)
+        [outcome] = join.perform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
 
     def _completing(
         self, status: int, body: Any, headers: Iterable[tuple[bytes, bytes]]
-    ) -> tuple[Ports, Answer]:
-        ports = self._reach()
+    ) -> tuple[Ports, Answer, Swap]:
+        ports, answer = self._reach(), answer_of(status, body, headers)
+        kept = kept_answer(answer, self.policy, ports.profile)
         self.ensure_owned()
         ports.heartbeat.drop(self)
-        return ports, answer_of(status, body, headers)
+        return ports, answer, ports.guard.completion(self, kept)
 
     def _completed(self, ports: Ports, answer: Answer, outcome: Any) -> Answer:
         if isinstance(outcome, Refused):
@@ -380,6 +383,9 @@ def failed_honestly(attempt: Attempt, error: BaseException) -> bool:
     """Whether a handler that raised may be run again at once.
 
     One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
-    must not be repeated, it is left to lapse and becomes unknown.
+    must not be repeated, it is left to lapse and becomes unknown. So is one that never came to run,
+    since what became of the attempt before it was not found out: given back, it would run unasked.
     """
+    if attempt.asks:
+        return False
     return isinstance(error, Exception) or attempt.policy.recovery in ("rerun", "resume")

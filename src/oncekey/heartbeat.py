@@ -99,8 +99,9 @@ class Heartbeat:
                 self._condition.notify()
 
     def drop(self, attempt: Attempt) -> None:
-        """The attempt has ended. A renewal that is under way is harmless."""
+        """The attempt has ended. A renewal that is under way is harmless, and the last."""
         with self._condition:
+            attempt.dropped = True
             self._schedule.drop(attempt)
 
     def _leave_to_parent(self) -> None:
@@ -180,7 +181,7 @@ class Heartbeat:
         """
         by_id: dict[bytes, Attempt] = {}
         for attempt in due:
-            if attempt.finished or self._hangs(attempt, now):
+            if attempt.finished or attempt.dropped or self._hangs(attempt, now):
                 continue
             if by_id.setdefault(attempt.held.id, attempt) is not attempt:
                 self._again([attempt], 0.0)
@@ -203,7 +204,7 @@ class Heartbeat:
                 self._guard.lose(attempt, "could not be renewed")
         with self._condition:
             for attempt in attempts:
-                if not attempt.finished:
+                if not attempt.finished and not attempt.dropped:
                     delay = min(delay_s, attempt.lease_s / BEATS_PER_LEASE)
                     self._schedule.add(attempt, now, delay)
 

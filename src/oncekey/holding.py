@@ -101,27 +101,27 @@ class Holding(Asking):
         `answer` is what to keep, None where nothing is. Where the handler recorded an answer in a
         transaction of its own, what counts is whether that was committed.
         """
-        if attempt.doubted:
-            return (yield from self.give_up(attempt))
         if attempt.recorded is not None:
             committed = yield from self._committed(attempt, call)
             if committed is not None:
                 return committed
+        if attempt.doubted:
+            return (yield from self.give_up(attempt, call))
         if verdict is Verdict.KEEP and answer is not None:
             return (yield from self.finish(attempt, answer, call))
         if attempt.recovering:
-            return (yield from self._unfinished(attempt, verdict))
+            return (yield from self._unfinished(attempt, verdict, call))
         yield from self.abandon(attempt, no_effect=verdict is Verdict.NO_EFFECT)
         return Given()
 
-    def _unfinished(self, attempt: Attempt, verdict: Verdict) -> Op[Given | Refuse]:
+    def _unfinished(self, attempt: Attempt, verdict: Verdict, call: Call) -> Op[Finished]:
         """A recovered attempt did not do it, and no client will try again.
 
         One that failed is left to lapse: so the recoverer tries again, and `lapses_max` ends that.
         One that was refused would be refused for ever.
         """
         if verdict is Verdict.NO_EFFECT:
-            return (yield from self.give_up(attempt))
+            return (yield from self.give_up(attempt, call))
         attempt.finished = True
         return Given()
 
@@ -137,7 +137,7 @@ class Holding(Asking):
                 attempt.asks = False
                 return None
             case Learned.UNKNOWN:
-                return (yield from self.give_up(attempt))
+                return (yield from self.give_up(attempt, call))
         attempt.finished = True
         raised = learned if isinstance(learned, Exception) else None
         said = "failed" if raised else f"returned {learned!r:.100}, no Answer and no Learned"
@@ -153,17 +153,23 @@ class Holding(Asking):
 
     def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
         """What became of `complete_in`; None where its transaction was rolled back."""
-        found: Record | None = yield from self._ask(Find(attempt.held.id), attempt)
+        try:
+            found: Record | None = yield from self._ask(Find(attempt.held.id), attempt)
+        except (StoreUnavailable, StoreUnfit):  # a retry learns whether it was committed
+            attempt.finished = True
+            return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
         held = attempt.held
         ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
-        if ours and found is not None and found.state is State.COMPLETED:
-            attempt.finished = True
-            return Stored(found.expires_in_s, attempt.recorded)
-        if ours:
+        if not ours or found is None:
+            return self._superseded(attempt, found, call)
+        if found.state is not State.COMPLETED or found.answer is None:
             return None
-        return self._superseded(attempt, found, call)
+        attempt.finished = True
+        run_s = self._clock.monotonic() - attempt.claimed_at
+        self._tell_completed(attempt, found.answer, run_s)
+        return Stored(found.expires_in_s, attempt.recorded)
 
-    def give_up(self, attempt: Attempt) -> Op[Refuse]:
+    def give_up(self, attempt: Attempt, call: Call) -> Op[Replay | Refuse]:
         """Declare the outcome of one's own attempt unknown."""
         attempt.finished = True
         swap = lifecycle.give_up(
@@ -174,17 +180,17 @@ class Holding(Asking):
         )
         with contextlib.suppress(StoreUnavailable, StoreUnfit):  # it lapses, and is doubted then
             outcome = yield from self._persist(swap, attempt)
-            if isinstance(outcome, Done):
-                self._emit(
-                    events.OutcomeUnknown, attempt, attempt=attempt.attempt, lapses=attempt.lapses
-                )
+            if isinstance(outcome, Refused):  # whoever owns it may know
+                return self._superseded(attempt, outcome.record, call)
+            self._emit(
+                events.OutcomeUnknown, attempt, attempt=attempt.attempt, lapses=attempt.lapses
+            )
         return Refuse(refusals.unknown())
 
     def finish(self, attempt: Attempt, answer: Answer, call: Call) -> Op[Finished]:
         """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
         attempt.finished = True
         run_s = self._clock.monotonic() - attempt.claimed_at
-        age_s = attempt.age_s + run_s
         swap = self.completion(attempt, answer)
         probe("before_complete")
         try:
@@ -193,15 +199,7 @@ class Holding(Asking):
             return self._unrecorded(attempt)
         probe("after_complete")
         if isinstance(outcome, Done):
-            self._emit(
-                events.Completed,
-                attempt,
-                status=answer.status,
-                attempt=attempt.attempt,
-                run_s=run_s,
-                first_attempt_age_s=age_s,
-                body_kept=answer.body is not None,
-            )
+            self._tell_completed(attempt, answer, run_s)
             return Stored(swap.retention_s)
         return self._superseded(attempt, outcome.record, call)
 
@@ -213,6 +211,17 @@ class Holding(Asking):
             retention_s = max(retention_s - age_s, 1.0)
         return lifecycle.complete(
             attempt.held, answer, retention_s=retention_s, resource_id=attempt.resource_id
+        )
+
+    def _tell_completed(self, attempt: Attempt, kept: Answer, run_s: float) -> None:
+        self._emit(
+            events.Completed,
+            attempt,
+            status=kept.status,
+            attempt=attempt.attempt,
+            run_s=run_s,
+            first_attempt_age_s=attempt.age_s + run_s,
+            body_kept=kept.body is not None,
         )
 
     def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
@@ -266,6 +275,8 @@ class Holding(Asking):
             with contextlib.suppress(StoreError):
                 found = yield Find(claim.id)
                 ours = found is not None and found.token == claim.token
+                if ours and found.lapses and found.recovery in ("resume", "ask"):
+                    return  # given back, it would be finished by nobody, or run unasked
                 if ours and found.state is State.RUNNING:
                     held = lifecycle.Held(claim.id, found.fence, claim.token)
                     first = found.attempt == 1

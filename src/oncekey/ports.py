@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.core.op import Op, arun, run
+from oncekey.core.profiles import PROFILES, Profile
 from oncekey.errors import Misuse
 
 if TYPE_CHECKING:
@@ -32,10 +33,13 @@ class Ports:
         *,
         ask: Callable[[Any], Awaitable[Any]],
         ask_sync: Callable[[Any], Any],
+        profile: Profile = PROFILES["oncekey"],
     ) -> None:
         self.guard = guard
         self.store = store
         self.heartbeat = heartbeat
+        self.profile = profile
+        """Whose headers are the edge's to write, and not kept."""
         self._ask = ask
         self._ask_sync = ask_sync
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 from oncekey.background import Background
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.op import Op, arun, run
+from oncekey.core.profiles import PROFILES, Profile
 from oncekey.events import Hook, Hooks
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat
@@ -42,6 +43,7 @@ class Runtime:
         clock: Clock | None = None,
         retention_from: Literal["completion", "first use"] = "completion",
         recent_s: float = RECENT_S,
+        profile: Profile = PROFILES["oncekey"],
     ) -> None:
         self.store = open_store(store) if isinstance(store, str) else store
         self.registry = registry_of(store)
@@ -67,7 +69,9 @@ class Runtime:
             self.heartbeat,
             ask=in_thread(self.gatherer.ask),
             ask_sync=self.gatherer.ask,
+            profile=profile,
         )
+        self._profile = profile
         self._ports_async: Ports | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_in: int | None = None
@@ -86,7 +90,12 @@ class Runtime:
         if self._ports_async is None or self._loop is not loop:
             ask, self._loop = self.async_gatherer.ask, loop
             self._ports_async = Ports(
-                self.guard, self.store, self.heartbeat, ask=ask, ask_sync=through(loop, ask)
+                self.guard,
+                self.store,
+                self.heartbeat,
+                ask=ask,
+                ask_sync=through(loop, ask),
+                profile=self._profile,
             )
         return self._ports_async
 

@@ -6,13 +6,14 @@ By a client's retry, in both kinds of application, and by the recoverer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from oncekey import current, single_tenant
 from oncekey.attempt import Attempt, answer_of
 from oncekey.core.policy import Learned
+from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.recoverer import Ending
 from oncekey.web import wsgi
@@ -96,6 +97,27 @@ async def test_what_nobody_can_tell_is_unknown(kind: str) -> None:
     assert (await retry(shopping)).kind == "outcome-unknown"
     assert (await retry(shopping)).kind == "outcome-unknown"
     assert shop.runs == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_answer_that_cannot_be_kept_is_none(kind: str) -> None:
+    """Its record is not given back: it would run without asking again."""
+    shopping, shop = asking(lambda attempt: Answer(201, cast(Any, [("location", "/1")])), kind)
+
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            await retry(shopping)
+        assert (await retry(shopping)).kind == "in-flight"
+        shopping.clock.advance(LEASE_S)
+    assert shop.runs == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_p11_of_an_answer_that_is_too_large_the_fact_is_kept(kind: str) -> None:
+    shopping, _ = asking(lambda attempt: answer_of(201, b"x" * 101), kind, answer_bytes_max=100)
+
+    assert (await retry(shopping)).body == b"x" * 101
+    assert (await retry(shopping)).kind == "answer-not-kept"
 
 
 def down(attempt: Attempt) -> Any:

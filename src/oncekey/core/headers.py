@@ -60,6 +60,16 @@ def kept_headers(
     return tuple(kept)
 
 
+def kept_answer(answer: Answer, policy: Policy, profile: Profile) -> Answer:
+    """What is stored of an answer that the application gives whole: only the fact, if it is too
+    large.
+    """
+    body = answer.body
+    if body is not None and len(body) > policy.answer_bytes_max:
+        body = None
+    return Answer(answer.status, kept_headers(answer.headers, policy, profile), body)
+
+
 @functools.lru_cache(maxsize=1024)  # an application's answers use the same few names
 def _may_be_kept(name: bytes, headers_kept: tuple[str, ...] | None) -> bool:
     if headers_kept is not None:

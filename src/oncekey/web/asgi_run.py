@@ -182,8 +182,9 @@ class Run:
 
     async def _settle(self, attempt: Attempt) -> bool:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""
-        learned = self._edge.learned(attempt, await learning.ask(attempt))
-        finished = await self._drive(self._edge.guard.learned(attempt, learned, self._call))
+        learned = await learning.ask(attempt)
+        kept = self._edge.learned(attempt, learned)
+        finished = await self._drive(self._edge.guard.learned(attempt, kept, self._call))
         if finished is None:
             return False
         if isinstance(learned, Answer):

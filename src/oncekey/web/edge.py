@@ -20,7 +20,13 @@ from oncekey.core import profiles
 from oncekey.core.canonical import parse_pairs
 from oncekey.core.fingerprint import BadBody
 from oncekey.core.first_sent import check_first_sent
-from oncekey.core.headers import first_headers, kept_headers, replay_headers, says_transient
+from oncekey.core.headers import (
+    first_headers,
+    kept_answer,
+    kept_headers,
+    replay_headers,
+    says_transient,
+)
 from oncekey.core.key import BadKey
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
@@ -95,6 +101,7 @@ class Edge:
             clock=clock,
             retention_from=self.profile.retention_from,
             recent_s=recent_s,
+            profile=self.profile,
         )
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
@@ -246,8 +253,7 @@ class Edge:
         """What `ask` found out, an answer without what must not be kept of it."""
         if not isinstance(learned, Answer):
             return learned
-        headers = kept_headers(learned.headers, attempt.policy, self.profile)
-        return Answer(learned.status, headers, learned.body)
+        return kept_answer(learned, attempt.policy, self.profile)
 
     def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
         """Whether a handler that raised may be run again at once."""

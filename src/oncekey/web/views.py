@@ -11,7 +11,8 @@ import atexit
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from oncekey import attempt as attempts
@@ -133,8 +134,10 @@ class Views:
             if unit is None:
                 begun.attempt.ports = self.runtime.ports_sync()
             if begun.attempt.asks:
-                learned = self.edge.learned(begun.attempt, learning.ask_sync(begun.attempt))
-                finished = drive(guard.learned(begun.attempt, learned, call))
+                with self._leaving(begun):
+                    learned = learning.ask_sync(begun.attempt)
+                    kept = self.edge.learned(begun.attempt, learned)
+                    finished = drive(guard.learned(begun.attempt, kept, call))
                 return self._learned(begun, learned, finished)
         return begun
 
@@ -163,8 +166,10 @@ class Views:
         if isinstance(begun, Visit) and begun.attempt is not None:
             begun.attempt.ports = self.runtime.ports()
             if begun.attempt.asks:
-                learned = self.edge.learned(begun.attempt, await learning.ask(begun.attempt))
-                finished = await self.runtime.drive(guard.learned(begun.attempt, learned, call))
+                with self._leaving(begun):
+                    learned = await learning.ask(begun.attempt)
+                    kept = self.edge.learned(begun.attempt, learned)
+                    finished = await self.runtime.drive(guard.learned(begun.attempt, kept, call))
                 return self._learned(begun, learned, finished)
         return begun
 
@@ -268,6 +273,15 @@ class Views:
             return None
         log.error("%r failed after its outcome was decided", visit.attempt, exc_info=error)
         return self.edge.answer(finished, visit.capture, visit.call.key)
+
+    @contextmanager
+    def _leaving(self, visit: Visit) -> Iterator[None]:
+        """What is interrupted before the view could begin is left to lapse."""
+        try:
+            yield
+        except BaseException:
+            self.leave(visit)
+            raise
 
     def leave(self, visit: Visit) -> None:
         """The view has ended, however it did."""

@@ -230,8 +230,9 @@ class IdempotencyMiddleware:
         self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
     ) -> Answer | None:
         """Ask what became of the attempt that died; the answer, None if the handler is to run."""
-        learned = self.edge.learned(attempt, learning.ask_sync(attempt))
-        finished = drive(self.edge.guard.learned(attempt, learned, call))
+        learned = learning.ask_sync(attempt)
+        kept = self.edge.learned(attempt, learned)
+        finished = drive(self.edge.guard.learned(attempt, kept, call))
         if finished is None:
             return None
         if isinstance(learned, Answer):

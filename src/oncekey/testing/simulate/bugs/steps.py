@@ -13,7 +13,7 @@ from oncekey.core.op import Op
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Swap, When
-from oncekey.guard import Guard
+from oncekey.guard import Call, Guard
 from oncekey.testing.simulate import stepping
 from oncekey.testing.simulate.bugs.planting import Pliable, as_found, planted
 from oncekey.testing.simulate.parts import Parts
@@ -97,7 +97,7 @@ def orphan_gives_up_at_once() -> Parts:
     """An orphan whose handler failed is given up at the first try."""
 
     class Engine(Guard):
-        def _unfinished(self, attempt: Attempt, verdict: Verdict) -> Any:
-            return (yield from self.give_up(attempt))
+        def _unfinished(self, attempt: Attempt, verdict: Verdict, call: Call) -> Any:
+            return (yield from self.give_up(attempt, call))
 
     return Parts(guard=Engine)
