@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import postgres, redis, sqlite
+from bench import atomic, postgres, redis, sqlite
 from bench.rounds import Settings
 from bench.subject import measured
 from bench.table import Section
@@ -18,6 +18,7 @@ HOW = (
 def section(settings: Settings) -> Section:
     rows = [
         *measured("PostgreSQL", lambda: postgres.rows(settings)),
+        *measured(atomic.TITLE, lambda: atomic.rows(settings), atomic.GOAL),
         *measured("Redis", lambda: redis.rows(settings)),
         *measured("SQLite", lambda: sqlite.rows(settings)),
     ]
@@ -25,5 +26,5 @@ def section(settings: Settings) -> Section:
 
 
 def estimate_s(settings: Settings) -> float:
-    estimates = (postgres.estimate_s, redis.estimate_s, sqlite.estimate_s)
+    estimates = (postgres.estimate_s, atomic.estimate_s, redis.estimate_s, sqlite.estimate_s)
     return sum(estimate(settings) for estimate in estimates)
