@@ -12,7 +12,7 @@ from oncekey.clock import FakeClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import arun, run
 from oncekey.core.policy import Policy
-from oncekey.core.verbs import AppendStep, Steps
+from oncekey.core.verbs import AppendStep, Purge, Steps
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
 from oncekey.guard import Call, Execute, Guard
 from oncekey.heartbeat import Heartbeat
@@ -176,6 +176,18 @@ def test_at_most_once_is_not_repeated_by_its_own_attempt_either() -> None:
     with pytest.raises(OutcomeUnknown, match="charge"):
         attempt.step_sync("charge", lambda: pytest.fail("ran again"), at_most_once=True)
     assert attempt.doubted
+
+
+@pytest.mark.parametrize("at_most_once", [True, False])
+def test_a_purge_never_takes_a_step_twice(at_most_once: bool) -> None:
+    world = World()
+    first = world.attempt()
+    assert first.step_sync("print", lambda: "page 1", at_most_once=at_most_once) == "page 1"
+    run(world.guard.abandon(first, no_effect=False), world.ask)
+    assert world.ask(Purge("acme", 10)) == 1
+
+    with pytest.raises(OutcomeUnknown):
+        world.attempt().step_sync("print", lambda: pytest.fail("ran again"))
 
 
 def test_at_most_once_that_began_is_no_attempt_without_effect() -> None:

@@ -2,8 +2,9 @@
 store once.
 
 A completed record does not change for as long as it is kept (P3), so what was read a moment ago may
-be replayed again. The one thing that this delays is a purge: another process that has just replayed
-an answer can do so for at most `seconds` longer.
+be replayed again. Two things end it before its time, a purge and a run for a newer schema version
+(`stale="rerun"`): a process that has just replayed the old answer can do so for at most `seconds`
+longer.
 """
 
 from __future__ import annotations

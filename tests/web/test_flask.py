@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flask import (
@@ -23,9 +24,9 @@ from flask import (
 from flask.views import MethodView
 
 import oncekey
-from oncekey import Misuse, Policy, probes
+from oncekey import Attempt, Misuse, Policy, probes
 from oncekey.clock import FakeClock
-from oncekey.core.record import Record
+from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Scan
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer
@@ -425,3 +426,32 @@ def test_what_is_set_up_wrongly_is_told() -> None:
     alone.post("/orders")(idempotent(lambda: "ok"))
     with pytest.raises(Misuse, match="no Oncekey"):
         ask_wsgi(alone, "k1")
+
+
+# ------------------------------------------------------------------------------------- asking
+
+
+@pytest.mark.parametrize("fails", [TypeError, KeyboardInterrupt])
+def test_p6_what_is_interrupted_while_it_asks_lapses(fails: type[BaseException]) -> None:
+    def find_out(attempt: Attempt) -> Answer:
+        if fails is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return Answer(201, cast(Any, [("a header", "that is not bytes")]))
+
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    world = World(store=store, policy=Policy(recovery="ask", ask=find_out, lease_s=30))
+
+    @world.app.post("/orders")
+    def order() -> str:
+        world.run()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        world.ask("k1")
+    clock.advance(30)
+    with contextlib.suppress(KeyboardInterrupt):  # of anything else Flask makes a 500
+        assert world.ask("k1").status == 500
+    assert world.extension.views.edge.heartbeat._schedule.next_at() is None
+    [record] = Gatherer(store).ask(Scan(100))
+    assert (record.state, record.attempt, world.runs) == (State.RUNNING, 2, 1)

@@ -65,9 +65,10 @@ Due(limit, abandoned) → list of ids, Sweep(limit) → int
 Scan → list[Record] with bodies left out (None), in id order. Count → dict[State, int],
     every state named.
 Purge(tenant, limit) → int
-    Blanks key, answer headers and body, resource id, field digests, steps and whatever may be left
-    of a request of that tenant's records that do not run and were not blanked yet; the ids, states
-    and fingerprints stay until they expire, so that a purge never causes a second run.
+    Blanks key, answer headers and body, resource id, field digests, the results of steps and
+    whatever may be left of a request of that tenant's records that do not run and were not blanked
+    yet. Ids, states and fingerprints stay until they expire, and steps as if they were only begun,
+    so that a purge never causes a second run: of nothing that is done, and of no step.
 
 Errors
     `StoreUnavailable(sent=False)` only when the question provably was not sent;

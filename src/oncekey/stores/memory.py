@@ -278,7 +278,8 @@ class MemoryStore:
             row.resource_id = None
             if row.answer is not None:
                 row.answer = Answer(row.answer.status, (), None)
-            row.steps.clear()
+            for name, step in row.steps.items():
+                row.steps[name] = dataclasses.replace(step, result=None)
         return len(rows)
 
 

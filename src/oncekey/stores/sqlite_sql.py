@@ -197,6 +197,7 @@ BLANK_CLAIM = "UPDATE oncekey_claims SET key = '', field_digests = NULL WHERE n 
 BLANK_ANSWER = """
     UPDATE oncekey_answers SET headers = ?, body = NULL, resource_id = NULL WHERE n = ?
 """
+BLANK_STEPS = "UPDATE oncekey_steps SET result = NULL WHERE n = ?"
 REMOVE_CLAIM = "DELETE FROM oncekey_claims WHERE n = ?"
 REMOVE_ANSWER = "DELETE FROM oncekey_answers WHERE n = ?"
 REMOVE_STEPS = "DELETE FROM oncekey_steps WHERE n = ?"

@@ -235,7 +235,7 @@ class Writing(Looking):
         for n, _ in rows:
             self._execute(sqlite_sql.BLANK_CLAIM, (n,))
             self._execute(sqlite_sql.BLANK_ANSWER, (_NO_HEADERS, n))
-            self._execute(sqlite_sql.REMOVE_STEPS, (n,))
+            self._execute(sqlite_sql.BLANK_STEPS, (n,))
         return len(rows)
 
     def _fence_floor(self) -> int:

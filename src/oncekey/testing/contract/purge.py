@@ -35,12 +35,17 @@ class PurgeContract(Contract):
         )
         assert after.expires_in_s == case.about(before.expires_in_s)
 
-    def test_steps_are_blanked_too(self, case: Case) -> None:
+    def test_steps_are_blanked_too_and_none_is_taken_again(self, case: Case) -> None:
+        """What is left of them says that they were begun: a retry repeats none of them."""
         record = case.begin(case.claim(tenant="leaving"))
-        case.ask(AppendStep(record.id, record.fence, record.token, Step("charge", b"d", b"card")))
+        for step in (Step("charge", b"d" * 300, b"card"), Step("mail", b"", None)):
+            case.ask(AppendStep(record.id, record.fence, record.token, step))
         case.done(case.release(record))
-        case.ask(Purge("leaving", 10))
-        assert case.ask(Steps(record.id)) == []
+        assert case.ask(Purge("leaving", 10)) == 1
+        kept = [Step("charge", b"d" * 300, None), Step("mail", b"", None)]
+        assert case.ask(Steps(record.id)) == kept
+        again = case.done(case.take(case.find(record.id), tenant="leaving", key="order-17"))
+        assert case.ask(Steps(again.id)) == kept
 
     def test_a_purge_never_causes_a_second_run(self, case: Case) -> None:
         record = stage(case, State.COMPLETED)

@@ -246,6 +246,12 @@ forgotten AS (
     DELETE FROM oncekey_answers r
     USING done d
     WHERE d.fresh AND r.day = d.old_answer_day AND r.id = d.id
+),
+-- An operator found out that what was only begun had not happened.
+cleared AS (
+    DELETE FROM oncekey_steps s
+    USING fenced f
+    WHERE f.state = 'unknown' AND f.next_state = 'released' AND s.id = f.id AND s.result IS NULL
 )
 SELECT id, fence FROM done
 UNION ALL
@@ -272,7 +278,7 @@ kept AS (
     INSERT INTO oncekey_steps (id, generation, name, digest, result)
     SELECT id, generation, name, digest, result FROM locked WHERE fits
     ON CONFLICT (id, generation, name) DO UPDATE
-        SET digest = excluded.digest, result = excluded.result
+        SET digest = excluded.digest, result = coalesce(excluded.result, oncekey_steps.result)
 )
 SELECT id, CASE WHEN fits THEN fence END FROM locked
 
@@ -397,7 +403,7 @@ answers AS (
     FROM chosen
     WHERE r.day = chosen.answer_day AND r.id = chosen.id
 ),
-steps AS (DELETE FROM oncekey_steps s USING chosen WHERE s.id = chosen.id)
+steps AS (UPDATE oncekey_steps s SET result = NULL FROM chosen WHERE s.id = chosen.id)
 SELECT count(*) FROM chosen
 
 -- name: prepare
