@@ -150,8 +150,9 @@ def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(des
             small.put_sync(connection, "orders", b"x" * 11)
         with pytest.raises(Misuse, match="topic"):
             small.put_sync(connection, "", b"")
-        with pytest.raises(Misuse, match="key"):
-            small.put_sync(connection, "orders", b"", key="k" * 256)
+        for key in ("k" * 256, "", "a\x00", "a\udc80"):  # "" is no key, and would be one for all
+            with pytest.raises(Misuse, match="key"):
+                small.put_sync(connection, "orders", b"", key=key)
         with pytest.raises(Misuse, match="header"):
             small.put_sync(connection, "orders", b"", headers={"a": "x" * 20_000})
         with pytest.raises(Misuse, match="NUL"):

@@ -207,10 +207,95 @@ def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
         done = worker.drain_sync()
         assert done.outage == "ConnectionError: away"
         assert done.failed == done.parked == 0
-    assert len(asked) == 5  # one message is enough to find out
+    assert len(asked) == 3 + 4  # then one message is enough to find out
     broker.refuses = lambda message: None
     assert worker.drain_sync().published == 5
     assert {message.attempts for message in broker.got} == {1}
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_topic_that_alone_cannot_be_reached_is_to_blame(desk: Desk, colour: str) -> None:
+    """Its messages neither hold up all others nor wait for ever, unseen."""
+    poison = {desk.put("nowhere", b"poison").id for _ in range(3)}
+    broker = Broker()
+    broker.refuses = lambda m: TimeoutError("no leader") if m.id in poison else None
+
+    async def publish(message: Message) -> None:
+        broker(message)
+
+    worker = publisher(desk, broker if colour == "sync" else publish, attempts_max=2)
+    for _ in range(20):  # until another was published, it looks like an outage
+        desk.put("orders", b"1")
+        if colour == "sync":
+            worker.drain_sync()
+        else:
+            asyncio.run(worker.drain())
+        if len(parked := desk.outbox.parked_sync()) == len(poison):
+            break
+    assert {each.message.id for each in parked} == poison
+    assert {each.error for each in parked} == {"TimeoutError: no leader"}
+
+
+async def test_a_publication_that_cancels_itself_has_failed(desk: Desk) -> None:
+    desk.put("orders", b"1")
+
+    async def publish(message: Message) -> None:
+        raise asyncio.CancelledError("the client was closed")
+
+    done = await publisher(desk, publish, attempts_max=3).drain()
+    assert (done.failed, done.parked) == (3, 1)
+
+
+async def test_a_worker_that_is_cancelled_ends(desk: Desk) -> None:
+    desk.put("orders", b"1")
+    begun = asyncio.Event()
+
+    async def publish(message: Message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    worker = asyncio.create_task(publisher(desk, publish).run())
+    await begun.wait()
+    worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    assert desk.waiting() == 1
+
+
+@pytest.mark.parametrize(("said", "kept"), [("a\x00b", r"a\x00b"), ("a\udc80b", r"a\udc80b")])
+def test_whatever_a_failure_says_can_be_kept(desk: Desk, said: str, kept: str) -> None:
+    desk.put("orders", b"1")
+    broker = Broker()
+    broker.refuses = lambda message: ValueError(said)
+    assert publisher(desk, broker, attempts_max=2).drain_sync().parked == 1
+    [parked] = desk.outbox.parked_sync()
+    assert parked.error == f"ValueError: {kept}"
+
+
+def test_p11_what_a_failure_says_is_bounded(
+    sqlite_desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    sqlite_desk.put("orders\nERROR all is lost", b"1")
+    broker = Broker()
+    broker.refuses = lambda message: ValueError("x" * 100_000)
+    publisher(sqlite_desk, broker, attempts_max=2).drain_sync()
+    assert len(caplog.text) < 3_000
+    assert len(caplog.text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"concurrency_max": 0}, "concurrency_max=0"),
+        ({"publish_s_max": 0}, "publish_s_max=0"),
+        ({"publish_s_max": 11.0}, "may be begun by another worker too"),
+    ],
+)
+def test_limits_that_cannot_hold_are_told(
+    sqlite_desk: Desk, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(Misuse, match=says):
+        Publisher(sqlite_desk.outbox, Broker(), **given)
 
 
 async def test_a_publication_that_hangs_is_given_up(desk: Desk) -> None:

@@ -23,6 +23,7 @@ from oncekey import guard
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.op import Op, Pause
+from oncekey.core.printable import printable
 from oncekey.core.value import value
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.message import Message
@@ -34,7 +35,8 @@ LOOK_FACTOR = 2
 LEASE_USED = 2 / 3
 """A publication begins only in this part of the lease; what is left is for its end."""
 SETTLE_TRIES_MAX, SETTLE_PAUSE_S = 6, 0.05
-ERROR_CHARS_MAX = 500
+BLAMED_MAX = 10_000
+"""Most topics that are known to be unreachable."""
 
 _log = logging.getLogger("oncekey")
 
@@ -80,7 +82,7 @@ class Failed:
 
 @value
 class Unreachable:
-    """The broker cannot be reached: no message is to blame."""
+    """The broker cannot be reached: no message is to blame, unless it takes those of others."""
 
     error: str
 
@@ -108,6 +110,30 @@ class Round:
     """… and the first."""
 
 
+class Blame:
+    """Tells topics that cannot be reached from a broker that cannot: it took others meanwhile.
+
+    Without that a topic which does not exist would look like an outage for ever, to all.
+    """
+
+    def __init__(self) -> None:
+        self._missed: set[str] = set()
+        self._blamed: set[str] = set()
+
+    def hear(self, outcomes: Sequence[tuple[str, Outcome]]) -> set[str]:
+        """The topics to blame, after these outcomes."""
+        reached = {topic for topic, outcome in outcomes if isinstance(outcome, Published)}
+        missed = {topic for topic, outcome in outcomes if isinstance(outcome, Unreachable)}
+        suspects = self._missed | self._blamed | missed
+        if reached:
+            self._missed, self._blamed = set(), suspects - reached
+        elif missed - self._blamed:  # as far as anybody knows the broker is away
+            self._missed, self._blamed = suspects, set()
+        if len(suspects) > BLAMED_MAX:
+            self._missed, self._blamed = set(), set()
+        return self._blamed | (missed if reached else set())
+
+
 class Drain:
     """One worker's view of an outbox: where it is, and what it has heard of the broker."""
 
@@ -127,6 +153,7 @@ class Drain:
         self._chance = chance
         self._after = guard.random_token()[:2]  # so that workers who start together begin apart
         self._outages = 0
+        self._blame = Blame()
 
     @property
     def outages(self) -> int:
@@ -205,19 +232,22 @@ class Drain:
         gone, back = [], []
         failed = parked = 0
         outage = None
+        topics = [row.message.topic for row in rows]
+        blamed = self._blame.hear(list(zip(topics, outcomes, strict=True)))
         for row, outcome in zip(rows, outcomes, strict=True):
             match outcome:
                 case Published():
                     gone.append(row.n)
-                case Failed():
-                    given = self._after_failure(row, outcome.error)
+                case Untried():
+                    back.append(_untouched(row))
+                case Unreachable(error) if row.message.topic not in blamed:
+                    outage = error
+                    back.append(_untouched(row))
+                case Failed(error) | Unreachable(error):
+                    given = self._after_failure(row, error)
                     back.append(given)
                     failed, parked = failed + 1, parked + given.parked
-                case Unreachable() | Untried():
-                    back.append(Return(row.n, 0.0, row.message.attempts - 1, None, False))
-                    if isinstance(outcome, Unreachable):
-                        outage = outcome.error
-        self._outages = self._outages + 1 if outage is not None and not gone else 0
+        self._outages = self._outages + 1 if outage is not None else 0
         deadline = claimed_at + self._limits.lease_s
         if gone:
             yield from self._insist(lambda: self._shelf.remove(gone, token), deadline)
@@ -232,15 +262,16 @@ class Drain:
         if is_last:
             self._tell_parked(message, error)
         else:
-            _log.warning("message %s to %s was not published: %s", message.id, message.topic, error)
+            topic = printable(message.topic)
+            _log.warning("message %s to %s was not published: %s", message.id, topic, error)
         delay_s = full_jitter(attempts - 1, limits.retry_s_min, limits.retry_s_max, self._chance())
-        return Return(row.n, delay_s, attempts, error[:ERROR_CHARS_MAX], is_last)
+        return Return(row.n, delay_s, attempts, error, is_last)
 
     def _tell_parked(self, message: Message, error: str) -> None:
         _log.error(
             "message %s to %s is parked after %d attempts: %s; see Outbox.parked(), and "
             "Outbox.retry() once the cause is gone",
-            *(message.id, message.topic, message.attempts, error),
+            *(message.id, printable(message.topic), message.attempts, error),
         )
 
     def _insist(self, ask: Callable[[], Op[int]], deadline: float) -> Op[None]:
@@ -259,6 +290,11 @@ class Drain:
                 yield Pause(pause_s)
             else:
                 return
+
+
+def _untouched(row: Taken) -> Return:
+    """It goes back as if nobody had taken it."""
+    return Return(row.n, 0.0, row.message.attempts - 1, None, False)
 
 
 def _sum(total: Round, done: Round) -> Round:

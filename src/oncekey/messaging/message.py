@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ NAME_CHARS_MAX = 255
 HEADERS_BYTES_MAX = 16_384
 PAYLOAD_BYTES_MAX = 1_048_576
 LANE_BYTES = 16
+_UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 @value
@@ -63,9 +65,13 @@ def written(
 
 def _check(message: Message, payload_bytes_max: int) -> None:
     """Refuse before it is written what no worker could publish, or no database could keep."""
-    for what, text in (("topic", message.topic), ("key", message.key or "-")):
-        if not 0 < len(text) <= NAME_CHARS_MAX or "\x00" in text:
-            raise Misuse(f"a {what} has 1 to {NAME_CHARS_MAX} characters and no NUL: {text[:40]!r}")
+    key = "-" if message.key is None else message.key
+    for what, text in (("topic", message.topic), ("key", key)):
+        if not 0 < len(text) <= NAME_CHARS_MAX or _UNKEEPABLE.search(text):
+            raise Misuse(
+                f"a {what} has 1 to {NAME_CHARS_MAX} characters, no NUL and no half of a surrogate "
+                f"pair: {text[:40]!r}"
+            )
     for name, text in message.headers.items():
         if "\x00" in name + text:
             raise Misuse(f"header {name!r} has a NUL, which no database keeps in a text")

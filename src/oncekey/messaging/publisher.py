@@ -19,8 +19,10 @@ from oncekey import guard
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.op import Pause, arun, run
+from oncekey.core.printable import printable
 from oncekey.errors import Misuse, StoreError
 from oncekey.messaging.draining import (
+    LEASE_USED,
     Deliver,
     Drain,
     Failed,
@@ -40,6 +42,9 @@ PublishFunction = Callable[[Message], Any]
 OUTAGES: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError)
 """What a `publish` function raises when the broker, not the message, is to blame."""
 OUTAGE_S_MIN, OUTAGE_S_MAX = 0.1, 5.0
+MISSES_MAX = 3
+"""When so many in turn did not reach the broker, the rest of the batch is not tried."""
+ERROR_CHARS_MAX = 500
 
 _log = logging.getLogger("oncekey")
 
@@ -47,6 +52,9 @@ _log = logging.getLogger("oncekey")
 class Publisher:
     """Publishes what is in an outbox: `publish(message)` hands one message to the broker and
     returns, or is awaited, when the broker has it.
+
+    An awaited publication is given up after `publish_s_max`, a third of the lease unless given. A
+    blocking one cannot be: give its client a timeout of that length.
     """
 
     def __init__(
@@ -56,15 +64,27 @@ class Publisher:
         *,
         limits: Limits | None = None,
         poll_s: float = 0.5,
-        publish_s_max: float = 10.0,
+        publish_s_max: float | None = None,
         concurrency_max: int = 16,
         outages: tuple[type[BaseException], ...] = OUTAGES,
         clock: Clock | None = None,
         chance: Callable[[], float] = guard.chance,
     ) -> None:
-        for name, given in (("poll_s", poll_s), ("publish_s_max", publish_s_max)):
+        limits = limits or Limits()
+        rest_s = limits.lease_s * (1 - LEASE_USED)
+        publish_s_max = rest_s if publish_s_max is None else publish_s_max
+        for name, given in (
+            ("poll_s", poll_s),
+            ("publish_s_max", publish_s_max),
+            ("concurrency_max", concurrency_max),
+        ):
             if given <= 0:
-                raise Misuse(f"{name}={given}: give seconds, more than 0")
+                raise Misuse(f"{name}={given}: must be more than 0")
+        if publish_s_max > rest_s:
+            raise Misuse(
+                f"publish_s_max={publish_s_max:g}: a publication that takes longer than a third of "
+                f"lease_s={limits.lease_s:g} may be begun by another worker too"
+            )
         self._store = outbox.store
         self._publish = publish
         self._poll_s = poll_s
@@ -78,7 +98,7 @@ class Publisher:
         self._bell: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._drain = Drain(
             outbox.shelf,
-            limits or Limits(),
+            limits,
             self._clock,
             stopping=self._stop.is_set,
             chance=chance,
@@ -152,15 +172,15 @@ class Publisher:
     async def _deliver(self, asked: Deliver) -> list[Outcome]:
         outcomes: list[Outcome] = [Untried()] * len(asked.messages)
         waiting = iter(enumerate(asked.messages))
-        down = False
+        misses = 0
 
         async def worker() -> None:
-            nonlocal down
+            nonlocal misses
             for at, message in waiting:
-                if down or self._too_late(asked):
+                if misses >= MISSES_MAX or self._too_late(asked):
                     return
                 outcomes[at] = await self._publish_one(message)
-                down |= isinstance(outcomes[at], Unreachable)
+                misses = misses + 1 if isinstance(outcomes[at], Unreachable) else 0
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._concurrency_max, len(asked.messages))):
@@ -173,6 +193,11 @@ class Publisher:
                 result = self._publish(message)
                 if inspect.isawaitable(result):
                     await result
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return self._judged(error)  # something in the client was cancelled, not this worker
         except Exception as error:
             return self._judged(error)
         return Published()
@@ -225,20 +250,20 @@ class Publisher:
 
     def _deliver_sync(self, asked: Deliver) -> list[Outcome]:
         outcomes: list[Outcome] = [Untried()] * len(asked.messages)
+        misses = 0
         for at, message in enumerate(asked.messages):
-            if self._too_late(asked):
+            if misses >= MISSES_MAX or self._too_late(asked):
                 break
             try:
                 result = self._publish(message)
             except Exception as error:
                 outcomes[at] = self._judged(error)
-                if isinstance(outcomes[at], Unreachable):
-                    break
+                misses = misses + 1 if isinstance(outcomes[at], Unreachable) else 0
                 continue
             if inspect.iscoroutine(result):
                 result.close()  # it has not begun
                 raise Misuse("publish= is async: use run() or drain() in an event loop")
-            outcomes[at] = Published()
+            outcomes[at], misses = Published(), 0
         return outcomes
 
     # ----------------------------------------------------------------------------------- both
@@ -246,8 +271,8 @@ class Publisher:
     def _too_late(self, asked: Deliver) -> bool:
         return self._stop.is_set() or self._clock.monotonic() >= asked.begin_until
 
-    def _judged(self, error: Exception) -> Outcome:
-        why = f"{type(error).__name__}: {error}"
+    def _judged(self, error: BaseException) -> Outcome:
+        why = printable(f"{type(error).__name__}: {error}", ERROR_CHARS_MAX)
         return Unreachable(why) if isinstance(error, self._outages) else Failed(why)
 
     def _pause_s(self) -> float:
