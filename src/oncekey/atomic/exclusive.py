@@ -18,9 +18,9 @@ import os
 import sqlite3
 import struct
 import threading
-import time
 from collections.abc import Iterator
 
+from oncekey.clock import SystemClock
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.sqlite_connection import suspend_at_fork
 
@@ -147,7 +147,7 @@ class _Watch:
         self._pid = 0
 
     def add(self, transaction: Exclusive, seconds_max: float) -> None:
-        at = time.monotonic() + seconds_max
+        at = SystemClock.monotonic() + seconds_max
         if self._pid != os.getpid():
             self._start()
         with self._condition:
@@ -175,7 +175,7 @@ class _Watch:
     def _await_late(self) -> list[Exclusive]:
         with self._condition:
             while True:
-                now = time.monotonic()
+                now = SystemClock.monotonic()
                 late = [transaction for transaction, at in self._late_at.items() if at <= now]
                 if late:
                     return late
