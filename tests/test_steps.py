@@ -17,6 +17,7 @@ from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
 from oncekey.guard import Call, Execute, Guard
 from oncekey.heartbeat import Heartbeat
 from oncekey.ports import Ports, in_thread
+from oncekey.runtime import Runtime
 from oncekey.steps import STEP_BYTES_MAX, child_key, current_child_key
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
@@ -311,6 +312,19 @@ def test_e47_within_a_step_its_key_is_at_hand() -> None:
     assert current_child_key.get() is None
     assert attempt.step_sync("charge", current_child_key.get) == attempt.child_key("charge")
     assert current_child_key.get() is None
+
+
+async def test_the_wrong_way_to_ask_is_told_before_the_effect() -> None:
+    async with Runtime("memory://") as runtime:
+        decision = await runtime.drive(runtime.guard.begin(CALL, World().policy))
+        assert isinstance(decision, Execute)
+        attempt, attempt.ports = decision.attempt, runtime.ports()
+        with pytest.raises(Misuse, match="block the event loop"):
+            attempt.step_sync("a", pytest.fail)
+        elsewhere = asyncio.to_thread(lambda: asyncio.run(attempt.step("a", pytest.fail)))
+        with pytest.raises(Misuse, match="another event loop"):
+            await elsewhere
+        assert await asyncio.to_thread(attempt.step_sync, "a", lambda: 1) == 1
 
 
 async def test_both_ways_to_ask_keep_the_same() -> None:

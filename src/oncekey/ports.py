@@ -33,6 +33,7 @@ class Ports:
         *,
         ask: Callable[[Any], Awaitable[Any]],
         ask_sync: Callable[[Any], Any],
+        loop: asyncio.AbstractEventLoop | None = None,
         profile: Profile = PROFILES["oncekey"],
     ) -> None:
         self.guard = guard
@@ -42,13 +43,24 @@ class Ports:
         """Whose headers are the edge's to write, and not kept."""
         self._ask = ask
         self._ask_sync = ask_sync
+        self._loop = loop
+        """Where the store is asked, None for threads."""
+
+    # Checked before anything is asked: the first question comes only after a step's effect.
 
     async def drive(self, op: Op[T]) -> T:
         """Drive an operation of the engine, awaited."""
+        if self._loop is not None and _running_loop() is not self._loop:
+            raise Misuse(
+                "this was awaited in another event loop than the handler's: use the blocking form "
+                "of it in a thread"
+            )
         return await arun(op, self._ask)
 
     def drive_sync(self, op: Op[T]) -> T:
         """Drive an operation of the engine, blocking."""
+        if self._loop is not None and _running_loop() is self._loop:
+            raise Misuse("this call would block the event loop: use the awaited form of it")
         return run(op, self._ask_sync)
 
 
@@ -61,15 +73,16 @@ def through(
         return await ask(question)
 
     def ask_sync(question: Any) -> Any:
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is loop:
-            raise Misuse("this call would block the event loop: use the awaited form of it")
         return asyncio.run_coroutine_threadsafe(asked(question), loop).result()
 
     return ask_sync
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def in_thread(ask: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:

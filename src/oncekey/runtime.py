@@ -95,6 +95,7 @@ class Runtime:
                 self.heartbeat,
                 ask=ask,
                 ask_sync=through(loop, ask),
+                loop=loop,
                 profile=self._profile,
             )
         return self._ports_async
