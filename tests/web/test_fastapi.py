@@ -39,6 +39,10 @@ class Order(BaseModel):
     quantity: int = 1
 
 
+class Sent(BaseModel):
+    idempotency_key: str
+
+
 def signed_in(request: FastRequest, authorization: Annotated[str | None, Header()] = None) -> str:
     if authorization is None:
         raise HTTPException(401, "who are you?")
@@ -495,6 +499,22 @@ async def test_an_endpoint_may_send_requests_to_its_own_application() -> None:
     assert len(world.records()) == 2
 
 
+async def test_p1_what_a_dependency_sends_does_not_claim_for_the_request_that_it_serves() -> None:
+    world = ordering()
+
+    async def look_up() -> None:
+        assert (await world.ask(None)).status == 201
+
+    @world.router.post("/exchanges", dependencies=[Depends(look_up)])
+    async def exchange() -> dict[str, int]:
+        return {"run": world.run()}
+
+    first, again = [await world.ask("k1", path="/exchanges") for _ in range(2)]
+    assert first.json() == again.json() == {"run": 2}
+    assert again.replayed
+    assert [record.operation for record in world.records()] == ["POST /exchanges"]
+
+
 async def test_a_tenant_may_be_async_and_must_be_found() -> None:
     async def nobody(request: FastRequest) -> None:
         return None
@@ -670,3 +690,25 @@ def test_the_description_follows_profile_policy_and_what_the_route_declares() ->
     assert operation["responses"]["409"]["description"] == "mine"
     names = [p["name"].lower() for p in paths["/declared"]["post"]["parameters"]]
     assert names.count("paypal-request-id") == 1
+
+
+def test_what_a_route_describes_itself_counts_more_and_is_there_once() -> None:
+    world = World()
+
+    @world.router.post(
+        "/orders",
+        responses={409: {"description": "Sold out"}},
+        openapi_extra={
+            "parameters": [{"$ref": "#/components/parameters/trace"}],
+            "responses": {422: {"description": "Nonsense"}},
+        },
+    )
+    async def order(sent: Annotated[Sent, Header()]) -> None: ...
+
+    world.include()
+    described = world.app.openapi()["paths"]["/orders"]["post"]
+    names = [each.get("name", each.get("$ref")) for each in described["parameters"]]
+    assert sorted(names) == ["#/components/parameters/trace", "authorization", "idempotency-key"]
+    said = {status: each["description"] for status, each in described["responses"].items()}
+    assert (said["409"], said["422"]) == ("Sold out", "Nonsense")
+    assert "application/problem+json" in described["responses"]["409"]["content"]

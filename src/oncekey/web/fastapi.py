@@ -145,20 +145,25 @@ class IdempotentRoute(APIRoute):
     def _describe(self, policy: Policy) -> None:
         """The key and the refusals, in the OpenAPI document."""
         own = self.openapi_extra or {}
-        declared = {field.alias.lower() for field in _parameters(self.dependant)}
-        declared |= {parameter["name"].lower() for parameter in own.get("parameters", ())}
+        declared = {name.lower() for name in _parameters(self.dependant)}
+        declared |= {each.get("name", "").lower() for each in own.get("parameters", ())}
         extra = openapi.describe(self.idempotency.edge.profile, policy, declared=declared)
+        refusals = extra["responses"]
+        for status, response in self.responses.items():
+            if "description" in response and str(status) in refusals:
+                del refusals[str(status)]["description"]
+        described = {str(status): each for status, each in own.get("responses", {}).items()}
         self.openapi_extra = {
             **extra,
             **own,
-            "responses": {**extra["responses"], **own.get("responses", {})},
+            "responses": {**refusals, **described},
             "parameters": [*extra.get("parameters", ()), *own.get("parameters", ())],
         }
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._route(scope)
         if route is None:
-            await super().handle(scope, receive, send)
+            await self._handle_unguarded(scope, receive, send)
             return
         if GUARDED in scope:
             raise Misuse(
@@ -177,6 +182,13 @@ class IdempotentRoute(APIRoute):
         token = _run.set(run)
         try:
             await run.start()
+        finally:
+            _run.reset(token)
+
+    async def _handle_unguarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = _run.set(None)  # a dependency may send this, whose own request is yet to be claimed
+        try:
+            await super().handle(scope, receive, send)
         finally:
             _run.reset(token)
 
@@ -243,8 +255,13 @@ def _response(answer: Answer) -> Response:
     return response
 
 
-def _parameters(dependant: Dependant) -> Iterator[Any]:
-    """The headers and query parameters that a route and its dependencies declare."""
-    yield from (*dependant.header_params, *dependant.query_params)
+def _parameters(dependant: Dependant) -> Iterator[str]:
+    """The names of the headers and query parameters that a route and its dependencies declare."""
+    for field in (*dependant.header_params, *dependant.query_params):
+        model = getattr(field.field_info.annotation, "model_fields", None)
+        if model is None:
+            yield field.alias
+        else:  # each of a model's fields is a parameter
+            yield from (each.alias or name.replace("_", "-") for name, each in model.items())
     for inner in dependant.dependencies:
         yield from _parameters(inner)
