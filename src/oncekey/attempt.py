@@ -364,9 +364,11 @@ def enter(attempt: Attempt) -> None:
     _current.set(attempt)
 
 
-def leave() -> None:
-    """For the edges that share a context between requests (threads)."""
-    _current.set(None)
+def leave(outer: Attempt | None) -> None:
+    """For the edges that share a context between requests (threads): what `current()` gave before,
+    since a handler may send a request to an application in its own thread.
+    """
+    _current.set(outer)
 
 
 @contextmanager

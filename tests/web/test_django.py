@@ -207,6 +207,34 @@ def test_a_class_of_views_is_marked_by_its_method_or_as_a_whole(wsgi: Site) -> N
         assert [wsgi.ask("k1", **request).replayed for _ in range(2)] == [False, True]
 
 
+def test_a_set_of_views_is_marked_by_its_actions(wsgi: Site) -> None:
+    class Orders:
+        @method_decorator(idempotent(Policy(required=True)))  # type: ignore[untyped-decorator]
+        def create(self, request: HttpRequest) -> HttpResponse:
+            return told({"run": wsgi.run()})
+
+    def view(request: HttpRequest) -> Any:
+        return Orders().create(request)
+
+    view.cls, view.actions = Orders, {"post": "create"}  # type: ignore[attr-defined]
+    wsgi.route("orders", view)
+    assert wsgi.ask(None).kind == "missing-key"
+    assert [wsgi.ask("k1").replayed for _ in range(2)] == [False, True]
+
+
+def test_a_view_may_send_requests_to_its_own_application(wsgi: Site) -> None:
+    ordering(wsgi)
+
+    def twice(request: HttpRequest) -> HttpResponse:
+        inner = wsgi.ask("inner").json()["run"]
+        return told({"inner": inner, "key": oncekey.current().key})
+
+    wsgi.route("twice", twice)
+    first, again = wsgi.ask("k1", path="/twice"), wsgi.ask("k1", path="/twice")
+    assert first.json() == again.json() == {"inner": 1, "key": "k1"}
+    assert oncekey.current_or_none() is None
+
+
 def test_an_unknown_tenant_and_a_large_body_are_refused(wsgi: Site) -> None:
     wsgi.oncekey["policy"] = {"request_bytes_max": 10}
     ordering(wsgi)

@@ -258,6 +258,42 @@ def test_a_class_of_views_is_guarded_like_any_other() -> None:
     assert [world.ask("k1").replayed for _ in range(2)] == [False, True]
 
 
+def test_a_class_of_views_is_marked_by_its_methods() -> None:
+    world = World()
+
+    class Orders(MethodView):
+        @idempotent(Policy(required=True))
+        def post(self) -> dict[str, int]:
+            return {"run": world.run()}
+
+        @idempotent
+        def put(self) -> dict[str, int]:
+            return {"run": world.run()}
+
+        @not_idempotent
+        def patch(self) -> dict[str, int]:
+            return {"run": world.run()}
+
+    world.app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
+    assert world.ask(None).kind == "missing-key"
+    assert [world.ask("k1").replayed for _ in range(2)] == [False, True]
+    assert [world.ask("k1", method="PUT").replayed for _ in range(2)] == [False, True]
+    assert [world.ask("k1", method="PATCH").json()["run"] for _ in range(2)] == [3, 4]
+
+
+def test_a_view_may_send_requests_to_its_own_application() -> None:
+    world = ordering()
+
+    @world.app.post("/twice")
+    def twice() -> dict[str, Any]:
+        inner = world.ask("inner").json()["run"]
+        return {"inner": inner, "key": oncekey.current().key}
+
+    first, again = world.ask("k1", path="/twice"), world.ask("k1", path="/twice")
+    assert first.json() == again.json() == {"inner": 1, "key": "k1"}
+    assert oncekey.current_or_none() is None
+
+
 def test_a_required_key_an_unknown_tenant_and_a_large_body_are_refused() -> None:
     world = ordering(policy=Policy(required=True, request_bytes_max=10))
     assert world.ask(None).kind == "missing-key"

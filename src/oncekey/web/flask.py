@@ -35,7 +35,7 @@ from oncekey.stores.base import Store
 from oncekey.web import environ as environs
 from oncekey.web import marks
 from oncekey.web.edge import check_callable
-from oncekey.web.marks import Mark, mark_of, not_idempotent
+from oncekey.web.marks import Mark, mark_of, mark_on, not_idempotent
 from oncekey.web.request import GUARDED, Request
 from oncekey.web.routes import Route
 from oncekey.web.views import Views, Visit
@@ -89,7 +89,8 @@ class Oncekey:
         def dispatch_guarded() -> Any:
             rule = request.url_rule
             view = None if rule is None else app.view_functions.get(rule.endpoint)
-            if view is None or mark_of(view) is not None:  # a marked view claims by itself
+            # A marked view claims by itself.
+            if view is None or mark_on(view, request.method) is not None:
                 return dispatch()
             return self._run(dispatch, None)
 
@@ -109,7 +110,7 @@ class Oncekey:
             return None
         view = current_app.view_functions.get(request.url_rule.endpoint)
         read = environs.request(request.environ)
-        route = self.views.route(read, request.url_rule.rule, mark_of(view))
+        route = self.views.route(read, request.url_rule.rule, mark_on(view, request.method))
         if route is None:
             return None
         if header is None or route.policy.required or read.headers.first(header):

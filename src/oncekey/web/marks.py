@@ -70,6 +70,17 @@ def mark_of(function: Any) -> Mark | None:
     return None
 
 
+def mark_on(view: Any, method: str) -> Mark | None:
+    """Of a view, or of the method of a class of views that serves this method of HTTP."""
+    mark = mark_of(view)
+    owner = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    if mark is None and owner is not None:
+        served = method.lower()
+        actions = getattr(view, "actions", None) or {}  # as sets of views name them
+        mark = mark_of(getattr(owner, actions.get(served, served), None))
+    return mark
+
+
 def adapter_of_routes(
     atomic: Adapter | None, policy: Policy | None, routes: Mapping[str, Policy] | None
 ) -> Adapter | None:

@@ -40,7 +40,7 @@ _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 class Visit:
     """A view that is to run, and whose answer is then recorded."""
 
-    __slots__ = ("attempt", "call", "capture", "unit")
+    __slots__ = ("attempt", "call", "capture", "outer", "unit")
 
     def __init__(
         self, attempt: Attempt | None, call: Call, route: Route, unit: Unit | None
@@ -50,6 +50,8 @@ class Visit:
         self.call = call
         self.unit = unit
         """In atomic mode: its transaction."""
+        self.outer = attempts.current_or_none()
+        """The attempt whose handler sent this request itself, if one did."""
         self.capture = Capture(route.policy.answer_bytes_max)
         self.capture.matched = True
 
@@ -291,4 +293,4 @@ class Views:
             self.edge.heartbeat.drop(visit.attempt)
         else:
             visit.unit.close()
-        attempts.leave()
+        attempts.leave(visit.outer)

@@ -186,6 +186,7 @@ class IdempotencyMiddleware:
         if unit is None:
             self.edge.heartbeat.add(attempt)
             attempt.ports = self.edge.runtime.ports_sync()
+        outer = attempts.current_or_none()
         attempts.enter(attempt)
         try:
             if attempt.asks:
@@ -208,7 +209,7 @@ class IdempotencyMiddleware:
                 self.edge.heartbeat.drop(attempt)
             else:
                 unit.close()
-            attempts.leave()
+            attempts.leave(outer)
         if answer is None:
             _start(start_response, capture.status, capture.headers)
             probe("after_send")

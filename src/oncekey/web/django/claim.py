@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.http.request import RawPostDataException
@@ -13,7 +12,7 @@ from oncekey.errors import Misuse
 from oncekey.web.django import settings
 from oncekey.web.django.responses import response_of
 from oncekey.web.edge import too_large
-from oncekey.web.marks import SAFE, Mark, mark_of
+from oncekey.web.marks import SAFE, Mark
 from oncekey.web.request import GUARDED, Headers, Request
 from oncekey.web.routes import Route
 from oncekey.web.views import Begun, Visit
@@ -131,11 +130,3 @@ def _begun(state: State, begun: Begun) -> HttpResponse | None:
         return response_of(begun)
     state.visit = begun
     return None
-
-
-def mark_on(view: Any, request: HttpRequest) -> Mark | None:
-    """Of the view, or of the method of a class of views."""
-    mark = mark_of(view)
-    if mark is None and (owner := getattr(view, "view_class", None)) is not None:
-        mark = mark_of(getattr(owner, (request.method or "").lower(), None))
-    return mark

@@ -16,12 +16,12 @@ from oncekey.web.django.claim import (
     State,
     claim,
     claim_sync,
-    mark_on,
     prepare,
     state_of,
     views,
 )
 from oncekey.web.django.responses import collect, collect_sync, first, response_of
+from oncekey.web.marks import mark_on
 from oncekey.web.views import Visit
 
 
@@ -104,7 +104,9 @@ class IdempotencyMiddleware:
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponse | None:
         state = state_of(request)
-        if state is None or mark_on(view, request) is not None:  # a marked view claims by itself
+        if (
+            state is None or mark_on(view, request.method) is not None
+        ):  # a marked view claims by itself
             return None
         return claim_sync(request, state, None)
 
@@ -112,7 +114,7 @@ class IdempotencyMiddleware:
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponse | None:
         state = state_of(request)
-        if state is None or mark_on(view, request) is not None:
+        if state is None or mark_on(view, request.method) is not None:
             return None
         return await claim(request, state, None)
 
