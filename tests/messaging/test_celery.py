@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from celery import Celery  # type: ignore[import-untyped]
+from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
 from redis import Redis
 
-from oncekey import InFlight, Mismatch, Misuse, Runtime, Unknown
+from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown
 from oncekey.messaging.celery import OnceTask, once_task
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +219,27 @@ def test_a_task_that_runs_eagerly_is_refused_to_its_caller() -> None:
         return type(outer.delay(x).result).__name__
 
     assert outer.delay(1).get() == InFlight.__name__
+    runtime.close()
+
+
+@pytest.mark.parametrize(("recovery", "then"), [("rerun", "charged"), ("block", "InFlight")])
+def test_a_time_limit_does_not_say_that_a_task_failed(recovery: Any, then: str) -> None:
+    """Where its effects must not be repeated it lapses, and nobody knows how it ended."""
+    runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
+    app.conf.task_always_eager = True
+    runs: list[str] = []
+    base = once_task(runtime, key="{x}", policy=Policy(recovery=recovery))
+
+    @app.task(name="charge", base=base)  # type: ignore[untyped-decorator]
+    def charge(x: str) -> str:
+        runs.append(x)
+        if len(runs) == 1:
+            raise SoftTimeLimitExceeded
+        return "charged"
+
+    assert isinstance(charge.delay("a").result, SoftTimeLimitExceeded)
+    again = charge.delay("a").result
+    assert (again if isinstance(again, str) else type(again).__name__) == then
     runtime.close()
 
 

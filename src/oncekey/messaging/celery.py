@@ -23,7 +23,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from celery import Task  # type: ignore[import-untyped]
-from celery.exceptions import Ignore, Reject  # type: ignore[import-untyped]
+from celery.exceptions import (  # type: ignore[import-untyped]
+    Ignore,
+    Reject,
+    SoftTimeLimitExceeded,
+)
 
 from oncekey.calls import SINGLE_TENANT, Calls
 from oncekey.core.expression import Source
@@ -70,6 +74,16 @@ def once_task(
     return Once
 
 
+class CutOff(BaseException):
+    """A task's soft time limit came in the middle of something. It is an `Exception`, but did not
+    say that the task failed: where its effects must not be repeated, it is left to lapse.
+    """
+
+    def __init__(self, limit: Exception) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
 class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
     """What `once_task` makes; it adds the settings."""
 
@@ -104,10 +118,19 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
                 f"{self.name}.delay(…), give it a key=…, or call its run(…) to do without"
             )
         call = calls.read(args, kwargs, self.request.id)
-        outcome = operation.run_sync(call, partial(self.run, *args, **kwargs))
+        try:
+            outcome = operation.run_sync(call, partial(self._run, args, kwargs))
+        except CutOff as cut:
+            raise cut.limit from None
         if isinstance(outcome, Declined):
             self._decline(outcome)
         return outcome.result
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        try:
+            return self.run(*args, **kwargs)
+        except SoftTimeLimitExceeded as limit:
+            raise CutOff(limit) from limit
 
     def _decline(self, declined: Declined) -> NoReturn:
         request, error = self.request, declined.error()
