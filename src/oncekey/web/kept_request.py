@@ -25,8 +25,10 @@ _HEAD = struct.Struct("!BI")
 # By any part of the name: a header that is left out can be missed, one that is kept can be stolen.
 _SECRET = re.compile(
     rb"auth|cookie|token|secret|key|pass|pwd|credential|session|sign|csrf|xsrf|jwt|otp|pin\b|cert"
-    rb"|forwarded|real-ip|client-ip|connecting-ip"
+    rb"|oidc|saml|assertion|principal|dpop|ticket|referer|forwarded|real-ip|client-ip|connecting-ip"
 )
+# Or by what it says, under whatever name: a scheme of authorisation, or a JSON web token.
+_SAYS_SECRET = re.compile(rb"\s*(?:(?:bearer|basic|digest|negotiate|dpop)\s|eyJ)", re.IGNORECASE)
 # Of one message or connection; and what the edge writes itself.
 _OF_THE_MESSAGE = frozenset(
     {
@@ -79,7 +81,7 @@ def _harmless(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     size = 0
     # First what the body cannot be read without, in case there are too many.
     for name, content in sorted(lines, key=lambda line: line[0] != b"content-type"):
-        if name in _OF_THE_MESSAGE or _SECRET.search(name):
+        if name in _OF_THE_MESSAGE or _SECRET.search(name) or _SAYS_SECRET.match(content):
             continue
         size += len(name) + len(content)
         if len(kept) == HEADER_LINES_MAX or size > HEADER_BYTES_MAX:
