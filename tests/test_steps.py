@@ -11,7 +11,8 @@ import oncekey
 from oncekey.clock import FakeClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import arun, run
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.record import Answer
 from oncekey.core.verbs import AppendStep, Purge, Steps
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
 from oncekey.guard import Call, Execute, Guard
@@ -139,7 +140,7 @@ def test_arguments_that_json_does_not_know_are_compared_by_type() -> None:
         world.attempt().step_sync("s", lambda thing: 2, Guard())
 
 
-def test_what_was_not_come_to_is_known() -> None:
+def test_what_was_not_come_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     first = world.attempt()
     first.step_sync("a", lambda: 1)
@@ -147,6 +148,8 @@ def test_what_was_not_come_to_is_known() -> None:
     second = world.attempt()
     second.step_sync("a", lambda: 1)
     assert second.steps.left_over == ["b"]
+    run(world.guard.conclude(second, Verdict.KEEP, Answer(201), CALL), world.ask)
+    assert "ends without the steps 'b'" in caplog.text
 
 
 # -------------------------------------------------------------------------- at most once

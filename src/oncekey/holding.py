@@ -108,6 +108,8 @@ class Holding(Asking):
         if attempt.doubted:
             return (yield from self.give_up(attempt, call))
         if verdict is Verdict.KEEP and answer is not None:
+            if attempt.attempt > 1 and attempt.steps.left_over:
+                _tell_left_over(attempt)
             return (yield from self.finish(attempt, answer, call))
         if attempt.recovering:
             return (yield from self._unfinished(attempt, verdict, call))
@@ -350,6 +352,15 @@ class Holding(Asking):
 
 def compare(record: Record, call: Call) -> fingerprints.Comparison:
     return fingerprints.compare(record.fingerprint_version, record.fingerprint, call.fingerprint)
+
+
+def _tell_left_over(attempt: Attempt) -> None:
+    _log.warning(
+        "%s ends without the steps %s, which an earlier attempt took: the program was changed in "
+        "between, or decides by more than the request and earlier results",
+        printable(attempt.operation),
+        ", ".join(repr(name) for name in attempt.steps.left_over[:5]),
+    )
 
 
 def _differing(record: Record, call: Call) -> tuple[str, ...]:

@@ -247,8 +247,8 @@ class Steps:
         what = "with other arguments" if known.name == name else f"where {known.name!r} was taken"
         raise StepsChanged(
             f"{self._attempt.operation}: the step {name!r} is taken {what} before: the program was "
-            "changed while this operation was under way. Deploy code that takes the old steps, or "
-            "let an operator resolve it"
+            "changed while this operation was under way, or decides by more than the request and "
+            "earlier results. Deploy code that takes the old steps: the next retry continues"
         )
 
 
