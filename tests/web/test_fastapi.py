@@ -22,10 +22,12 @@ from oncekey.clock import FakeClock
 from oncekey.core.record import Record
 from oncekey.core.verbs import Scan
 from oncekey.errors import StoreUnavailable
+from oncekey.recoverer import Ending
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency, idempotent, not_idempotent
+from tests.orphans import LEASE_S, Shop, nobody, service
 from tests.web.client import Reply, ask
 
 pytestmark = pytest.mark.anyio
@@ -516,10 +518,10 @@ async def test_p1_what_a_dependency_sends_does_not_claim_for_the_request_that_it
 
 
 async def test_a_tenant_may_be_async_and_must_be_found() -> None:
-    async def nobody(request: FastRequest) -> None:
+    async def unknown(request: FastRequest) -> None:
         return None
 
-    world = ordering(tenant=nobody)
+    world = ordering(tenant=unknown)
     refused = await world.ask("k1")
     assert (refused.status, refused.kind, world.runs) == (401, "no-tenant", 0)
 
@@ -644,6 +646,17 @@ async def test_the_lifespan_ends_what_the_routes_began() -> None:
         assert (await world.ask("k1")).status == 201
     async with world.app.router.lifespan_context(world.app):
         assert (await world.ask("k1")).replayed
+
+
+async def test_a_request_of_the_middleware_on_the_same_store_is_recovered_by_the_middleware() -> (
+    None
+):
+    beside = service(Shop())
+    Idempotency(
+        store=beside.store, tenant=nobody, policy=Policy(recovery="resume", lease_s=LEASE_S)
+    )
+    beside.abandon()
+    assert await beside.recover() == [(Ending.FINISHED, "status 201")]
 
 
 # -------------------------------------------------------------------------------------- OpenAPI

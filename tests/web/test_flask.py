@@ -294,6 +294,12 @@ def test_a_view_may_send_requests_to_its_own_application() -> None:
     assert oncekey.current_or_none() is None
 
 
+def test_e3_an_empty_key_is_a_mistake_not_a_missing_one() -> None:
+    world = ordering()
+    assert world.ask("").kind == "invalid-key"
+    assert (world.runs, world.records()) == (0, [])
+
+
 def test_a_required_key_an_unknown_tenant_and_a_large_body_are_refused() -> None:
     world = ordering(policy=Policy(required=True, request_bytes_max=10))
     assert world.ask(None).kind == "missing-key"

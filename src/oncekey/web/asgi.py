@@ -42,6 +42,9 @@ DRAIN_S_MAX = 30.0
 class IdempotencyMiddleware:
     """Guards an ASGI application. `tenant` gives the stable account of a request, never a token."""
 
+    runner = AsgiRunner
+    """What finishes its requests when their clients do not come back."""
+
     def __init__(
         self,
         app: App,
@@ -79,7 +82,7 @@ class IdempotencyMiddleware:
         self._always = self.edge.routes.required or self._key_header is None
         self.lifespan: Scope = {}
         """What the application was started with: recovered requests get its `app` and `state`."""
-        self.edge.runtime.registry.add(AsgiRunner(self))
+        self.edge.runtime.registry.add(self.runner(self))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -47,6 +47,7 @@ from oncekey.web.marks import (
     not_idempotent,
 )
 from oncekey.web.messages import Receive, Scope, Send
+from oncekey.web.recover import LateRunner
 from oncekey.web.request import GUARDED, Request
 from oncekey.web.routes import Route
 
@@ -84,7 +85,7 @@ class Idempotency:
         def tenant_of(request: Request) -> Any:
             return tenant(StarletteRequest(dict(request.scope)))
 
-        self.guard = IdempotencyMiddleware(
+        self.guard = _Guard(
             _selected,
             store=store,
             tenant=tenant_of,
@@ -115,6 +116,10 @@ class Idempotency:
         finally:
             await self.guard.drain()
             await self.guard.close()
+
+
+class _Guard(IdempotencyMiddleware):
+    runner = LateRunner
 
 
 async def _selected(scope: Scope, receive: Receive, send: Send) -> None:

@@ -113,7 +113,8 @@ class Oncekey:
         route = self.views.route(read, request.url_rule.rule, mark_on(view, request.method))
         if route is None:
             return None
-        if header is None or route.policy.required or read.headers.first(header):
+        named = header is None or environs.variable(header) in request.environ
+        if named or route.policy.required:
             body = environs.read(request.environ, route.policy.request_bytes_max)
             if isinstance(body, Problem):
                 return _response(edge.refusal(body))

@@ -109,6 +109,15 @@ class AsgiRunner:
         return await run.take_up(orphan)
 
 
+class LateRunner(AsgiRunner):
+    """For requests that are claimed inside the application, after it has checked who sent them: it
+    knows their rules, and can finish none of them without its client.
+    """
+
+    def owns(self, orphan: Orphan) -> bool:
+        return False
+
+
 def _scope(found: Reread, lifespan: Scope) -> Scope:
     kept = found.kept
     scope: Scope = {
