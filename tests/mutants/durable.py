@@ -144,4 +144,48 @@ _STEPS = (
     ),
 )
 
-DURABLE = {mutant.name: mutant for mutant in (*_VERSIONS, *_STEPS)}
+_ENDS = (
+    Mutant(
+        "a lost take-over is given back",
+        "holding.py",
+        """                if ours and found.lapses and found.recovery in ("resume", "ask"):\n""",
+        "                if ours and not found.fence:\n",
+        "tests/test_guard.py",
+        "test_a_lost_take_over_is_left_to_lapse",
+    ),
+    Mutant(
+        "what was not found out is given back",
+        "attempt.py",
+        "    if attempt.asks:\n        return False\n",
+        "",
+        "tests/web/test_ask.py",
+        "test_an_answer_that_cannot_be_kept_is_none",
+    ),
+    Mutant(
+        "complete_in keeps what it is given",
+        "attempt.py",
+        "ports.guard.completion(self, kept)",
+        "ports.guard.completion(self, answer)",
+        "tests/test_attempt.py",
+        "test_p12_secrets_are_sent_but_not_stored",
+    ),
+    Mutant(
+        "whoever is let go is renewed again",
+        "heartbeat.py",
+        "                if not attempt.finished and not attempt.dropped:\n",
+        "                if not attempt.finished:\n",
+        "tests/test_heartbeat.py",
+        "test_p6_an_attempt_that_is_let_go_while_it_is_renewed_lapses",
+    ),
+    Mutant(
+        "a purge forgets that steps were taken",
+        "stores/memory.py",
+        "            for name, step in row.steps.items():\n"
+        "                row.steps[name] = dataclasses.replace(step, result=None)\n",
+        "            row.steps.clear()\n",
+        STEPS,
+        "test_a_purge_never_takes_a_step_twice",
+    ),
+)
+
+DURABLE = {mutant.name: mutant for mutant in (*_VERSIONS, *_STEPS, *_ENDS)}

@@ -230,8 +230,8 @@ ENGINE = (
     Mutant(
         "its own answer is sent although its completion was refused",
         "holding.py",
-        "        return self._superseded(attempt, outcome.record, call)\n",
-        "        return Stored(retention_s)\n",
+        "_s)\n        return self._superseded(attempt, outcome.record, call)\n",
+        "_s)\n        return Stored(swap.retention_s)\n",
         ASGI,
         "test_p2_e33_a_stale_owner_answers_from_the_record_it_finds",
     ),
