@@ -32,7 +32,7 @@ class Asyncpg:
         transaction = connection.transaction()
         try:
             await transaction.start()
-            ask = await join.awaited(store, connection)
+            ask = join.by_asyncpg(store, connection)
         except BaseException:
             await pool.release(connection)
             raise

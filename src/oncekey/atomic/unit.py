@@ -99,20 +99,20 @@ class Unit:
             self._roll_back()
 
     def _answer(self, question: Any) -> Any:
+        kind, transaction = type(question), self._transaction
         try:
-            match question:
-                case Outside(outside):
-                    return self._outside(outside)
-                case Begin(record_id, seconds_max):
-                    return self._begin(record_id, seconds_max)
-                case Commit():
-                    transaction, self._transaction = self._transaction, None
-                    return transaction and transaction.commit()
-                case Rollback():
-                    return self._roll_back()
-                case Flush():
-                    return self._transaction and self._transaction.flush()
-            return self._transaction and self._transaction.ask(question)
+            if kind is Outside:
+                return self._outside(question.question)
+            if kind is Begin:
+                return self._begin(question.id, question.seconds_max)
+            if kind is Commit:
+                self._transaction = None
+                return transaction and transaction.commit()
+            if kind is Rollback:
+                return self._roll_back()
+            if kind is Flush:
+                return transaction and transaction.flush()
+            return transaction and transaction.ask(question)
         except Exception as error:
             raise _judged(error, question) from error
 
@@ -165,20 +165,20 @@ class AsyncUnit:
             await self._roll_back()
 
     async def _answer(self, question: Any) -> Any:
+        kind, transaction = type(question), self._transaction
         try:
-            match question:
-                case Outside(outside):
-                    return await self._outside(outside)
-                case Begin(record_id, seconds_max):
-                    return await self._begin(record_id, seconds_max)
-                case Commit():
-                    transaction, self._transaction = self._transaction, None
-                    return transaction and await self._do(transaction.commit)
-                case Rollback():
-                    return await self._roll_back()
-                case Flush():
-                    return self._transaction and await self._do(self._transaction.flush)
-            return self._transaction and await self._do(self._transaction.ask, question)
+            if kind is Outside:
+                return await self._outside(question.question)
+            if kind is Begin:
+                return await self._begin(question.id, question.seconds_max)
+            if kind is Commit:
+                self._transaction = None
+                return transaction and await self._do(transaction.commit)
+            if kind is Rollback:
+                return await self._roll_back()
+            if kind is Flush:
+                return transaction and await self._do(transaction.flush)
+            return transaction and await self._do(transaction.ask, question)
         except Exception as error:
             raise _judged(error, question) from error
 

@@ -103,7 +103,7 @@ async def awaited(store: Store, connection: Any) -> AsyncAsk:
     if _is(connection, "asyncpg", "Connection") or _is(
         connection, "asyncpg.pool", "PoolConnectionProxy"
     ):
-        return _asyncpg(store, connection)
+        return by_asyncpg(store, connection)
     if _is(connection, "psycopg", "AsyncConnection"):
         return _psycopg_async(store, connection)
     ask = blocking(store, connection)
@@ -160,7 +160,8 @@ def _by_callers_patience(statement: str) -> str:
     return statement.replace("set_config('lock_timeout', $1, true)", "$1::text")
 
 
-def _asyncpg(store: Store, connection: Any) -> AsyncAsk:
+def by_asyncpg(store: Store, connection: Any) -> AsyncAsk:
+    """How to ask on a connection of asyncpg."""
     _needs(store, "postgres", connection)
     if not connection.is_in_transaction():
         raise _not_begun("async with connection.transaction():")
