@@ -89,6 +89,13 @@ def test_what_names_nothing_or_changes_is_refused(found: object, says: str) -> N
         text(lambda order: order.id, order=Order(found))
 
 
+def test_p5_a_part_that_is_written_as_nothing_is_refused() -> None:
+    with pytest.raises(Misuse, match="n is empty"):
+        text("{n:%Z}", n=date(2026, 1, 2))  # it has no time zone
+    with pytest.raises(Misuse, match="n cannot be written so"):
+        text("{n:06d}", n="42")
+
+
 @pytest.mark.parametrize(
     "source", ["{order.number}", "{order.lines[5]}", "{order.lines[x]}", "{order[id]}"]
 )

@@ -125,14 +125,19 @@ class Expression:
     def _text(self, found: Any, name: str, spec: str = "") -> str:
         if isinstance(found, enum.Enum):
             found = found.value
+        if isinstance(found, _STABLE) and not isinstance(found, bool):
+            try:
+                found = format(found, spec)
+            except ValueError as error:
+                raise Misuse(f"{self._shown}: {name} cannot be written so ({error})") from error
         if found is None or (isinstance(found, str) and not found.strip()):
             gave = "None" if found is None else "empty"
             raise Misuse(
                 f"{self._shown}: {name} is {gave} in this call, which names nothing: calls that "
                 "have nothing in common would be taken for one. Make the id before the first try"
             )
-        if isinstance(found, _STABLE) and not isinstance(found, bool):
-            return format(found, spec)
+        if isinstance(found, str):
+            return found
         raise Misuse(
             f"{self._shown}: {name} is a {type(found).__name__} in this call, whose text is not "
             "the same for every retry; use an id of it: text, an integer, a UUID or a date"
