@@ -1,6 +1,7 @@
 """Steps: kept under the fence, skipped by later attempts, never silently mixed."""
 
 import asyncio
+import dataclasses
 import json
 import uuid
 from typing import Any
@@ -12,10 +13,11 @@ from oncekey.clock import FakeClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import arun, run
 from oncekey.core.policy import Policy, Verdict
+from oncekey.core.problem import Kind
 from oncekey.core.record import Answer
 from oncekey.core.verbs import AppendStep, Purge, Steps
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
-from oncekey.guard import Call, Execute, Guard
+from oncekey.guard import Call, Execute, Guard, Refuse
 from oncekey.heartbeat import Heartbeat
 from oncekey.ports import Ports, in_thread
 from oncekey.runtime import Runtime
@@ -203,6 +205,19 @@ def test_at_most_once_that_began_is_no_attempt_without_effect() -> None:
     run(world.guard.abandon(first, no_effect=True), world.ask)
     with pytest.raises(OutcomeUnknown, match="charge"):
         world.attempt().step_sync("charge", lambda: pytest.fail("ran"), at_most_once=True)
+
+
+def test_p5_a_step_that_failed_binds_the_key_to_its_request() -> None:
+    """Its child key may be spent: what it calls must not take another request for the same one."""
+    world = World()
+    first = world.attempt()
+    with pytest.raises(KeyboardInterrupt):
+        first.step_sync("charge", _dies)
+    run(world.guard.abandon(first, no_effect=True), world.ask)
+    other = dataclasses.replace(CALL, fingerprint=Fingerprint(1, b"\x01" * 32))
+    refused = run(world.guard.begin(other, world.policy), world.ask)
+    assert isinstance(refused, Refuse)
+    assert refused.problem.kind is Kind.MISMATCH
 
 
 def test_at_most_once_contradicts_running_anew_for_a_version() -> None:

@@ -249,11 +249,11 @@ class Holding(Asking):
         """Give the record back so that a retry may run. What cannot be given back lapses by
         itself.
 
-        `no_effect` speaks of this attempt alone: where an earlier one may have had an effect, the
-        record stays bound to its request.
+        `no_effect` speaks of this attempt alone: where an earlier one, or a step, may have had an
+        effect, the record stays bound to its request.
         """
         attempt.finished = True
-        no_effect = no_effect and attempt.attempt == 1 and not attempt.steps.any_kept
+        no_effect = no_effect and attempt.attempt == 1 and not attempt.steps.any_tried
         swap = lifecycle.release(
             attempt.held, no_effect=no_effect, retention_s=attempt.policy.retention_s
         )

@@ -99,7 +99,7 @@ class Calls:
 class Steps:
     """The steps of one attempt."""
 
-    __slots__ = ("_attempt", "_begun", "_known", "_running", "_taken")
+    __slots__ = ("_attempt", "_begun", "_known", "_running", "_taken", "_tried")
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -109,11 +109,14 @@ class Steps:
         self._begun: set[str] = set()
         """Those of this attempt that must not be repeated."""
         self._running: str | None = None
+        self._tried = False
 
     @property
-    def any_kept(self) -> bool:
-        """Whether this attempt, or one before it that it knows of, kept a step or its start."""
-        return bool(self._taken or self._begun or self._known)
+    def any_tried(self) -> bool:
+        """Whether this attempt, or one before it that it knows of, came to a step. One that failed
+        may have had its effect, under a child key that only the same request may use again.
+        """
+        return bool(self._tried or self._begun or self._known)
 
     @property
     def left_over(self) -> list[str]:
@@ -182,7 +185,7 @@ class Steps:
     @contextmanager
     def running(self, take: Take) -> Iterator[None]:
         """While its function runs: what it calls can take its key."""
-        record_id = self._attempt.held.id
+        self._tried, record_id = True, self._attempt.held.id
         key = current_child_key.set(child_key(record_id, take.name))
         calls = current_calls.set(Calls(record_id, take.name))
         try:

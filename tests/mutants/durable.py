@@ -95,12 +95,12 @@ _STEPS = (
         "test_at_most_once_is_not_repeated_by_its_own_attempt_either",
     ),
     Mutant(
-        "what was only begun is forgotten by a refusal",
+        "a step that failed is forgotten by a refusal",
         "steps.py",
+        "        return bool(self._tried or self._begun or self._known)\n",
         "        return bool(self._taken or self._begun or self._known)\n",
-        "        return bool(self._taken or self._known)\n",
         STEPS,
-        "test_at_most_once_that_began_is_no_attempt_without_effect",
+        "test_p5_a_step_that_failed_binds_the_key_to_its_request",
     ),
     Mutant(
         "two steps share a name",
