@@ -166,6 +166,22 @@ def test_released_a_step_that_was_only_begun_is_taken_once_more(
         assert taken == ["number", "print", "print"]
 
 
+@pytest.mark.parametrize("header", ["Set-Cookie: sid=1", "authorization: Bearer b"])
+def test_p12_an_operator_keeps_no_secrets_either(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path, header: str
+) -> None:
+    record = seed.unknown("order-17")
+
+    ran = oncekey(
+        "resolve", record.hex(), "--as", "completed", "--status", "201", "--body", "{}",
+        "--header", header, "--yes",
+    )  # fmt: skip
+
+    assert ran.code == 2
+    assert "never kept" in ran.err
+    assert found(tmp_path, record).state is State.UNKNOWN
+
+
 def test_no_such_record(oncekey: Oncekey, seed: Seed) -> None:
     seed.unknown("order-17")
 

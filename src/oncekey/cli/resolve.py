@@ -13,9 +13,12 @@ from oncekey.cli.find import find
 from oncekey.cli.table import facts, print_json
 from oncekey.cli.words import facts_of, meaning_of, state_of
 from oncekey.clock import SystemClock
+from oncekey.core.headers import kept_headers
 from oncekey.core.key import short_hash
 from oncekey.core.op import run
+from oncekey.core.policy import DEFAULTS
 from oncekey.core.printable import printable
+from oncekey.core.profiles import PROFILES
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import Refused, Steps
 from oncekey.errors import Misuse
@@ -62,7 +65,11 @@ def _answer(args: argparse.Namespace) -> Answer | None:
         return None
     if args.status is None or args.body is None:
         raise Misuse("--as completed needs --status and --body: what retries are told")
-    return Answer(args.status, tuple(_header(text) for text in args.header), _body(args.body))
+    headers = tuple(_header(text) for text in args.header)
+    kept = kept_headers(headers, DEFAULTS, PROFILES["oncekey"])
+    if left_out := [name.decode() for name, _ in headers if name not in dict(kept)]:
+        raise Misuse(f"--header {printable(left_out[0])}: it is never kept, and so not replayed")
+    return Answer(args.status, headers, _body(args.body))
 
 
 def _header(text: str) -> tuple[bytes, bytes]:
