@@ -287,6 +287,11 @@ class Attempt:
         return answer
 
     def _reach(self) -> Ports:
+        if self.policy.atomic and self.ports is None:
+            raise Misuse(
+                "an atomic handler takes no steps and needs no complete_in: all that it writes to "
+                "oncekey.current().connection commits with its answer"
+            )
         if self.ports is None or self.finished:
             raise Misuse("steps and complete_in belong into a guarded handler, while it runs")
         return self.ports
