@@ -222,6 +222,25 @@ def test_a_task_that_runs_eagerly_is_refused_to_its_caller() -> None:
     runtime.close()
 
 
+def test_a_task_that_calls_itself_is_not_delivered_to_itself() -> None:
+    """What is refused to the inner call must not put off, or be taken for, the outer one."""
+    runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
+    app.conf.task_always_eager = True
+
+    @app.task(name="walk", bind=True, base=once_task(runtime, key="{n}"))  # type: ignore[untyped-decorator]
+    def walk(self: Any, n: int) -> list[bool]:
+        return [self.request.called_directly, *(walk(n - 1) if n else [])]
+
+    @app.task(name="ride", base=once_task(runtime))  # type: ignore[untyped-decorator]
+    def ride(n: int) -> Any:
+        return ride(n - 1)
+
+    assert walk.delay(2).get() == [False, True, True]
+    with pytest.raises(Misuse, match="a direct call has none"):
+        ride.delay(2).get()
+    runtime.close()
+
+
 @pytest.mark.parametrize(("recovery", "then"), [("rerun", "charged"), ("block", "InFlight")])
 def test_a_time_limit_does_not_say_that_a_task_failed(recovery: Any, then: str) -> None:
     """Where its effects must not be repeated it lapses, and nobody knows how it ended."""

@@ -111,6 +111,19 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
         cls._settings = cls.settings(plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if not getattr(request, "oncekey_runs", False):
+            request.oncekey_runs = bool(request.id)
+            return self._once(args, kwargs)
+        # It calls itself, and that is no delivery.
+        direct = {"id": None, "called_directly": True, "oncekey_runs": False}
+        self.push_request(args=args, kwargs=kwargs, **direct)
+        try:
+            return self._once(args, kwargs)
+        finally:
+            self.pop_request()
+
+    def _once(self, args: Any, kwargs: Any) -> Any:
         operation, calls = self._settings
         if not calls.keyed and not self.request.id:
             raise Misuse(
