@@ -92,6 +92,8 @@ class Work:
         self._postgres = store.name == "postgres"
         self._seconds_max = seconds_max
         self._claim: Claim
+        self._token = b""
+        """The claim's, once there is one."""
         self._open = False
         self._held = False
         self._take: Swap | None = None
@@ -105,8 +107,8 @@ class Work:
         nothing is left to forget, and what was undone is not said to have happened.
         """
         decided = yield from self._through(op)
-        if isinstance(decided, Execute) or decided is None:
-            return decided
+        if isinstance(decided, Execute) or (decided is None and self._take is not None):
+            return decided  # its handler runs now
         yield from self.close()
         if self._undone is not None:
             _log.error("%s was undone: %s", self._claim.operation, self._undone.why)
@@ -151,13 +153,16 @@ class Work:
     def _answer(self, verb: Any) -> Op[Any]:
         match verb:
             case Insert(claim):
-                self._claim = claim
+                self._claim, self._token = claim, claim.token
                 return (yield from self._insert())
             case Peek():
                 return (yield from self._peek())
-            case Swap(new_token=token, to=State.RUNNING) if token == self._claim.token:
+            case Swap(
+                claim=Claim() as claim, to=State.RUNNING
+            ):  # also an orphan's: nobody inserted
+                self._claim, self._token = claim, claim.token
                 return (yield from self._remember(verb))
-            case Swap(token=token) if token == self._claim.token:
+            case Swap(token=token) if token == self._token:
                 return (yield from self._end(verb))
         yield from self.close()  # whoever needs two connections at once may wait for ever
         return (yield Outside(verb))
@@ -220,6 +225,10 @@ class Work:
         if swap.to is State.RELEASED:
             yield from self.close()
             return Done(swap.fence)
+        if swap.to is State.UNKNOWN:
+            return (yield from self._give_up(swap))
+        if not self._open:  # it was refused before, and by what was not heard
+            return (yield from self._refused())
         yield Flush()
         try:
             fence = yield from self._write(swap)
@@ -237,6 +246,20 @@ class Work:
             raise
         probe("after_commit")
         return Done(fence)
+
+    def _give_up(self, swap: Swap) -> Op[Done | Refused]:
+        """Of an attempt that was taken over nobody knows the outcome: what this one wrote does not
+        go with that.
+        """
+        yield from self.close()
+        taken = yield Outside(self._take or Insert(self._claim))
+        found = None if isinstance(taken, Done | Inserted) else taken.record
+        if found is not None and found.token == self._token:
+            taken = Done(found.fence)
+        if not isinstance(taken, Done | Inserted):
+            return Refused(found)
+        given_up: Done | Refused = yield Outside(replace(swap, fence=taken.fence))
+        return given_up
 
     def _write(self, swap: Swap) -> Op[int | None]:
         """The record's fence, None if it is another's by now."""

@@ -6,8 +6,9 @@ send.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncekey.atomic.work import Rollback
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Verdict
@@ -16,9 +17,13 @@ from oncekey.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from oncekey.guard import Execute, Given, Refuse, Replay, Stored, Unstored
 from oncekey.testing.simulate.stepping import take_steps
 from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.transaction import Write
 
 if TYPE_CHECKING:
     from oncekey.testing.simulate.worker import Worker
+
+
+T = TypeVar("T")
 
 
 class Edge:
@@ -31,7 +36,7 @@ class Edge:
     def serve(self, task: Task) -> Op[None]:
         """One request, from decision to the last byte."""
         guard = self._worker.guard
-        decision = yield from guard.begin(task.call, task.policy, task.claim)
+        decision = yield from self.drive(task, guard.begin(task.call, task.policy, task.claim))
         self._judge.decided(task, decision)
         if isinstance(decision, Execute):
             yield from self.run(task, decision.attempt)
@@ -49,6 +54,9 @@ class Edge:
     def run(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler, from its start to what becomes of its answer."""
         worker = self._worker
+        if task.work is not None:
+            yield from self._run_atomic(task, attempt)
+            return
         worker.add_beat(task, attempt)
         self._judge.runs(task, attempt)
         task.plan = plan = worker.world.plan()
@@ -72,6 +80,54 @@ class Edge:
             worker.world.effect(task)
         yield from self._conclude(task, attempt)
         worker.drop_beat(attempt)
+
+    def _run_atomic(self, task: Task, attempt: Attempt) -> Op[None]:
+        """The handler of an atomic operation: it writes its row into the transaction."""
+        world = self._worker.world
+        self._judge.runs_within(task, attempt, world.database.open)
+        task.plan = plan = world.plan()
+        raises = plan.raises
+        try:
+            if plan.effect_first:
+                yield Write()
+            yield Pause(plan.seconds)
+            if not plan.effect_first:
+                yield Write()
+        except StoreUnavailable:  # the driver says so, the handler does not catch it
+            raises = True
+        task.ended_at, task.owned_until = world.kernel.now, attempt.lease_until
+        if raises:
+            task.plan = plan._replace(verdict=Verdict.FAILED)
+            yield from self._end(task, attempt, Verdict.FAILED, None)
+        else:
+            yield from self._conclude(task, attempt)
+        if task.session is not None:
+            yield Rollback()
+
+    def drive(self, task: Task, op: Op[T]) -> Op[Any]:
+        """An operation of the engine; in atomic mode within the request's transaction."""
+        if task.work is None:
+            return (yield from op)
+        return (yield from task.work.drive(self._watched(task, op)))
+
+    def _watched(self, task: Task, op: Op[T]) -> Op[T]:
+        """What the engine asks, before it is answered in another way."""
+        try:
+            verb = next(op)
+            while True:
+                if type(verb) is not Pause:
+                    self._worker.looks(task, verb)
+                try:
+                    answer = yield verb
+                except StoreUnavailable as error:
+                    verb = op.throw(error)
+                else:
+                    verb = op.send(answer)
+        except StopIteration as stop:
+            result: T = stop.value
+            if isinstance(result, Replay):
+                self._judge.read(task)
+            return result
 
     def _conclude(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler has answered: record the answer, then let it go out."""
@@ -103,8 +159,10 @@ class Edge:
         self, task: Task, attempt: Attempt, verdict: Verdict, answer: Answer | None
     ) -> Op[None]:
         worker = self._worker
-        finished = yield from worker.guard.conclude(attempt, verdict, answer, task.call)
+        op = worker.guard.conclude(attempt, verdict, answer, task.call)
+        finished = yield from self.drive(task, op)
         if isinstance(finished, Given):
+            self._judge.given(task)
             no_effect = verdict is Verdict.NO_EFFECT
             worker.tell(task, "refused inside" if no_effect else "failed")
             return
@@ -122,7 +180,10 @@ class Edge:
 
     def cancelled(self, task: Task) -> None:
         """The server gave the request up while the engine was still deciding."""
-        self.forget(task, task.claim)
+        if task.work is None:
+            self.forget(task, task.claim)
+        else:  # what is not committed is gone
+            self._worker.world.database.cancelled(task)
 
     def forget(self, task: Task, claim: Claim) -> None:
         """Release, in the background, a claim that may have been granted unheard."""

@@ -101,6 +101,10 @@ class Faults:
         """Whether a row of a batch is held by somebody else: no fault, only contention."""
         return self._chance() < 0.15
 
+    def slow_look(self) -> bool:
+        """Whether a statement takes its lock noticeably later than its snapshot."""
+        return self._chance() < 0.2
+
     def _worn(self) -> bool:
         self._strikes += 1
         return self._strikes > STRIKES_MAX

@@ -91,6 +91,7 @@ class Ghost:
         "fence",
         "fence_high",
         "first_use",
+        "held",
         "intent",
         "lapses",
         "lease_s",
@@ -135,6 +136,8 @@ class Ghost:
         self.owner: Task | None = None
         self.claimed_at = 0.0
         self.renewed_at = 0.0
+        self.held = False
+        """A transaction has changed it, and is not over."""
 
     def __repr__(self) -> str:
         return "/".join(self.scope)

@@ -28,6 +28,7 @@ from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
     BODILESS,
+    COMPLETED,
     EXPIRED,
     IN_FLIGHT,
     NO_EFFECT,
@@ -42,11 +43,16 @@ from oncekey.testing.simulate.oracle import Oracle
 from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_KEY_MAX
 from oncekey.testing.simulate.schema import shown
 from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.transaction import Transaction
 from oncekey.testing.simulate.violation import Violation
 
 CALM_DECISION_S = 8.0
 """How long a decision may take beside its wait, when nothing goes wrong."""
 
+AT_ONCE_S_MAX = 4.0
+"""In atomic mode: how long it may take to be told that another transaction runs, if nothing goes
+wrong. Most handlers take less, the slow ones much longer.
+"""
 BACKOFF_S_MAX = 1.0
 """Between two tries."""
 LATE_FAILURES_MAX = 2
@@ -80,6 +86,8 @@ class Judge:
         match decision:
             case Execute():
                 return
+            case Bypass() if task.work is not None:
+                raise Violation("P1", f"{task} runs without a transaction")
             case Bypass():
                 if task.asks or task.policy.store_down != "run":
                     raise Violation("P1", f"{task} runs unprotected, though the store was asked")
@@ -106,6 +114,21 @@ class Judge:
         task.runs_at = self._kernel.now
         self._believes(task, attempt)
         task.ran = True
+
+    def runs_within(self, task: Task, attempt: Attempt, begun: list[Transaction]) -> None:
+        """A handler starts within a transaction: it has the id, and nobody else runs it in another
+        one that could still commit.
+        """
+        session = task.session
+        if session is None or not session.transaction.locked:
+            raise Violation("P1", f"{task} runs {task.ghost}, and does not have it")
+        if task.ran:
+            raise Violation("P1", f"{task} runs twice under one claim")
+        for other in begun:
+            if other.task.ghost is task.ghost and other.runs:
+                raise Violation("P1", f"{task} runs {task.ghost} while {other.task} does")
+        task.runs_at = self._kernel.now
+        task.ran = session.transaction.runs = True
 
     def ended(self, task: Task, attempt: Attempt) -> None:
         """A handler ends. Was it told in time, and not without reason, that its record is lost?"""
@@ -192,8 +215,12 @@ class Judge:
             raise Violation("P3", f"{task} replays an answer of another version: {note.fate} it")
         if answer != shown(note.answer, note.schema, note.fate):
             raise Violation("P3", f"{task} replays {answer}; kept was {note.answer}")
-        if task.asks:
-            task.worker.replayed[task.ghost] = note, task.worker.clock.monotonic()
+        self.read(task)
+
+    def read(self, task: Task) -> None:
+        """A task replays what it read: its process may know that for a moment."""
+        if task.asks and task.note is not None:
+            task.worker.replayed[task.ghost] = task.note, task.worker.clock.monotonic()
 
     def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
         kind = refusal.problem.kind
@@ -203,7 +230,7 @@ class Judge:
             took_s = self._kernel.now - task.started_at
             if task.failures < ASKS_MAX and took_s < PATIENCE_S - BACKOFF_S_MAX and not superseded:
                 raise Violation("P9", f"{task} gave up after {task.failures} tries")
-            if not task.asks and task.policy.store_down == "run":
+            if not task.asks and task.policy.store_down == "run" and task.work is None:
                 raise Violation("P6", f"{task} was to run unprotected; the store heard nothing")
             return
         note = self._note(task)
@@ -237,6 +264,11 @@ class Judge:
 
     def _in_flight(self, task: Task, note: Note, *, superseded: bool) -> None:
         situation = note.situation
+        took_s = self._kernel.now - task.started_at
+        calm = self._faults.last_at < task.started_at
+        refuses = task.policy.in_flight == "refuse" and not superseded
+        if task.work is not None and refuses and calm and took_s > AT_ONCE_S_MAX:
+            raise Violation("P11", f"{task} was told in flight only after {took_s:.1f} s")
         if superseded:
             self._superseded(task, note)
         elif task.rounds >= ROUNDS_MAX:
@@ -277,7 +309,9 @@ class Judge:
 
     def finished(self, task: Task, finished: Finished) -> None:
         """Guard.finish came to an end: may this be told?"""
-        if isinstance(finished, Unstored):
+        if task.work is not None:
+            self._ended_within(task, finished)
+        elif isinstance(finished, Unstored):
             if task.policy.recovery != "block" or not task.failures:
                 raise Violation("P4", f"{task} sends an answer that was not recorded")
             self._persisted(task)
@@ -285,7 +319,7 @@ class Judge:
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
-        elif isinstance(finished, Refuse) and (task.steps.doubts or self._gave_up(task)):
+        elif isinstance(finished, Refuse) and self._gave_up(task):
             if finished.problem.kind is not Kind.OUTCOME_UNKNOWN:
                 raise Violation("P6", f"{task} cannot tell how a step ended, and does not say so")
         elif isinstance(finished, Refuse):
@@ -295,10 +329,37 @@ class Judge:
                 self._persisted(task)
             self._refuses(task, finished, superseded=True)
 
+    def _ended_within(self, task: Task, finished: Finished) -> None:
+        """The same in atomic mode."""
+        if isinstance(finished, Unstored):
+            raise Violation("P4", f"{task} sends an answer that was not recorded")
+        if isinstance(finished, Replay):
+            self._replays(task, finished.answer)
+            if self._note(task).own:
+                raise Violation("P9", f"{task} recorded its answer and takes it for another's")
+        elif isinstance(finished, Refuse) and not self._gave_up(task):
+            if finished.problem.kind is not Kind.STORE_UNAVAILABLE:
+                self._refuses(task, finished, superseded=True)
+            elif not task.failures:
+                raise Violation("P6", f"{task} says that the store is down; it always answered")
+            elif "undone" in finished.problem.detail:
+                self.given(task)
+            else:
+                self._persisted(task)
+
+    def given(self, task: Task) -> None:
+        """Its client is told that nothing was kept: in atomic mode, that nothing happened."""
+        ghost = task.ghost
+        kept = ghost.state is COMPLETED and ghost.token == task.claim.token
+        if task.work is not None and kept and ghost.expires > self._oracle.store_clock.boot():
+            raise Violation("P9", f"{task} says that nothing happened; {ghost} is {ghost.state}")
+        if task.commit is not None and task.commit.open:
+            raise Violation("P9", f"{task} says that nothing happened; its commit is under way")
+
     @staticmethod
     def _gave_up(task: Task) -> bool:
-        """What refuses an orphan would refuse it for ever."""
-        return task.orphan and task.plan.verdict is Verdict.NO_EFFECT
+        """A step may have happened or not; or what refuses an orphan would refuse it for ever."""
+        return task.steps.doubts or (task.orphan and task.plan.verdict is Verdict.NO_EFFECT)
 
     def _persisted(self, task: Task) -> None:
         """What could not be recorded was tried until the lease was nearly over."""

@@ -76,7 +76,7 @@ class Oracle:
         store_clock: Clock,
     ) -> None:
         self._kernel = kernel
-        self._store_clock = store_clock
+        self.store_clock = store_clock
         self._scenario = scenario
         self._faults = faults
         self._marks = marks
@@ -102,7 +102,7 @@ class Oracle:
         owner = ghost.state is RUNNING and ghost.token == task.claim.token
         if not owner or self._clock_was_set:
             return None
-        return ghost.lease_until - self._store_clock.boot()
+        return ghost.lease_until - self.store_clock.boot()
 
     def clock_was_set(self) -> None:
         self._clock_was_set = True
@@ -137,7 +137,7 @@ class Oracle:
             if type(outcome) is Done and (verb.claim is not None or verb.when is When.ANY):
                 return None
         elif kind is Find:
-            self._agree(task.ghost, outcome, task)
+            self.agree(task.ghost, outcome, task)
         elif kind is Sweep:
             self._sweep(outcome, now)
             return None
@@ -168,11 +168,11 @@ class Oracle:
             ghost.begin_anew(now)
             self._grant(task, outcome.fence, now, late)
             return
-        self._agree(ghost, outcome.record, task)
+        self.agree(ghost, outcome.record, task)
         if ghost.token == task.claim.token and self._faults.last_at < task.started_at:
             raise Violation("P11", f"{task} asks for {ghost} again, which it was given")
 
-    def _agree(self, ghost: Ghost, record: Record | None, task: Task) -> None:
+    def agree(self, ghost: Ghost, record: Record | None, task: Task) -> None:
         """What the store returns is what was written."""
         if record is None:
             same = ghost.state is ABSENT
@@ -218,7 +218,7 @@ class Oracle:
                 raise Violation(
                     "P9", f"{task}: {name_of(verb)} was refused, though nothing spoke against it"
                 )
-            self._agree(ghost, outcome.record, task)
+            self.agree(ghost, outcome.record, task)
         else:
             name = name_of(verb)
             if ghost.state is ABSENT:
@@ -409,7 +409,7 @@ class Oracle:
         expired = [
             ghost
             for ghost in self.ghosts.values()
-            if ghost.state is not ABSENT and ghost.expires <= now
+            if ghost.state is not ABSENT and ghost.expires <= now and not ghost.held
         ]
         if removed != len(expired):
             raise Violation("P10", f"swept {removed} records where {len(expired)} were expired")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from oncekey.atomic.work import Work
 from oncekey.guard import Guard
 from oncekey.stores.gather import Queue
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.simulate.edge import Edge
 from oncekey.testing.simulate.heart import Heart
+from oncekey.testing.simulate.statements import Statements
 from oncekey.testing.simulate.task import Task
-
-if TYPE_CHECKING:
-    pass
 
 
 def _nothing_changed() -> AbstractContextManager[None]:
@@ -31,6 +29,8 @@ class Parts:
     queue: type[Queue[Task]] = Queue
     heart: type[Heart] = Heart
     edge: type[Edge] = Edge
+    work: type[Work] = Work
+    statements: type[Statements] = Statements
     with_path: bool = True
     """Whether fingerprints cover the concrete path."""
     tables: Callable[[], AbstractContextManager[None]] = _nothing_changed

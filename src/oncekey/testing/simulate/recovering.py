@@ -70,7 +70,8 @@ class Recovering:
         if orphan is None or request is None:
             return
         guard = worker.guard
-        taken = yield from guard.take_up(orphan, task.call, task.policy, looked_at, task.claim)
+        op = guard.take_up(orphan, task.call, task.policy, looked_at, task.claim)
+        taken = yield from worker.edge.drive(task, op)
         if isinstance(taken, Execute):
             yield from worker.edge.run(task, taken.attempt)
 

@@ -6,6 +6,7 @@ Interleavings come from many schedules, not from long ones.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from oncekey.core.fingerprint import BadBody, Fingerprint
 from oncekey.core.policy import Policy, Verdict
 from oncekey.guard import Call
 from oncekey.testing.simulate import schema as schemas
-from oncekey.testing.simulate.schema import PLAIN, UPCASTS, Schema
+from oncekey.testing.simulate.schema import PLAIN, UPCASTS, Schema, Stale
 
 LEASE_S = 10.0
 RUN_S_MAX = 25.0
@@ -171,7 +172,7 @@ class Scenario:
         """Who takes part, for people."""
         policy = self.policies[0]
         workers = ", ".join(
-            f"w{index} {policy.recovery}"
+            f"w{index} {'atomic, ' if policy.atomic else ''}{policy.recovery}"
             + (f" (fingerprint {version})" if version > 1 else "")
             + (f" (schema {policy.schema_version})" if policy.schema_version else "")
             for index, (policy, version) in enumerate(
@@ -198,17 +199,48 @@ class Scenario:
             + 16 * (self.retention_from == "first use")
             + 32 * (policy.retention_s == RETENTIONS_S[0])
         )
-        recoveries = "".join(policy.recovery[2] for policy in self.policies) + self.at_most_once
+        recoveries = "".join(policy.recovery[2 - policy.atomic] for policy in self.policies)
         wants = "".join(
             f"{e.intent.tenant[0]}{e.intent.operation[0]}{e.intent.content}" for e in self.errands
         )
         last = self.policies[-1]
         schema = f"{last.schema_version}{last.stale}{last.upcasts is None}"
-        return f"{rules}{policy.lapses_max}{recoveries}{self.versions}{schema}{wants}".encode()
+        told = f"{rules}{policy.lapses_max}{recoveries}{self.at_most_once}{self.versions}"
+        return f"{told}{schema}{wants}".encode()
 
 
-def draw(chance: Callable[[], float]) -> Scenario:
+def draw(chance: Callable[[], float], *, atomic: bool = False) -> Scenario:
     """A cast, from a seeded source of chance."""
+    return _atomic(_leased(chance), chance) if atomic else _leased(chance)
+
+
+def _atomic(scenario: Scenario, chance: Callable[[], float]) -> Scenario:
+    """The same after a deploy to atomic mode, or while it is under way: then the others still
+    lease.
+    """
+    under_way = chance() < 0.4
+    resumed = under_way and chance() < 0.5
+    first = len(scenario.policies) - 1 if under_way else 0
+    policies = []
+    for index, before in enumerate(scenario.policies):
+        stale: Stale = "refuse" if before.stale == "rerun" else before.stale
+        recovery = before.recovery
+        if index >= first and recovery == "resume":  # its rows are all that it does
+            recovery = "rerun"
+        elif index < first and resumed:
+            recovery = "resume"
+        policies.append(
+            dataclasses.replace(before, stale=stale, recovery=recovery, atomic=index >= first)
+        )
+    return dataclasses.replace(
+        scenario,
+        policies=tuple(policies),
+        retention_from="completion",
+        recoverer=scenario.recoverer or resumed,
+    )
+
+
+def _leased(chance: Callable[[], float]) -> Scenario:
     workers = 3 if chance() < 0.2 else 2
     scope: Literal["operation", "tenant"] = "tenant" if chance() < 0.1 else "operation"
     retention_s = RETENTIONS_S[chance() < 0.6]

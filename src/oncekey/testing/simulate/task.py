@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from oncekey.atomic.work import Work
 from oncekey.core.op import Op
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim
@@ -13,6 +14,7 @@ from oncekey.testing.simulate.scenario import Intent, Plan
 if TYPE_CHECKING:
     from oncekey.testing.simulate.clients import Client
     from oncekey.testing.simulate.ghost import Book, Ghost, Note
+    from oncekey.testing.simulate.transaction import Session, Transaction
     from oncekey.testing.simulate.worker import Worker
 
 
@@ -42,6 +44,7 @@ class Task:
         "call",
         "claim",
         "client",
+        "commit",
         "ended_at",
         "failures",
         "fence",
@@ -66,10 +69,12 @@ class Task:
         "recorded",
         "rounds",
         "runs_at",
+        "session",
         "shortened",
         "started_at",
         "steps",
         "version",
+        "work",
         "worker",
     )
 
@@ -127,6 +132,12 @@ class Task:
         self.recorded = False
         """Its completion was carried out by the store."""
         self.steps = StepsSeen()
+        self.work: Work | None = None
+        """In atomic mode: what carries it through."""
+        self.session: Session | None = None
+        """Its transaction."""
+        self.commit: Transaction | None = None
+        """The one that it asked to be committed."""
         self.orphan = False
         """No client waits: a recoverer took it up."""
         self.peeking = False

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from oncekey.atomic.work import Outside
 from oncekey.core.op import Pause
 from oncekey.core.record import Glimpse, Record
 from oncekey.core.verbs import Done, Found, Insert, Inserted, Refused, Swap, Verb, When
+from oncekey.stores import postgres_atomic
 from oncekey.stores.gather import Ticket
+from oncekey.stores.postgres_sql import Question
 from oncekey.testing.simulate.faults import Fault
 from oncekey.testing.simulate.kernel import Kernel
 from oncekey.testing.simulate.scenario import Scenario
+from oncekey.testing.simulate.transaction import Asked
 
 if TYPE_CHECKING:
     from oncekey.testing.simulate.task import Task
@@ -76,7 +80,7 @@ def _fault(fault: Fault) -> str:
     return fault.name.lower().replace("_", " ")
 
 
-def _verb(verb: Verb) -> str:
+def _verb(verb: Any) -> str:
     match verb:
         case Insert(claim):
             return f"insert(token {_token(claim.token)})"
@@ -86,8 +90,22 @@ def _verb(verb: Verb) -> str:
             how = " without effect" if verb.no_effect else ""
             held = f"fence {verb.fence}, token {_token(verb.token)}"
             return f"swap({verb.state} -> {verb.to}{how}{when}, {held}{new})"
+        case Question():
+            return "of the database: " + _STATEMENTS.get(verb.sql, "something")
+        case Outside(question):
+            return f"outside its transaction: {_verb(question)}"
+        case Asked(verbs):
+            return "within its transaction: " + ", ".join(map(_verb, verbs))
         case _:
             return type(verb).__name__.lower()
+
+
+_STATEMENTS = {
+    postgres_atomic._CLAIM: "the id, and whether there is a record",
+    postgres_atomic._HOLD: "the id, and what the record says",
+    postgres_atomic._MARK.sql: "whether the transaction is still the same",
+    postgres_atomic._SETTLE: "to write the record and its answer",
+}
 
 
 def _outcome(outcome: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.verbs import Verb
+from oncekey.core.verbs import Sweep, Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import Ticket
@@ -23,8 +23,12 @@ from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
+    from oncekey.testing.simulate.database import Database
     from oncekey.testing.simulate.worker import Worker
 
+ROW_HELD_S_MAX = 3.75
+"""How long a verb waits for a row that a transaction has written, before it is told so."""
+ROW_POLL_S = 0.05
 Reply = list[tuple[Any, Note | None]] | StoreUnavailable
 Settle = Callable[[list[Ticket[Task]], Reply], None]
 
@@ -50,7 +54,7 @@ class StoreClock:
 class Message:
     """A batch on its way."""
 
-    __slots__ = ("late", "life", "settle", "tickets", "worker")
+    __slots__ = ("gives_up_at", "late", "life", "settle", "tickets", "worker")
 
     def __init__(self, worker: Worker, tickets: list[Ticket[Task]], settle: Settle) -> None:
         self.worker = worker
@@ -60,6 +64,8 @@ class Message:
         self.settle = settle
         self.late = False
         """Delayed, or a second copy: it arrives when its sender does not count on it any more."""
+        self.gives_up_at = 0.0
+        """Until when it waits for a row that a transaction holds, once it does."""
 
 
 class Wire:
@@ -82,6 +88,11 @@ class Wire:
         self._oracle = oracle
         self._timeline = timeline
         self._down_until = -1.0
+        self.database: Database
+
+    @property
+    def down(self) -> bool:
+        return self.kernel.now < self._down_until
 
     def send(self, worker: Worker, tickets: list[Ticket[Task]], settle: Settle) -> None:
         """Send a batch; `settle` gets the reply, or that there is none."""
@@ -138,18 +149,33 @@ class Wire:
 
     def arrive(self, message: Message) -> None:
         """At the store: carried out at once and as a whole, then the reply leaves."""
-        self._strike()
+        self.strike()
         worker, tickets = message.worker, message.tickets
-        if self.kernel.now < self._down_until:
+        if self.down:
             self.lose(message)
             return
-        if len(tickets) > 1 and self._faults.holds_row():
-            # Somebody else holds the first row: that verb must be asked again, alone.
-            replies = [(AGAIN, None), *self._carry_out(message, tickets[1:])]
-        else:
-            replies = self._carry_out(message, tickets)
+        held = self.database.holds(tickets) if self.database.open else []
+        if held and len(tickets) == 1:
+            self._wait_for_row(message)
+            return
+        if len(tickets) > 1 and self._faults.holds_row() and tickets[0] not in held:
+            held.append(tickets[0])
+        # Somebody else holds these rows: those verbs must be asked again, alone.
+        carried = iter(self._carry_out(message, [t for t in tickets if t not in held]))
+        replies = [(AGAIN, None) if t in held else next(carried) for t in tickets]
         if message.settle is not _nobody:
             self.kernel.post(self._faults.latency_s(), worker, self.deliver, message, replies)
+
+    def _wait_for_row(self, message: Message) -> None:
+        """A transaction has written the row and is not over; nobody waits for that for long."""
+        now = self.kernel.now
+        message.gives_up_at = message.gives_up_at or now + ROW_HELD_S_MAX
+        if now < message.gives_up_at:
+            self.kernel.post(ROW_POLL_S, self.server, self.arrive, message)
+        elif message.settle is not _nobody:
+            error = StoreUnavailable("another transaction holds the record", sent=True)
+            after_s = self._faults.latency_s()
+            self.kernel.post(after_s, message.worker, self.deliver, message, error)
 
     def deliver(self, message: Message, reply: Reply) -> None:
         """Back at the sender, if it still lives."""
@@ -171,6 +197,12 @@ class Wire:
     def perform(self, worker: Worker, verbs: Sequence[Verb]) -> list[Any]:
         """The real store's judgement."""
         self._clock.asker_ahead_s = worker.ahead_s
+        if self.database.open and type(verbs[0]) is Sweep:
+            with self.database.rows_held():
+                return self._perform(verbs)
+        return self._perform(verbs)
+
+    def _perform(self, verbs: Sequence[Verb]) -> list[Any]:
         op = self._store.perform(verbs)
         try:
             question = next(op)
@@ -179,7 +211,7 @@ class Wire:
             return outcomes
         raise AssertionError(f"the memory store asks nothing, got {question!r}")
 
-    def _strike(self) -> None:
+    def strike(self) -> None:
         """Something may happen to the store itself."""
         kernel, faults = self.kernel, self._faults
         fault = faults.of_store(kernel.now)
@@ -188,6 +220,7 @@ class Wire:
         if fault is Fault.STORE_DOWN:
             self._down_until = kernel.now + faults.down_s()
             faults.note(fault, self._down_until)
+            self.database.went_down()
         else:
             jump_s = faults.jump_s()
             self._clock.ahead_s += jump_s if fault is Fault.CLOCK_FORWARD else -jump_s

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+from oncekey.atomic.work import Work
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Insert, Peek, Refused, Sweep, Tally
+from oncekey.core.verbs import Insert, Peek, Refused, Sweep, Tally, Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.recovery import SWEEP_ROWS_MAX
 from oncekey.stores.base import AGAIN
@@ -18,6 +19,7 @@ from oncekey.testing.simulate.faults import Fault
 from oncekey.testing.simulate.ghost import Ghost, Note
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.transaction import JOINED
 from oncekey.testing.simulate.wire import Reply
 
 if TYPE_CHECKING:
@@ -181,6 +183,7 @@ class Worker(Process):
             client=client,
         )
         task.claim = self.guard.claim(task.call, self.policy)
+        task.work = self._work()
         world.recovering.knows(task)
         task.op = self.edge.serve(task)
         return task
@@ -218,8 +221,14 @@ class Worker(Process):
         )
         task.claim = self.guard.claim(task.call, task.policy)
         task.orphan = True
+        task.work = self._work()
         task.op = work(self, task)
         self.kernel.at(self.kernel.now, self, self.begin, task)
+
+    def _work(self) -> Work | None:
+        """What carries a request of an atomic operation through."""
+        policy = self.policy
+        return self.world.parts.work(JOINED, policy.atomic_s_max) if policy.atomic else None
 
     def begin(self, task: Task) -> None:
         """Take a task's first step."""
@@ -260,15 +269,23 @@ class Worker(Process):
 
     def _ask(self, task: Task, question: Any) -> None:
         self.world.timeline.asked(task, question)
+        if task.work is not None:
+            question = self.world.database.asked(task, question)
+            if question is None:
+                return
         if type(question) is Pause:
             self.kernel.post(question.seconds, self, self.resume, task, None)
             return
-        task.peeking = type(question) is Peek
+        self.looks(task, question)
+        self.lane(self.world.group(question), self.world.scenario.rows_max).ask(question, task)
+
+    def looks(self, task: Task, verb: Verb) -> None:
+        """Who waits looks again and again."""
+        task.peeking = type(verb) is Peek
         if task.peeking:
             waiting = [other for other in self.tasks if other.peeking]
             here = sum(other.ghost is task.ghost for other in waiting)
             self.world.judge.peeks(task, here, len(waiting))
-        self.lane(self.world.group(question), self.world.scenario.rows_max).ask(question, task)
 
     def lane(self, group: Hashable, rows_max: int) -> Lane:
         lane = self._lanes.get(group)
@@ -322,6 +339,7 @@ class Worker(Process):
         self.paused_until = 0.0
         dead = [task for task in self.tasks if not task.over]
         world.graveyard.append((dead, self.tasks, self._lanes))
+        world.database.lost(self)
         world.died(self, dead)
         self.kernel.at(self.kernel.now + world.faults.restart_s(), self, self._restart)
 

@@ -17,6 +17,7 @@ from oncekey.core.verbs import Find, Verb
 from oncekey.guard import Call
 from oncekey.testing.simulate import scenario as scenarios
 from oncekey.testing.simulate.clients import Client
+from oncekey.testing.simulate.database import Database
 from oncekey.testing.simulate.faults import Fault, Faults
 from oncekey.testing.simulate.ghost import RUNNING
 from oncekey.testing.simulate.judge import Judge
@@ -41,6 +42,7 @@ from oncekey.testing.simulate.violation import Violation
 from oncekey.testing.simulate.wire import StoreClock, Wire
 from oncekey.testing.simulate.worker import Worker
 
+ATOMIC_EVERY = 6
 _PROBES_MAX = 3
 _TOLD = (
     *(kind.value for kind in Kind),
@@ -84,6 +86,7 @@ class World:
         self.judge = Judge(kernel, faults, self.oracle)
         self.store = self.parts.store(clock)
         self.wire = Wire(kernel, faults, self.store, clock, self.oracle, self.timeline)
+        self.database = self.wire.database = Database(self)
         self.downstream = Downstream()
         self.recovering = Recovering(self)
         self.graveyard: list[Any] = []
@@ -122,6 +125,8 @@ class World:
         for client in self.clients:
             if not client.done:
                 raise Violation("P6", f"{client.name} still has no answer at {kernel.now:.0f} s")
+        for transaction in self.database.open:
+            raise Violation("P6", f"{transaction.task} left its transaction open")
         for ghost in self.oracle.ghosts.values():
             if ghost.state is RUNNING:
                 raise Violation("P6", f"{ghost} still runs, and nobody is there to end it")
@@ -284,10 +289,17 @@ def playing(parts: Parts, marks: Marks) -> Iterator[None]:
         yield
 
 
+def is_atomic(seed: int) -> bool:
+    """Whether a schedule has workers in atomic mode. It goes by the seed, not by chance, so that
+    the others are what they would be without.
+    """
+    return seed % ATOMIC_EVERY == ATOMIC_EVERY - 1
+
+
 def play(seed: int, marks: Marks, parts: Parts = REAL, *, written: bool = False) -> Played:
     """Run the schedule of a seed, within `playing(parts, marks)`."""
     chance = random.Random(seed).random
-    scenario, faults = scenarios.draw(chance), Faults(chance)
+    scenario, faults = scenarios.draw(chance, atomic=is_atomic(seed)), Faults(chance)
     world = World(Kernel(), scenario, faults, chance, parts, marks, written=written)
     return outcome(world, seed)
 

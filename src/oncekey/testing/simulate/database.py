@@ -1,0 +1,249 @@
+"""A database with transactions, as atomic mode meets it: the real `Work` asks, this answers.
+
+It stands for PostgreSQL. The id is taken by a try-lock that ends with the transaction; a statement
+sees what is committed when it begins; what is written is locked, and seen by others only from the
+commit on, which carries out all of it in one moment. Messages of one connection keep their order
+and never come twice. Where a connection breaks, or a process dies, the server hears of it only
+after what was already on its way: so a COMMIT that nobody acknowledged may have happened or not,
+or may be about to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.gather import Ticket
+from oncekey.stores.postgres_sql import Question
+from oncekey.testing.simulate.faults import Fault
+from oncekey.testing.simulate.ghost import Note
+from oncekey.testing.simulate.statements import Look, is_look
+from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.transaction import Asked, Session, Transaction, Write
+from oncekey.testing.simulate.violation import Violation
+
+if TYPE_CHECKING:
+    from oncekey.testing.simulate.worker import Worker
+    from oncekey.testing.simulate.world import World
+
+
+class Database:
+    """The connections that atomic requests have to the store's database."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kernel = world.kernel
+        self._faults = world.faults
+        self._statements = world.parts.statements(world.store, world.oracle)
+        self.open: list[Transaction] = []
+        """In the order in which they were begun."""
+
+    # ------------------------------------------------------------------- on the client's side
+
+    def asked(self, task: Task, question: Any) -> Any:
+        """Take a question that belongs into the task's transaction; give back any other."""
+        match question:
+            case Outside(outside):
+                return outside
+            case Begin():
+                self._begin(task)
+            case Rollback():
+                self._roll_back(task)
+            case Flush():  # there is no session that holds anything back
+                self._kernel.post(0.0, task.worker, task.worker.resume, task, None)
+            case Commit():
+                session, task.session = task.session, None
+                task.commit = None if session is None else session.transaction
+                self._send(task, session, question)
+            case Question() | Asked() | Write():
+                self._send(task, task.session, question)
+            case _:
+                return question
+        return None
+
+    def _begin(self, task: Task) -> None:
+        """A connection of a pool, and BEGIN: of this the server keeps nothing that matters."""
+        worker, faults = task.worker, self._faults
+        task.asks += 1
+        fault = faults.of_message(self._kernel.now)
+        if fault is None or fault is Fault.DUPLICATE:
+            both_s = faults.latency_s() + faults.latency_s()
+            self._kernel.post(both_s, worker, self._begun, task)
+            return
+        faults.note(fault, self._kernel.now)
+        error = StoreUnavailable("no connection", sent=False)
+        self._kernel.post(faults.timeout_s(), worker, worker.fail, task, error)
+
+    def _begun(self, task: Task) -> None:
+        if self._world.wire.down:
+            task.worker.fail(task, StoreUnavailable("no connection", sent=False))
+            return
+        if task.over:  # cancelled meanwhile: its connection goes back
+            return
+        transaction = Transaction(task)
+        self.open.append(transaction)
+        task.session = Session(transaction)
+        task.worker.resume(task, True)
+
+    def _send(self, task: Task, session: Session | None, question: Any) -> None:
+        if session is None:
+            raise Violation("P2", f"{task} asks {type(question).__name__} without a transaction")
+        kernel, faults = self._kernel, self._faults
+        task.asks += 1
+        fault = None if session.broken else faults.of_message(kernel.now)
+        if session.broken:
+            self._no_reply(session)
+            return
+        after_s = faults.latency_s()
+        if fault is None or fault is Fault.DUPLICATE:
+            self._post(session, after_s, question, answered=True)
+            return
+        if fault is Fault.DELAY:
+            after_s = faults.delay_s()
+        faults.note(fault, kernel.now + after_s)
+        self._world.timeline.says(task, f"!! {fault.name.lower().replace('_', ' ')}")
+        session.broken = True
+        if fault is Fault.LOST_REQUEST:
+            self._hang_up(session, after_s)
+        else:
+            self._post(session, after_s, question, answered=False)
+        self._no_reply(session)
+
+    def _post(self, session: Session, after_s: float, question: Any, *, answered: bool) -> None:
+        session.arrives_at = self._kernel.now + after_s
+        server = self._world.wire.server
+        self._kernel.post(after_s, server, self._arrive, session, question, answered)
+
+    def _no_reply(self, session: Session) -> None:
+        task = session.transaction.task
+        error = StoreUnavailable("the connection is lost", sent=True)
+        if task.life == task.worker.life:
+            self._kernel.post(self._faults.timeout_s(), task.worker, task.worker.fail, task, error)
+
+    def _roll_back(self, task: Task) -> None:
+        """Never fails: whoever cannot say it hangs up."""
+        kernel, faults, worker = self._kernel, self._faults, task.worker
+        session, task.session = task.session, None
+        after_s = faults.latency_s()
+        if session is not None and not session.broken:
+            fault = faults.of_message(kernel.now)
+            if fault is Fault.DELAY:
+                after_s = faults.delay_s()
+                faults.note(fault, kernel.now + after_s)
+            self._hang_up(session, after_s)
+            if fault is Fault.DELAY:
+                kernel.post(faults.timeout_s(), worker, worker.resume, task, None)
+                return
+        kernel.post(after_s + faults.latency_s(), worker, worker.resume, task, None)
+
+    def _hang_up(self, session: Session, after_s: float) -> None:
+        """The server hears of it after whatever is still on its way to it."""
+        after_s = max(after_s, session.arrives_at - self._kernel.now)
+        transaction = session.transaction
+        self._kernel.post(after_s, self._world.wire.server, self.end, transaction)
+
+    def lost(self, worker: Worker) -> None:
+        """A process died: the kernel closes its connections."""
+        for transaction in self.open:
+            task = transaction.task
+            if task.worker is worker and task.session is not None and not task.session.broken:
+                self._hang_up(task.session, self._faults.latency_s())
+
+    def cancelled(self, task: Task) -> None:
+        """A request was given up while it was decided."""
+        if task.session is not None and not task.session.broken:
+            self._hang_up(task.session, self._faults.latency_s())
+        task.session = None
+
+    # ---------------------------------------------------------------------------- the server
+
+    def _arrive(self, session: Session, question: Any, answered: bool) -> None:
+        wire, transaction = self._world.wire, session.transaction
+        wire.strike()
+        if wire.down or not transaction.open:
+            session.broken = True
+            if answered:
+                self._no_reply(session)
+            return
+        if is_look(question):
+            looked = self._statements.look(transaction, question)
+            if self._faults.slow_look():
+                after_s = self._faults.latency_s()
+                session.arrives_at = max(session.arrives_at, self._kernel.now + after_s)
+                server = wire.server
+                self._kernel.post(after_s, server, self._lock, session, looked, answered)
+                return
+            self._lock(session, looked, answered)
+            return
+        self._carry_out(session, question, answered)
+
+    def _lock(self, session: Session, looked: Look, answered: bool) -> None:
+        if not session.transaction.open:  # the server went down meanwhile
+            session.broken = True
+            if answered:
+                self._no_reply(session)
+            return
+        answer, note = self._statements.lock(session.transaction, looked, self.open)
+        self._reply(session, answer, note, answered)
+
+    def _carry_out(self, session: Session, question: Any, answered: bool) -> None:
+        transaction = session.transaction
+        if type(question) is Commit:
+            self._statements.commit(transaction)
+            self._world.timeline.says(transaction.task, "its transaction is committed")
+            self.end(transaction)
+            self._reply(session, None, None, answered)
+            return
+        answer = self._statements.answer(transaction, question, self.open)
+        self._reply(session, answer, None, answered)
+
+    def _reply(self, session: Session, answer: Any, note: Note | None, answered: bool) -> None:
+        if not answered:
+            self.end(session.transaction)
+            return
+        task = session.transaction.task
+        if task.life == task.worker.life:
+            after_s = self._faults.latency_s()
+            self._kernel.post(after_s, task.worker, self._hear, session, answer, note)
+
+    def _hear(self, session: Session, answer: Any, note: Note | None) -> None:
+        task = session.transaction.task
+        if note is not None:
+            task.heard(note, not task.peeking)
+        task.worker.resume(task, answer)
+
+    def end(self, transaction: Transaction) -> None:
+        """It is committed, or nothing of it ever happened; its locks are free."""
+        if transaction.open:
+            transaction.open = False
+            self.open.remove(transaction)
+            if transaction.writes:
+                transaction.task.ghost.held = False
+
+    def went_down(self) -> None:
+        """The server stopped: it knows of no transaction any more."""
+        for transaction in list(self.open):
+            self.end(transaction)
+
+    # ------------------------------------------------------------------- what the others meet
+
+    def holds(self, tickets: list[Ticket[Task]]) -> list[Ticket[Task]]:
+        """Those that want to write what a transaction has written and not committed."""
+        written = {transaction.id for transaction in self.open if transaction.writes}
+        if not written:
+            return []
+        return [ticket for ticket in tickets if ticket.changes in written]
+
+    @contextmanager
+    def rows_held(self) -> Iterator[None]:
+        """A sweep leaves out what somebody holds."""
+        kept = self._world.store._rows
+        written = [transaction.id for transaction in self.open if transaction.writes]
+        held = {record_id: kept.pop(record_id) for record_id in written if record_id in kept}
+        try:
+            yield
+        finally:
+            kept.update(held)

@@ -1,0 +1,173 @@
+"""Atomic mode's generators, question by question: what a database would say is said here."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work, _in_flight
+from oncekey.attempt import Attempt
+from oncekey.clock import FakeClock
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import Op, Pause, run
+from oncekey.core.policy import Policy, Verdict
+from oncekey.core.problem import Kind
+from oncekey.core.record import Answer, Record, State
+from oncekey.core.verbs import Done, Find, Refused, Swap
+from oncekey.errors import StoreUnavailable
+from oncekey.guard import Call, Execute, Guard, Refuse, Stored
+from oncekey.stores import postgres_atomic
+from oncekey.stores.postgres_sql import Question
+from oncekey.testing.simulate.statements import _columns
+from oncekey.testing.simulate.transaction import JOINED, Asked
+
+CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, b"f" * 32))
+POLICY = Policy(atomic=True).settled()
+ANSWER = Answer(201, (), b"made")
+NO_REPLY = StoreUnavailable("no reply", sent=True)
+
+
+class Script:
+    """Answers what is asked, in this order."""
+
+    def __init__(self) -> None:
+        self.guard = Guard(clock=FakeClock(), token=lambda: b"t" * 16)
+        self.claim = self.guard.claim(CALL, POLICY)
+        self.work = Work(JOINED, 5.0)
+        self.asked: list[Any] = []
+        self._replies: Iterator[Any] = iter(())
+
+    def drive(self, op: Op[Any], *replies: Any) -> Any:
+        self.asked, self._replies = [], iter(replies)
+        decided = run(self.work.drive(op), self._answer)
+        assert list(self._replies) == []
+        return decided
+
+    def _answer(self, question: Any) -> Any:
+        self.asked.append(question)
+        reply = next(self._replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def begun(self) -> Attempt:
+        decision = self.drive(
+            self.guard.begin(CALL, POLICY, self.claim),
+            *(True, [(self.claim.token.hex(), True)]),
+        )
+        assert isinstance(decision, Execute)
+        return decision.attempt
+
+    def conclude(self, attempt: Attempt, verdict: Verdict, *replies: Any) -> Any:
+        answer = ANSWER if verdict is Verdict.KEEP else None
+        return self.drive(self.guard.conclude(attempt, verdict, answer, CALL), *replies)
+
+    def orphan(self) -> Record:
+        running = _in_flight(self.claim)
+        return dataclasses.replace(
+            running, token=b"o" * 16, fence=3, recovery="resume", lease_left_s=-1.0
+        )
+
+    def take_up(self, *replies: Any) -> Any:
+        op = self.guard.take_up(self.orphan(), CALL, POLICY, 0.0, self.claim)
+        return self.drive(op, *replies)
+
+
+def _row(record: Record, *, ours: bool) -> list[tuple[Any, ...]]:
+    return [(ours, *_columns(record))]
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def _kinds(asked: list[Any]) -> list[type]:
+    return [type(question) for question in asked]
+
+
+def test_p9_what_was_refused_is_not_written_again_without_a_transaction(script: Script) -> None:
+    """The write was refused and rolled back; what stands there instead was asked in vain."""
+    other = dataclasses.replace(script.orphan(), token=b"x" * 16)
+    attempt = script.begun()
+    finished = script.conclude(
+        attempt,
+        Verdict.KEEP,
+        *(None, [], [(script.claim.token.hex(),)], None),  # flush, settle, mark, rollback
+        *(NO_REPLY, None, other),  # find, pause, find
+    )
+
+    assert isinstance(finished, Refuse)
+    assert _kinds(script.asked) == [Flush, Question, Question, Rollback, *[Outside] * 3]
+    assert script.asked[4] == script.asked[6] == Outside(Find(script.claim.id))
+    assert isinstance(script.asked[5].question, Pause)
+
+
+def test_an_orphan_is_taken_up_within_a_transaction(script: Script) -> None:
+    mark = script.claim.token.hex()
+    taken = script.take_up(True, [(mark, None)], _row(script.orphan(), ours=True))
+
+    assert isinstance(taken, Execute)
+    assert taken.attempt.recovering
+    assert _kinds(script.asked) == [Begin, Question, Question]
+
+    script.conclude(
+        taken.attempt,
+        Verdict.KEEP,
+        *(None, [(mark,)], [Done(4)], [Done(4)], None),  # flush, mark, take over, complete, commit
+    )
+    assert _kinds(script.asked) == [Flush, Question, Asked, Asked, Commit]
+    assert script.asked[1] is postgres_atomic._MARK
+
+
+def test_an_orphan_that_another_took_up_leaves_no_transaction_open(script: Script) -> None:
+    taken_up = dataclasses.replace(script.orphan(), fence=4, token=b"x" * 16)
+    replies = (True, [(script.claim.token.hex(), None)], _row(taken_up, ours=True), None)
+
+    assert script.take_up(*replies) is None
+    assert _kinds(script.asked) == [Begin, Question, Question, Rollback]
+
+
+def test_an_orphan_that_lapsed_too_often_is_doubted_outside(script: Script) -> None:
+    policy = dataclasses.replace(POLICY, lapses_max=1)
+    op = script.guard.take_up(script.orphan(), CALL, policy, 0.0, script.claim)
+
+    assert script.drive(op, Done(4)) is None
+    [outside] = script.asked
+    assert isinstance(outside, Outside)
+    assert isinstance(outside.question, Swap)
+    assert outside.question.to is State.UNKNOWN
+
+
+def test_what_an_orphan_wrote_does_not_go_with_an_unknown_outcome(script: Script) -> None:
+    """It was refused, and would be for ever: given up, and rolled back like any refusal."""
+    mark = script.claim.token.hex()
+    taken = script.take_up(True, [(mark, None)], _row(script.orphan(), ours=True))
+    ours = dataclasses.replace(script.orphan(), fence=4, token=script.claim.token)
+    finished = script.conclude(
+        taken.attempt,
+        Verdict.NO_EFFECT,
+        *(None, NO_REPLY, None),  # rollback, take over, pause
+        *(Refused(ours), Done(5)),  # take over, give up
+    )
+
+    assert isinstance(finished, Refuse)
+    assert finished.problem.kind is Kind.OUTCOME_UNKNOWN
+    assert _kinds(script.asked) == [Rollback, *[Outside] * 4]
+    assert script.asked[4].question.fence == 4
+
+
+def test_p9_a_commit_that_happened_unheard_is_found(script: Script) -> None:
+    kept = dataclasses.replace(
+        script.orphan(), state=State.COMPLETED, token=script.claim.token, answer=ANSWER
+    )
+    mark = script.claim.token.hex()
+    finished = script.conclude(
+        script.begun(),
+        Verdict.KEEP,
+        *(None, [(True,)], NO_REPLY, None),  # flush, settle, commit, pause
+        *(True, [(mark, None)], _row(kept, ours=False), None),  # begin, claim, hold, rollback
+    )
+
+    assert isinstance(finished, Stored)
