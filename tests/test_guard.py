@@ -321,6 +321,20 @@ def test_p7_a_lost_claim_is_released_although_the_store_stays_down_for_a_while()
 # --------------------------------------------------------------------------- nobody can tell
 
 
+def test_p3_under_block_too_no_answer_goes_out_beside_one_that_may_be_committed() -> None:
+    world = World(recovery="block")
+    attempt = world.execute().attempt
+    attempt.recorded = Answer(201, (), b"in a transaction that is still open")
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Swap):
+            raise StoreUnavailable("its row is held", sent=True)
+        return world.ask(question)
+
+    op = world.guard.conclude(attempt, Verdict.KEEP, Answer(200, (), b"another"), CALL)
+    assert world.drive(op, ask).problem.kind is Kind.STORE_UNAVAILABLE
+
+
 def test_whoever_was_taken_over_does_not_say_that_nobody_knows(world: World) -> None:
     """P2: it is not its record any more; what counts is what stands there now."""
     doubtful = world.execute().attempt

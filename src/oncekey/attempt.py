@@ -390,9 +390,6 @@ def failed_honestly(attempt: Attempt, error: BaseException) -> bool:
     """Whether a handler that raised may be run again at once.
 
     One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
-    must not be repeated, it is left to lapse and becomes unknown. So is one that never came to run,
-    since what became of the attempt before it was not found out: given back, it would run unasked.
+    must not be repeated, it is left to lapse and becomes unknown.
     """
-    if attempt.asks:
-        return False
     return isinstance(error, Exception) or attempt.policy.recovery in ("rerun", "resume")

@@ -101,6 +101,9 @@ class Holding(Asking):
         `answer` is what to keep, None where nothing is. Where the handler recorded an answer in a
         transaction of its own, what counts is whether that was committed.
         """
+        if attempt.asks:  # it did not come to run: given back, it would run unasked
+            attempt.finished = True
+            return Given()
         if attempt.recorded is not None:
             committed = yield from self._committed(attempt, call)
             if committed is not None:
@@ -134,6 +137,7 @@ class Holding(Asking):
         """
         match learned:
             case Answer():
+                attempt.asks = False
                 return (yield from self.conclude(attempt, Verdict.KEEP, learned, call))
             case Learned.NOT_DONE:
                 attempt.asks = False
@@ -227,7 +231,9 @@ class Holding(Asking):
         )
 
     def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
-        if attempt.policy.recovery == "block":
+        # Under `block` a retry would only learn that nobody knows; but not if what `complete_in`
+        # wrote may still be committed.
+        if attempt.policy.recovery == "block" and attempt.recorded is None:
             self._emit(events.Unprotected, attempt, ran=False)
             return Unstored()
         return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))

@@ -155,9 +155,9 @@ _ENDS = (
     ),
     Mutant(
         "what was not found out is given back",
-        "attempt.py",
-        "    if attempt.asks:\n        return False\n",
-        "",
+        "holding.py",
+        "        if attempt.asks:  # it",
+        "        if not attempt:  # it",
         "tests/web/test_ask.py",
         "test_an_answer_that_cannot_be_kept_is_none",
     ),

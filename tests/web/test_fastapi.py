@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPException
@@ -725,3 +725,31 @@ def test_what_a_route_describes_itself_counts_more_and_is_there_once() -> None:
     said = {status: each["description"] for status, each in described["responses"].items()}
     assert (said["409"], said["422"]) == ("Sold out", "Nonsense")
     assert "application/problem+json" in described["responses"]["409"]["content"]
+
+
+async def test_what_is_not_found_out_never_runs_unasked() -> None:
+    """Also where the framework makes an answer of what `ask` did wrong."""
+    clock = FakeClock()
+
+    def find_out(attempt: oncekey.Attempt) -> oncekey.Answer:
+        return oncekey.Answer(201, cast(Any, [("a header", "that is not bytes")]))
+
+    policy = Policy(recovery="ask", ask=find_out, lease_s=30)
+    world = World(store=MemoryStore(clock), policy=policy)
+
+    @world.router.post("/orders")
+    async def order() -> None:
+        world.run()
+        raise asyncio.CancelledError
+
+    @world.app.exception_handler(TypeError)
+    async def sorry(request: FastRequest, error: Exception) -> JSONResponse:
+        return JSONResponse({"sorry": True}, status_code=500)
+
+    with pytest.raises(asyncio.CancelledError):
+        await world.ask("k1")
+    for _ in range(2):
+        clock.advance(30)
+        assert (await world.ask("k1")).json() == {"sorry": True}
+        assert (await world.ask("k1")).kind == "in-flight"
+    assert world.runs == 1
