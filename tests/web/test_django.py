@@ -235,6 +235,29 @@ def test_a_view_may_send_requests_to_its_own_application(wsgi: Site) -> None:
     assert oncekey.current_or_none() is None
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_the_tenant_may_be_looked_up_in_the_database(
+    site: Site, tmp_path: Path, marked: bool
+) -> None:
+    with database(tmp_path / "shop.db") as alias:
+
+        def account_of(request: HttpRequest) -> str:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("SELECT 'acme'")
+                [account] = cursor.fetchone()
+            return str(account)
+
+        def order(request: HttpRequest) -> HttpResponse:
+            return told({"run": site.run(), "tenant": oncekey.current().tenant})
+
+        site.oncekey["tenant"] = account_of
+        view = site.both(order)
+        site.route("orders", idempotent(view) if marked else view)
+        first, again = site.ask("k1"), site.ask("k1")
+    assert first.json() == {"run": 1, "tenant": "acme"}
+    assert (again.body, again.replayed) == (first.body, True)
+
+
 def test_an_unknown_tenant_and_a_large_body_are_refused(wsgi: Site) -> None:
     wsgi.oncekey["policy"] = {"request_bytes_max": 10}
     ordering(wsgi)

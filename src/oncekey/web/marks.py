@@ -24,6 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
+KNOWN_MAX = 10_000
+"""Rules that are remembered: clients may invent methods, and each of them is asked for."""
+
 _NAME = "__oncekey_mark__"
 
 
@@ -103,7 +106,8 @@ class Marked:
         found = self._known.get((id(mark), methods))
         if found is None:
             found = mark, self._settled(mark, methods)
-            self._known[id(mark), methods] = found
+            if len(self._known) < KNOWN_MAX:
+                self._known[id(mark), methods] = found
         return found[1]
 
     def _settled(self, mark: Mark, methods: frozenset[str]) -> Policy | None:

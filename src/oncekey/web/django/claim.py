@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.request import RawPostDataException
 
@@ -94,8 +95,9 @@ def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpRes
 
 async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
     """`claim_sync`, awaited."""
-    if not state.awaited:  # the loop is only this view's
-        return claim_sync(request, state, mark)
+    if not state.awaited:  # the loop is only this view's, the connections are its thread's
+        answer: HttpResponse | None = await sync_to_async(claim_sync)(request, state, mark)
+        return answer
     route = _route(request, state, mark)
     if not isinstance(route, Route):
         return route

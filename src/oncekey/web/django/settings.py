@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.http import HttpRequest
@@ -95,11 +97,22 @@ def _policy(name: str, given: Any) -> Policy | None:
 
 
 def _of_django(tenant: Callable[[Any], Any]) -> Callable[[Request], Any]:
+    # `request.user` is a query when it is first looked at, which Django refuses in an event loop.
+    awaited = tenant if iscoroutinefunction(tenant) else sync_to_async(tenant)
+
     def tenant_of(request: Request) -> Any:
         asked: HttpRequest = request.scope[REQUEST]
-        return tenant(asked)
+        return awaited(asked) if _in_a_loop() else tenant(asked)
 
     return tenant_of
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 # ----------------------------------------------------------------------------- manage.py check
