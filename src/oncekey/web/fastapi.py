@@ -263,7 +263,7 @@ def _response(answer: Answer) -> Response:
 def _parameters(dependant: Dependant) -> Iterator[str]:
     """The names of the headers and query parameters that a route and its dependencies declare."""
     for field in (*dependant.header_params, *dependant.query_params):
-        model = getattr(field.field_info.annotation, "model_fields", None)
+        model = getattr(getattr(field.field_info, "annotation", None), "model_fields", None)
         if model is None:
             yield field.alias
         else:  # each of a model's fields is a parameter
