@@ -143,6 +143,29 @@ def test_an_outbox_is_where_the_rows_are() -> None:
         Outbox("memory://")
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+async def test_a_transaction_elsewhere_is_misuse(
+    postgres_desk: Desk, postgres_url: str, colour: str
+) -> None:
+    """It may have such a table too, from which nobody would publish anything."""
+    elsewhere = f"{postgres_url}?options=-csearch_path%3Delsewhere"
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE SCHEMA elsewhere")
+    try:
+        Outbox(f"{elsewhere}&allow=unsafe-durability").migrate_sync()
+        with psycopg.connect(elsewhere) as connection:
+            given = connection, "orders", b""
+            if colour == "sync":
+                with pytest.raises(Misuse, match="search_path"):
+                    postgres_desk.outbox.put_sync(*given)
+            else:
+                with pytest.raises(Misuse, match="search_path"):
+                    await postgres_desk.outbox.put(*given)
+    finally:
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("DROP SCHEMA elsewhere CASCADE")
+
+
 def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(desk: Desk) -> None:
     small = Outbox(desk.url, payload_bytes_max=10)
     with desk.connect() as connection:

@@ -207,7 +207,7 @@ def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
         done = worker.drain_sync()
         assert done.outage == "ConnectionError: away"
         assert done.failed == done.parked == 0
-    assert len(asked) == 3 + 4  # then one message is enough to find out
+    assert 5 <= len(asked) <= 3 + 4  # once it is known, one message is enough to find out
     broker.refuses = lambda message: None
     assert worker.drain_sync().published == 5
     assert {message.attempts for message in broker.got} == {1}

@@ -7,6 +7,7 @@ only if they do. A `Publisher` takes it from there.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -50,6 +51,7 @@ class Outbox:
             )
         self.shelf = _SHELVES[self.store.name](clock or SystemClock())
         self._payload_bytes_max = payload_bytes_max
+        self._proven = False
 
     # --------------------------------------------------------------------------------- writing
 
@@ -69,6 +71,10 @@ class Outbox:
         """
         message = self._written(topic, payload, key, headers)
         ask = await join.awaited(self.store, transaction)
+        if not self._proven:  # elsewhere nobody would ever publish it
+            own = await asyncio.to_thread(join.identity, self.store)
+            await arun(join.same_place(own), ask)
+            self._proven = True
         with _hint(self.store):
             await arun(self.shelf.put(message), ask)
         return message
@@ -85,6 +91,9 @@ class Outbox:
         """`put` for connections and sessions that block."""
         message = self._written(topic, payload, key, headers)
         ask = join.blocking(self.store, transaction)
+        if not self._proven:
+            run(join.same_place(join.identity(self.store)), ask)
+            self._proven = True
         with _hint(self.store):
             run(self.shelf.put(message), ask)
         return message

@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
-from oncekey.core.op import arun, run
+from oncekey.core.op import Op, arun, run
 from oncekey.core.verbs import Refused, Verb
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
@@ -57,6 +57,12 @@ async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list
 def identity(store: Store) -> Any:
     """What tells the store's database from any other, by a connection of its own."""
     return _own_identity(store) if store.name == "postgres" else None
+
+
+def same_place(own: Any) -> Op[None]:
+    """Refuse a database that is not the store's. `own` is its `identity`."""
+    if own is not None:
+        _compare((yield from _identity()), own)
 
 
 def prove(store: Store, own: Any, ask: Ask) -> None:
