@@ -18,7 +18,8 @@ from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.guard import Execute
 from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
 from oncekey.stores.memory import MemoryStore
-from tests.orphans import LEASE_S, TENANT, Shop, service
+from oncekey.web import asgi
+from tests.orphans import LEASE_S, TENANT, Shop, nobody, service
 
 KINDS = ["asgi", "wsgi"]
 
@@ -247,6 +248,25 @@ async def test_a_handler_that_is_not_registered_any_more(caplog: pytest.LogCaptu
     assert shopping.look(orphan).state is State.UNKNOWN
     assert "nobody here can finish it" in caplog.text
     assert before.runs == []
+
+
+async def test_an_application_beside_it_does_not_run_what_it_would_not_have_kept() -> None:
+    """Two of them on one store: neither in this process nor in another may one spend the other's
+    tries.
+    """
+    shop = Shop()
+    shopping = service(shop, "asgi", recovery="resume")
+    beside = asgi.IdempotencyMiddleware(not_found, store=shopping.store, tenant=nobody)
+    shopping.abandon("k")
+
+    assert [ending for ending, _ in await shopping.recover()] == [Ending.FINISHED]
+    assert [run["attempt"] for run in shop.runs] == [2]
+    await beside.close()
+
+
+async def not_found(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 404, "headers": []})
+    await send({"type": "http.response.body", "body": b"no such route"})
 
 
 async def test_a_request_that_is_too_large_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:

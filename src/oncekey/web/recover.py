@@ -45,7 +45,8 @@ class Reread:
 
 def reread(edge: Edge, orphan: Orphan) -> Reread | None:
     """The orphan's request; None where this edge cannot have written it, or would not today: its
-    route has another name, or its scope is another.
+    route has another name, its scope is another, or it is not finished without its client. An edge
+    takes any path, so without the last it would run what belongs to another application.
     """
     if orphan.request is None:
         return None
@@ -56,7 +57,9 @@ def reread(edge: Edge, orphan: Orphan) -> Reread | None:
     record = orphan.record
     route = edge.routes.match(kept.method, kept.path, kept.root)
     call = edge.call(kept.as_request(), route, record.tenant, record.key, kept.body)
-    if isinstance(call, Problem) or edge.guard.claim(call, route.policy).id != record.id:
+    if isinstance(call, Problem) or call.request is None:
+        return None
+    if edge.guard.claim(call, route.policy).id != record.id:
         return None
     return Reread(kept, _headers(edge, kept, record.key), route, call)
 
