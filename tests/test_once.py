@@ -705,6 +705,25 @@ async def test_p6_a_call_nobody_comes_back_for_is_finished(world: World, kind: s
     assert json.loads(found.answer.body or b"") == ["a", True, True, 2]
 
 
+async def test_p6_a_call_whose_key_cannot_be_made_any_more_becomes_unknown(world: World) -> None:
+    """A new release reads another field of what was kept: its error must not be the end of it."""
+    deployed = ["id"]
+    guarded = world.once(
+        lambda x: x, lambda x: x[deployed[-1]], policy=Policy(recovery="resume", lapses_max=1)
+    )
+    with world.death():
+        guarded({"id": "a"})
+    deployed.append("number")
+    recoverer = Recoverer(world.store, clock=world.clock)
+    for _ in range(3):
+        await recoverer.round()
+        await recoverer.settle()
+        world.clock.advance(3600)
+    found = world.look("a")
+    assert found
+    assert found.state is State.UNKNOWN
+
+
 class Size(enum.StrEnum):
     LARGE = "a"
 
