@@ -374,10 +374,8 @@ ENGINE = (
     Mutant(
         "an answer that could not be recorded is sent",
         "holding.py",
-        '        if attempt.policy.recovery == "block":\n'
-        "            self._emit(events.Unprotected, attempt, ran=False)\n",
-        "        if attempt.policy.recovery:\n"
-        "            self._emit(events.Unprotected, attempt, ran=False)\n",
+        'attempt.policy.recovery == "block" and attempt.recorded is None:\n',
+        "attempt.recorded is None:\n",
         ASGI,
         "test_e43_store_down_at_complete_under_rerun_answers_503",
     ),
