@@ -13,6 +13,7 @@ from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, Header, HTTPEx
 from fastapi import Request as FastRequest
 from fastapi import Response as FastResponse
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 import oncekey
@@ -657,6 +658,25 @@ async def test_a_request_of_the_middleware_on_the_same_store_is_recovered_by_the
     )
     beside.abandon()
     assert await beside.recover() == [(Ending.FINISHED, "status 201")]
+
+
+@pytest.mark.parametrize("above", [False, True])
+async def test_a_mark_without_effect_is_told_at_the_start(above: bool) -> None:
+    world = ordering()
+    nested = APIRouter(route_class=world.idempotency.route_class if above else APIRoute)
+
+    async def cancel() -> None: ...
+
+    if above:
+        idempotent(nested.delete("/orders")(cancel))
+    else:
+        nested.delete("/orders")(idempotent(cancel))
+    world.router.include_router(nested, prefix="/nested")
+    world.include()
+    said = "below the route" if above else "router guards nothing"
+    with pytest.raises(Misuse, match=f"/orders: cancel .*{said}"):
+        async with world.idempotency.lifespan(world.app):
+            pass
 
 
 # -------------------------------------------------------------------------------------- OpenAPI

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from flask import (
@@ -22,6 +22,7 @@ from flask import (
     stream_with_context,
 )
 from flask.views import MethodView
+from flask.views import View as FlaskView
 
 import oncekey
 from oncekey import Attempt, Misuse, Policy, probes
@@ -274,11 +275,21 @@ def test_a_class_of_views_is_marked_by_its_methods() -> None:
         def patch(self) -> dict[str, int]:
             return {"run": world.run()}
 
+    class Refunds(FlaskView):
+        methods: ClassVar = ["PUT"]
+
+        @idempotent
+        def dispatch_request(self) -> dict[str, int]:
+            return {"run": world.run()}
+
     world.app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
+    world.app.add_url_rule("/refunds", view_func=Refunds.as_view("refunds"))
     assert world.ask(None).kind == "missing-key"
     assert [world.ask("k1").replayed for _ in range(2)] == [False, True]
     assert [world.ask("k1", method="PUT").replayed for _ in range(2)] == [False, True]
     assert [world.ask("k1", method="PATCH").json()["run"] for _ in range(2)] == [3, 4]
+    put: dict[str, Any] = {"method": "PUT", "path": "/refunds"}
+    assert [world.ask("k1", **put).replayed for _ in range(2)] == [False, True]
 
 
 def test_a_view_may_send_requests_to_its_own_application() -> None:

@@ -56,6 +56,8 @@ __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
 Endpoint = Callable[..., Any]
 
 _CLAIMS = "__oncekey_claims__"
+_INCLUDED_MAX = 10
+"""How deep routers are looked through that include each other."""
 
 _run: ContextVar[LateRun | None] = ContextVar("oncekey_fastapi_run", default=None)
 
@@ -108,8 +110,9 @@ class Idempotency:
         """`FastAPI(lifespan=idempotency.lifespan)`; in a lifespan of your own:
         `async with idempotency.lifespan(app): yield`.
 
-        Checks the store at the start; waits at the end for endpoints that still run.
+        Checks the store and the marks at the start; waits at the end for endpoints that still run.
         """
+        _check_marks(app)
         await self.guard.start()
         try:
             yield
@@ -211,6 +214,32 @@ class IdempotentRoute(APIRoute):
         ):
             return None
         return Route(f"{method} {root}{_template(self, scope)}", policy)
+
+
+def _check_marks(app: Any) -> None:
+    """Raise `Misuse` for a mark that has no effect: who set it believes that its endpoint is
+    guarded.
+    """
+    for route in _routes(app):
+        mark = mark_of(getattr(route, "endpoint", None))
+        if mark is None or getattr(route, "_marked", mark.policy is None):
+            continue
+        name = f"{route.path}: {getattr(route.endpoint, '__name__', route.endpoint)}"
+        if isinstance(route, IdempotentRoute):
+            raise Misuse(f"{name} was marked after it was routed: put the mark below the route")
+        raise Misuse(
+            f"{name} is @idempotent, but its router guards nothing: "
+            "APIRouter(route_class=idempotency.route_class)"
+        )
+
+
+def _routes(router: Any, depth: int = 0) -> Iterator[Any]:
+    for route in getattr(router, "routes", ()):
+        included = getattr(route, "original_router", None)  # FastAPI may keep it as a router
+        if included is None:
+            yield route
+        elif depth < _INCLUDED_MAX:
+            yield from _routes(included, depth + 1)
 
 
 def _template(route: APIRoute, scope: Scope) -> str:

@@ -80,7 +80,9 @@ def mark_on(view: Any, method: str) -> Mark | None:
     if mark is None and owner is not None:
         served = method.lower()
         actions = getattr(view, "actions", None) or {}  # as sets of views name them
-        mark = mark_of(getattr(owner, actions.get(served, served), None))
+        names = (actions.get(served, served), "dispatch_request")
+        found = (mark_of(getattr(owner, name, None)) for name in names)
+        mark = next((each for each in found if each is not None), None)
     return mark
 
 
