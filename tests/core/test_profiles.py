@@ -125,7 +125,8 @@ def test_every_profile_can_say_everything(name: str, kind: Kind) -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_tells_the_kinds_apart(name: str) -> None:
     """Except where a provider has one code for several: a store that is down, a release that is
-    behind and an outcome that is not found out yet are all "not available"; Adyen's 704 is in flight or a mismatch, told by its header.
+    behind and an outcome that is not found out yet are all "not available"; Adyen's 704 is in
+    flight or a mismatch, told by its header.
     """
 
     def seen(kind: Kind) -> str:

@@ -136,6 +136,17 @@ def counted(app: IdempotencyMiddleware) -> list[Any]:
     return asked
 
 
+@pytest.mark.parametrize("account", [b"a" * 1_001, b"nul\0", b"\xed\xa0\x80"])
+async def test_p7_a_tenant_that_no_store_can_keep_is_refused(account: bytes) -> None:
+    world = World(
+        tenant=lambda request: request.headers.lines[-1][1].decode("utf-8", "surrogatepass")
+    )
+    reply = await ask(world.app, "k1", headers=[(b"x-account", account)])
+    assert reply.status == 400
+    assert b"account" in reply.body
+    assert (world.runs, world.stored()) == (0, 0)
+
+
 async def test_p4_nothing_is_sent_before_the_answer_is_recorded() -> None:
     world = World()
     seen: list[tuple[str, list[State]]] = []

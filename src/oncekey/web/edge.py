@@ -49,6 +49,7 @@ log = logging.getLogger("oncekey")
 # No store keeps these in a text, and replacing them would make different paths equal.
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
+TENANT_CHARS_MAX = 1_000
 UNSTORED = (b"idempotency-stored", b"false")
 
 _FINISHED_ALONE = ("resume", "ask")
@@ -172,6 +173,12 @@ class Edge:
                 Kind.MALFORMED_REQUEST,
                 "The request's path holds bytes that are not UTF-8, or a zero byte. Encode it as "
                 "UTF-8.",
+            )
+        if len(tenant) > TENANT_CHARS_MAX or _UNREADABLE.search(tenant):
+            return Problem(
+                Kind.MALFORMED_REQUEST,
+                f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
+                "characters. Authenticate with another one.",
             )
         key_in = self.profile.key_in
         kind = content_type(request)
