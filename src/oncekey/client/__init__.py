@@ -1,1 +1,21 @@
 """The other side: for programs that call services which take an idempotency key."""
+
+from oncekey.client.attempts import Retries
+from oncekey.client.budget import RetryBudget
+from oncekey.client.client import AsyncClient, Client
+from oncekey.client.sender import Outcome
+from oncekey.client.transport import outcome_of, retrying
+from oncekey.client.watch import Attempted, Counters, Counts
+
+__all__ = [
+    "AsyncClient",
+    "Attempted",
+    "Client",
+    "Counters",
+    "Counts",
+    "Outcome",
+    "Retries",
+    "RetryBudget",
+    "outcome_of",
+    "retrying",
+]

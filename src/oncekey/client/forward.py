@@ -15,16 +15,14 @@ None of the client libraries is imported: what they have in common is enough.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from oncekey.errors import Misuse
+from oncekey.client.wrapping import Wrapping, must_be_a_transport
 from oncekey.steps import Calls, current_calls
 
 HEADER = "Idempotency-Key"
 METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-_WAYS = ("handle_request", "handle_async_request", "send")
 
 T = TypeVar("T")
 
@@ -36,11 +34,7 @@ def through(transport: T, *, header: str = HEADER) -> T:
     >>> httpx.AsyncClient(transport=through(httpx.AsyncHTTPTransport()))
     >>> session.mount("https://", through(requests.adapters.HTTPAdapter()))
     """
-    if not any(callable(getattr(transport, way, None)) for way in _WAYS):
-        raise Misuse(
-            "forward.through(…) takes a transport of httpx or httpx2, such as HTTPTransport(), or "
-            f"an adapter of requests, such as HTTPAdapter(), not {type(transport).__name__}"
-        )
+    must_be_a_transport(transport, "forward.through")
     return cast(T, Forwarding(transport, Giving(header)))
 
 
@@ -77,11 +71,11 @@ class Giving:
         self._given[request] = calls, key
 
 
-class Forwarding:
+class Forwarding(Wrapping):
     """A transport around another one, for whichever library calls it."""
 
     def __init__(self, inner: Any, giving: Giving) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._giving = giving
 
     def handle_request(self, request: Request) -> Any:
@@ -98,30 +92,3 @@ class Forwarding:
         """As requests calls an adapter."""
         self._giving.give(request)
         return self._inner.send(request, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __enter__(self) -> Forwarding:
-        self._inner.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self._inner.__exit__(kind, error, traceback)
-
-    async def __aenter__(self) -> Forwarding:
-        await self._inner.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self._inner.__aexit__(kind, error, traceback)

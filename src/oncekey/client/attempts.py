@@ -1,0 +1,172 @@
+"""Attempts: one request is sent until its answer is final or nobody may ask any longer.
+
+`deliver` is a generator. It yields `Send` and is sent what came of it, a `Reply` or `Broken`; it
+yields `Pause` and goes on when the time is over. Time and chance are given to it, so that a test
+can drive it through hours in a moment, and a thread or an event loop through the real ones.
+
+Nothing here knows the key: all attempts send the same prepared request, so it cannot change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oncekey.client.budget import Buckets, RetryBudget
+from oncekey.client.verdict import Again, Broken, Mismatched, Reply, Verdict, judge, replayed
+from oncekey.client.watch import Attempted
+from oncekey.clock import Clock
+from oncekey.core.backoff import full_jitter
+from oncekey.core.op import Op, Pause
+from oncekey.core.problem import Problem
+from oncekey.core.profiles import Profile
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How long one request is tried."""
+
+    attempts_max: int = 8
+    budget_s: float = 90.0
+    """For all attempts and the pauses between them. No attempt begins after it, and one under way
+    is given no more time than is left.
+    """
+    backoff_s: float = 0.5
+    """The bound of the first pause; it doubles with each attempt up to `backoff_s_max`."""
+    backoff_s_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.attempts_max < 1:
+            raise Misuse(f"Retries: attempts_max={self.attempts_max}: give at least 1")
+        for name in ("budget_s", "backoff_s", "backoff_s_max"):
+            if not getattr(self, name) > 0:
+                raise Misuse(f"Retries: {name}={getattr(self, name)}: give seconds, more than 0")
+
+
+@value
+class Send:
+    """A question: what comes of sending it now, in at most `left_s`?"""
+
+    attempt: int
+    left_s: float
+
+
+@value
+class Call:
+    """What has to be known of a request to deliver it."""
+
+    method: str
+    host: str
+    key_hash: str
+    once: str | None = None
+    """Why it must not be sent twice."""
+
+
+@value
+class Ended:
+    """How it ended."""
+
+    answer: Reply | Broken
+    attempts: int
+    replayed: bool
+    mismatch: Problem | None
+    gave_up: str | None
+    """Why there was no further attempt, where one would have been in order."""
+
+
+class Attempts:
+    """Delivers requests under one set of rules; shared by all threads and tasks."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        retries: Retries,
+        budget: RetryBudget,
+        clock: Clock,
+        chance: Callable[[], float],
+        observe: Callable[[Attempted], None],
+    ) -> None:
+        self._profile = profile
+        self._retries = retries
+        self._buckets = Buckets(budget)
+        self._clock = clock
+        self._chance = chance
+        self._observe = observe
+
+    def deliver(self, call: Call) -> Op[Ended]:
+        """Send until the answer is final, or no further attempt is allowed."""
+        sent_at = self._clock.monotonic()
+        deadline = sent_at + self._retries.budget_s
+        self._buckets.earn(call.host, sent_at)
+        attempt = 1
+        while True:
+            answer: Reply | Broken = yield Send(attempt, deadline - sent_at)
+            now = self._clock.monotonic()
+            verdict = judge(answer, self._profile, self._clock.wall())
+            after = self._after(call, attempt, verdict, now, deadline)
+            ended = self._ended(answer, attempt, verdict, after if isinstance(after, str) else None)
+            wait_s = after if isinstance(after, float) else None
+            self._observe(_event(call, ended, now - sent_at, wait_s))
+            if wait_s is None:
+                return ended
+            yield Pause(wait_s)
+            sent_at = self._clock.monotonic()
+            if sent_at >= deadline:  # woken up late
+                return self._ended(answer, attempt, verdict, _OVER)
+            attempt += 1
+
+    def _after(
+        self, call: Call, attempt: int, verdict: Verdict, now: float, deadline: float
+    ) -> float | str | None:
+        """How long to wait for the next attempt, or why there is none; None if there need not."""
+        if not isinstance(verdict, Again):
+            return None
+        if call.once:
+            return call.once
+        if attempt >= self._retries.attempts_max:
+            return f"{attempt} attempts were made"
+        left_s = deadline - now
+        asked_s = verdict.retry_after_s or 0.0
+        if asked_s >= left_s:
+            # Coming back earlier than told would be rude, and most likely in vain.
+            return _OVER if left_s <= 0 else f"the server asks to wait {asked_s:g} s, {_LONGER}"
+        bounds = self._retries.backoff_s, self._retries.backoff_s_max
+        wait_s = asked_s + full_jitter(attempt - 1, *bounds, self._chance())
+        if wait_s >= left_s:
+            return _OVER
+        if not self._buckets.spend(call.host, now):
+            return "the retry budget of this host is spent: too many requests to it fail"
+        return wait_s
+
+    def _ended(
+        self, answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: str | None
+    ) -> Ended:
+        return Ended(
+            answer,
+            attempt,
+            isinstance(answer, Reply) and replayed(answer, self._profile),
+            verdict.problem if isinstance(verdict, Mismatched) else None,
+            gave_up,
+        )
+
+
+_OVER = "the time for all attempts is over"
+_LONGER = "longer than is left for all attempts"
+
+
+def _event(call: Call, ended: Ended, seconds: float, wait_s: float | None) -> Attempted:
+    answer = ended.answer
+    return Attempted(
+        f"{call.method} {call.host}",
+        call.key_hash,
+        ended.attempts,
+        answer.status if isinstance(answer, Reply) else None,
+        type(answer.error).__name__ if isinstance(answer, Broken) else None,
+        seconds,
+        ended.replayed,
+        ended.mismatch is not None,
+        wait_s,
+        ended.gave_up,
+    )

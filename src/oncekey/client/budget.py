@@ -1,0 +1,65 @@
+"""The retry budget of a host: a crowd of clients must not storm a server that is sick.
+
+Backoff bounds what one request does; it does nothing against a thousand requests that all fail and
+all come back. So the retries to one host share a bucket of tokens: a retry takes one, each new
+request brings a part of one, and time brings a few, so that a quiet client can retry as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from oncekey.errors import Misuse
+
+HOSTS_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryBudget:
+    """How many retries one host gets."""
+
+    tokens_max: float = 20.0
+    """How many retries may follow each other at once."""
+    tokens_per_request: float = 0.2
+    """In the long run one retry for five requests, beside those that time allows."""
+    tokens_per_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.tokens_max < 1 or self.tokens_per_request < 0 or self.tokens_per_s < 0:
+            raise Misuse("RetryBudget: tokens_max is at least 1, the others are not negative")
+
+
+class Buckets:
+    """The tokens of every host that was asked lately; for all threads."""
+
+    def __init__(self, budget: RetryBudget, hosts_max: int = HOSTS_MAX) -> None:
+        self._budget = budget
+        self._hosts_max = hosts_max
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By host: tokens, and when they were counted."""
+        self._alone = threading.Lock()
+
+    def earn(self, host: str, now: float) -> None:
+        """A new request goes to this host."""
+        with self._alone:
+            self._put(host, self._tokens(host, now) + self._budget.tokens_per_request, now)
+
+    def spend(self, host: str, now: float) -> bool:
+        """Take the token for one retry; False if there is none."""
+        with self._alone:
+            tokens = self._tokens(host, now)
+            may = tokens >= 1.0
+            self._put(host, tokens - 1.0 if may else tokens, now)
+            return may
+
+    def _tokens(self, host: str, now: float) -> float:
+        tokens, counted = self._left.get(host, (self._budget.tokens_max, now))
+        return tokens + max(0.0, now - counted) * self._budget.tokens_per_s
+
+    def _put(self, host: str, tokens: float, now: float) -> None:
+        self._left[host] = min(tokens, self._budget.tokens_max), now
+        self._left.move_to_end(host)
+        if len(self._left) > self._hosts_max:
+            self._left.popitem(last=False)

@@ -1,0 +1,55 @@
+"""A transport around another one: whatever is not about requests goes to the inner one."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, TypeVar
+
+from oncekey.errors import Misuse
+
+_WAYS = ("handle_request", "handle_async_request", "send")
+
+Self = TypeVar("Self", bound="Wrapping")
+
+
+def must_be_a_transport(given: object, what: str) -> None:
+    """A misuse, unless one of the libraries could send requests through it."""
+    if not any(callable(getattr(given, way, None)) for way in _WAYS):
+        raise Misuse(
+            f"{what}(…) takes a transport of httpx or httpx2, such as HTTPTransport(), or "
+            f"an adapter of requests, such as HTTPAdapter(), not {type(given).__name__}"
+        )
+
+
+class Wrapping:
+    """What both kinds of our transports have in common."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __enter__(self: Self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._inner.__exit__(kind, error, traceback)
+
+    async def __aenter__(self: Self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._inner.__aexit__(kind, error, traceback)

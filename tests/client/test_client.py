@@ -1,0 +1,86 @@
+"""The client for new code."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from oncekey.client import AsyncClient, Client, Retries, outcome_of
+from oncekey.client.client import installed
+from oncekey.errors import Misuse
+from tests.client.wire import Scripted, scripted
+
+QUICK = Retries(backoff_s=0.001)
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as served:
+        yield served
+
+
+def test_every_change_has_a_key_and_is_tried_again(server: Scripted) -> None:
+    server.script = ["drop"] * 2
+    with Client(base_url=server.url, retries=QUICK, headers={"x-mine": "1"}) as api:
+        told = outcome_of(api.post("/orders", json={"sku": "mug"}))
+        api.put("/orders/1")
+        api.patch("/orders/1")
+        api.delete("/orders/1")
+        api.get("/orders/1")
+
+    assert told is not None
+    assert told.attempts == 3
+    assert server.keys[0] == server.keys[1] == server.keys[2] == told.key
+    assert len(set(server.keys[2:6])) == 4
+    assert [seen.method for seen in server.seen[2:]] == ["POST", "PUT", "PATCH", "DELETE", "GET"]
+    assert server.keys[-1] is None
+    assert {seen.headers.get("x-mine") for seen in server.seen} == {"1"}
+
+
+def test_in_an_event_loop_as_well(server: Scripted) -> None:
+    server.script = ["drop"]
+
+    async def main() -> None:
+        async with AsyncClient(base_url=server.url, retries=QUICK, keys_as="uuid4") as api:
+            await api.post("/orders", json={"sku": "mug"}, key="order-17")
+            await api.put("/orders/1")
+            await api.patch("/orders/1")
+            await api.delete("/orders/1")
+            await api.get("/orders/1")
+
+    asyncio.run(main())
+    assert server.keys[:2] == ["order-17", "order-17"]
+    assert [uuid.UUID(key).version for key in server.keys[2:5] if key] == [4, 4, 4]
+    assert server.keys[5] is None
+
+
+@pytest.mark.parametrize(("profile", "key"), [("square", "order-17"), ("gcp", str(uuid.uuid4()))])
+def test_a_key_goes_where_the_profile_says(server: Scripted, profile: str, key: str) -> None:
+    with Client(base_url=server.url, profile=profile) as api:
+        api.post("/payments", json={"amount": 1}, key=key)
+
+    (seen,) = server.seen
+    assert (key in seen.path, key.encode() in seen.body) == (profile == "gcp", profile == "square")
+
+
+def test_two_keys_for_one_request_are_refused(server: Scripted) -> None:
+    with Client(base_url=server.url) as api, pytest.raises(Misuse, match="given another"):
+        api.post("/orders", key="a", headers={"idempotency-key": "b"})
+
+    assert not server.seen
+
+
+def test_keys_that_the_profile_s_servers_do_not_take_are_refused(server: Scripted) -> None:
+    with pytest.raises(Misuse, match="takes only UUIDs"):
+        Client(profile="gcp", keys_as="ulid")
+    with Client(base_url=server.url) as api, pytest.raises(Misuse, match="placeholder"):
+        api.post("/orders", key="null")
+
+
+def test_one_of_the_libraries_must_be_there() -> None:
+    assert installed(("no_such_library", "httpx")).__name__ == "httpx"
+    with pytest.raises(Misuse, match="needs one of no_such_library"):
+        installed(("no_such_library",))

@@ -1,0 +1,113 @@
+"""Where keys stand in a request, by every profile."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncekey.client import place
+from oncekey.client.place import Outgoing, Placed
+from oncekey.core.profiles import PROFILES
+from oncekey.errors import Misuse
+
+KEY = "018bcfe5-6800-7000-8000-000000000000"
+JSON = {"content-type": "application/json; charset=utf-8"}
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+URL = "https://api.test/orders"
+
+
+class Lines(dict[str, str]):
+    """Header lines that are looked up whatever the case, as those of the libraries are."""
+
+    def get(self, name: str, default: object = None, /) -> str | None:  # type: ignore[override]
+        return super().get(name.lower())
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("url", [URL, URL + "?a=1", URL + "?", URL + "?a=1#top"])
+@pytest.mark.parametrize(
+    ("headers", "body"), [(JSON, b' {"a": 1.10, "b": {}}'), (JSON, b"{ }"), (FORM, b"a=1&b=2")]
+)
+def test_what_was_put_in_is_found_again_and_makes_no_other_request(
+    name: str, url: str, headers: dict[str, str], body: bytes
+) -> None:
+    profile = PROFILES[name]
+    lines = Lines(headers)
+    bare = Outgoing("POST", url, lines, body)
+    assert place.given(bare, profile) is None
+
+    changes = place.placed(bare, profile, KEY)
+
+    assert changes is not None
+    lines = Lines(headers | {name.lower(): text for name, text in changes.headers})
+    kept = Outgoing("POST", changes.url or url, lines, changes.body or body)
+    assert place.given(kept, profile) == KEY
+    assert place.fingerprint(kept, profile) == place.fingerprint(bare, profile) is not None
+
+
+@given(
+    members=st.dictionaries(
+        st.text(max_size=5),
+        st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        max_size=4,
+    )
+)
+def test_a_json_body_keeps_every_byte(members: dict[str, float | str]) -> None:
+    body = json.dumps(members).encode()
+
+    changes = place.placed(Outgoing("POST", URL, JSON, body), PROFILES["square"], KEY)
+
+    assert changes is not None
+    assert changes.body is not None
+    assert changes.body.endswith(body[1:])
+    assert json.loads(changes.body) == {"idempotency_key": KEY, **members}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (JSON, b""),
+        (JSON, b"[1]"),
+        (JSON, b"{"),
+        ({"content-type": "text/plain"}, b"x"),
+        (JSON, None),
+        (JSON, b'{"idempotency_key": null}'),
+    ],
+)
+def test_a_body_without_a_place_for_a_key(headers: dict[str, str], body: bytes | None) -> None:
+    assert place.placed(Outgoing("POST", URL, headers, body), PROFILES["square"], KEY) is None
+
+
+def test_the_draft_s_keys_are_quoted_and_all_others_bare() -> None:
+    bare = Outgoing("POST", URL, {}, b"")
+
+    assert place.placed(bare, PROFILES["ietf"], KEY) == Placed((("Idempotency-Key", f'"{KEY}"'),))
+    assert place.placed(bare, PROFILES["stripe"], KEY) == Placed((("Idempotency-Key", KEY),))
+
+
+def test_the_query_keeps_what_it_has() -> None:
+    changes = place.placed(Outgoing("POST", URL + "?a=%20&a=2#top", {}, b""), PROFILES["gcp"], KEY)
+
+    assert changes is not None
+    assert changes.url is not None
+    assert parse_qs(urlsplit(changes.url).query) == {"a": [" ", "2"], "requestId": [KEY]}
+    assert changes.url.endswith("#top")
+
+
+def test_a_key_that_no_server_takes_is_not_sent() -> None:
+    with pytest.raises(Misuse, match="placeholder"):
+        place.given(Outgoing("POST", URL, {"Idempotency-Key": "null"}, b""), PROFILES["oncekey"])
+    with pytest.raises(Misuse, match="not a UUID"):
+        place.usable("order-17", PROFILES["azure"])
+    with pytest.raises(Misuse, match="longer than 45"):
+        place.usable("k" * 46, PROFILES["square"])
+
+
+def test_an_origin_is_scheme_host_and_port() -> None:
+    assert place.origin_of("HTTPS://API.test/a") == place.origin_of("https://api.test:443/b?c")
+    assert place.origin_of("http://api.test") != place.origin_of("https://api.test")
+    assert place.origin_of("https://api.test:8443") != place.origin_of("https://api.test")

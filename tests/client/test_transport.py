@@ -1,0 +1,327 @@
+"""The transport under every library, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import logging
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from oncekey.client import Counters, Counts, Retries, outcome_of, retrying
+from oncekey.errors import Mismatch, Misuse
+from tests.client.hostile import IN_FLIGHT, MISMATCH
+from tests.client.wire import Scripted, scripted
+
+LIBRARIES = ("httpx", "httpx2", "requests", "async httpx", "async httpx2")
+QUICK = Retries(backoff_s=0.001, backoff_s_max=0.002)
+Send = Callable[..., Any]
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as served:
+        yield served
+
+
+@contextmanager
+def sender(library: str, **options: Any) -> Iterator[Send]:
+    options = {"retries": QUICK, **options}
+    module = importlib.import_module(library.removeprefix("async "))
+    if library == "requests":
+        with module.Session() as session:
+            session.mount("http://", retrying(module.adapters.HTTPAdapter(), **options))
+            yield session.request
+    elif library.startswith("async"):
+        transport = retrying(module.AsyncHTTPTransport(), **options)
+
+        async def send(method: str, url: str, **more: Any) -> Any:
+            async with module.AsyncClient(transport=transport, follow_redirects=True) as client:
+                return await client.request(method, url, **more)
+
+        yield lambda method, url, **more: asyncio.run(send(method, url, **more))
+    else:
+        transport = retrying(module.HTTPTransport(), **options)
+        with module.Client(transport=transport, follow_redirects=True) as client:
+            yield client.request
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+# ------------------------------------------------------------------------------------- retried
+
+
+@pytest.mark.parametrize(
+    "fault", ["drop", "truncate", 500, 503, 408, 425, 429, (409, {}, IN_FLIGHT)], ids=str
+)
+def test_what_may_pass_is_sent_again_with_the_same_key_and_body(
+    library: str, server: Scripted, fault: Any
+) -> None:
+    server.script = [fault, fault]
+    with sender(library) as send:
+        answer = send("POST", f"{server.url}/orders", json={"sku": "mug"})
+
+    assert (answer.status_code, answer.json()) == (201, {"n": 1})
+    assert len(server.seen) == 3
+    assert len({(seen.key, seen.body) for seen in server.seen}) == 1
+    assert uuid.UUID(server.keys[0]).version == 7
+    told = outcome_of(answer)
+    assert told is not None
+    assert (told.key, told.attempts, told.replayed) == (server.keys[0], 3, False)
+
+
+def test_every_request_has_a_key_of_its_own(library: str, server: Scripted) -> None:
+    with sender(library) as send:
+        for _ in range(3):
+            send("POST", f"{server.url}/orders", json={"sku": "mug"})
+
+    assert len(set(server.keys)) == 3
+
+
+@pytest.mark.parametrize("status", [400, 402, 404, 409, 422])
+def test_other_refusals_are_not_sent_again(library: str, server: Scripted, status: int) -> None:
+    server.script = [status]
+    with sender(library) as send:
+        assert send("POST", f"{server.url}/orders").status_code == status
+
+    assert len(server.seen) == 1
+
+
+def test_a_mismatch_is_raised_at_once(library: str, server: Scripted) -> None:
+    server.script = [(422, {}, MISMATCH)]
+    with sender(library) as send, pytest.raises(Mismatch, match="belongs to another request"):
+        send("POST", f"{server.url}/orders")
+
+    assert len(server.seen) == 1
+
+
+def test_in_the_end_the_last_answer_is_the_answer(library: str, server: Scripted) -> None:
+    server.script = [503] * 9
+    with sender(library, retries=Retries(attempts_max=4, backoff_s=0.001)) as send:
+        answer = send("POST", f"{server.url}/orders")
+
+    assert (answer.status_code, answer.json()) == (503, {"n": 1})
+    told = outcome_of(answer)
+    assert told is not None
+    assert (told.attempts, told.gave_up) == (4, "4 attempts were made")
+
+
+def test_in_the_end_an_error_is_the_library_s_own_and_says_what_to_do(
+    library: str, server: Scripted
+) -> None:
+    server.script = ["drop"] * 9
+    module = importlib.import_module(library.removeprefix("async "))
+    base = module.ConnectionError if library == "requests" else module.TransportError
+    with (
+        sender(library, retries=Retries(attempts_max=3, backoff_s=0.001)) as send,
+        pytest.raises(base) as raised,
+    ):
+        send("POST", f"{server.url}/orders")
+
+    (note,) = raised.value.__notes__
+    assert "sent 3 times, and nobody knows whether it was carried out" in note
+    assert f"with the same key, {server.keys[0]}" in note
+
+
+def test_a_replay_is_surfaced(library: str, server: Scripted) -> None:
+    expires = "Mon, 16 Nov 2026 00:00:00 GMT"
+    server.script = ["truncate", (201, {"Idempotent-Replayed": "true"})]
+    server.script[1][1]["Idempotency-Expires"] = expires
+    with sender(library) as send:
+        told = outcome_of(send("POST", f"{server.url}/orders"))
+
+    assert told is not None
+    assert (told.replayed, told.expires, told.attempts) == (True, expires, 2)
+
+
+# --------------------------------------------------------------------------------------- left alone
+
+
+def test_what_changes_nothing_is_left_alone(library: str, server: Scripted) -> None:
+    server.script = [503]
+    with sender(library) as send:
+        answer = send("GET", f"{server.url}/orders")
+
+    assert (answer.status_code, server.keys, outcome_of(answer)) == (503, [None], None)
+
+
+def test_the_caller_s_key_is_respected(library: str, server: Scripted) -> None:
+    server.script = ["drop"]
+    with sender(library) as send:
+        send("POST", f"{server.url}/orders", headers={"idempotency-key": "order-17"})
+
+    assert server.keys == ["order-17", "order-17"]
+
+
+def test_one_key_for_two_requests_is_warned_of(
+    library: str, server: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = {"headers": {"Idempotency-Key": "order-17"}}
+    with sender(library) as send, caplog.at_level(logging.WARNING, "oncekey.client"):
+        send("POST", f"{server.url}/orders", json={"a": 1, "b": 2}, **mine)
+        send("POST", f"{server.url}/orders", json={"b": 2, "a": 1}, **mine)
+        assert not caplog.records
+        send("POST", f"{server.url}/orders", json={"a": 2}, **mine)
+
+    assert "sent before with another request" in caplog.text
+    assert "order-17" not in caplog.text
+
+
+# ----------------------------------------------------------------------------------------- bodies
+
+
+def _stream(library: str) -> Any:
+    async def awaited() -> Any:
+        yield b"abc"
+        yield b"def"
+
+    return awaited() if library.startswith("async") else iter([b"abc", b"def"])
+
+
+def test_a_stream_is_sent_once_and_the_error_says_why(library: str, server: Scripted) -> None:
+    server.script = ["drop"]
+    body = {"data" if library == "requests" else "content": _stream(library)}
+    with sender(library) as send, pytest.raises(Exception, match=r".") as raised:
+        send("POST", f"{server.url}/files", **body)
+
+    assert [(seen.body, seen.key is None) for seen in server.seen] == [(b"abcdef", False)]
+    assert "its body is a stream, which cannot be sent twice" in raised.value.__notes__[0]
+
+
+def test_a_file_that_is_small_enough_is_sent_again(library: str, server: Scripted) -> None:
+    server.script = ["drop", 503]
+    with sender(library) as send:
+        send("POST", f"{server.url}/files", files={"f": ("a.txt", io.BytesIO(b"contents"))})
+
+    assert len(server.seen) == 3
+    assert len({seen.body for seen in server.seen}) == 1
+    assert b"contents" in server.seen[2].body
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"content-length": None}, {"content-type": "text/event-stream"}],
+    ids=["length known", "length unknown", "endless"],
+)
+def test_an_answer_that_is_too_large_to_keep_is_read_by_the_caller(
+    library: str, server: Scripted, headers: dict[str, str | None]
+) -> None:
+    large = b"x" * 300_000
+    server.script = [503, (200, headers, large)]
+    with sender(library, answer_bytes_max=1000) as send:
+        assert send("POST", f"{server.url}/a").content == large
+
+    assert len(server.seen) == 2
+
+
+# --------------------------------------------------------------------------------------- redirects
+
+
+def test_a_redirect_keeps_the_key_within_its_origin_and_hides_it_elsewhere(
+    library: str, server: Scripted
+) -> None:
+    with scripted() as other, sender(library) as send:
+        server.script = [(307, {"location": "/moved"}), (308, {"location": f"{other.url}/away"})]
+        answer = send("POST", f"{server.url}/orders", data={"a": "1"})
+        assert answer.status_code == 201
+        assert (other.keys, other.seen[0].body) == ([None], b"a=1")
+
+    assert [seen.path for seen in server.seen] == ["/orders", "/moved"]
+    assert len(set(server.keys)) == 1
+    assert server.keys[0] is not None
+
+
+def test_a_key_of_the_caller_s_own_is_hidden_as_well(library: str, server: Scripted) -> None:
+    with scripted() as other, sender(library) as send:
+        server.script = [(303, {"location": f"{other.url}/receipt"})]
+        send("POST", f"{server.url}/orders", headers={"Idempotency-Key": "order-17"})
+        assert [(seen.method, seen.key) for seen in other.seen] == [("GET", None)]
+
+
+# ---------------------------------------------------------------------------------------- profiles
+
+
+def test_a_key_in_the_body(library: str, server: Scripted) -> None:
+    server.script = ["drop"]
+    with sender(library, profile="square") as send:
+        send("POST", f"{server.url}/v2/payments", json={"amount": 1})
+
+    first, second = (seen.body for seen in server.seen)
+    assert first == second
+    assert first.startswith(b'{"idempotency_key":"0')
+
+
+def test_a_key_in_the_query(library: str, server: Scripted) -> None:
+    server.script = ["drop"]
+    with sender(library, profile="gcp") as send:
+        send("DELETE", f"{server.url}/instances/1?zone=a")
+
+    first, second = (seen.path for seen in server.seen)
+    assert first == second
+    assert first.startswith("/instances/1?zone=a&requestId=0")
+
+
+def test_azure_is_told_when_it_was_first_sent(library: str, server: Scripted) -> None:
+    server.script = ["drop"]
+    with sender(library, profile="azure") as send:
+        send("POST", f"{server.url}/sms")
+
+    names = "repeatability-request-id", "repeatability-first-sent"
+    first, second = ([seen.headers.get(name) for name in names] for seen in server.seen)
+    assert first == second
+    assert None not in first
+
+
+def test_stripe_s_clients_send_keys_with_post_alone(library: str, server: Scripted) -> None:
+    with sender(library, profile="stripe") as send:
+        send("DELETE", f"{server.url}/v1/customers/1")
+
+    assert server.keys == [None]
+
+
+def test_a_request_without_a_place_for_a_key_is_sent_once(
+    library: str, server: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script = [503]
+    with sender(library, profile="square") as send:
+        assert send("POST", f"{server.url}/v2/x").status_code == 503
+
+    assert len(server.seen) == 1
+    assert "wants it in the body's field idempotency_key" in caplog.text
+
+
+# ------------------------------------------------------------------------------------- and besides
+
+
+def test_attempts_are_counted(library: str, server: Scripted) -> None:
+    server.script = ["drop", 503, (201, {"Idempotent-Replayed": "true"}), (422, {}, MISMATCH)]
+    counters = Counters()
+    with sender(library, hooks=[counters]) as send:
+        send("POST", f"{server.url}/orders")
+        with pytest.raises(Mismatch):
+            send("POST", f"{server.url}/orders")
+
+    assert counters.read() == Counts(requests=2, attempts=4, retries=2, replays=1, mismatches=1)
+
+
+def test_what_is_no_transport_is_refused() -> None:
+    with pytest.raises(Misuse, match=r"retrying\(…\) takes a transport of httpx or httpx2"):
+        retrying(object())
+
+
+def test_no_library_is_imported() -> None:
+    program = (
+        "import sys, oncekey.client; "
+        "assert not {'httpx', 'httpx2', 'requests', 'urllib3'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

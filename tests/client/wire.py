@@ -1,0 +1,99 @@
+"""A real server on the loopback interface that does to each request what a script says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Seen:
+    """One request as it arrived."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        self.method, self.path, self.body = handler.command, handler.path, body
+        self.headers = handler.headers
+
+    @property
+    def key(self) -> str | None:
+        return self.headers.get("idempotency-key")
+
+
+class Scripted:
+    """Each answer is a status, or (status, headers), or (status, headers, body), or "drop" or
+    "truncate". A header that is None is left out. When the script is over: 201.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.script: list[Any] = []
+        scripted = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> None:
+                scripted.answer(self)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_one
+
+            def log_message(self, *args: object) -> None:
+                """Nothing on the terminal."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    @property
+    def keys(self) -> list[str | None]:
+        return [seen.key for seen in self.seen]
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        self.seen.append(Seen(handler, _body(handler)))
+        turn = self.script.pop(0) if self.script else 201
+        handler.close_connection = True
+        if turn == "drop":
+            return
+        if turn == "truncate":
+            handler.send_response(201)
+            handler.send_header("content-length", "1000")
+            handler.end_headers()
+            handler.wfile.write(b"{")
+            return
+        status, headers, body = (*(turn if isinstance(turn, tuple) else (turn,)), {}, {"n": 1})[:3]
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        handler.send_response(status)
+        lines = {"content-type": "application/json", "content-length": str(len(raw)), **headers}
+        for name, text in lines.items():
+            if text is not None:
+                handler.send_header(name, text)
+        handler.send_header("connection", "close")
+        handler.end_headers()
+        handler.wfile.write(raw)
+
+
+def _body(handler: BaseHTTPRequestHandler) -> bytes:
+    if handler.headers.get("transfer-encoding") != "chunked":
+        return handler.rfile.read(int(handler.headers.get("content-length") or 0))
+    body = b""
+    while size := int(handler.rfile.readline(), 16):
+        body += handler.rfile.read(size)
+        handler.rfile.readline()
+    handler.rfile.readline()
+    return body
+
+
+@contextmanager
+def scripted() -> Iterator[Scripted]:
+    served = Scripted()
+    thread = threading.Thread(target=served.server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield served
+    finally:
+        served.server.shutdown()
+        served.server.server_close()
+        thread.join()
