@@ -61,10 +61,11 @@ def prepare(request: HttpRequest, *, awaited: bool) -> State | None:
 def _request(request: HttpRequest) -> Request:
     """As the edge reads it."""
     lines = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in request.headers.items()]
+    coding = "utf-8" if hasattr(request, "scope") else "latin-1"  # as Django's handler decoded it
     return Request(
         request.method or "GET",
         request.path,
-        request.META.get("QUERY_STRING", "").encode("latin-1"),
+        request.META.get("QUERY_STRING", "").encode(coding),
         Headers(lines),
         {settings.REQUEST: request, "scheme": request.scheme},
         request.path.removesuffix(request.path_info),
