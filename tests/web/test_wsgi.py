@@ -330,3 +330,16 @@ def test_p5_paths_that_are_no_text_are_refused_rather_than_taken_for_each_other(
         assert ask_wsgi(world.app, "k1", path=path).kind == "malformed-request"
     assert (world.runs, world.stored()) == (0, 0)
     assert ask_wsgi(world.app, "k1", path="/files/\xc3\xa9").status == 201
+
+
+def test_a_handler_may_send_requests_to_its_own_application() -> None:
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] == "/twice":
+            assert ask_wsgi(guarded, "inner").body == b"inner"
+        start_response("201 Created", [])
+        return [oncekey.current().key.encode()]
+
+    guarded = IdempotencyMiddleware(app, store=MemoryStore(), tenant=tenant_of)
+    assert ask_wsgi(guarded, "outer", path="/twice").body == b"outer"
+    assert oncekey.current_or_none() is None
+    guarded.close()
