@@ -16,7 +16,7 @@ from oncekey.cli.main import parser
 from tests.cli.conftest import Oncekey, Seed
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge")
+COMMANDS = ("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge", "intents")
 
 
 # ------------------------------------------------------------------------ which store

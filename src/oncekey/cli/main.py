@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from oncekey.cli import intents as journals
 from oncekey.cli import operate, show
 from oncekey.cli import recover as recovering
 from oncekey.cli import resolve as resolving
@@ -132,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"oncekey {version('oncekey')}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge):
+    for add in (_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge, _intents):
         add(commands)
     return top
 
@@ -334,6 +335,26 @@ def _purge(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--limit", metavar="N", type=_rows(ROWS_MAX), default=ROWS_MAX, help="blank at most so many"
     )
+
+
+def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _bare(
+        commands,
+        "intents",
+        "list what a client's journal holds that was begun and never settled",
+        "intents intents.db\nintents intents.db --settle order-42/pay",
+    )
+    added.add_argument("file", metavar="FILE", help="the file that Journal(…) was given")
+    added.add_argument("--settle", metavar="NAME", help="end this one, after you found out")
+    added.add_argument(
+        "--limit",
+        metavar="N",
+        type=_rows(LIST_ROWS_MAX),
+        default=LIST_ROWS,
+        help=f"at most so many (default: {LIST_ROWS})",
+    )
+    _show_keys(added)
+    added.set_defaults(run=journals.intents)
 
 
 def _show_keys(added: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from oncekey.client.attempts import Retries
 from oncekey.client.budget import RetryBudget
 from oncekey.client.client import AsyncClient, Client
+from oncekey.client.journal import Intent, Journal
 from oncekey.client.sender import Outcome
 from oncekey.client.transport import outcome_of, retrying
 from oncekey.client.watch import Attempted, Counters, Counts
@@ -13,6 +14,8 @@ __all__ = [
     "Client",
     "Counters",
     "Counts",
+    "Intent",
+    "Journal",
     "Outcome",
     "Retries",
     "RetryBudget",

@@ -9,13 +9,18 @@ do, it can do, and its answers are theirs.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from types import TracebackType
 from typing import Any
 
 from oncekey.client.httpx_wire import EXTENSION
+from oncekey.client.journal import Journal
+from oncekey.client.place import origin_of
 from oncekey.client.sender import Sender
-from oncekey.client.transport import Retrying
+from oncekey.client.transport import Retrying, outcome_of
+from oncekey.clock import Clock
+from oncekey.core.dates import parse_http_date
 from oncekey.errors import Misuse
 
 LIBRARIES = ("httpx2", "httpx")
@@ -40,26 +45,77 @@ def _parted(options: dict[str, Any]) -> tuple[Sender, dict[str, Any]]:
     return Sender(**ours), theirs
 
 
+class _Intents:
+    """Keys from the journal, and what the journal learns from the answers."""
+
+    def __init__(self, journal: Journal | None, base_url: Any, clock: Clock) -> None:
+        self.journal = journal
+        self._base_url = base_url
+        self._clock = clock
+
+    def origin(self, url: str) -> str:
+        return origin_of(str(self._base_url.join(url)))
+
+    def key(self, intent: str, url: str, note: str) -> str:
+        if self.journal is None:
+            raise Misuse("intent=… needs a journal: Client(journal=Journal('intents.db'))")
+        return self.journal.key(intent, origin=self.origin(url), note=note)
+
+    def learn(self, url: str, response: Any) -> None:
+        """How long this server remembers keys: it says so with every first answer."""
+        told = outcome_of(response)
+        if self.journal is None or told is None or told.replayed or not told.expires:
+            return
+        until = parse_http_date(told.expires.strip())
+        if until is not None:
+            self.journal.learn(self.origin(url), until - self._clock.wall())
+
+
 def _with_key(options: dict[str, Any], key: str | None) -> dict[str, Any]:
     if key is None:
         return options
     return {**options, "extensions": {**(options.get("extensions") or {}), EXTENSION: key}}
 
 
+def _one_of(key: str | None) -> None:
+    if key is not None:
+        raise Misuse("give a request its key, or its intent, not both")
+
+
 class Client:
-    """Sends requests; `key` is the one of an intent that was begun before, else each request gets a
-    new one. Options are those of `retrying`, and all others of the library's own client.
+    """Sends requests, each under a new key; under `key`, where the caller has one; or under that of
+    `intent`, which the journal keeps until the caller settles it (`note` is kept beside it).
+
+    Options are those of `retrying`, and all others of the library's own client.
     """
 
-    def __init__(self, *, transport: Any = None, **options: Any) -> None:
+    def __init__(
+        self, *, transport: Any = None, journal: Journal | None = None, **options: Any
+    ) -> None:
         library = installed()
         sender, theirs = _parted(options)
         inner = transport or library.HTTPTransport()
         self.inner = library.Client(transport=Retrying(inner, sender), **theirs)
         """The library's own client, for whatever is not here."""
+        self._intents = _Intents(journal, self.inner.base_url, sender.clock)
 
-    def request(self, method: str, url: str, *, key: str | None = None, **options: Any) -> Any:
-        return self.inner.request(method, url, **_with_key(options, key))
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        key: str | None = None,
+        intent: str | None = None,
+        note: str = "",
+        **options: Any,
+    ) -> Any:
+        if intent is None:
+            return self.inner.request(method, url, **_with_key(options, key))
+        _one_of(key)
+        key = self._intents.key(intent, url, note)
+        response = self.inner.request(method, url, **_with_key(options, key))
+        self._intents.learn(url, response)
+        return response
 
     def get(self, url: str, **options: Any) -> Any:
         return self.request("GET", url, **options)
@@ -92,19 +148,35 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, for an event loop."""
+    """As `Client`, for an event loop. The journal is asked in a thread."""
 
-    def __init__(self, *, transport: Any = None, **options: Any) -> None:
+    def __init__(
+        self, *, transport: Any = None, journal: Journal | None = None, **options: Any
+    ) -> None:
         library = installed()
         sender, theirs = _parted(options)
         inner = transport or library.AsyncHTTPTransport()
         self.inner = library.AsyncClient(transport=Retrying(inner, sender), **theirs)
         """The library's own client, for whatever is not here."""
+        self._intents = _Intents(journal, self.inner.base_url, sender.clock)
 
     async def request(
-        self, method: str, url: str, *, key: str | None = None, **options: Any
+        self,
+        method: str,
+        url: str,
+        *,
+        key: str | None = None,
+        intent: str | None = None,
+        note: str = "",
+        **options: Any,
     ) -> Any:
-        return await self.inner.request(method, url, **_with_key(options, key))
+        if intent is None:
+            return await self.inner.request(method, url, **_with_key(options, key))
+        _one_of(key)
+        key = await asyncio.to_thread(self._intents.key, intent, url, note)
+        response = await self.inner.request(method, url, **_with_key(options, key))
+        await asyncio.to_thread(self._intents.learn, url, response)
+        return response
 
     async def get(self, url: str, **options: Any) -> Any:
         return await self.request("GET", url, **options)

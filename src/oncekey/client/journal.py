@@ -1,0 +1,258 @@
+"""The journal: intents and their keys in a file, so that a key survives whoever made it.
+
+A key is on disk before it is given out, hence before the first byte of its request leaves. A
+process that dies anywhere after that finds the intent again when it is back, with the same key:
+
+    key = journal.key("order-42/pay")        # the same, after a crash too
+    api.post("/charges", json=..., key=key)
+    ...                                      # record the outcome where it belongs
+    journal.settle("order-42/pay")           # last: before this, a restart would ask again
+
+An intent is settled by whoever began it and by nobody else: an answer that arrived is not yet an
+outcome that was recorded. Settling is written with the next intent, so it costs no write of its
+own; if a crash loses it, the intent is found again, and asking again brings the kept answer.
+
+A key is worth something only as long as the server remembers it. After that nobody can tell a
+retry from a new request, so the journal refuses to give the key out (`Unknown`), and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from oncekey import guard
+from oncekey.client import keys
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.value import value
+from oncekey.errors import Misuse, StoreUnavailable, Unknown
+
+RETENTION_S = 24 * 3600.0
+"""What most servers remember, until one says otherwise."""
+NAME_CHARS_MAX = 512
+NOTE_CHARS_MAX = 65_536
+LIST_MAX = 10_000
+BUSY_S_MAX = 5.0
+MARGIN_S_MAX = 120.0
+"""A key that is given out now is used for a while: its retries must arrive in time as well."""
+_LEARNT_APART = 0.05
+"""Retentions that differ by less are the same one, read at another moment."""
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS oncekey_intents (name TEXT PRIMARY KEY, key TEXT NOT NULL, "
+    "begun REAL NOT NULL, origin TEXT NOT NULL, note TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS oncekey_servers (origin TEXT PRIMARY KEY, "
+    "retention_s REAL NOT NULL) WITHOUT ROWID",
+)
+
+
+@value
+class Intent:
+    """Something that was begun and is not settled."""
+
+    name: str
+    key: str
+    begun: float
+    """Seconds since 1970."""
+    until: float
+    """How long the key may be sent: the server remembers it a little longer, as far as is known."""
+    origin: str
+    """Where it goes, if that was said."""
+    note: str
+    """What its caller wrote down to be able to resume it."""
+
+
+class Journal:
+    """A journal in an SQLite file; for all threads, and for several processes."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        retention_s: float = RETENTION_S,
+        keys_as: str = "uuid7",
+        clock: Clock | None = None,
+        token: Callable[[], bytes] = guard.random_token,
+    ) -> None:
+        if not retention_s > 0:
+            raise Misuse(f"Journal: retention_s={retention_s}: give seconds, more than 0")
+        self.path = Path(path).absolute()
+        self._retention_s = retention_s
+        self._make_key = keys.kind(keys_as)
+        self._clock = clock or SystemClock()
+        self._token = token
+        self._alone = threading.RLock()
+        self._settled: dict[str, str] = {}
+        """Names and keys of what is settled, but not written yet."""
+        self._learnt: dict[str, float] = {}
+        self._db: sqlite3.Connection | None = None
+        self._opened_by = 0
+
+    def key(self, name: str, *, origin: str = "", note: str = "") -> str:
+        """The key of this intent: a new one, durably written, or the one that it has.
+
+        Raises `Unknown` if the server has forgotten that key by now, `StoreUnavailable` if it
+        cannot be written down: then nothing may be sent.
+        """
+        if not name or len(name) > NAME_CHARS_MAX or len(note) > NOTE_CHARS_MAX:
+            raise Misuse(
+                f"an intent has a name of 1 to {NAME_CHARS_MAX} characters, and a note of at most "
+                f"{NOTE_CHARS_MAX}"
+            )
+        with self._asking() as db:
+            found = self._find(db, name)
+            if found is None or self._settled.get(name) == found.key:
+                found = self._begin(db, name, origin, note)
+        if self._clock.wall() >= found.until:
+            raise _forgotten(found)
+        return found.key
+
+    def settle(self, *names: str) -> None:
+        """These are done: the next `key` of such a name is a new one.
+
+        Written with the next new intent, or by `flush` or `close`.
+        """
+        with self._asking() as db:
+            for name in names:
+                if (found := self._find(db, name)) is not None:
+                    self._settled[name] = found.key  # another process may begin it anew
+
+    @contextlib.contextmanager
+    def intent(self, name: str, *, origin: str = "", note: str = "") -> Iterator[str]:
+        """The key of an intent that is settled if the block ends without an error."""
+        yield self.key(name, origin=origin, note=note)
+        self.settle(name)
+
+    def unsettled(self, limit: int = LIST_MAX) -> list[Intent]:
+        """What was begun and not settled, the oldest first: send it again with its key."""
+        self.flush()
+        with self._asking() as db:
+            rows = db.execute(f"{_SELECT} ORDER BY begun, name LIMIT ?", (limit,)).fetchall()
+        return [self._intent(row) for row in rows]
+
+    def learn(self, origin: str, retention_s: float) -> None:
+        """What this server says of how long it remembers keys. Written only if that is new."""
+        with self._asking() as db:
+            known = self._learnt.get(origin)
+            if retention_s <= 0 or (
+                known is not None and abs(known - retention_s) <= _LEARNT_APART * known
+            ):
+                return
+            self._learnt[origin] = retention_s
+            with _committing(db):
+                db.execute(
+                    "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
+                    "DO UPDATE SET retention_s = excluded.retention_s",
+                    (origin, retention_s),
+                )
+
+    def flush(self) -> None:
+        """Write down what was settled."""
+        with self._alone:
+            if self._settled:
+                with self._asking() as db:
+                    with _committing(db):
+                        self._remove_settled(db)
+                    self._settled.clear()
+
+    def close(self) -> None:
+        with self._alone:
+            self.flush()
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------- the file
+
+    def _begin(self, db: sqlite3.Connection, name: str, origin: str, note: str) -> Intent:
+        wall = self._clock.wall()
+        fresh = name, self._make_key(wall, self._token()), wall, origin, note
+        with _committing(db):
+            self._remove_settled(db)
+            db.execute(_INSERT, fresh)
+            found = self._find(db, name)  # another process may have been first
+        self._settled.clear()
+        if found is None:
+            raise StoreUnavailable(f"the journal {self.path} does not keep what is written to it")
+        return found
+
+    def _find(self, db: sqlite3.Connection, name: str) -> Intent | None:
+        row = db.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
+        return None if row is None else self._intent(row)
+
+    def _intent(self, row: tuple[str, str, float, str, str]) -> Intent:
+        name, key, begun, origin, note = row
+        retention_s = self._learnt.get(origin, self._retention_s)
+        until = begun + retention_s - min(MARGIN_S_MAX, retention_s / 10)
+        return Intent(name, key, begun, until, origin, note)
+
+    def _remove_settled(self, db: sqlite3.Connection) -> None:
+        db.executemany(
+            "DELETE FROM oncekey_intents WHERE name = ? AND key = ?", self._settled.items()
+        )
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[sqlite3.Connection]:
+        with self._alone:
+            try:
+                yield self._opened()
+            except sqlite3.Error as error:
+                raise StoreUnavailable(
+                    f"the journal {self.path} cannot be used: {error}. Nothing was sent"
+                ) from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None or self._opened_by != os.getpid():  # a file must not cross a fork
+            self._db = _open(self.path)
+            self._opened_by = os.getpid()
+            self._learnt = dict(self._db.execute("SELECT origin, retention_s FROM oncekey_servers"))
+        return self._db
+
+
+_INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_SELECT = "SELECT name, key, begun, origin, note FROM oncekey_intents"
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    with contextlib.suppress(OSError):  # SQLite says it better
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
+    # A rollback journal that is emptied, and synced so: one commit, durable, on every release of
+    # SQLite, however many processes share the file.
+    db.execute("PRAGMA journal_mode = TRUNCATE").fetchone()
+    db.execute("PRAGMA synchronous = FULL")
+    for statement in _SCHEMA:
+        db.execute(statement)
+    return db
+
+
+@contextlib.contextmanager
+def _committing(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def _forgotten(intent: Intent) -> Unknown:
+    hours = (intent.until - intent.begun) / 3600
+    detail = (
+        f"The intent {intent.name!r} was begun over {hours:.1f} hours ago and never settled; its "
+        "server has forgotten the key by now, so sending it again could do it twice. Find out at "
+        "the server whether it was done, then call journal.settle(name); a new key begins it anew."
+    )
+    return Unknown(detail, Problem(Kind.TOO_OLD, detail))

@@ -1,0 +1,296 @@
+"""The journal: keys that survive whoever made them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncekey.client import AsyncClient, Client, Journal, Retries
+from oncekey.clock import FakeClock
+from oncekey.core.dates import http_date
+from oncekey.errors import Misuse, StoreUnavailable, Unknown
+from tests.client.wire import Scripted, scripted
+
+QUICK = Retries(backoff_s=0.001, attempts_max=2)
+PAY = "order-42/pay"
+DAY_S = 24 * 3600.0
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_700_000_000.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "intents.db"
+
+
+@pytest.fixture
+def journal(path: Path, clock: FakeClock) -> Iterator[Journal]:
+    with Journal(path, clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as served:
+        yield served
+
+
+def test_the_key_is_the_same_until_the_intent_is_settled(
+    path: Path, journal: Journal, clock: FakeClock
+) -> None:
+    key = journal.key(PAY)
+    assert journal.key(PAY) == key
+    assert journal.key("order-43/pay") != key
+    with Journal(path, clock=clock) as restarted:
+        assert restarted.key("order-43/pay") == journal.key("order-43/pay")
+
+    journal.settle(PAY)
+
+    assert journal.key(PAY) != key
+
+
+def test_another_process_finds_the_same_key(path: Path) -> None:
+    program = f"from oncekey.client import Journal; print(Journal({str(path)!r}).key({PAY!r}))"
+    keys = {
+        subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
+        for _ in range(2)
+    }
+
+    assert len(keys) == 1
+
+
+def test_a_key_is_on_disk_before_it_is_given_out(path: Path) -> None:
+    """The process is gone the moment it has its key: no closing, no flushing."""
+    program = (
+        "import os; from oncekey.client import Journal; "
+        f"os.write(1, Journal({str(path)!r}).key({PAY!r}).encode()); os._exit(9)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True)
+
+    assert ran.returncode == 9
+    assert Journal(path).key(PAY) == ran.stdout.decode()
+
+
+def test_one_durable_write_per_intent_and_none_after_it(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    server.script = ["drop"]
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, retries=QUICK) as api,
+    ):
+        journal.unsettled()  # opens the file
+        writes = []
+        for number in range(3):
+            before = _changes(path)
+            api.post("/charges", intent=f"order-{number}/pay")
+            journal.settle(f"order-{number}/pay")
+            writes.append(_changes(path) - before)
+
+    assert writes == [1, 1, 1]
+
+
+def _changes(path: Path) -> int:
+    """SQLite counts in the file's header how often it was committed to."""
+    return int.from_bytes(path.read_bytes()[24:28], "big")
+
+
+def test_what_is_not_settled_is_listed_the_oldest_first(journal: Journal, clock: FakeClock) -> None:
+    keys = {}
+    for name in ("b", "a", "c"):
+        keys[name] = journal.key(name, origin="https://api.test:443", note=f"send {name}")
+        clock.advance(1.0)
+    journal.settle("a", "never begun")
+
+    found = journal.unsettled()
+
+    assert [(intent.name, intent.key, intent.note) for intent in found] == [
+        (name, keys[name], f"send {name}") for name in ("b", "c")
+    ]
+    assert found[0].origin == "https://api.test:443"
+    assert found[0].until == found[0].begun + DAY_S - 120
+    assert journal.unsettled(limit=1) == found[:1]
+
+
+def test_what_is_settled_stays_so_after_closing(path: Path) -> None:
+    with Journal(path) as journal:
+        journal.key(PAY)
+        journal.settle(PAY)
+
+    assert Journal(path).unsettled() == []
+
+
+def test_a_block_settles_its_intent_unless_it_fails(journal: Journal) -> None:
+    with pytest.raises(ConnectionError), journal.intent(PAY) as first:
+        raise ConnectionError
+    with journal.intent(PAY) as second:
+        pass
+
+    assert first == second
+    assert journal.unsettled() == []
+
+
+def test_a_late_settling_does_not_touch_what_another_process_began(
+    path: Path, journal: Journal, clock: FakeClock
+) -> None:
+    journal.key(PAY)
+    journal.settle(PAY)  # not written yet
+    with Journal(path, clock=clock) as other:
+        other.settle(PAY)
+        anew = other.key(PAY)
+
+    journal.flush()
+
+    assert journal.key(PAY) == anew
+
+
+# ------------------------------------------------------------------------------------- growing old
+
+
+def test_a_key_that_the_server_has_forgotten_is_refused(journal: Journal, clock: FakeClock) -> None:
+    key = journal.key(PAY)
+    clock.advance(DAY_S - 121)
+    assert journal.key(PAY) == key
+    clock.advance(1)
+
+    with pytest.raises(Unknown, match=r"over 24.0 hours ago.*could do it twice.*Find out") as no:
+        journal.key(PAY)
+
+    assert not no.value.retryable
+    assert [intent.name for intent in journal.unsettled()] == [PAY], "still to be looked at"
+    journal.settle(PAY)
+    assert journal.key(PAY) != key
+
+
+def test_how_long_a_server_remembers_is_learnt_from_its_answers(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
+    server.script = [(201, expires), 201]
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock) as api,
+    ):
+        api.post("/charges", intent="first")
+        api.post("/charges", intent="second")
+        other = journal.key("elsewhere", origin="https://other.test:443")
+        clock.advance(601)
+
+        with pytest.raises(Unknown):
+            api.post("/charges", intent="second")
+        assert journal.key("elsewhere", origin="https://other.test:443") == other
+
+    assert len(server.seen) == 2, "nothing was sent under a key that is forgotten"
+    with Journal(path, clock=clock) as restarted, pytest.raises(Unknown):
+        restarted.key("second")
+
+
+# ----------------------------------------------------------------------------------------- clients
+
+
+def test_an_intent_is_resumed_under_its_key(path: Path, server: Scripted) -> None:
+    server.script = ["drop", "drop"]
+    with (
+        Journal(path) as journal,
+        Client(base_url=server.url, journal=journal, retries=QUICK) as api,
+    ):
+        with pytest.raises(Exception, match=r".") as lost:
+            api.post("/charges", json={"amount": 1}, intent=PAY, note='{"amount": 1}')
+        assert lost.value.__notes__
+
+    async def restarted() -> None:
+        journal = Journal(path)
+        async with AsyncClient(base_url=server.url, journal=journal) as api:
+            for intent in journal.unsettled():
+                answer = await api.post("/charges", content=intent.note, intent=intent.name)
+                assert answer.status_code == 201
+                journal.settle(intent.name)
+        journal.close()
+
+    asyncio.run(restarted())
+    assert len(server.seen) == 3
+    assert len(set(server.keys)) == 1
+    assert Journal(path).unsettled() == []
+
+
+def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: Scripted) -> None:
+    with Client(base_url=server.url) as api, pytest.raises(Misuse, match="needs a journal"):
+        api.post("/charges", intent=PAY)
+    with (
+        Client(base_url=server.url, journal=Journal(path)) as api,
+        pytest.raises(Misuse, match="not both"),
+    ):
+        api.post("/charges", intent=PAY, key="k")
+
+    assert not server.seen
+
+
+# ---------------------------------------------------------------------------------------- the file
+
+
+def test_threads_and_journals_that_race_agree(path: Path) -> None:
+    journals = [Journal(path) for _ in range(4)]
+    barrier = threading.Barrier(8)
+    keys: list[str] = []
+
+    def ask(journal: Journal) -> None:
+        barrier.wait()
+        keys.extend(journal.key(f"order-{number}") for number in range(10))
+
+    threads = [threading.Thread(target=ask, args=(journals[n % 4],)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (len(keys), len(set(keys))) == (80, 10)
+    for journal in journals:
+        journal.close()
+
+
+def test_nothing_is_given_out_that_could_not_be_written(path: Path, journal: Journal) -> None:
+    journal.key("opened")
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA query_only = 0")
+    writer.execute("DROP TABLE oncekey_intents")
+    with pytest.raises(StoreUnavailable, match="Nothing was sent"):
+        journal.key(PAY)
+    writer.close()
+
+
+def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database at all, but long enough to be looked at " * 100)
+
+    with pytest.raises(StoreUnavailable, match="cannot be used"):
+        Journal(tmp_path / "text").key(PAY)
+    with pytest.raises(StoreUnavailable, match="cannot be used"):
+        Journal(tmp_path / "no" / "such" / "folder").key(PAY)
+
+
+def test_only_its_owner_reads_it(path: Path, journal: Journal) -> None:
+    journal.key(PAY)
+
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("name", "note"), [("", ""), ("n" * 513, ""), ("n", "x" * 65_537)])
+def test_names_and_notes_are_bounded(journal: Journal, name: str, note: str) -> None:
+    with pytest.raises(Misuse, match="1 to 512 characters"):
+        journal.key(name, note=note)
+
+
+def test_a_retention_of_nothing_is_refused(path: Path) -> None:
+    with pytest.raises(Misuse, match="retention_s"):
+        Journal(path, retention_s=0)
