@@ -100,7 +100,7 @@ def test_the_query_keeps_what_it_has() -> None:
 
 def test_a_key_that_no_server_takes_is_not_sent() -> None:
     with pytest.raises(Misuse, match="placeholder"):
-        place.given(Outgoing("POST", URL, {"Idempotency-Key": "null"}, b""), PROFILES["oncekey"])
+        place.given(Outgoing("POST", URL, {"idempotency-key": "null"}, b""), PROFILES["oncekey"])
     with pytest.raises(Misuse, match="not a UUID"):
         place.usable("order-17", PROFILES["azure"])
     with pytest.raises(Misuse, match="longer than 45"):

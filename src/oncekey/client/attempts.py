@@ -4,7 +4,7 @@
 yields `Pause` and goes on when the time is over. Time and chance are given to it, so that a test
 can drive it through hours in a moment, and a thread or an event loop through the real ones.
 
-Nothing here knows the key: all attempts send the same prepared request, so it cannot change.
+Nothing here sets the key: all attempts send the same prepared request, so it cannot change.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from oncekey.client.budget import Buckets, RetryBudget
-from oncekey.client.verdict import Again, Broken, Mismatched, Reply, Verdict, judge, replayed
+from oncekey.client.verdict import FINAL, Again, Broken, Mismatched, Reply, Verdict, judge, replayed
 from oncekey.client.watch import Attempted
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
+from oncekey.core.key import short_hash
 from oncekey.core.op import Op, Pause
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
@@ -59,7 +60,7 @@ class Call:
 
     method: str
     host: str
-    key_hash: str
+    key: str | None
     once: str | None = None
     """Why it must not be sent twice."""
 
@@ -87,6 +88,7 @@ class Attempts:
         clock: Clock,
         chance: Callable[[], float],
         observe: Callable[[Attempted], None],
+        watched: Callable[[], bool] = lambda: True,
     ) -> None:
         self._profile = profile
         self._retries = retries
@@ -94,6 +96,7 @@ class Attempts:
         self._clock = clock
         self._chance = chance
         self._observe = observe
+        self._watched = watched
 
     def deliver(self, call: Call) -> Op[Ended]:
         """Send until the answer is final, or no further attempt is allowed."""
@@ -108,7 +111,8 @@ class Attempts:
             after = self._after(call, attempt, verdict, now, deadline)
             ended = self._ended(answer, attempt, verdict, after if isinstance(after, str) else None)
             wait_s = after if isinstance(after, float) else None
-            self._observe(_event(call, ended, now - sent_at, wait_s))
+            if verdict is not FINAL or self._watched():
+                self._observe(_event(call, ended, now - sent_at, wait_s))
             if wait_s is None:
                 return ended
             yield Pause(wait_s)
@@ -160,7 +164,7 @@ def _event(call: Call, ended: Ended, seconds: float, wait_s: float | None) -> At
     answer = ended.answer
     return Attempted(
         f"{call.method} {call.host}",
-        call.key_hash,
+        short_hash(call.key) if call.key else "-",
         ended.attempts,
         answer.status if isinstance(answer, Reply) else None,
         type(answer.error).__name__ if isinstance(answer, Broken) else None,

@@ -14,6 +14,7 @@ from oncekey.client.verdict import Broken, Reply
 
 EXTENSION = "oncekey"
 """In a request's extensions: the caller's key, later our mark. In a response's: the outcome."""
+_PHASES = ("connect", "read", "write", "pool")
 _LATE = "the time for all attempts was over before the whole answer was there"
 
 
@@ -34,6 +35,13 @@ def must_be_read(request: Any, library: Any, bytes_max: int) -> bool:
     return length.isdecimal() and int(length) <= bytes_max
 
 
+def _lines(headers: Any) -> dict[str, str]:
+    """By names in lower case. Asked for several on every request, the library's own headers would
+    be most of what this transport costs.
+    """
+    return {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in headers.raw}
+
+
 class Exchange:
     """One request and its attempts. Reading the body is left to whoever may block, or await."""
 
@@ -44,9 +52,9 @@ class Exchange:
         self._refused = (library.UnsupportedProtocol, library.LocalProtocolError)
         self._deadline = 0.0
         known = isinstance(request.stream, library.ByteStream)
-        outgoing = Outgoing(
-            request.method, str(request.url), request.headers, request.read() if known else None
-        )
+        body = request.read() if known else None
+        lines = _lines(request.headers)
+        outgoing = Outgoing(request.method, str(request.url), lines, body)
         self.plan = sender.plan(outgoing, request.extensions.get(EXTENSION))
         if self.plan.mark is not None:
             request.extensions[EXTENSION] = self.plan.mark
@@ -57,29 +65,32 @@ class Exchange:
         """The request as it is sent. The caller's own stays as it is, so that whoever follows a
         redirect does not carry the key along.
         """
-        headers, stream = request.headers.copy(), request.stream
-        for name, text in plan.placed.headers:
-            headers[name] = text
-        if plan.without:
-            del headers[plan.without]
-        if plan.placed.body is not None:
-            headers["content-length"] = str(len(plan.placed.body))
-            stream = self._library.ByteStream(plan.placed.body)
-        return self._library.Request(
+        placed, stream = plan.placed, request.stream
+        if placed.body is not None:
+            stream = self._library.ByteStream(placed.body)
+        ready = self._library.Request(
             request.method,
-            plan.placed.url or request.url,
-            headers=headers,
+            placed.url or request.url,
+            headers=request.headers,
             stream=stream,
-            extensions={k: v for k, v in request.extensions.items() if k != EXTENSION},
+            extensions=request.extensions,
         )
+        ready.extensions.pop(EXTENSION, None)
+        for name, text in placed.headers:
+            ready.headers[name] = text
+        if plan.without:
+            del ready.headers[plan.without]
+        if placed.body is not None:
+            ready.headers["content-length"] = str(len(placed.body))
+        return ready
 
     def ready(self, question: Send) -> Any:
         """The request for this attempt: no phase of it may take longer than is left."""
         self._deadline = self._sender.clock.monotonic() + question.left_s
-        caps = {phase: self._timeouts.get(phase) for phase in ("connect", "read", "write", "pool")}
+        left_s, limits = question.left_s, self._timeouts
         self._ready.extensions["timeout"] = {
-            phase: question.left_s if s is None else min(s, question.left_s)
-            for phase, s in caps.items()
+            phase: left_s if (s := limits.get(phase)) is None or s > left_s else s
+            for phase in _PHASES
         }
         return self._ready
 
@@ -93,19 +104,21 @@ class Exchange:
         """A whole answer; or one that is left to the caller to read."""
         if answer.rest is not None:
             response.stream = answer.rest
-            return Reply(response.status_code, response.headers, b"", response)
+            return Reply(response.status_code, answer.headers, b"", response)
         raw = b"".join(answer.chunks)
         response.stream = self._library.ByteStream(raw)
         body = self._decoded(response, raw) if response.status_code >= 400 else b""
-        return Reply(response.status_code, response.headers, body, response)
+        return Reply(response.status_code, answer.headers, body, response)
 
     def answer(self, response: Any) -> Answer:
-        length = response.headers.get("content-length", "")
-        kind = response.headers.get("content-type", "")
+        headers = _lines(response.headers)
+        length = headers.get("content-length", "")
+        kind = headers.get("content-type", "")
         endless = kind.lower().startswith("text/event-stream")
         large = length.isdecimal() and int(length) > self._sender.answer_bytes_max
         return Answer(
             self._library,
+            headers,
             response.stream,
             self._sender.answer_bytes_max,
             self._is_late,
@@ -140,8 +153,16 @@ class Answer:
     """
 
     def __init__(
-        self, library: Any, stream: Any, bytes_max: int, late: Callable[[], bool], *, unread: bool
+        self,
+        library: Any,
+        headers: dict[str, str],
+        stream: Any,
+        bytes_max: int,
+        late: Callable[[], bool],
+        *,
+        unread: bool,
     ) -> None:
+        self.headers = headers
         self.chunks: list[bytes] = []
         self.rest: Any = stream if unread else None
         self._library = library

@@ -6,7 +6,6 @@ typo two. So a key is only ever new, and it is the intent, not the body, that it
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -45,10 +44,10 @@ def ulid(wall: float, token: bytes) -> str:
 
 
 def _versioned(raw: bytes, version: int) -> str:
-    octets = bytearray(raw)
-    octets[6] = octets[6] & 0x0F | version << 4
-    octets[8] = octets[8] & 0x3F | 0x80
-    return str(uuid.UUID(bytes=bytes(octets)))
+    digits = raw.hex()
+    variant = "89ab"[raw[8] >> 4 & 3]
+    middle = f"{digits[8:12]}-{version}{digits[13:16]}-{variant}{digits[17:20]}"
+    return f"{digits[:8]}-{middle}-{digits[20:]}"
 
 
 KINDS: Final[Mapping[str, MakeKey]] = MappingProxyType(

@@ -6,6 +6,7 @@ request changes: of a JSON body every byte stays, one member is put before the o
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -42,6 +43,7 @@ class Placed:
     body: bytes | None = None
 
 
+@functools.lru_cache(maxsize=256)  # a client calls the same few addresses
 def origin_of(url: str) -> str:
     """Scheme, host and port: within them a key may be shown."""
     parts = urlsplit(url)
@@ -53,7 +55,7 @@ def given(request: Outgoing, profile: Profile) -> str | None:
     """The key that the caller has put in, None if there is none."""
     match profile.key_in:
         case Header(name):
-            line = request.headers.get(name)
+            line = request.headers.get(name.lower())
             if line is None:
                 return None
             return _usable(keys.parse([line.encode("latin-1", "replace")]))

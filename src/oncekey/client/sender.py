@@ -103,6 +103,7 @@ class Sender:
             self.clock,
             chance,
             self._observe,
+            self._watched,
         )
 
     def new_key(self) -> str:
@@ -123,9 +124,7 @@ class Sender:
             if brought.origin != origin:
                 return self._elsewhere(request, host, brought)
             if request.method.upper() not in self._methods:  # a 303, followed by a GET
-                call = Call(
-                    request.method, host, short_hash(brought.key), "it is a redirected read"
-                )
+                call = Call(request.method, host, brought.key, "it is a redirected read")
                 return Plan(call, Placed(), brought)
         standing = place.given(request, self.profile)
         if isinstance(brought, Mark):
@@ -138,9 +137,9 @@ class Sender:
         if changes is None:
             once = f"it has no place for a key: {_place_of(self.profile)}"
             _log.warning("%s %s is sent without a key, once: %s", request.method, host, once)
-            return Plan(Call(request.method, host, "-", once), Placed(), None)
+            return Plan(Call(request.method, host, None, once), Placed(), None)
         changes = self._dated(request, changes, first_sent)
-        call = Call(request.method, host, short_hash(key), once)
+        call = Call(request.method, host, key, once)
         return Plan(call, changes, Mark(key, origin, first_sent))
 
     def deliver(self, plan: Plan) -> Op[Ended]:
@@ -167,9 +166,13 @@ class Sender:
         The mark goes on, so that a redirect back does not lose the key.
         """
         where = self.profile.key_in
-        bare = where.name if isinstance(where, Header) and request.headers.get(where.name) else None
+        bare = (
+            where.name
+            if isinstance(where, Header) and request.headers.get(where.name.lower())
+            else None
+        )
         once = "it was redirected to another origin, where its key is not shown"
-        return Plan(Call(request.method, host, short_hash(mark.key), once), Placed(), mark, bare)
+        return Plan(Call(request.method, host, mark.key, once), Placed(), mark, bare)
 
     def _key(
         self, request: Outgoing, origin: str, brought: str | None, standing: str | None
@@ -185,7 +188,7 @@ class Sender:
 
     def _dated(self, request: Outgoing, changes: Placed, first_sent: float) -> Placed:
         stamp = self.profile.first_sent_in
-        if stamp is None or request.headers.get(stamp.name) is not None:
+        if stamp is None or request.headers.get(stamp.name.lower()) is not None:
             return changes
         line = stamp.name, http_date(first_sent).decode("ascii")
         return Placed((*changes.headers, line), changes.url, changes.body)
@@ -200,6 +203,10 @@ class Sender:
                 origin,
                 short_hash(key),
             )
+
+    def _watched(self) -> bool:
+        """Whether anybody wants to see what goes as it should."""
+        return bool(self._hooks) or _log.isEnabledFor(logging.DEBUG)
 
     def _observe(self, event: Attempted) -> None:
         logged(event)

@@ -57,6 +57,9 @@ class Final:
     """It is the caller's."""
 
 
+FINAL = Final()
+
+
 @value
 class Again:
     """The same request with the same key, later."""
@@ -87,13 +90,13 @@ def judge(answer: Reply | Broken, profile: Profile, now_wall: float) -> Verdict:
     if isinstance(answer, Broken):
         return Again()
     if answer.status < 400:
-        return Final()
+        return FINAL
     said = _json(answer.body)
     kind = _kind(answer, said, profile)
     if kind is Kind.MISMATCH:
         return Mismatched(_mismatch(said))
     if replayed(answer, profile) or not _passing(answer, said, kind, profile):
-        return Final()
+        return FINAL
     asked = answer.headers.get("retry-after")
     return Again(None if asked is None else retry_after(asked, now_wall))
 
