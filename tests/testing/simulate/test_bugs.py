@@ -52,6 +52,12 @@ SMALL = (
     "in-flight-hides-mismatch",
     "no-lease",
     "own-claim-not-recognised",
+    "atomic-answer-before-commit",
+    "failure-commits-its-rows",
+    "answer-without-its-rows",
+    "lost-commit-means-failure",
+    "lost-commit-looked-up-too-early",
+    "lock-ends-with-its-statement",
 )
 
 

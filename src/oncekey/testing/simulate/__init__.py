@@ -1,8 +1,9 @@
 """A deterministic simulator: the real engine under every kind of trouble, in virtual time.
 
 What is real: the engine's generators (`Guard.begin`, `finish`, `abandon`, `forget`, the heartbeat's
-renewals) with the life cycle underneath, the memory store as the server, and the gatherer's queue.
-What is simulated: processes, the network, clocks, clients and handlers. There is no event loop and
+renewals, atomic mode's `Work`) with the life cycle underneath, the memory store as the server, and
+the gatherer's queue. What is simulated: processes, the network, clocks, clients, handlers, and the
+transactions of a database. There is no event loop and
 no thread, so a seed is a schedule, and the same seed is always the same schedule.
 
     python -m oncekey.testing.simulate --schedules 20000
@@ -11,6 +12,7 @@ no thread, so a seed is a schedule, and the same seed is always the same schedul
     scenario      what a schedule is about: policies, clients, handlers
     faults        what goes wrong, drawn anew for every seed
     wire          messages to the store and back, and the store
+    database statements transaction    atomic mode: transactions, and what must hold at a commit
     worker edge heart task    one process of the application
     clients       they retry until they have an answer
     ghost oracle judge        what must hold, told without looking into the system

@@ -37,7 +37,8 @@ class Database:
         self._world = world
         self._kernel = world.kernel
         self._faults = world.faults
-        self._statements = world.parts.statements(world.store, world.oracle)
+        self._statements = world.parts.statements(world.store, world.oracle, world.marks)
+        self.marks = world.marks.atomic
         self.open: list[Transaction] = []
         """In the order in which they were begun."""
 
@@ -105,11 +106,21 @@ class Database:
             after_s = faults.delay_s()
         faults.note(fault, kernel.now + after_s)
         self._world.timeline.says(task, f"!! {fault.name.lower().replace('_', ' ')}")
-        session.broken = True
         if fault is Fault.LOST_REQUEST:
-            self._hang_up(session, after_s)
+            self.lose(session, question)
         else:
+            self.orphan(session)
             self._post(session, after_s, question, answered=False)
+
+    def lose(self, session: Session, question: Any) -> None:
+        """The connection breaks before this has arrived."""
+        self.marks["its commit is lost"] += type(question) is Commit
+        self._break(session)
+        self.orphan(session)
+
+    def orphan(self, session: Session) -> None:
+        """The connection breaks, but what is on its way goes on."""
+        session.broken = True
         self._no_reply(session)
 
     def _post(self, session: Session, after_s: float, question: Any, *, answered: bool) -> None:
@@ -145,12 +156,19 @@ class Database:
         transaction = session.transaction
         self._kernel.post(after_s, self._world.wire.server, self.end, transaction)
 
+    def _break(self, session: Session) -> None:
+        """Nobody says good-bye: the server may hold on to the transaction for long."""
+        faults = self._faults
+        after_s = faults.latency_s() if faults.brief() else faults.delay_s()
+        faults.lasts(self._kernel.now + after_s)
+        self._hang_up(session, after_s)
+
     def lost(self, worker: Worker) -> None:
         """A process died: the kernel closes its connections."""
         for transaction in self.open:
             task = transaction.task
             if task.worker is worker and task.session is not None and not task.session.broken:
-                self._hang_up(task.session, self._faults.latency_s())
+                self._break(task.session)
 
     def cancelled(self, task: Task) -> None:
         """A request was given up while it was decided."""
@@ -194,7 +212,8 @@ class Database:
         if type(question) is Commit:
             self._statements.commit(transaction)
             self._world.timeline.says(transaction.task, "its transaction is committed")
-            self.end(transaction)
+            self.marks["committed" if answered else "committed unheard"] += 1
+            self._close(transaction)
             self._reply(session, None, None, answered)
             return
         answer = self._statements.answer(transaction, question, self.open)
@@ -216,12 +235,17 @@ class Database:
         task.worker.resume(task, answer)
 
     def end(self, transaction: Transaction) -> None:
-        """It is committed, or nothing of it ever happened; its locks are free."""
+        """Nothing of it ever happened, unless it is committed."""
         if transaction.open:
-            transaction.open = False
-            self.open.remove(transaction)
-            if transaction.writes:
-                transaction.task.ghost.held = False
+            self.marks["rolled back"] += 1
+            self._close(transaction)
+
+    def _close(self, transaction: Transaction) -> None:
+        """Its locks are free."""
+        transaction.open = False
+        self.open.remove(transaction)
+        if transaction.writes:
+            transaction.task.ghost.held = False
 
     def went_down(self) -> None:
         """The server stopped: it knows of no transaction any more."""

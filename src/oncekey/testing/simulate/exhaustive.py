@@ -12,7 +12,7 @@ choice that has an alternative left.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop
 from typing import Any, Literal
@@ -32,6 +32,8 @@ from oncekey.testing.simulate.scenario import (
     Scenario,
     policy_of,
 )
+from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.transaction import Session
 from oncekey.testing.simulate.wire import Message
 from oncekey.testing.simulate.worker import Worker
 from oncekey.testing.simulate.world import Played, World, outcome, playing
@@ -40,6 +42,10 @@ _FIRST = Intent("acme", "charge", "k1", "a")
 _GOOD = Plan(0.0, 201, Verdict.KEEP)
 _LONG_S = 1.0
 """What takes longer does not happen while a message is on its way."""
+_POSTPONED_S = 1.5
+"""How much later than its sender believes a statement may arrive. Nobody waits for it to end, so
+there is no other limit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Case:
     recovery: Literal["rerun", "block"]
     second: Intent
     first_plan: Plan
+    atomic: bool = False
 
 
 CASES = (
@@ -59,6 +66,8 @@ CASES = (
     Case("first try refuses", "block", _FIRST, Plan(0.0, 403, Verdict.NO_EFFECT, effect=False)),
     Case("first try is slow", "rerun", _FIRST, _GOOD._replace(seconds=LEASE_S / 2)),
     Case("another request", "rerun", _FIRST._replace(content="b"), _GOOD),
+    Case("atomic", "rerun", _FIRST, _GOOD, atomic=True),
+    Case("atomic, fails", "rerun", _FIRST, Plan(0.0, 500, Verdict.FAILED), atomic=True),
 )
 
 
@@ -108,13 +117,23 @@ class Calm(Faults):
     def holds_row(self) -> bool:
         return False
 
+    def brief(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
     """A message on its way to the store."""
 
-    message: Message
+    message: Message | Session
     act: Callable[..., None]
+    args: tuple[Any, ...]
+    arrives_by: float = float("inf")
+
+    @property
+    def late(self) -> bool:
+        message = self.message
+        return message.broken if isinstance(message, Session) else message.late
 
 
 class Explorer(Kernel):
@@ -129,10 +148,10 @@ class Explorer(Kernel):
         self.world: World
 
     def post(self, delay_s: float, process: Process, act: Callable[..., None], *args: Any) -> None:
-        if delay_s >= _LONG_S:
+        if delay_s >= _LONG_S or (delay_s > 0.0 and _looks_for_its_commit(args)):
             self.at(self.now + delay_s, process, act, *args)
-        elif args and isinstance(args[0], Message) and process is self.world.wire.server:
-            self._arrivals.append(_Arrival(args[0], act))
+        elif args and isinstance(args[0], Message | Session) and process is self.world.wire.server:
+            self._arrivals.append(_Arrival(args[0], act, args[1:]))
         else:
             self._steps.append((process, process.life, act, args))
 
@@ -160,16 +179,19 @@ class Explorer(Kernel):
         options: list[Callable[[], None]] = [
             partial(self._arrive, arrival) for arrival in self._arrivals
         ]
-        if timers and all(arrival.message.late for arrival in self._arrivals):
+        if timers and self._may_wait(self._heap[0][0]):
             options.append(self._let_time_pass)
         if self._faults_left:
             options += self._mishaps()
         options[self._choices.choose(len(options))]()
         return True
 
+    def _may_wait(self, until: float) -> bool:
+        return all(arrival.late and until < arrival.arrives_by for arrival in self._arrivals)
+
     def _arrive(self, arrival: _Arrival) -> None:
         self._arrivals.remove(arrival)
-        arrival.act(arrival.message)
+        arrival.act(arrival.message, *arrival.args)
 
     def _let_time_pass(self) -> None:
         when, _, process, life, act, args = heappop(self._heap)
@@ -182,10 +204,11 @@ class Explorer(Kernel):
     def _mishaps(self) -> list[Callable[[], None]]:
         mishaps: list[Callable[[], None]] = []
         for arrival in self._arrivals:
-            if not arrival.message.late:
+            if not arrival.late:
                 mishaps.append(partial(self._lose, arrival))
                 mishaps.append(partial(self._delay, arrival))
-                mishaps.append(partial(self._duplicate, arrival))
+                if isinstance(arrival.message, Message):
+                    mishaps.append(partial(self._duplicate, arrival, arrival.message))
         for worker in self.world.workers:
             if worker.tasks:
                 mishaps.append(partial(self._kill, worker))
@@ -200,23 +223,38 @@ class Explorer(Kernel):
     def _lose(self, arrival: _Arrival) -> None:
         self._spend(Fault.LOST_REQUEST)
         self._arrivals.remove(arrival)
-        self.world.timeline.fault(
-            Fault.LOST_REQUEST, arrival.message.worker, arrival.message.tickets
-        )
-        self.world.wire.lose(arrival.message)
+        message = arrival.message
+        self._tell(Fault.LOST_REQUEST, message)
+        if isinstance(message, Session):
+            self.world.database.lose(message, *arrival.args[:1])
+        else:
+            self.world.wire.lose(message)
 
     def _delay(self, arrival: _Arrival) -> None:
         """Its sender gives up; it arrives at any time later, or at once with its reply lost."""
         self._spend(Fault.DELAY)
         message = arrival.message
-        self.world.timeline.fault(Fault.DELAY, message.worker, message.tickets)
-        self.world.wire.orphan(message)
+        self._tell(Fault.DELAY, message)
+        if isinstance(message, Session):
+            self._arrivals.remove(arrival)
+            unanswered = (*arrival.args[:-1], False)
+            by = self.now + _POSTPONED_S
+            self._arrivals.append(_Arrival(message, arrival.act, unanswered, by))
+            self.world.database.orphan(message)
+        else:
+            self.world.wire.orphan(message)
 
-    def _duplicate(self, arrival: _Arrival) -> None:
+    def _duplicate(self, arrival: _Arrival, message: Message) -> None:
         self._spend(Fault.DUPLICATE)
-        message = arrival.message
-        self.world.timeline.fault(Fault.DUPLICATE, message.worker, message.tickets)
-        self._arrivals.append(_Arrival(self.world.wire.copy(message), arrival.act))
+        self._tell(Fault.DUPLICATE, message)
+        self._arrivals.append(_Arrival(self.world.wire.copy(message), arrival.act, ()))
+
+    def _tell(self, fault: Fault, message: Message | Session) -> None:
+        timeline = self.world.timeline
+        if isinstance(message, Session):
+            timeline.says(message.transaction.task, f"!! {fault.name.lower()}")
+        else:
+            timeline.fault(fault, message.worker, message.tickets)
 
     def _kill(self, worker: Worker) -> None:
         self._faults_left -= 1
@@ -229,6 +267,11 @@ class Explorer(Kernel):
         for worker in self.world.workers:
             worker.paused_until = self.now
         self.world.timeline.process(self.world.workers[0], "everything stands still")
+
+
+def _looks_for_its_commit(args: tuple[Any, ...]) -> bool:
+    """It asks again and again until others are done: that takes time."""
+    return bool(args) and isinstance(args[0], Task) and args[0].commit is not None
 
 
 class SmallWorld(World):
@@ -305,6 +348,7 @@ def _play(
 def scenario(case: Case) -> Scenario:
     """Two workers and two clients that start together."""
     policy = policy_of(case.recovery, "refuse", 5, 120.0, "refuse", "operation")
+    policy = replace(policy, atomic=case.atomic)
     return Scenario(
         policies=(policy, policy),
         versions=(1, 1),

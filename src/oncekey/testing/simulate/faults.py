@@ -75,6 +75,10 @@ class Faults:
     def note(self, fault: Fault, until: float) -> None:
         """A fault begins; it acts until then."""
         self.injected[fault] += 1
+        self.lasts(until)
+
+    def lasts(self, until: float) -> None:
+        """What went wrong acts until then."""
         self.last_at = max(self.last_at, until)
 
     # ------------------------------------------------------------------------ who is struck

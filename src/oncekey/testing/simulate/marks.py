@@ -1,8 +1,8 @@
 """Coverage marks: proof that the rare things happened.
 
 Counted are the rows of `lifecycle.DECISIONS` that were looked up, the transitions that the store
-carried out, the faults, and what clients were told. A simulation that never reaches a row proves
-nothing about it.
+carried out, the faults, what transactions went through, and what clients were told. A simulation
+that never reaches a row proves nothing about it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import Action, Situation
 
 Row = tuple[Situation, Comparison]
+ATOMIC = (
+    "committed",
+    "committed unheard",
+    "its commit is lost",
+    "rolled back",
+    "another has the id",
+    "another's record at the end",
+    "a leased one waits for the row",
+)
+"""What transactions go through."""
 
 
 class _Counting(dict[Row, Action]):
@@ -38,6 +48,7 @@ class Marks:
         self.transitions: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
+        self.atomic: Counter[str] = Counter()
         self.batches = 0
         """Round trips that carried more than one verb."""
 
@@ -46,6 +57,7 @@ class Marks:
         self.transitions += other.transitions
         self.faults += other.faults
         self.told += other.told
+        self.atomic += other.atomic
         self.batches += other.batches
 
     @contextmanager
@@ -65,4 +77,5 @@ class Marks:
             for situation, comparison in lifecycle.DECISIONS
             if not self.decisions[situation, comparison]
         ]
-        return rows + [name for name in lifecycle.TRANSITIONS if not self.transitions[name]]
+        moves = [name for name in lifecycle.TRANSITIONS if not self.transitions[name]]
+        return rows + moves + [name for name in ATOMIC if not self.atomic[name]]

@@ -11,7 +11,7 @@ from oncekey.clock import SystemClock
 from oncekey.core import lifecycle
 from oncekey.core.fingerprint import Comparison
 from oncekey.testing.simulate.campaign import Campaign
-from oncekey.testing.simulate.marks import Marks
+from oncekey.testing.simulate.marks import ATOMIC, Marks
 
 _BAR_CHARS = 30
 
@@ -81,6 +81,7 @@ def coverage(marks: Marks) -> str:
     transitions = {name: marks.transitions[name] for name in lifecycle.TRANSITIONS}
     lines += ["", _columns("transition", transitions)]
     lines += ["", _columns("fault", marks.faults)]
+    lines += ["", _columns("atomic", {name: marks.atomic[name] for name in ATOMIC})]
     lines += ["", _columns("told", marks.told)]
     lines += ["", f"round trips that several verbs shared: {marks.batches:,}"]
     if missing := marks.missing():

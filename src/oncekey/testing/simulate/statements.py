@@ -28,6 +28,7 @@ from oncekey.testing.simulate.ghost import (
     WHOLE,
     Note,
 )
+from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.oracle import Oracle
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import Asked, Transaction, Write
@@ -49,9 +50,10 @@ class Look(NamedTuple):
 class Statements:
     """What the server does."""
 
-    def __init__(self, store: MemoryStore, oracle: Oracle) -> None:
+    def __init__(self, store: MemoryStore, oracle: Oracle, marks: Marks) -> None:
         self._store = store
         self._oracle = oracle
+        self._marks = marks
 
     # ------------------------------------------------------------------------- take and look
 
@@ -76,6 +78,7 @@ class Statements:
         ours = not ended and self._take(transaction, others)
         self._oracle.trace.append(0x70 | ours)
         if not ours and note.situation not in _NOT_FREE:  # whoever has the id is in flight
+            self._marks.atomic["another has the id"] += 1
             note = note._replace(
                 situation=IN_FLIGHT, intent=task.intent, version=task.version, own=False
             )
@@ -122,6 +125,7 @@ class Statements:
         claim = Claim(*(record_id, token, *of_claim, sql.decode_digests(digests)))
         self._may_write(transaction, [Insert(claim)], others)
         if not self._is_new(transaction, claim):
+            self._marks.atomic["another's record at the end"] += 1
             return []
         [inserted] = self._within(transaction, [Insert(claim)])
         complete = lifecycle.complete(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -285,8 +286,13 @@ class Played:
 @contextmanager
 def playing(parts: Parts, marks: Marks) -> Iterator[None]:
     """Within this, schedules run on these parts and are counted."""
-    with parts.tables(), marks.watching():
-        yield
+    log = logging.getLogger("oncekey")
+    spoke, log.disabled = log.disabled, True  # of what is undone, which is meant to be
+    try:
+        with parts.tables(), marks.watching():
+            yield
+    finally:
+        log.disabled = spoke
 
 
 def is_atomic(seed: int) -> bool:
