@@ -29,6 +29,12 @@ PROBES = (
     "before_publish",  # a message was claimed from the outbox, the broker does not have it
     "after_publish",  # the broker has it, the outbox still does
     "after_removal",  # only the broker has it
+    "before_intent",  # a client has a key that nobody else knows
+    "after_intent",  # the journal keeps it, nothing is sent
+    "before_request",  # an attempt of a client is about to leave
+    "after_answer",  # its answer, or that there is none, is known to its client alone
+    "before_settle",  # the client has all it wanted, its journal does not know
+    "after_settle",
 )
 
 _actions: dict[str, Callable[[], None]] = {}

@@ -23,6 +23,7 @@ from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.value import value
 from oncekey.errors import Misuse
+from oncekey.probes import probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,9 @@ class Attempts:
         self._buckets.earn(call.host, sent_at)
         attempt = 1
         while True:
+            probe("before_request")
             answer: Reply | Broken = yield Send(attempt, deadline - sent_at)
+            probe("after_answer")
             now = self._clock.monotonic()
             verdict = judge(answer, self._profile, self._clock.wall())
             after = self._after(call, attempt, verdict, now, deadline)

@@ -31,6 +31,7 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.value import value
 from oncekey.errors import Misuse, StoreUnavailable, Unknown
+from oncekey.probes import probe
 
 RETENTION_S = 24 * 3600.0
 """What most servers remember, until one says otherwise."""
@@ -155,9 +156,11 @@ class Journal:
         """Write down what was settled."""
         with self._alone:
             if self._settled:
+                probe("before_settle")
                 with self._asking() as db:
                     with _committing(db):
                         self._remove_settled(db)
+                    probe("after_settle")
                     self._settled.clear()
 
     def close(self) -> None:
@@ -178,10 +181,12 @@ class Journal:
     def _begin(self, db: sqlite3.Connection, name: str, origin: str, note: str) -> Intent:
         wall = self._clock.wall()
         fresh = name, self._make_key(wall, self._token()), wall, origin, note
+        probe("before_intent")
         with _committing(db):
             self._remove_settled(db)
             db.execute(_INSERT, fresh)
             found = self._find(db, name)  # another process may have been first
+        probe("after_intent")
         self._settled.clear()
         if found is None:
             raise StoreUnavailable(f"the journal {self.path} does not keep what is written to it")
