@@ -105,6 +105,16 @@ class Task:
         self.version = version
         self.client = client
         self.started_at = worker.kernel.now
+        self.work: Work | None = None
+        """In atomic mode: what carries it through."""
+        self.session: Session | None = None
+        """Its transaction."""
+        self.commit: Transaction | None = None
+        """The one that it asked to be committed."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has happened yet."""
         self.note: Note | None = None
         """What the ghost held when the store gave the latest reply that arrived."""
         self.fence = 0
@@ -132,12 +142,6 @@ class Task:
         self.recorded = False
         """Its completion was carried out by the store."""
         self.steps = StepsSeen()
-        self.work: Work | None = None
-        """In atomic mode: what carries it through."""
-        self.session: Session | None = None
-        """Its transaction."""
-        self.commit: Transaction | None = None
-        """The one that it asked to be committed."""
         self.orphan = False
         """No client waits: a recoverer took it up."""
         self.peeking = False
