@@ -20,6 +20,7 @@ from oncekey.stores.redis_fitness import SCHEMA, acl_rule, check_server, durabil
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import Case, SyncFace
 from tests.servers import Redis, start_redis
+from tests.servers.process import free_port
 from tests.servers.programs import SOURCES
 
 CLAIM = Claim(b"i" * 32, b"t" * 16, "tenant", "POST /", "key", b"f" * 32, 1, 30.0, 600.0)
@@ -193,7 +194,9 @@ def test_what_is_not_known_is_not_promised() -> None:
 
 @pytest.mark.slow
 def test_a_node_of_a_cluster_is_refused_unless_it_serves_all_keys() -> None:
-    with SetRedis("--cluster-enabled", "yes").start() as node:
+    # Its other port would be 10,000 higher, which is no port for most free ones.
+    settings = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with SetRedis(*settings).start() as node:
         store = open_url(node.url)
         with pytest.raises(StoreUnfit, match="a node of a Redis Cluster"):
             prepare(store)

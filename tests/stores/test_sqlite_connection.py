@@ -331,8 +331,19 @@ def test_nobody_makes_a_checkpoint_without_the_write_lock(
 # ------------------------------------------------------------------------ threads and loops
 
 
+_before: list[threading.Thread] = []
+
+
+@pytest.fixture(autouse=True)
+def threads_of_others() -> None:
+    """Other tests in this process may have left applications open: their threads do not count."""
+    _before[:] = threading.enumerate()
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "oncekey-sqlite"]
+    """Those of this test."""
+    found = [thread for thread in threading.enumerate() if thread.name == "oncekey-sqlite"]
+    return [thread for thread in found if thread not in _before]
 
 
 def test_closing_ends_the_thread(path: Path) -> None:
