@@ -171,3 +171,19 @@ def test_p9_a_commit_that_happened_unheard_is_found(script: Script) -> None:
     )
 
     assert isinstance(finished, Stored)
+
+
+def test_whoever_is_cancelled_while_it_waits_makes_room_for_others(script: Script) -> None:
+    policy = dataclasses.replace(POLICY, in_flight="wait", waiters_per_key_max=1)
+    begin = script.guard.begin(CALL, policy, script.claim)  # held here: it is not collected
+    op = script.work.drive(begin)
+    assert isinstance(next(op), Begin)
+    assert isinstance(op.send(True), Question)
+    assert isinstance(op.send([(script.claim.token.hex(), False)]), Rollback)
+    waits = op.send(None)
+    assert isinstance(waits, Outside)
+    assert isinstance(waits.question, Pause)
+    assert script.guard._waiters.total == 1
+
+    op.close()
+    assert script.guard._waiters.total == 0

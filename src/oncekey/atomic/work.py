@@ -149,6 +149,8 @@ class Work:
         except StopIteration as stop:
             value: T = stop.value
             return value
+        finally:  # whoever is cancelled gives up its place among those who wait
+            op.close()
 
     def _answer(self, verb: Any) -> Op[Any]:
         match verb:

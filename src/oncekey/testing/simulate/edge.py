@@ -125,9 +125,10 @@ class Edge:
                     verb = op.send(answer)
         except StopIteration as stop:
             result: T = stop.value
-            if isinstance(result, Replay):
-                self._judge.read(task)
+            self._judge.decides(task, result)
             return result
+        finally:
+            op.close()
 
     def _conclude(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler has answered: record the answer, then let it go out."""

@@ -124,7 +124,8 @@ class Judge:
             raise Violation("P1", f"{task} runs {task.ghost}, and does not have it")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
-        for other in begun:
+        # Where the server has ended its transaction, nothing that it does can count.
+        for other in begun if session.transaction.open else ():
             if other.task.ghost is task.ghost and other.runs:
                 raise Violation("P1", f"{task} runs {task.ghost} while {other.task} does")
         task.runs_at = self._kernel.now
@@ -215,9 +216,15 @@ class Judge:
             raise Violation("P3", f"{task} replays an answer of another version: {note.fate} it")
         if answer != shown(note.answer, note.schema, note.fate):
             raise Violation("P3", f"{task} replays {answer}; kept was {note.answer}")
-        self.read(task)
+        self._read(task)
 
-    def read(self, task: Task) -> None:
+    def decides(self, task: Task, decision: object) -> None:
+        """In atomic mode: the engine has decided, and the transaction is not closed yet."""
+        task.peeking, task.had_room = False, self._has_room(task)
+        if isinstance(decision, Replay):
+            self._read(task)
+
+    def _read(self, task: Task) -> None:
         """A task replays what it read: its process may know that for a moment."""
         if task.asks and task.note is not None:
             task.worker.replayed[task.ghost] = task.note, task.worker.clock.monotonic()
@@ -277,7 +284,7 @@ class Judge:
             raise Violation("P9", f"{task} is refused because of its own claim")
         elif note.version != task.version or note.intent != task.intent:
             raise Violation("P5", f"{task} is told in flight; another request has the key")
-        elif situation is OVERLONG and not task.peeking:
+        elif situation is OVERLONG and not (task.peeking or (task.work and task.peeked_at >= 0)):
             raise Violation("P8", f"{task} left a deadline alone that is too far away")
         elif situation is not IN_FLIGHT and situation is not OVERLONG:
             raise Violation("P6", f"{task} is told in flight where {task.ghost} is {situation}")
@@ -286,12 +293,17 @@ class Judge:
 
     def _waited(self, task: Task) -> None:
         """It waited, unless enough others of its process do."""
-        tasks = task.worker.tasks
-        others = sum(other.ghost is task.ghost for other in tasks) - 1
-        room = others < WAITERS_PER_KEY_MAX and len(tasks) - 1 < WAITERS_MAX
+        room = self._has_room(task) if task.work is None else task.had_room
         took_s = self._kernel.now - task.started_at
         if took_s < task.policy.wait_s and room:
             raise Violation("P6", f"{task} was to wait, and was refused after {took_s:.3f} s")
+
+    @staticmethod
+    def _has_room(task: Task) -> bool:
+        """Whether so few others are about that it may wait too."""
+        tasks = task.worker.tasks
+        others = sum(other.ghost is task.ghost for other in tasks) - 1
+        return others < WAITERS_PER_KEY_MAX and len(tasks) - 1 < WAITERS_MAX
 
     def _superseded(self, task: Task, note: Note) -> None:
         """An attempt that lost its record is told in flight unless there is more to tell."""

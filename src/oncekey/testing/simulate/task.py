@@ -49,6 +49,7 @@ class Task:
         "failures",
         "fence",
         "ghost",
+        "had_room",
         "hasty_peeks",
         "idle_rounds",
         "intent",
@@ -111,6 +112,8 @@ class Task:
         """Its transaction."""
         self.commit: Transaction | None = None
         """The one that it asked to be committed."""
+        self.had_room = True
+        """Few enough others were about, when it was decided, for it to wait too."""
         self._begin()
 
     def _begin(self) -> None:
