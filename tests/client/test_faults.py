@@ -160,6 +160,21 @@ def test_no_attempt_begins_earlier_than_the_server_asked_for(
     assert later[0] >= first + 10.0
 
 
+@pytest.mark.parametrize("way", ["post", "apost"])
+def test_an_answer_that_drips_is_cut_off_when_the_time_is_over(way: str) -> None:
+    """Every byte comes in time, the whole never would."""
+    dripping = [Fault("drip", seconds=4.0)] * 3
+    world = World(httpx2, dripping, [0.5], retries=Retries(budget_s=20.0))
+    started = world.clock.monotonic()
+
+    with pytest.raises(httpx2.ReadTimeout) as late:
+        getattr(world, way)()
+
+    assert "the time for all attempts is over" in late.value.__notes__[0]
+    assert world.clock.monotonic() - started <= 20.0 + READ_S
+    assert len(world.server.attempts) == 1
+
+
 def test_a_redirect_to_another_origin_does_not_show_the_key() -> None:
     for options in ({}, {"headers": {"Idempotency-Key": "order-17"}}):
         world = World(httpx2, [Fault("redirect-away")], [0.5])

@@ -147,6 +147,7 @@ def test_a_late_settling_does_not_touch_what_another_process_began(
 ) -> None:
     journal.key(PAY)
     journal.settle(PAY)  # not written yet
+    clock.advance(1.0)
     with Journal(path, clock=clock) as other:
         other.settle(PAY)
         anew = other.key(PAY)

@@ -224,6 +224,37 @@ def test_an_answer_that_is_too_large_to_keep_is_read_by_the_caller(
     assert len(server.seen) == 2
 
 
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+def test_answers_that_are_not_read_give_their_connection_back(
+    library: str, server: Scripted
+) -> None:
+    server.script = [(503, {}, b"x" * 300_000)] * 3
+    module = importlib.import_module(library)
+    inner = module.HTTPTransport(limits=module.Limits(max_connections=1))
+    transport = retrying(inner, retries=QUICK, answer_bytes_max=1000)
+    with module.Client(transport=transport, timeout=2.0) as client:
+        assert client.post(f"{server.url}/a").status_code == 201
+
+    assert len(server.seen) == 4
+
+
+def test_the_same_request_sent_again_is_a_retry(server: Scripted) -> None:
+    httpx2, requests = (importlib.import_module(name) for name in ("httpx2", "requests"))
+    with httpx2.Client(transport=retrying(httpx2.HTTPTransport())) as client:
+        request = client.build_request("POST", f"{server.url}/orders")
+        for _ in range(2):
+            client.send(request)
+    with requests.Session() as session:
+        session.mount("http://", retrying(requests.adapters.HTTPAdapter()))
+        prepared = session.prepare_request(requests.Request("POST", f"{server.url}/orders"))
+        for _ in range(2):
+            session.send(prepared).close()
+
+    first, again, other, other_again = server.keys
+    assert first == again != other == other_again
+    assert None not in server.keys
+
+
 # --------------------------------------------------------------------------------------- redirects
 
 
