@@ -245,6 +245,16 @@ def test_p2_a_step_of_an_attempt_that_was_taken_over_is_refused() -> None:
     assert second.step_sync("s", lambda: "fresh") == "fresh"
 
 
+def test_p2_a_step_after_the_lease_is_not_even_begun() -> None:
+    """Whoever slept through its lease may have been taken over, or its record swept."""
+    world = World()
+    first = world.attempt()
+    world.clock.advance(10)
+    with pytest.raises(LeaseLost):
+        first.step_sync("s", lambda: pytest.fail("ran"))
+    assert first.lost
+
+
 def test_a_step_after_the_loss_is_not_even_begun() -> None:
     world = World()
     first = world.attempt()

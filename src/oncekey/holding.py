@@ -80,6 +80,14 @@ class Holding(Asking):
         if attempt.mark_lost():
             self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason)
 
+    def check_lease(self, attempt: Attempt) -> None:
+        """Raise `LeaseLost` if this attempt should have no more effects: another may own its
+        record, or nobody renewed its lease in time, as after a long sleep.
+        """
+        if self._clock.monotonic() >= attempt.lease_until:
+            self.lose(attempt, "its lease was over before its next step")
+        attempt.ensure_owned()
+
     def steps(self, attempt: Attempt) -> Op[list[Step]]:
         """What earlier attempts left, in order."""
         kept: list[Step] = yield from self._ask(Steps(attempt.held.id), attempt)

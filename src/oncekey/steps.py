@@ -143,7 +143,7 @@ class Steps:
         self, guard: Guard, name: str, digest: bytes, *, at_most_once: bool
     ) -> Op[Kept | Take]:
         attempt = self._attempt
-        attempt.ensure_owned()
+        guard.check_lease(attempt)
         if self._known is None:
             self._known = (yield from guard.steps(attempt)) if attempt.attempt > 1 else []
         if name in self._begun:

@@ -332,8 +332,9 @@ class Judge:
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
         elif isinstance(finished, Refuse) and self._gave_up(task):
+            # Unless it lost its record over it: then what counts is what stands there.
             if finished.problem.kind is not Kind.OUTCOME_UNKNOWN:
-                raise Violation("P6", f"{task} cannot tell how a step ended, and does not say so")
+                self._refuses(task, finished, superseded=True)
         elif isinstance(finished, Refuse):
             if finished.problem.kind is Kind.STORE_UNAVAILABLE:
                 if task.policy.recovery == "block":
