@@ -66,6 +66,16 @@ def test_a_key_goes_where_the_profile_says(server: Scripted, profile: str, key: 
     assert (key in seen.path, key.encode() in seen.body) == (profile == "gcp", profile == "square")
 
 
+def test_what_was_given_a_key_does_not_leave_without(server: Scripted) -> None:
+    with (
+        Client(base_url=server.url, profile="square") as api,
+        pytest.raises(Misuse, match="no place for a key"),
+    ):
+        api.post("/payments", key="order-17")
+
+    assert not server.seen
+
+
 def test_two_keys_for_one_request_are_refused(server: Scripted) -> None:
     with Client(base_url=server.url) as api, pytest.raises(Misuse, match="given another"):
         api.post("/orders", key="a", headers={"idempotency-key": "b"})

@@ -320,6 +320,14 @@ def test_stripe_s_clients_send_keys_with_post_alone(library: str, server: Script
     assert server.keys == [None]
 
 
+def test_which_methods_change_something_can_be_said(library: str, server: Scripted) -> None:
+    with sender(library, methods=["patch"]) as send:
+        send("POST", f"{server.url}/search")
+        send("PATCH", f"{server.url}/orders/1")
+
+    assert [key is None for key in server.keys] == [True, False]
+
+
 def test_a_request_without_a_place_for_a_key_is_sent_once(
     library: str, server: Scripted, caplog: pytest.LogCaptureFixture
 ) -> None:

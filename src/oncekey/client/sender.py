@@ -92,7 +92,8 @@ class Sender:
         if self.profile.uuid_only and keys_as == "ulid":
             raise Misuse(f"profile {self.profile.name!r} takes only UUIDs: leave keys_as out")
         own = self.profile.policy.methods
-        self._methods = frozenset(methods or (METHODS if own is INHERIT else own))
+        chosen = methods if methods is not None else METHODS if own is INHERIT else own
+        self._methods = frozenset(method.upper() for method in chosen)
         self._token = token
         self._reuse = Reuse()
         self._hooks = Hooks(hooks)
@@ -136,6 +137,8 @@ class Sender:
         once = "its body is a stream, which cannot be sent twice" if request.body is None else None
         if changes is None:
             once = f"it has no place for a key: {_place_of(self.profile)}"
+            if isinstance(brought, str):  # asked for with a key, it must not leave without
+                raise Misuse(f"this request was not sent: {once}")
             _log.warning("%s %s is sent without a key, once: %s", request.method, host, once)
             return Plan(Call(request.method, host, None, once), Placed(), None)
         changes = self._dated(request, changes, first_sent)
