@@ -199,10 +199,15 @@ class Wire:
     def perform(self, worker: Worker, verbs: Sequence[Verb]) -> list[Any]:
         """The real store's judgement."""
         self._clock.asker_ahead_s = worker.ahead_s
-        if self.database.open and type(verbs[0]) is Sweep:
-            with self.database.rows_held():
-                return self._perform(verbs)
+        if self.database.open and any(type(verb) is Sweep for verb in verbs):
+            return [outcome for verb in verbs for outcome in self._beside_transactions(verb)]
         return self._perform(verbs)
+
+    def _beside_transactions(self, verb: Verb) -> list[Any]:
+        if type(verb) is not Sweep:
+            return self._perform([verb])
+        with self.database.rows_held():
+            return self._perform([verb])
 
     def _perform(self, verbs: Sequence[Verb]) -> list[Any]:
         op = self._store.perform(verbs)
