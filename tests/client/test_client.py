@@ -57,7 +57,10 @@ def test_in_an_event_loop_as_well(server: Scripted) -> None:
     assert server.keys[5] is None
 
 
-@pytest.mark.parametrize(("profile", "key"), [("square", "order-17"), ("gcp", str(uuid.uuid4()))])
+@pytest.mark.parametrize(
+    ("profile", "key"),
+    [("square", "order-17"), ("gcp", "5f2c1d6e-8f1b-4c6e-9d2a-0b7c3e4f5a61")],
+)
 def test_a_key_goes_where_the_profile_says(server: Scripted, profile: str, key: str) -> None:
     with Client(base_url=server.url, profile=profile) as api:
         api.post("/payments", json={"amount": 1}, key=key)
