@@ -217,7 +217,7 @@ class Database:
             self._reply(session, None, None, answered)
             return
         answer = self._statements.answer(transaction, question, self.open)
-        self._reply(session, answer, None, answered)
+        self._reply(session, answer, self._statements.seen(transaction, question), answered)
 
     def _reply(self, session: Session, answer: Any, note: Note | None, answered: bool) -> None:
         if not answered:

@@ -419,16 +419,15 @@ class Oracle:
     # --------------------------------------------------------------------------------- orphans
 
     def watch_orphan(self, task: Task) -> None:
-        """A claim was granted whose request is over: unless something goes wrong, it is released
-        long before its lease is.
-        """
+        """A claim was granted whose request is over: released soon, unless something is wrong."""
         at = self._kernel.now + 0.75 * task.policy.lease_s
         self._kernel.at(at, self._watchers, self._check_orphan, task, self._kernel.now)
 
     def _check_orphan(self, task: Task, since: float) -> None:
         ghost = task.ghost
         still = ghost.state is RUNNING and ghost.token == task.claim.token
-        if still and self._faults.last_at < since and task.life == task.worker.life:
+        left = ghost.lapses and ghost.recovery == "resume"  # given back, nobody would finish it
+        if still and not left and self._faults.last_at < since and task.life == task.worker.life:
             raise Violation("P7", f"{task} was refused and still holds {ghost}")
 
 

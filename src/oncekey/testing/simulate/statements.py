@@ -105,6 +105,13 @@ class Statements:
             return self._settle(transaction, question, others)
         raise AssertionError(f"a statement that the simulator does not know: {question.sql}")
 
+    def seen(self, transaction: Transaction, question: Any) -> Note | None:
+        """What a statement met that only looks."""
+        if type(question) is not Asked or any(type(verb) is not Find for verb in question.verbs):
+            return None
+        task = transaction.task
+        return task.ghost.note(task, self._store._now())
+
     def _may_write(
         self, transaction: Transaction, verbs: Sequence[Verb], others: list[Transaction]
     ) -> None:
