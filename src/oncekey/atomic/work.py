@@ -159,9 +159,8 @@ class Work:
                 return (yield from self._insert())
             case Peek():
                 return (yield from self._peek())
-            case Swap(
-                claim=Claim() as claim, to=State.RUNNING
-            ):  # also an orphan's: nobody inserted
+            # Also an orphan's, which nobody inserted.
+            case Swap(claim=Claim() as claim, to=State.RUNNING):
                 self._claim, self._token = claim, claim.token
                 return (yield from self._remember(verb))
             case Swap(token=token) if token == self._token:
