@@ -3,15 +3,20 @@
 import os
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import hypothesis
 import psycopg
 import pytest
 
+from tests.servers.chromium import started_chromium
+from tests.servers.programs import Unavailable
 from tests.servers.redis import DATABASES
 from tests.servers.shared import Shared
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _SHARED = pytest.StashKey[Shared]()
 _skips: list[str] = []
@@ -116,6 +121,16 @@ def rabbitmq_url(request: pytest.FixtureRequest) -> str:
 def kafka_url(request: pytest.FixtureRequest) -> str:
     """The bootstrap address of Kafka's mock cluster. It is shared: name topics uniquely."""
     return _offer(request, "kafka")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> "Iterator[Browser]":
+    """A real Chromium for the tests of one module, none of which may run an event loop itself."""
+    try:
+        with started_chromium() as browser:
+            yield browser
+    except Unavailable as unavailable:
+        pytest.skip(str(unavailable))
 
 
 # ------------------------------------------------------------------ what was tested, and what not

@@ -68,6 +68,10 @@ _RECIPES = {
         folders="usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
         debian="rabbitmq-server",
     ),
+    "mariadb": _Recipe(names=("mariadbd",), debian="mariadb-server-core mariadb-client-core"),
+    "chromium": _Recipe(
+        names=("chromium", "google-chrome"), folders="usr/lib/chromium", debian="chromium"
+    ),
     "pgbouncer": _Recipe(names=("pgbouncer",), debian="pgbouncer"),
     "redis-benchmark": _Recipe(names=("redis-benchmark",), debian="redis-tools"),
     "wrk": _Recipe(names=("wrk",), debian="wrk"),
