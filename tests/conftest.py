@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from tests.servers.chromium import started_chromium
+from tests.servers.mariadb import mysql_connection
 from tests.servers.programs import Unavailable
 from tests.servers.redis import DATABASES
 from tests.servers.shared import Shared
@@ -103,6 +104,16 @@ def redis_url(request: pytest.FixtureRequest) -> str:
     url = urlsplit(_offer(request, "redis"))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     return url._replace(path=f"/{int(worker) % DATABASES}").geturl()
+
+
+@pytest.fixture(scope="session")
+def mariadb_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of this process's own on a real MariaDB; dropped at the end."""
+    url, name = _offer(request, "mariadb"), f"oncekey_{uuid.uuid4().hex}"
+    with mysql_connection(url) as admin, admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{name}`")
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
+        cursor.execute(f"DROP DATABASE `{name}`")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,16 @@ import pytest
 import redis
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tests.servers import Postgres, Redis, start_nats, start_postgres, start_rabbitmq, start_redis
+from tests.servers import (
+    Postgres,
+    Redis,
+    start_mariadb,
+    start_nats,
+    start_postgres,
+    start_rabbitmq,
+    start_redis,
+)
+from tests.servers.mariadb import mysql_connection
 
 
 @pytest.fixture
@@ -58,6 +67,23 @@ def test_redis_keeps_writes_through_a_crash(own_redis: Redis) -> None:
         own_redis.restart()
         assert client.get("kept") == b"7"
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+@pytest.mark.slow
+def test_mariadb_keeps_commits_through_a_crash() -> None:
+    with start_mariadb() as own:
+        with mysql_connection(own.url) as before:
+            cursor = before.cursor()
+            cursor.execute("CREATE TABLE kept (value int)")
+            cursor.execute("INSERT INTO kept VALUES (7)")
+            before.begin()
+            cursor.execute("INSERT INTO kept VALUES (8)")
+            own.kill()
+        own.restart()
+        assert "Starting crash recovery" in own.log
+        with mysql_connection(own.url) as after, after.cursor() as cursor:
+            cursor.execute("SELECT value, @@innodb_flush_log_at_trx_commit FROM kept")
+            assert cursor.fetchall() == ((7, 1),)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ folder is removed. What cannot be had raises `Unavailable`, which says why and w
 """
 
 from tests.servers.kafka import Kafka, start_kafka
+from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.nats import Nats, start_nats
 from tests.servers.pgbouncer import PgBouncer, start_pgbouncer
 from tests.servers.postgres import Postgres, start_postgres
@@ -21,6 +22,7 @@ from tests.servers.redis import Redis, start_redis
 
 __all__ = [
     "Kafka",
+    "MariaDB",
     "Nats",
     "PgBouncer",
     "Postgres",
@@ -31,6 +33,7 @@ __all__ = [
     "Unavailable",
     "find_tool",
     "start_kafka",
+    "start_mariadb",
     "start_nats",
     "start_pgbouncer",
     "start_postgres",

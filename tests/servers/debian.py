@@ -16,11 +16,14 @@ class Failed(Exception):
 
 
 def unpacked(package: str) -> Path:
-    """The folder that holds the package's files; downloaded on first use."""
+    """The folder that holds the package's files; downloaded on first use.
+
+    Several packages that belong together are named with a space between them.
+    """
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise Failed(f"install {package}: this is no Debian or Ubuntu, so it cannot be fetched")
     cache = _cache()
-    finished = cache / package
+    finished = cache / package.replace(" ", "+")
     with open(cache / "fetching", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         if not finished.exists():
@@ -47,7 +50,7 @@ def _cache() -> Path:
 
 
 def _unpack(package: str, cache: Path, finished: Path) -> None:
-    work = cache / f"{package}.partial"
+    work = finished.with_name(f"{finished.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     archives, files = work / "archives", work / "files"
     for folder in (cache / "lists" / "partial", archives / "partial", files):
@@ -69,7 +72,7 @@ def _unpack(package: str, cache: Path, finished: Path) -> None:
     if not fresh.exists() or time.time() - fresh.stat().st_mtime > _LISTS_AGE_S_MAX:
         _run([*apt, "update"])
         fresh.touch()
-    _run([*apt, "install", "-y", "--no-install-recommends", "--download-only", package])
+    _run([*apt, "install", "-y", "--no-install-recommends", "--download-only", *package.split()])
     for archive in sorted(archives.glob("*.deb")):
         if not archive.name.startswith("libc6_"):  # the machine's own fits its loader
             _run(["dpkg-deb", "-x", str(archive), str(files)])

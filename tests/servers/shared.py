@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 import psycopg
+import pymysql
 import redis
 
 from tests.servers.kafka import Kafka, start_kafka
+from tests.servers.mariadb import mysql_version, start_mariadb
 from tests.servers.nats import nats_version, start_nats
 from tests.servers.pgbouncer import start_pgbouncer
 from tests.servers.postgres import postgres_version, start_postgres
@@ -19,9 +21,10 @@ from tests.servers.programs import Unavailable
 from tests.servers.rabbitmq import rabbitmq_version, start_rabbitmq
 from tests.servers.redis import redis_version, start_redis
 
-NAMES = ("postgres", "redis", "pgbouncer", "nats", "rabbitmq", "kafka")
+NAMES = ("postgres", "redis", "mariadb", "pgbouncer", "nats", "rabbitmq", "kafka")
 _VERSIONS: dict[str, Callable[[str], str]] = {
     "redis": redis_version,
+    "mariadb": mysql_version,
     "nats": nats_version,
     "rabbitmq": rabbitmq_version,
     "kafka": lambda url: f"kafka at {url}",
@@ -71,7 +74,7 @@ class Shared:
             return None
         try:
             version = _VERSIONS.get(name, postgres_version)(url)
-        except (psycopg.Error, redis.RedisError, OSError) as error:
+        except (psycopg.Error, redis.RedisError, pymysql.MySQLError, OSError) as error:
             why = str(error).partition("\n")[0]
             raise Unavailable(
                 f"start the server that {variable} names, or unset it: {why}"
@@ -82,6 +85,7 @@ class Shared:
         starters: dict[str, Callable[[], Server | Kafka]] = {
             "postgres": start_postgres,
             "redis": start_redis,
+            "mariadb": start_mariadb,
             "pgbouncer": self._start_pgbouncer,
             "nats": start_nats,
             "rabbitmq": start_rabbitmq,
