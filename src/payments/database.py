@@ -1,0 +1,87 @@
+"""The database: rows, oncekey's records and their transactions, in one place.
+
+SQLite in WAL mode, or PostgreSQL. Reads do not wait for writers. On SQLite there is one writer at a
+time; a transaction that may write says so when it begins, because one that finds out in its middle
+could only fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+import oncekey
+from payments.settings import Settings
+from payments.tables import metadata
+
+TIMEOUT_S = 15.0
+"""How long to wait for SQLite's one writer, or for a free connection."""
+
+
+class Database:
+    """One engine, and the two ways to use it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.url = settings.database
+        self.engine = _engine(self.url, settings.threads_max)
+        self._writing = self.engine.execution_options(writes=True)
+
+    def begin(self) -> AbstractContextManager[Connection]:
+        """A transaction that may write. Commits at the end, rolls back when something is raised."""
+        return self._writing.begin()
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """A view of the data that nobody changes while it is looked at."""
+        return self.engine.connect()
+
+    @contextmanager
+    def rows(self) -> Iterator[Connection]:
+        """Where a handler whose only effects are rows writes them: in oncekey's own transaction,
+        which its answer commits, where there is one.
+        """
+        attempt = oncekey.current_or_none()
+        if attempt is not None and attempt.connection is not None:
+            yield attempt.connection
+        else:
+            with self.begin() as connection:
+                yield connection
+
+    def create_tables(self) -> None:
+        """Create what is missing. Several processes may do so at once."""
+        with self.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(7277616)"))
+            metadata.create_all(connection)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _engine(url: str, connections_max: int) -> Engine:
+    limits: dict[str, Any] = {"pool_size": connections_max, "max_overflow": 8}
+    limits["pool_timeout"] = TIMEOUT_S
+    if url.startswith("sqlite:"):
+        patience = {"timeout": TIMEOUT_S, "check_same_thread": False}
+        engine = sa.create_engine(url, connect_args=patience, **limits)
+        sa.event.listen(engine, "connect", _set_up_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres"):
+        raise ValueError(f"the database is sqlite:///… or postgresql://…, not {scheme}{separator}…")
+    return sa.create_engine(f"postgresql+psycopg://{rest}", pool_pre_ping=False, **limits)
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # transactions begin where we say, see below
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

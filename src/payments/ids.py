@@ -1,0 +1,47 @@
+"""Ids and secrets: the one place of this package that asks for chance.
+
+An id begins with what it names (`ch_`, `pi_`) and goes on with the time at which it was made, so
+that ids sort as their objects were created: lists need no index but that of the ids.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+from payments import clock
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+"""In the order of their bytes, so that text sorts as numbers do."""
+_TIME_CHARS = 9
+_CHANCE_CHARS = 15
+
+_LOTS = random.Random()  # noqa: S311  (spreads retries, protects nothing)
+
+
+def new(prefix: str) -> str:
+    """A new id: `ch_` and 24 letters and digits."""
+    return f"{prefix}_{_in_digits(int(clock.now() * 1e6))}{letters(_CHANCE_CHARS)}"
+
+
+def letters(count: int) -> str:
+    """Letters and digits that nobody can guess."""
+    drawn = int.from_bytes(secrets.token_bytes(count), "big")
+    text = ""
+    for _ in range(count):
+        drawn, rest = divmod(drawn, 62)
+        text += _DIGITS[rest]
+    return text
+
+
+def spread() -> float:
+    """A number from 0 up to 1, to spread what would otherwise come at once."""
+    return _LOTS.random()
+
+
+def _in_digits(number: int) -> str:
+    text = ""
+    for _ in range(_TIME_CHARS):
+        number, rest = divmod(number, 62)
+        text = _DIGITS[rest] + text
+    return text

@@ -1,0 +1,38 @@
+"""Settings: all that can be chosen about a payments server. Nothing is read from elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+API_VERSION = "2026-10-28.endive"
+"""The version of Stripe's API whose shapes are spoken here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How one payments server runs. The defaults are the embedded ones: one process, one file."""
+
+    data: Path = Path("payments-data")
+    """The folder of the embedded database and of whatever else is kept in files."""
+    database_url: str = ""
+    """`sqlite:///…` or `postgresql://…`; empty: a SQLite file in `data`."""
+    redis_url: str | None = None
+    """Where rate limits are counted when several processes share them."""
+    network_url: str = "http://127.0.0.1:8001"
+    """Where the card network listens."""
+
+    idempotent: bool = True
+    """False switches oncekey off. Only for measuring what it costs."""
+    recover: bool = True
+    """Whether this process finishes what others abandoned."""
+    lease_s: float = 30.0
+    """How long a charge may go unrenewed before a retry or the recoverer continues it."""
+    body_bytes_max: int = 1_048_576
+    threads_max: int = 40
+    """Requests that are worked on at once; each may hold one database connection."""
+
+    @property
+    def database(self) -> str:
+        """The URL of the one database that holds the rows and oncekey's records."""
+        return self.database_url or f"sqlite:///{self.data.absolute() / 'payments.db'}"
