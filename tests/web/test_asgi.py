@@ -19,7 +19,7 @@ from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.client import Reply, ask
+from tests.web.client import Reply, ask, scope_for
 
 pytestmark = pytest.mark.anyio
 
@@ -1172,6 +1172,37 @@ async def test_e66_the_status_query_compares_keys_as_the_profile_does() -> None:
     query = b"operation=POST%20/orders"
     told = await ask(world.app, "KEY-1", b"", method="GET", path="/idempotency", query=query)
     assert told.json()["state"] == "completed"
+
+
+async def test_others_can_look_at_what_became_of_a_key_without_claiming_it() -> None:
+    """P7: a rate limiter that stands outside asks before anything is spent."""
+    world = World(routes={"POST /orders": Policy(scope="tenant")})
+
+    async def look(key: str | None, account: bytes = b"acme", method: str = "POST") -> str | None:
+        lines = [(b"x-account", account), *([(b"idempotency-key", key.encode())] if key else [])]
+        return await world.app.state_of(scope_for(method, "/orders", lines))
+
+    world.handler, started, go_on = held(world)
+    assert await look("k1") is None
+    assert world.stored() == 0
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    assert await look("k1") == "running"
+    go_on.set()
+    await first
+    assert await look("k1") == "completed"
+    assert await look("k1", b"mallory") is None
+    assert await look("k1", method="GET") is None
+    assert await look("null") is None
+    assert await look(None) is None
+    assert (world.stored(), world.runs) == (1, 1)
+
+
+async def test_a_look_while_the_store_is_down_says_so() -> None:
+    world, store = flaky_world()
+    store.before = [down(False)] * 4
+    with pytest.raises(oncekey.StoreUnavailable):
+        await world.app.state_of(scope_for("POST", "/orders", [(b"idempotency-key", b"k1")]))
 
 
 # ------------------------------------------------------------------- misuse

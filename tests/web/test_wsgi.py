@@ -294,6 +294,21 @@ def test_e66_status_query() -> None:
     world.app.close()
 
 
+def test_others_can_look_at_what_became_of_a_key_without_claiming_it() -> None:
+    world = World()
+    environ = {
+        "REQUEST_METHOD": "POST",
+        "PATH_INFO": "/orders",
+        "QUERY_STRING": "",
+        "HTTP_IDEMPOTENCY_KEY": "k1",
+    }
+    assert world.app.state_of(environ) is None
+    assert world.stored() == 0
+    ask_wsgi(world.app, "k1")
+    assert world.app.state_of(environ) == "completed"
+    world.app.close()
+
+
 def test_flask_adopts_it_in_one_line() -> None:
     app = flask.Flask(__name__)
     runs: list[str] = []

@@ -34,7 +34,7 @@ from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
 from oncekey.web.routes import Route
-from oncekey.web.status import status, status_answer
+from oncekey.web.status import state_of, status, status_answer
 
 DRAIN_S_MAX = 30.0
 
@@ -165,6 +165,20 @@ class IdempotencyMiddleware:
             tenant = await tenant
         found = await self.ask(status(self.edge, request, tenant))
         await messages.send(send, status_answer(self.edge, found))
+
+    async def state_of(self, scope: Scope) -> str | None:
+        """What became of the key that a request brings: "running", "lapsed", "completed",
+        "released" or "unknown". None if nothing is known, or it brings no key in a header or query.
+
+        Claims nothing and reads no body. For middleware that stands outside of this one, such as a
+        rate limiter that lets replays pass. Raises `StoreUnavailable`.
+        """
+        request = messages.request(scope)
+        tenant = self.edge.tenant(request)
+        if inspect.isawaitable(tenant):
+            tenant = await tenant
+        state: str | None = await self.ask(state_of(self.edge, request, tenant))
+        return state
 
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""

@@ -1,4 +1,4 @@
-"""The status query: a client asks, within its own scope, what became of a key."""
+"""What became of a key: told to a client that asks within its own scope, or to other middleware."""
 
 from __future__ import annotations
 
@@ -57,6 +57,23 @@ def _verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
     return Find(record_id(account, scoped, found))
 
 
+def state_of(edge: Edge, request: Request, tenant: object) -> Op[str | None]:
+    """What became of the key that a request itself brings; None where nothing is known of it."""
+    route = edge.routes.match(request.method, request.path, request.root)
+    if request.method not in route.policy.methods or edge.key_in_body:
+        return None
+    key, account = edge.key(request, route), edge.check_tenant(tenant)
+    if not isinstance(key, str) or isinstance(account, Problem):
+        return None
+    scoped = None if route.policy.scope == "tenant" else route.operation
+    found: Record | None = yield Find(record_id(account, scoped, key))
+    return None if found is None or found.expired else _state(found)
+
+
+def _state(record: Record) -> str:
+    return "lapsed" if record.lapsed else str(record.state)
+
+
 def status_answer(edge: Edge, found: Record | Problem | None) -> Answer:
     """What the client is told: never the kept answer itself, which only the same request gets."""
     if isinstance(found, Problem):
@@ -66,7 +83,7 @@ def status_answer(edge: Edge, found: Record | Problem | None) -> Answer:
             Problem(Kind.NOT_FOUND, "No request with this key is known, or it has expired.")
         )
     body: dict[str, Any] = {
-        "state": "lapsed" if found.lapsed else str(found.state),
+        "state": _state(found),
         "operation": found.operation,
         "attempt": found.attempt,
         "age_s": round(found.age_s, 3),

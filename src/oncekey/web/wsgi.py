@@ -45,7 +45,7 @@ from oncekey.web.environ import Environ
 from oncekey.web.recover import WsgiRunner
 from oncekey.web.request import Request
 from oncekey.web.routes import Route
-from oncekey.web.status import status, status_answer
+from oncekey.web.status import state_of, status, status_answer
 
 StartResponse = Callable[..., Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
@@ -256,6 +256,17 @@ class IdempotencyMiddleware:
         request = environs.request(environ)
         found = self.ask(status(self.edge, request, self.edge.tenant(request)))
         return _respond(start_response, status_answer(self.edge, found))
+
+    def state_of(self, environ: Environ) -> str | None:
+        """What became of the key that a request brings: "running", "lapsed", "completed",
+        "released" or "unknown". None if nothing is known, or it brings no key in a header or query.
+
+        Claims nothing and reads no body. For middleware that stands outside of this one, such as a
+        rate limiter that lets replays pass. Raises `StoreUnavailable`.
+        """
+        request = environs.request(environ)
+        state: str | None = self.ask(state_of(self.edge, request, self.edge.tenant(request)))
+        return state
 
     def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
