@@ -1,0 +1,183 @@
+"""Accounts and their keys. A key is shown once, when it is made; only its digest is kept.
+
+What belongs to an account is kept under its *tenant*, the account and the mode, never under the key
+that happened to be used: a key can be replaced, and the retries of what was sent with the old one
+are still recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from payments import clock, ids
+from payments.database import Database
+from payments.tables import accounts, api_keys
+
+Mode = Literal["test", "live"]
+
+SECRET_CHARS = 32
+"""190 bits of chance: too many to guess, so that a plain digest of it is enough."""
+HINT_CHARS = 4
+OVERLAP_S = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whose request it is."""
+
+    id: str
+    mode: Mode = "test"
+
+    @property
+    def tenant(self) -> str:
+        """Under what its rows and its idempotency keys are kept."""
+        return f"{self.id}/{self.mode}"
+
+    @classmethod
+    def of(cls, tenant: str) -> Account:
+        """The account that a tenant names."""
+        account, _, mode = tenant.rpartition("/")
+        return cls(account, cast(Mode, mode))
+
+
+LOCAL = Account("acct_local")
+LOCAL_KEY = "sk_test_local"  # no secret: only this machine may use it
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What is kept of a key."""
+
+    account: Account
+    hint: str
+    """Enough to tell it from others: `sk_test_…aB3x`."""
+    created: int
+    expires: int | None = None
+    revoked: int | None = None
+
+    def works(self, now: float) -> bool:
+        return self.revoked is None and (self.expires is None or now < self.expires)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An account as the operator sees it."""
+
+    id: str
+    name: str
+    created: int
+    keys: list[Key] = field(default_factory=list)
+
+
+class NoSuchAccount(LookupError):
+    """There is no account of that id, or no key of it that would be meant."""
+
+
+class Accounts:
+    """The accounts of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, name: str, mode: Mode = "test") -> tuple[Account, str]:
+        """A new account and its first key, which is shown here and never again."""
+        account = Account(ids.new("acct"), mode)
+        with self._database.begin() as connection:
+            created = {"id": account.id, "created": clock.now_s(), "name": name}
+            connection.execute(sa.insert(accounts), created)
+            return account, _add_key(connection, account)
+
+    def all(self) -> list[Listed]:
+        """All accounts with all their keys, oldest first."""
+        keys: dict[str, list[Key]] = defaultdict(list)
+        with self._database.read() as connection:
+            for row in connection.execute(sa.select(api_keys).order_by(api_keys.c.created)):
+                keys[row.account].append(_key(row))
+            found = connection.execute(sa.select(accounts).order_by(accounts.c.id))
+            return [Listed(row.id, row.name or "", row.created, keys[row.id]) for row in found]
+
+    def find_key(self, digest: bytes) -> Key | None:
+        """What is known of a key, be it valid or not."""
+        with self._database.read() as connection:
+            row = connection.execute(sa.select(api_keys).where(api_keys.c.digest == digest)).first()
+        return None if row is None else _key(row)
+
+    def rotate(self, account: Account, overlap_s: int = OVERLAP_S) -> str:
+        """A new key for an account. Its other keys of the same mode work for `overlap_s` more."""
+        until = clock.now_s() + overlap_s
+        ending = (
+            sa.update(api_keys)
+            .where(_of(account), api_keys.c.revoked.is_(None))
+            .where(sa.or_(api_keys.c.expires.is_(None), api_keys.c.expires > until))
+            .values(expires=until)
+        )
+        with self._database.begin() as connection:
+            _require(connection, account.id)
+            connection.execute(ending)
+            return _add_key(connection, account)
+
+    def revoke(self, account: Account, key: str | None = None) -> list[Key]:
+        """End a key now: one that is given in full or by its hint, or all of that mode. Says which
+        were ended.
+        """
+        meant = sa.and_(_of(account), api_keys.c.revoked.is_(None))
+        if key is not None:
+            meant = sa.and_(meant, sa.or_(api_keys.c.digest == digest(key), api_keys.c.hint == key))
+        now = clock.now_s()
+        with self._database.begin() as connection:
+            _require(connection, account.id)
+            ended = connection.execute(sa.select(api_keys).where(meant)).all()
+            if not ended:
+                raise NoSuchAccount(
+                    f"{account.id} has no such key in {account.mode} mode that is not revoked "
+                    "already. Its keys are listed by: ./dev payments account list"
+                )
+            connection.execute(sa.update(api_keys).where(meant).values(revoked=now))
+        return [_key(row) for row in ended]
+
+
+def digest(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def hint(key: str) -> str:
+    """What may be shown of a key."""
+    kind, _, secret = key.rpartition("_")
+    return f"{kind}_…{secret[-HINT_CHARS:]}"
+
+
+def _add_key(connection: Connection, account: Account) -> str:
+    key = f"sk_{account.mode}_{ids.letters(SECRET_CHARS)}"
+    row = {
+        "digest": digest(key),
+        "account": account.id,
+        "mode": account.mode,
+        "hint": hint(key),
+        "created": clock.now_s(),
+    }
+    connection.execute(sa.insert(api_keys), row)
+    return key
+
+
+def _of(account: Account) -> sa.ColumnElement[bool]:
+    return sa.and_(api_keys.c.account == account.id, api_keys.c.mode == account.mode)
+
+
+def _require(connection: Connection, account_id: str) -> None:
+    if connection.execute(sa.select(accounts.c.id).where(accounts.c.id == account_id)).first():
+        return
+    raise NoSuchAccount(
+        f"There is no account {account_id}. Those that exist: ./dev payments account list"
+    )
+
+
+def _key(row: Row[tuple[object, ...]]) -> Key:
+    account = Account(row.account, row.mode)
+    return Key(account, row.hint or "", row.created, row.expires, row.revoked)

@@ -1,0 +1,156 @@
+"""Authentication: from the key that a request brings to the account that it belongs to.
+
+Keys come as Bearer tokens, as Stripe's clients send them, or as the user name of Basic
+authentication, as `curl -u sk_test_…:` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from payments import clock
+from payments.accounts import LOCAL, LOCAL_KEY, Account, Accounts, Key, digest, hint
+
+KEYS_FRESH_S = 2.0
+"""How long a key that was looked up is believed: a revoked one works at most so much longer."""
+KEYS_REMEMBERED_MAX = 10_000
+KEY_CHARS_MAX = 255
+
+_FORWARDED = frozenset(
+    {b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Somebody without a valid key, and what to tell them."""
+
+    message: str
+    code: str | None = None
+
+
+class Keys:
+    """Who a key belongs to, remembered for moments, so that most requests ask no database."""
+
+    def __init__(
+        self, accounts: Accounts, *, local: bool = False, fresh_s: float = KEYS_FRESH_S
+    ) -> None:
+        self._accounts = accounts
+        self._local = local
+        self._fresh_s = fresh_s
+        self._seen: dict[bytes, tuple[Key, float]] = {}
+
+    def recall(self, key: str, scope: Mapping[str, Any]) -> Account | Stranger | None:
+        """Whose key it is, if that is known without looking; None if it must be looked up."""
+        if key == LOCAL_KEY:
+            return self._local_account(scope)
+        seen = self._seen.get(digest(key))
+        if seen is None:
+            return None
+        known, read_at = seen
+        fresh = clock.monotonic() - read_at < self._fresh_s and known.works(clock.now())
+        return known.account if fresh else None
+
+    def remembers(self, key: str) -> bool:
+        """Whether it was a valid key when last looked up: its owner is no stranger."""
+        return digest(key) in self._seen
+
+    async def look_up(self, key: str) -> Account | Stranger:
+        """Ask the database whose key it is."""
+        looked_at, known_by = clock.monotonic(), digest(key)
+        found = await asyncio.to_thread(self._accounts.find_key, known_by)
+        if found is None:
+            self._seen.pop(known_by, None)
+            return Stranger(f"Invalid API Key provided: {hint(key)[:40]}")
+        if not found.works(clock.now()):
+            self._seen.pop(known_by, None)
+            how = "revoked" if found.revoked is not None else "rotated, and its time is over"
+            return Stranger(f"Expired API Key provided: {found.hint} was {how}.", "api_key_expired")
+        if len(self._seen) >= KEYS_REMEMBERED_MAX:
+            self._seen.clear()
+        self._seen[known_by] = found, looked_at
+        return found.account
+
+    def _local_account(self, scope: Mapping[str, Any]) -> Account | Stranger:
+        if not self._local:
+            return Stranger(
+                f"{LOCAL_KEY} is not in use on this server. Make a key of your own: "
+                "./dev payments account create NAME"
+            )
+        if is_local(scope):
+            return LOCAL
+        return Stranger(
+            f"{LOCAL_KEY} works only on the machine that the server runs on, at http://127.0.0.1 "
+            "or http://localhost and not through a proxy. Make a key of your own: "
+            "./dev payments account create NAME"
+        )
+
+
+def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | Stranger:
+    """The key that a request brings in its Authorization header."""
+    lines = [content for name, content in headers if name == b"authorization"]
+    if not lines:
+        return Stranger(
+            "You did not provide an API key. Send it in the Authorization header, as in "
+            "'Authorization: Bearer YOUR_SECRET_KEY', or as the user name of Basic authentication."
+        )
+    if len(lines) > 1:
+        return Stranger("There are several Authorization headers. Send one.")
+    scheme, _, credentials = lines[0].decode("latin-1").strip().partition(" ")
+    key: str | None = credentials.strip()
+    if scheme.lower() == "basic":
+        key = _basic_user(key or "")
+    elif scheme.lower() != "bearer":
+        key = None
+    if not key or len(key) > KEY_CHARS_MAX or not key.isascii() or not key.isprintable():
+        return Stranger(
+            "The Authorization header holds no API key. Send 'Authorization: Bearer "
+            "YOUR_SECRET_KEY', or the key as the user name of Basic authentication."
+        )
+    return key
+
+
+def _basic_user(credentials: str) -> str | None:
+    try:
+        return base64.b64decode(credentials, validate=True).decode("latin-1").partition(":")[0]
+    except (binascii.Error, ValueError):
+        return None
+
+
+def is_local(scope: Mapping[str, Any]) -> bool:
+    """Whether a request was surely made on this machine: by its peer, by the name under which it
+    was sent here (a page elsewhere may have its own name point at 127.0.0.1), and not on behalf of
+    somebody else by a proxy that runs here.
+    """
+    client = scope.get("client")
+    hosts = [content for name, content in scope["headers"] if name == b"host"]
+    return (
+        client is not None
+        and _is_loopback(client[0])
+        and len(hosts) == 1
+        and _is_loopback(_host_name(hosts[0].decode("latin-1")))
+        and not any(name in _FORWARDED for name, _ in scope["headers"])
+    )
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,303 @@
+"""The gate: what every request passes before oncekey and the handlers see it.
+
+From the outside: a request id; who is it, and may they ask for more now; is the body small enough.
+Whoever is refused here has changed nothing and spent no idempotency key. All of it is plain ASGI.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import oncekey
+from payments import ids
+from payments.accounts import Account
+from payments.auth import Keys, Stranger, read_key
+from payments.limits import READS, Full, Limits
+from payments.settings import API_VERSION
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+API = "/v1"
+REQUEST_ID_CHARS = 14
+
+_VERSION = (b"stripe-version", API_VERSION.encode())
+_REPLAYED = (b"idempotent-replayed", b"true")
+
+
+def front(app: App, *, keys: Keys, limits: Limits, state_of: StateOf, body_bytes_max: int) -> App:
+    """The whole gate before an application. `state_of` is that of oncekey's middleware, which
+    tells what became of a key without claiming it.
+    """
+    guarded = BodyLimit(app, body_bytes_max)
+    return RequestIds(Admission(guarded, keys=keys, limits=limits, state_of=state_of))
+
+
+def account_of(scope: Scope) -> Account:
+    """Whose request it is: as `Admission` found out, or, where oncekey finishes what a client
+    abandoned, as it was when the request came.
+    """
+    account = scope.get("state", {}).get("account")
+    if isinstance(account, Account):
+        return account
+    return Account.of(oncekey.current().tenant)
+
+
+# ------------------------------------------------------------------------------- request ids
+
+
+class RequestIds:
+    """Outermost: gives each request an id, and each answer of the API the headers that Stripe's
+    clients look for.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_request_id()
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        await self._app(scope, receive, _stamping(send, request_id))
+
+
+class Stamp:
+    """Inside of oncekey: puts the request id on the handler's own answer, so that a replay can name
+    the request that it answers (`Original-Request`).
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            state = scope.setdefault("state", {})
+            send = _stamping(send, state.setdefault("request_id", new_request_id()))
+        await self._app(scope, receive, send)
+
+
+def new_request_id() -> str:
+    return f"req_{ids.letters(REQUEST_ID_CHARS)}"
+
+
+def _stamping(send: Send, request_id: str) -> Send:
+    async def stamping(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers: list[Header] = list(message.get("headers", ()))
+            names = {name for name, _ in headers}
+            for line in ((b"request-id", request_id.encode()), _VERSION):
+                if line[0] not in names:
+                    headers.append(line)
+            message["headers"] = headers
+        await send(message)
+
+    return stamping
+
+
+# ------------------------------------------------------------------------------- who, how often
+
+StateOf = Callable[[Scope], Awaitable[str | None]]
+
+
+class Admission:
+    """Lets in whoever has a valid key and has not used up their share. Only the API needs a key;
+    pages and documentation do not.
+    """
+
+    def __init__(self, app: App, *, keys: Keys, limits: Limits, state_of: StateOf) -> None:
+        self._app = app
+        self._keys = keys
+        self._limits = limits
+        self._state_of = state_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, self._closing(send))
+            return
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path == API or path.startswith(f"{API}/")):
+            await self._app(scope, receive, send)
+            return
+        account = await self._identify(scope)
+        if isinstance(account, Stranger):
+            await refuse(send, 401, account.message, code=account.code, headers=[_CHALLENGE])
+        elif isinstance(account, Full):
+            await _refuse_full(send, account)
+        else:
+            scope.setdefault("state", {})["account"] = account
+            await self._admit(account.tenant, scope, receive, send)
+
+    async def _identify(self, scope: Scope) -> Account | Stranger | Full:
+        key = read_key(scope["headers"])
+        if isinstance(key, Stranger):
+            return await self._limits.admit_stranger(_address(scope)) or key
+        found = self._keys.recall(key, scope)
+        if found is None:
+            # Guesses must not cost a query each. Owners of keys that were valid may look again.
+            if not self._keys.remembers(key):
+                full = await self._limits.look_at_stranger(_address(scope))
+                if full is not None:
+                    return full
+            found = await self._keys.look_up(key)
+        if isinstance(found, Stranger):
+            return await self._limits.admit_stranger(_address(scope)) or found
+        return found
+
+    async def _admit(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        full = await self._limits.admit(tenant, method, path)
+        may_replay = method not in READS and _brings_key(scope)
+        if full is not None:
+            if not may_replay or not await self._is_completed(scope):
+                await _refuse_full(send, full)
+            elif (spent := await self._limits.admit_replay(tenant)) is not None:
+                await _refuse_full(send, spent)
+            else:
+                await self._app(scope, receive, send)
+        elif may_replay:
+            answered = _Watching(send)
+            await self._app(scope, receive, answered)
+            if answered.replayed:
+                await self._limits.was_replay(tenant, method, path)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _is_completed(self, scope: Scope) -> bool:
+        """Whether a request can only be replayed, or refused: it cannot run anything."""
+        try:
+            return await self._state_of(scope) == "completed"
+        except oncekey.StoreError:
+            return False
+
+    def _closing(self, send: Send) -> Send:
+        async def closing(message: Message) -> None:
+            if message["type"].startswith("lifespan.shutdown."):
+                await self._limits.close()
+            await send(message)
+
+        return closing
+
+
+class _Watching:
+    """A `send` that notices whether what it sends is a replay."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.replayed = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.replayed = _REPLAYED in message.get("headers", ())
+        await self._send(message)
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _brings_key(scope: Scope) -> bool:
+    return any(name == b"idempotency-key" for name, _ in scope["headers"])
+
+
+# ------------------------------------------------------------------------------------ bodies
+
+
+class BodyLimit:
+    """Takes in the whole body, or refuses it with 413 before anything is done with it."""
+
+    def __init__(self, app: App, bytes_max: int) -> None:
+        self._app = app
+        self._bytes_max = bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in READS:
+            await self._app(scope, receive, send)
+            return
+        body = await self._read(scope, receive)
+        if body is None:
+            await refuse(
+                send,
+                413,
+                f"The request's body is larger than {self._bytes_max} bytes.",
+                code="request_too_large",
+            )
+        elif not isinstance(body, _Left):
+            await self._app(scope, _again(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | _Left | None:
+        for name, content in scope["headers"]:
+            if name == b"content-length" and content.isdigit() and int(content) > self._bytes_max:
+                return None
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return _Left()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._bytes_max:
+                return None
+            if not message.get("more_body", False):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+class _Left:
+    """The client left before it had said what it wants."""
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return again
+
+
+# ---------------------------------------------------------------------------------- refusals
+
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="payments"')
+
+
+async def _refuse_full(send: Send, full: Full) -> None:
+    message = (
+        f"Request rate limit exceeded ({full.reason}). Nothing was done; try again with the same "
+        f"idempotency key in {full.retry_after_s} s."
+    )
+    headers = [
+        (b"retry-after", b"%d" % full.retry_after_s),
+        (b"stripe-rate-limited-reason", full.reason.encode()),
+    ]
+    await refuse(send, 429, message, code="rate_limit", headers=headers)
+
+
+async def refuse(
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    code: str | None = None,
+    headers: list[Header] | None = None,
+) -> None:
+    """An error in Stripe's shape."""
+    error = {"type": "invalid_request_error", "message": message}
+    if code is not None:
+        error["code"] = code
+    body = json.dumps({"error": error}).encode()
+    lines = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"cache-control", b"no-store"),
+        *(headers or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
