@@ -10,7 +10,7 @@ def now_s() -> int:
     return int(time.time())
 
 
-def now() -> float:
+def wall() -> float:
     """Seconds since 1970, for deadlines that are kept in the database."""
     return time.time()
 

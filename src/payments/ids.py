@@ -21,7 +21,7 @@ _LOTS = random.Random()  # noqa: S311  (spreads retries, protects nothing)
 
 def new(prefix: str) -> str:
     """A new id: `ch_` and 24 letters and digits."""
-    return f"{prefix}_{_in_digits(int(clock.now() * 1e6))}{letters(_CHANCE_CHARS)}"
+    return f"{prefix}_{_in_digits(int(clock.wall() * 1e6))}{letters(_CHANCE_CHARS)}"
 
 
 def letters(count: int) -> str:
