@@ -1,0 +1,42 @@
+"""Webhooks, from both sides: signed, sent where they may go, and handled once per event."""
+
+from oncekey.webhooks.address import LOOPBACK, Destinations, Forbidden, Target
+from oncekey.webhooks.receiver import Event, Receipt, Receiver
+from oncekey.webhooks.schedule import RETRIES_S, Schedule
+from oncekey.webhooks.sender import Answered, NotSent, Sender, SendLimits, Sent, Unanswered
+from oncekey.webhooks.signature import (
+    TOLERANCE_S,
+    Flaw,
+    Genuine,
+    Refused,
+    Scheme,
+    new_secret,
+    signed_headers,
+    verify,
+)
+
+__all__ = [
+    "LOOPBACK",
+    "RETRIES_S",
+    "TOLERANCE_S",
+    "Answered",
+    "Destinations",
+    "Event",
+    "Flaw",
+    "Forbidden",
+    "Genuine",
+    "NotSent",
+    "Receipt",
+    "Receiver",
+    "Refused",
+    "Schedule",
+    "Scheme",
+    "SendLimits",
+    "Sender",
+    "Sent",
+    "Target",
+    "Unanswered",
+    "new_secret",
+    "signed_headers",
+    "verify",
+]

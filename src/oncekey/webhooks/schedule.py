@@ -1,0 +1,51 @@
+"""The schedule: when a delivery that failed is tried again, and when nobody tries any more."""
+
+from __future__ import annotations
+
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+
+MINUTE_S, HOUR_S = 60.0, 3_600.0
+RETRIES_S = (
+    *(5.0, 30.0, 2 * MINUTE_S, 10 * MINUTE_S, 30 * MINUTE_S),
+    *(2 * HOUR_S, 5 * HOUR_S, 10 * HOUR_S, 14 * HOUR_S, 20 * HOUR_S, 24 * HOUR_S),
+)
+"""Waits after the first failure, the second, and so on: twelve attempts in three days and a bit."""
+SPREAD = 0.2
+
+
+@value
+class Schedule:
+    """Waits between attempts, each lengthened by chance, so that what failed together does not come
+    back together.
+
+    >>> Schedule().delay_s(1, chance=0.0), Schedule().delay_s(1, chance=0.5)
+    (5.0, 5.5)
+    >>> Schedule(retries_s=(1.0,)).delay_s(2, chance=0.0) is None
+    True
+    """
+
+    retries_s: tuple[float, ...] = RETRIES_S
+    spread: float = SPREAD
+    """The largest part of itself by which a wait is lengthened."""
+
+    def __post_init__(self) -> None:
+        if any(wait_s <= 0 for wait_s in self.retries_s) or self.spread < 0:
+            raise Misuse("every wait of a schedule is longer than 0 s, and its spread at least 0")
+
+    @property
+    def attempts_max(self) -> int:
+        return len(self.retries_s) + 1
+
+    def delay_s(
+        self, attempts: int, chance: float, *, asked_s: float | None = None
+    ) -> float | None:
+        """How long to wait after so many attempts have failed; None when that was the last.
+
+        `chance` is a random number in [0, 1). `asked_s` is what the receiver's Retry-After says: a
+        wait is never shorter than that.
+        """
+        if not 0 < attempts < self.attempts_max:
+            return None
+        wait_s = self.retries_s[attempts - 1] * (1 + self.spread * chance)
+        return max(wait_s, asked_s or 0.0)

@@ -1,0 +1,281 @@
+"""The sender: one attempt to deliver one webhook, within limits, to where it may go.
+
+    sender = Sender()
+    match sender.send(url, signed_headers(id, body, secrets, now), body):
+        case Answered(status) if 200 <= status < 300: ...
+
+It speaks HTTP/1.1 over a connection of its own, made to an address that was checked, with the Host
+and the TLS name of the URL. It follows no redirect, uses no proxy, keeps no connection, and gives
+up when its time is over, however slowly the other side drips.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any, TypeVar
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.backoff import retry_after
+from oncekey.core.printable import printable
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+from oncekey.webhooks.address import Destinations, Forbidden, Lookup, Target, system_lookup
+
+T = TypeVar("T")
+
+SEND_BYTES = 65_536
+DETAIL_CHARS_MAX = 300
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LINE = re.compile(r"[\t !-~\x80-\xff]*")
+_OWN = {"host", "content-length", "connection", "transfer-encoding"}
+
+
+@value
+class SendLimits:
+    """How long one attempt may take, and how much of its answer is read."""
+
+    connect_s: float = 5.0
+    """Until a name is looked up, and for each address until a connection stands, TLS included."""
+    total_s: float = 20.0
+    head_bytes_max: int = 32_768
+    excerpt_bytes_max: int = 4_096
+    """So much of the answer's body is read and handed back; the rest stays unread."""
+    body_bytes_max: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:  # type: ignore[attr-defined]
+            if getattr(self, name) <= 0:
+                raise Misuse(f"{name}={getattr(self, name)}: must be more than 0")
+
+
+@value
+class Answered:
+    """The endpoint answered. Only 2xx means that it has the message."""
+
+    status: int
+    excerpt: bytes
+    """The beginning of the answer's body."""
+    retry_after_s: float | None
+    seconds: float
+
+    @property
+    def is_delivered(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def is_gone(self) -> bool:
+        """The endpoint asks to be sent nothing any more."""
+        return self.status == http.client.GONE
+
+
+@value
+class Unanswered:
+    """No answer came: nobody knows whether the endpoint has the message."""
+
+    reason: str
+    seconds: float
+
+
+@value
+class NotSent:
+    """Nothing left this machine: the URL is forbidden, has no address, or nobody listens there."""
+
+    reason: str
+    seconds: float
+
+
+Sent = Answered | Unanswered | NotSent
+
+
+class Sender:
+    """Delivers to the URLs that `destinations` allows. Any number of threads may share one."""
+
+    def __init__(
+        self,
+        destinations: Destinations | None = None,
+        *,
+        limits: SendLimits | None = None,
+        lookup: Lookup = system_lookup,
+        tls: ssl.SSLContext | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._destinations = destinations or Destinations()
+        self._limits = limits or SendLimits()
+        self._lookup = lookup
+        self._tls = tls or ssl.create_default_context()
+        self._clock = clock or SystemClock()
+
+    def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Sent:
+        """POST `body`. What became of it is a value; only misuse raises."""
+        if len(body) > self._limits.body_bytes_max:
+            raise Misuse(f"a webhook has at most body_bytes_max={self._limits.body_bytes_max}")
+        attempt = _Attempt(self._limits.total_s, self._clock)
+        target = self._destinations.target(url)
+        if isinstance(target, Forbidden):
+            return NotSent(f"the URL may not be sent to: {target.reason}", attempt.seconds())
+        request = _request(target, headers, body)
+        try:
+            connection = self._connect(target, attempt)
+        except (OSError, UnicodeError) as error:
+            return NotSent(_told(error), attempt.seconds())
+        if isinstance(connection, Forbidden):
+            return NotSent(f"the URL may not be sent to: {connection.reason}", attempt.seconds())
+        with closing(connection):
+            try:
+                attempt.write(connection, request)
+                return self._answer(connection, attempt)
+            except (OSError, http.client.HTTPException) as error:
+                return Unanswered(_told(error), attempt.seconds())
+
+    def _connect(self, target: Target, attempt: _Attempt) -> socket.socket | Forbidden:
+        """A connection to an address that was checked: the name is looked up this once."""
+        addresses = attempt.within(
+            self._limits.connect_s, lambda: self._destinations.addresses(target, self._lookup)
+        )
+        if isinstance(addresses, Forbidden):
+            return addresses
+        *others, last = addresses
+        for address in others:
+            with contextlib.suppress(OSError):
+                return self._connect_to(address, target, attempt)
+        return self._connect_to(last, target, attempt)
+
+    def _connect_to(self, address: str, target: Target, attempt: _Attempt) -> socket.socket:
+        limit_s = attempt.left(self._limits.connect_s)
+        connection = socket.create_connection((address, target.port), timeout=limit_s)
+        if not target.is_tls:
+            return connection
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(connection.close)
+            connection.settimeout(attempt.left(self._limits.connect_s))
+            # By the URL's name, not by the address: that is what the certificate is for.
+            tls = self._tls.wrap_socket(connection, server_hostname=target.host)
+            cleanup.pop_all()
+        return tls
+
+    def _answer(self, connection: socket.socket, attempt: _Attempt) -> Answered:
+        bytes_max = self._limits.head_bytes_max + self._limits.excerpt_bytes_max
+        incoming = _Incoming(connection, attempt, bytes_max)
+        response = http.client.HTTPResponse(incoming, method="POST")  # type: ignore[arg-type]
+        with closing(response):
+            response.begin()
+            excerpt = b"".join(_beginning(response, self._limits.excerpt_bytes_max))
+            asked = response.headers.get("Retry-After")
+            wait_s = None if asked is None else retry_after(asked, self._clock.wall())
+            return Answered(response.status, excerpt, wait_s, attempt.seconds())
+
+
+class _Attempt:
+    """The time that one attempt has."""
+
+    def __init__(self, total_s: float, clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._until = self._began + total_s
+
+    def seconds(self) -> float:
+        return self._clock.monotonic() - self._began
+
+    def left(self, at_most_s: float = float("inf")) -> float:
+        left_s = self._until - self._clock.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the attempt's time was over")
+        return min(left_s, at_most_s)
+
+    def write(self, connection: socket.socket, data: bytes) -> None:
+        """Like sendall, whose time limit begins anew with every piece that a TLS socket sends."""
+        view = memoryview(data)
+        while view:
+            connection.settimeout(self.left())
+            view = view[connection.send(view[:SEND_BYTES]) :]
+
+    def within(self, limit_s: float, ask: Callable[[], T]) -> T:
+        """The result of a call that has no time limit of its own: looking up a name.
+
+        One that takes longer is left to end by itself, in a thread that nobody waits for.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                results.append(ask())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=work, daemon=True, name="oncekey-lookup")
+        thread.start()
+        thread.join(self.left(limit_s))
+        if errors:
+            raise errors[0]
+        if not results:
+            raise TimeoutError("the host's name was not looked up in time")
+        return results[0]
+
+
+class _Incoming(io.RawIOBase):
+    """What comes in, until the attempt's time or bytes are used up."""
+
+    def __init__(self, connection: socket.socket, attempt: _Attempt, bytes_max: int) -> None:
+        self._connection = connection
+        self._attempt = attempt
+        self._left = bytes_max
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """How `http.client` asks a socket for a file."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: self._left]
+        if not view:
+            raise http.client.HTTPException("larger than the limit")
+        self._connection.settimeout(self._attempt.left())
+        count = self._connection.recv_into(view)
+        self._left -= count
+        return count
+
+
+def _beginning(response: http.client.HTTPResponse, bytes_max: int) -> Iterator[bytes]:
+    """As much of the body as comes. The status is what counts: if this breaks off, so be it."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while bytes_max > 0 and (piece := response.read1(bytes_max)):
+            yield piece
+            bytes_max -= len(piece)
+
+
+def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
+    return b"".join([*_head(target, headers, body), b"\r\n", body])
+
+
+def _head(target: Target, headers: Mapping[str, str], body: bytes) -> Iterator[bytes]:
+    yield f"POST {target.path} HTTP/1.1\r\n".encode("ascii")
+    yield f"Host: {target.authority}\r\n".encode("ascii")
+    yield b"Content-Length: %d\r\nConnection: close\r\n" % len(body)
+    for name, text in headers.items():
+        if not _NAME.fullmatch(name) or not _LINE.fullmatch(text) or name.lower() in _OWN:
+            raise Misuse(f"a webhook cannot carry the header {name!r} like this")
+        yield f"{name}: {text}\r\n".encode("latin-1")
+
+
+def _told(error: Exception) -> str:
+    match error:
+        case ssl.SSLCertVerificationError():
+            text = f"its certificate is not to be trusted: {error.verify_message}"
+        case TimeoutError():
+            text = f"it took too long: {error}"
+        case http.client.HTTPException():
+            text = f"its answer is not HTTP: {type(error).__name__}: {error}"
+        case _:
+            text = f"{type(error).__name__}: {error}"
+    return printable(text, DETAIL_CHARS_MAX)

@@ -1,0 +1,236 @@
+"""Signatures: that a webhook comes from who shares the secret, as it was sent, and lately.
+
+Two schemes, one kind of secret, `whsec_` and 24 random bytes in base64:
+
+    Stripe      Stripe-Signature: t=1700000000,v1=<hex>
+                HMAC-SHA256 of "<t>.<body>", keyed by the secret as it is written
+    Standard    webhook-id, webhook-timestamp, webhook-signature: v1,<base64>
+                HMAC-SHA256 of "<id>.<timestamp>.<body>", keyed by what the base64 stands for
+
+A message may carry a signature for each of several secrets, and a receiver may hold several: so a
+secret is replaced without a moment at which nothing verifies.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+from oncekey.guard import random_token
+
+SECRET_PREFIX = "whsec_"  # noqa: S105  (how each begins, not one of them)
+SECRET_BYTES = 24
+TOLERANCE_S = 300.0
+"""How far the sender's clock at signing and the receiver's may be apart, either way."""
+HEADER_CHARS_MAX = 4_096
+SIGNATURES_MAX = 20
+ID_CHARS_MAX = 255
+
+_TIMESTAMP = re.compile(r"[0-9]{1,12}")
+# No full stop: "a.1" + "2" and "a" + "1.2" would sign the same bytes.
+_ID = re.compile(rf"[!-\-/-~]{{1,{ID_CHARS_MAX}}}")
+
+
+class Scheme(enum.Enum):
+    """Which headers carry the signature, and what is signed."""
+
+    STRIPE = "stripe"
+    STANDARD = "standard"
+
+
+class Flaw(enum.Enum):
+    """What is wrong with a message that does not verify."""
+
+    MISSING = "a signature header is missing"
+    MALFORMED = "a signature header cannot be read"
+    TOO_OLD = "it was signed too long ago"
+    TOO_NEW = "it was signed in the future"
+    FORGED = "no signature matches: another secret, or the message was changed on its way"
+
+
+@value
+class Genuine:
+    """Whoever signed this knows the secret, and signed it lately."""
+
+    signed_at: int
+    id: str | None
+    """The signed id of a Standard Webhook; Stripe's events have theirs in the body."""
+
+
+@value
+class Refused:
+    """Nothing in this message may be believed."""
+
+    flaw: Flaw
+
+
+def new_secret(token: Callable[[], bytes] = random_token) -> str:
+    """A secret for one endpoint. Show it once, to whom it belongs."""
+    material = token() + token()
+    return SECRET_PREFIX + base64.b64encode(material[:SECRET_BYTES]).decode()
+
+
+# ------------------------------------------------------------------------------------- signing
+
+
+def signed_headers(
+    id: str,
+    body: bytes,
+    secrets: Sequence[str],
+    now_wall: float,
+    schemes: Sequence[Scheme] = tuple(Scheme),
+) -> dict[str, str]:
+    """The headers that let a receiver verify `body`: by every scheme, and with any of the secrets.
+
+    >>> headers = signed_headers("evt_1", b"{}", ["whsec_" + "c2VjcmV0" * 4], 1_700_000_000.5)
+    >>> sorted(headers)
+    ['Stripe-Signature', 'webhook-id', 'webhook-signature', 'webhook-timestamp']
+    """
+    if not 0 < len(secrets) <= SIGNATURES_MAX:
+        raise Misuse(f"sign with 1 to {SIGNATURES_MAX} secrets, not {len(secrets)}")
+    if not _ID.fullmatch(id):
+        raise Misuse(f"a webhook's id is visible ASCII without a full stop: {id[:40]!r}")
+    timestamp, headers = str(int(now_wall)), {}
+    if Scheme.STRIPE in schemes:
+        digests = (_digest_stripe(secret, timestamp, body).hex() for secret in secrets)
+        headers["Stripe-Signature"] = ",".join([f"t={timestamp}", *(f"v1={d}" for d in digests)])
+    if Scheme.STANDARD in schemes:
+        made = (_digest_standard(secret, id, timestamp, body) for secret in secrets)
+        headers["webhook-id"] = id
+        headers["webhook-timestamp"] = timestamp
+        headers["webhook-signature"] = " ".join(
+            f"v1,{base64.b64encode(digest).decode()}" for digest in made
+        )
+    return headers
+
+
+def _digest_stripe(secret: str, timestamp: str, body: bytes) -> bytes:
+    if not secret:
+        raise Misuse("a webhook secret is empty")
+    return hmac.digest(secret.encode(), b"%b.%b" % (timestamp.encode(), body), hashlib.sha256)
+
+
+def _digest_standard(secret: str, id: str, timestamp: str, body: bytes) -> bytes:
+    content = b"%b.%b.%b" % (id.encode(), timestamp.encode(), body)
+    return hmac.digest(_material(secret), content, hashlib.sha256)
+
+
+def _material(secret: str) -> bytes:
+    """The bytes that the base64 of a secret stands for; padding may be missing, as in the wild."""
+    text = secret.removeprefix(SECRET_PREFIX).rstrip("=")
+    try:
+        material = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        material = b""
+    if not material:
+        raise Misuse(
+            "a secret of Standard Webhooks is `whsec_` and base64: new_secret() makes one. Secrets "
+            "that Stripe itself made are something else: verify with scheme=Scheme.STRIPE"
+        )
+    return material
+
+
+# ----------------------------------------------------------------------------------- verifying
+
+
+def verify(
+    headers: Mapping[str, str],
+    body: bytes,
+    secrets: Sequence[str],
+    now_wall: float,
+    *,
+    scheme: Scheme = Scheme.STANDARD,
+    tolerance_s: float = TOLERANCE_S,
+) -> Genuine | Refused:
+    """Whether `body`, byte for byte as it came, was signed with one of the secrets, and lately.
+
+    One scheme: a receiver that took either would let whoever repeats a message choose which id it
+    is known by.
+    """
+    if not secrets:
+        raise Misuse("verify with at least one secret")
+    found = _stripe(headers) if scheme is Scheme.STRIPE else _standard(headers)
+    if isinstance(found, Flaw):
+        return Refused(found)
+    expected = [
+        _digest_stripe(secret, found.timestamp, body)
+        if found.id is None
+        else _digest_standard(secret, found.id, found.timestamp, body)
+        for secret in secrets
+    ]
+    # Every pair is compared: how long it takes does not tell which secret matched.
+    matches = [hmac.compare_digest(own, sent) for own in expected for sent in found.digests]
+    if not any(matches):
+        return Refused(Flaw.FORGED)
+    signed_at = int(found.timestamp)
+    if signed_at < now_wall - tolerance_s:
+        return Refused(Flaw.TOO_OLD)
+    if signed_at > now_wall + tolerance_s:
+        return Refused(Flaw.TOO_NEW)
+    return Genuine(signed_at, found.id)
+
+
+@value
+class _Signed:
+    """What the headers say, not yet believed."""
+
+    id: str | None
+    timestamp: str
+    digests: tuple[bytes, ...]
+
+
+def _stripe(headers: Mapping[str, str]) -> _Signed | Flaw:
+    line = _single(headers, "stripe-signature")
+    if isinstance(line, Flaw):
+        return line
+    parts = [part.strip().partition("=") for part in line.split(",")]
+    timestamps = [text for name, _, text in parts if name == "t"]
+    digests = list(_decoded((text for name, _, text in parts if name == "v1"), bytes.fromhex))
+    if len(timestamps) != 1 or not _TIMESTAMP.fullmatch(timestamps[0]) or not digests:
+        return Flaw.MALFORMED
+    return _Signed(None, timestamps[0], tuple(digests[:SIGNATURES_MAX]))
+
+
+def _standard(headers: Mapping[str, str]) -> _Signed | Flaw:
+    lines = []
+    for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):
+        line = _single(headers, name)
+        if isinstance(line, Flaw):
+            return line
+        lines.append(line)
+    id, timestamp, signatures = lines
+    parts = [part.partition(",") for part in signatures.split(" ")]
+    digests = list(_decoded((text for name, _, text in parts if name == "v1"), _base64))
+    if not _ID.fullmatch(id) or not _TIMESTAMP.fullmatch(timestamp) or not digests:
+        return Flaw.MALFORMED
+    return _Signed(id, timestamp, tuple(digests[:SIGNATURES_MAX]))
+
+
+def _single(headers: Mapping[str, str], wanted: str) -> str | Flaw:
+    """The one line of this name. Of two, this code and another might believe different ones."""
+    found = [text for name, text in headers.items() if name.lower() == wanted]
+    if not found or not found[0]:
+        return Flaw.MISSING
+    if len(found) > 1 or len(found[0]) > HEADER_CHARS_MAX:
+        return Flaw.MALFORMED
+    return found[0]
+
+
+def _base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _decoded(texts: Iterator[str], decode: Callable[[str], bytes]) -> Iterator[bytes]:
+    """What can be read of them: a signature of a later kind does not spoil the others."""
+    for text in texts:
+        try:
+            yield decode(text)
+        except ValueError:
+            continue
