@@ -144,6 +144,12 @@ def chromium() -> "Iterator[Browser]":
         pytest.skip(str(unavailable))
 
 
+@pytest.fixture(scope="session")
+def dynamodb_endpoint(request: pytest.FixtureRequest) -> str:
+    """Where DynamoDB's protocol is spoken. It is shared: name tables uniquely."""
+    return _offer(request, "dynamodb")
+
+
 # ------------------------------------------------------------------ what was tested, and what not
 
 

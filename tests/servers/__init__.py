@@ -12,6 +12,7 @@ folder is removed. What cannot be had raises `Unavailable`, which says why and w
 
 from tests.servers.kafka import Kafka, start_kafka
 from tests.servers.mariadb import MariaDB, start_mariadb
+from tests.servers.ministack import Ministack, start_ministack
 from tests.servers.nats import Nats, start_nats
 from tests.servers.pgbouncer import PgBouncer, start_pgbouncer
 from tests.servers.postgres import Postgres, start_postgres
@@ -23,6 +24,7 @@ from tests.servers.redis import Redis, start_redis
 __all__ = [
     "Kafka",
     "MariaDB",
+    "Ministack",
     "Nats",
     "PgBouncer",
     "Postgres",
@@ -34,6 +36,7 @@ __all__ = [
     "find_tool",
     "start_kafka",
     "start_mariadb",
+    "start_ministack",
     "start_nats",
     "start_pgbouncer",
     "start_postgres",

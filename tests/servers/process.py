@@ -28,6 +28,7 @@ class Server(ABC):
 
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     death_signal: ClassVar[signal.Signals] = signal.SIGKILL
+    drops_root: ClassVar[bool] = True
 
     def __init__(self, name: str, program: Program) -> None:
         self.name = name
@@ -171,7 +172,7 @@ class Server(ABC):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                **folders.identity(),
+                **(folders.identity() if self.drops_root else {}),
             )
         self._await_ready()
 

@@ -13,6 +13,7 @@ import redis
 
 from tests.servers.kafka import Kafka, start_kafka
 from tests.servers.mariadb import mysql_version, start_mariadb
+from tests.servers.ministack import ministack_version, start_ministack
 from tests.servers.nats import nats_version, start_nats
 from tests.servers.pgbouncer import start_pgbouncer
 from tests.servers.postgres import postgres_version, start_postgres
@@ -21,13 +22,14 @@ from tests.servers.programs import Unavailable
 from tests.servers.rabbitmq import rabbitmq_version, start_rabbitmq
 from tests.servers.redis import redis_version, start_redis
 
-NAMES = ("postgres", "redis", "mariadb", "pgbouncer", "nats", "rabbitmq", "kafka")
+NAMES = ("postgres", "redis", "mariadb", "pgbouncer", "nats", "rabbitmq", "kafka", "dynamodb")
 _VERSIONS: dict[str, Callable[[str], str]] = {
     "redis": redis_version,
     "mariadb": mysql_version,
     "nats": nats_version,
     "rabbitmq": rabbitmq_version,
     "kafka": lambda url: f"kafka at {url}",
+    "dynamodb": ministack_version,
 }
 
 
@@ -90,6 +92,7 @@ class Shared:
             "nats": start_nats,
             "rabbitmq": start_rabbitmq,
             "kafka": start_kafka,
+            "dynamodb": start_ministack,
         }
         server = starters[name]()
         self._running.append(server)
