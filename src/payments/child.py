@@ -13,7 +13,7 @@ from typing import IO
 class Child:
     """One program in a process of its own.
 
-    Start it from the main thread: where the system has `setpriv`, as Linux does, the kernel ends the
+    Start it from the main thread: where the system has `setpriv`, as Linux has, the kernel ends a
     child when the thread that started it is gone, however that came. Elsewhere only an orderly end
     of the parent ends it.
     """

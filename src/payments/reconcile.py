@@ -1,0 +1,269 @@
+"""Reconcile: the ledger's word against the network's, movement by movement.
+
+Both sides were written by different processes into different files, so whatever went wrong between
+them shows here: money taken and not posted, posted and not taken, taken twice, held for nobody.
+
+What is begun and not finished is no difference yet: a retry or the recoverer will finish it. It is
+told apart, and becomes a difference once it is older than `pending_s`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from payments import clock
+from payments.database import Database
+from payments.ledger import CLEARING
+from payments.network import Network, NetworkDown, Transaction
+from payments.settings import Settings
+from payments.tables import charges, ledger_entries, refunds
+
+PENDING_S = 3600
+LOOKS_MAX = 3
+BETWEEN_LOOKS_S = 1.0
+
+Moved = dict[tuple[str, str], int]
+"""By charge or refund, and currency: what the network took (or, negative, gave back)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Our side."""
+
+    moved: Moved
+    holds: dict[str, str]
+    """By charge: the authorisation that it believes in."""
+    unfinished: dict[str, int]
+    """Charges and refunds that somebody is still working on, and when they were begun."""
+    unbalanced: dict[str, int] = field(default_factory=dict)
+    """Transactions that do not sum to zero, and what they sum to. There is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The network's side."""
+
+    moved: Moved
+    holds: dict[str, list[str]]
+    """By reference: the authorisations that were granted."""
+    seen: dict[str, int]
+    """When each reference was last written to."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Line:
+    """One thing on which the sides do not agree."""
+
+    what: str
+    ledger: str
+    network: str
+
+    def __str__(self) -> str:
+        return f"{self.what}  ledger: {self.ledger}  network: {self.network}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    differences: list[Line]
+    pending: list[Line]
+    movements: int
+    """How many were compared."""
+    totals: dict[str, int]
+    """What the network took, less what it gave back, by currency."""
+
+
+# ------------------------------------------------------------------------------------- comparing
+
+
+def compare(ledger: Ledger, book: Book, *, now_s: int, pending_s: int = PENDING_S) -> Report:
+    """Every difference, and apart from them what is still under way."""
+    differences: list[Line] = []
+    pending: list[Line] = []
+
+    def tell(source: str, line: Line) -> None:
+        begun = ledger.unfinished.get(source)
+        waits = begun is not None and now_s - max(begun, book.seen.get(source, 0)) < pending_s
+        (pending if waits else differences).append(line)
+
+    for source, currency in sorted(ledger.moved.keys() | book.moved.keys()):
+        here = ledger.moved.get((source, currency), 0)
+        there = book.moved.get((source, currency), 0)
+        if here != there:
+            sides = _amount(here, currency, "posted"), _amount(there, currency, "taken")
+            tell(source, Line(source, *sides))
+    for source in sorted(ledger.holds.keys() | book.holds.keys()):
+        mine, granted = ledger.holds.get(source), book.holds.get(source, [])
+        if [mine] != granted:
+            said = f"authorised as {mine}" if mine else "not authorised"
+            tell(source, Line(source, said, _granted(granted)))
+    told = {line.what for line in (*pending, *differences)}
+    for source in sorted(ledger.unfinished.keys() - told):
+        tell(source, Line(source, "begun, not finished", "agrees so far"))
+    for name, total in sorted(ledger.unbalanced.items()):
+        differences.append(Line(name, f"entries sum to {total}, not to 0", "-"))
+    return Report(differences, pending, len(book.moved), _totals(book.moved))
+
+
+def _amount(amount: int, currency: str, done: str) -> str:
+    return f"{amount} {currency} {done}" if amount else f"nothing {done}"
+
+
+def _granted(ids: list[str]) -> str:
+    if not ids:
+        return "not authorised"
+    return f"authorised as {ids[0]}" if len(ids) == 1 else f"authorised {len(ids)} times: {ids}"
+
+
+def _totals(moved: Moved) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for (_, currency), amount in sorted(moved.items()):
+        totals[currency] = totals.get(currency, 0) + amount
+    return totals
+
+
+# --------------------------------------------------------------------------------------- looking
+
+
+def read_ledger(database: Database) -> Ledger:
+    """Our side, as of one moment."""
+    entry, charge, refund = ledger_entries.c, charges.c, refunds.c
+    amount = sa.func.sum(entry.amount)
+    with database.read() as connection:
+        moved = connection.execute(
+            sa.select(entry.source, entry.currency, -amount)
+            .where(entry.ledger_account == CLEARING)
+            .group_by(entry.source, entry.currency)
+        )
+        unbalanced = connection.execute(
+            sa.select(entry.transaction, amount).group_by(entry.transaction).having(amount != 0)
+        )
+        holds = connection.execute(
+            sa.select(charge.id, charge.authorisation).where(charge.authorisation.is_not(None))
+        )
+        under_way = sa.or_(charge.status == "pending", charge.settling.is_not(None))
+        begun = [
+            *connection.execute(sa.select(charge.id, charge.created).where(under_way)),
+            *connection.execute(
+                sa.select(refund.id, refund.created).where(refund.status == "pending")
+            ),
+        ]
+        return Ledger(
+            {(source, currency): int(total) for source, currency, total in moved if total},
+            {id_: str(authorisation) for id_, authorisation in holds},
+            {id_: int(created) for id_, created in begun},
+            {name: int(total) for name, total in unbalanced},
+        )
+
+
+def read_book(lines: Iterable[Transaction]) -> Book:
+    """The network's side."""
+    book = Book({}, {}, {})
+    signs = {"capture": 1, "refund": -1}
+    for line in lines:
+        book.seen[line.reference] = line.created
+        if line.declined is not None:
+            continue
+        if line.kind == "authorisation":
+            book.holds.setdefault(line.reference, []).append(line.id)
+        elif line.kind in signs:
+            where = line.reference, line.currency
+            book.moved[where] = book.moved.get(where, 0) + signs[line.kind] * line.amount
+    return book
+
+
+def lines_of_file(path: Path) -> Iterator[Transaction]:
+    """The book of a network that does not run."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+        for row in file.execute("SELECT * FROM transactions ORDER BY number"):
+            yield Transaction(*row)
+
+
+def reconcile(
+    database: Database,
+    lines: Callable[[], Iterable[Transaction]],
+    *,
+    pending_s: int = PENDING_S,
+    pause: Callable[[float], None] = time.sleep,
+) -> Report:
+    """Compare both sides, while both may be at work.
+
+    They cannot be looked at in the same moment, so what happens between the two looks differs. A
+    difference counts if it is there, unchanged, whenever one looks.
+    """
+    report = _look(database, lines, pending_s)
+    for _ in range(LOOKS_MAX - 1):
+        if not report.differences:
+            break
+        pause(BETWEEN_LOOKS_S)
+        before, report = set(report.differences), _look(database, lines, pending_s)
+        report.differences[:] = [line for line in report.differences if line in before]
+    return report
+
+
+def _look(database: Database, lines: Callable[[], Iterable[Transaction]], pending_s: int) -> Report:
+    ledger = read_ledger(database)
+    return compare(ledger, read_book(lines()), now_s=clock.now_s(), pending_s=pending_s)
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`payments reconcile`: 0 if both sides agree, 1 if not, 2 if one of them cannot be read."""
+    usual = Settings()
+    parser = argparse.ArgumentParser(
+        prog="payments reconcile", description="Compare the ledger with the card network's book."
+    )
+    parser.add_argument("--data", type=Path, default=usual.data, help="the folder of the database")
+    parser.add_argument("--database", default="", help="its URL, if it is not in that folder")
+    parser.add_argument(
+        "--network", default=usual.network_url, help="its address; or its file, if it does not run"
+    )
+    parser.add_argument(
+        "--pending-s",
+        type=int,
+        default=PENDING_S,
+        help="how long something begun may be unfinished before it is a difference",
+    )
+    said = parser.parse_args(argv)
+    settings = Settings(data=said.data, database_url=said.database, network_url=said.network)
+    with closing(Database(settings)) as database:
+        try:
+            return _told(_reconciled(database, settings.network_url, said.pending_s))
+        except (NetworkDown, sqlite3.Error) as error:
+            return _unread(f"the network's book ({settings.network_url})", "--network", error)
+        except sa.exc.DBAPIError as error:
+            return _unread("the ledger", "--data or --database", error)
+
+
+def _reconciled(database: Database, network: str, pending_s: int) -> Report:
+    if not network.startswith("http"):
+        return reconcile(database, lambda: lines_of_file(Path(network)), pending_s=pending_s)
+    with Network(network) as client:
+        return reconcile(database, client.transactions, pending_s=pending_s)
+
+
+def _told(report: Report) -> int:
+    for word, lines in (("pending", report.pending), ("DIFFERENCE", report.differences)):
+        for line in lines:
+            print(f"{word}  {line}")
+    money = " ".join(f"{total} {currency}" for currency, total in report.totals.items())
+    print(
+        f"{report.movements} movements, {money or 'no money'}: "
+        f"{len(report.differences)} differences, {len(report.pending)} pending"
+    )
+    return 1 if report.differences else 0
+
+
+def _unread(what: str, option: str, error: Exception) -> int:
+    print(f"Not compared: {what} cannot be read: {error}\nCheck {option}.", file=sys.stderr)
+    return 2
