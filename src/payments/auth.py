@@ -55,7 +55,7 @@ class Keys:
         if seen is None:
             return None
         known, read_at = seen
-        fresh = clock.monotonic() - read_at < self._fresh_s and known.works(clock.now())
+        fresh = clock.monotonic() - read_at < self._fresh_s and known.works(clock.wall())
         return known.account if fresh else None
 
     def remembers(self, key: str) -> bool:
@@ -69,7 +69,7 @@ class Keys:
         if found is None:
             self._seen.pop(known_by, None)
             return Stranger(f"Invalid API Key provided: {hint(key)[:40]}")
-        if not found.works(clock.now()):
+        if not found.works(clock.wall()):
             self._seen.pop(known_by, None)
             how = "revoked" if found.revoked is not None else "rotated, and its time is over"
             return Stranger(f"Expired API Key provided: {found.hint} was {how}.", "api_key_expired")

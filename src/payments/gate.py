@@ -12,16 +12,18 @@ from typing import Any
 
 import oncekey
 from payments import ids
-from payments.accounts import Account
+from payments.accounts import Account, Accounts
 from payments.auth import Keys, Stranger, read_key
-from payments.limits import READS, Full, Limits
-from payments.settings import API_VERSION
+from payments.database import Database
+from payments.limits import READS, Counters, Full, Limits
+from payments.settings import API_VERSION, Settings
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+StateOf = Callable[[Scope], Awaitable[str | None]]
 Header = tuple[bytes, bytes]
 
 API = "/v1"
@@ -31,11 +33,13 @@ _VERSION = (b"stripe-version", API_VERSION.encode())
 _REPLAYED = (b"idempotent-replayed", b"true")
 
 
-def front(app: App, *, keys: Keys, limits: Limits, state_of: StateOf, body_bytes_max: int) -> App:
+def front(app: App, settings: Settings, database: Database, state_of: StateOf) -> App:
     """The whole gate before an application. `state_of` is that of oncekey's middleware, which
     tells what became of a key without claiming it.
     """
-    guarded = BodyLimit(app, body_bytes_max)
+    keys = Keys(Accounts(database), local=settings.takes_local_key)
+    limits = Limits(settings.rates, Counters(settings.redis_url))
+    guarded = BodyLimit(app, settings.body_bytes_max)
     return RequestIds(Admission(guarded, keys=keys, limits=limits, state_of=state_of))
 
 
@@ -69,21 +73,6 @@ class RequestIds:
         await self._app(scope, receive, _stamping(send, request_id))
 
 
-class Stamp:
-    """Inside of oncekey: puts the request id on the handler's own answer, so that a replay can name
-    the request that it answers (`Original-Request`).
-    """
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            state = scope.setdefault("state", {})
-            send = _stamping(send, state.setdefault("request_id", new_request_id()))
-        await self._app(scope, receive, send)
-
-
 def new_request_id() -> str:
     return f"req_{ids.letters(REQUEST_ID_CHARS)}"
 
@@ -103,8 +92,6 @@ def _stamping(send: Send, request_id: str) -> Send:
 
 
 # ------------------------------------------------------------------------------- who, how often
-
-StateOf = Callable[[Scope], Awaitable[str | None]]
 
 
 class Admission:

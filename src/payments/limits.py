@@ -154,7 +154,7 @@ class Counters:
 
     async def _full(self, bucket: Bucket, rate: RateLimitItem) -> Full:
         window = await self._ask(lambda on: on.get_window_stats(rate, *bucket.who))
-        left_s = math.ceil(window.reset_time - clock.now())
+        left_s = math.ceil(window.reset_time - clock.wall())
         return Full(bucket.reason, max(1, min(left_s, rate.get_expiry())))
 
     async def _ask(self, question: Callable[[FixedWindowRateLimiter], Awaitable[T]]) -> T:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from payments.limits import Rates
 
 API_VERSION = "2026-10-28.endive"
 """The version of Stripe's API whose shapes are spoken here."""
@@ -29,8 +31,18 @@ class Settings:
     lease_s: float = 30.0
     """How long a charge may go unrenewed before a retry or the recoverer continues it."""
     body_bytes_max: int = 1_048_576
+    rates: Rates = field(default_factory=Rates)
+    """How much of the API each caller may use."""
+    local_key: bool | None = None
+    """Whether requests from this machine may use `sk_test_local`; None: if the database is the
+    embedded one."""
     threads_max: int = 40
     """Requests that are worked on at once; each may hold one database connection."""
+
+    @property
+    def takes_local_key(self) -> bool:
+        """Whether `sk_test_local` works here."""
+        return not self.database_url if self.local_key is None else self.local_key
 
     @property
     def database(self) -> str:
