@@ -1,0 +1,272 @@
+"""The command line: `./dev payments serve | migrate | account | reconcile | run`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import sqlalchemy.exc
+
+from payments import clock, reconcile
+from payments.accounts import LOCAL, LOCAL_KEY, OVERLAP_S, Account, Accounts, Key, NoSuchAccount
+from payments.database import Database
+from payments.limits import Rates
+from payments.serve import CannotServe, Listening, greeting, migrate, serve
+from payments.settings import Settings
+
+_USUAL = Settings()
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+ABOUT = """\
+A Stripe-compatible payments API that never charges twice.
+
+  serve       the API alone; `./dev run` starts it with all that belongs to it
+  migrate     create the tables that are missing, before the servers of a new release start
+  account     create and list accounts; rotate and revoke their keys
+  reconcile   compare the ledger with the card network's own book, and print every difference
+  run         everything at once on this machine: what `./dev run` does
+
+Each explains itself: ./dev payments serve --help
+"""
+
+
+def main(words: list[str]) -> int:
+    """Run one command. 0: done; 1: it could not be, the reason is printed; 2: not understood."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    if words[:1] == ["reconcile"]:
+        return reconcile.main(words[1:])
+    if words[:1] == ["run"]:
+        from payments import supervisor
+
+        return supervisor.main(words[1:])
+    said = parser().parse_args(words)
+    try:
+        command: int = said.command(said)
+        return command
+    except (CannotServe, NoSuchAccount) as error:
+        print(error, file=sys.stderr)
+    except sqlalchemy.exc.DBAPIError as error:
+        print(
+            f"The database cannot be used: {error.orig}\n"
+            "Check --database or --data. Tables are created by: ./dev payments migrate",
+            file=sys.stderr,
+        )
+    except ValueError as error:  # a setting that cannot be
+        print(error, file=sys.stderr)
+    return 1
+
+
+# ------------------------------------------------------------------------------ the commands
+
+
+def _serve(said: argparse.Namespace) -> int:
+    settings = Settings(
+        data=said.data,
+        database_url=said.database,
+        redis_url=said.redis or None,
+        network_url=said.network,
+        body_bytes_max=said.body_bytes_max,
+        rates=Rates().but(said.limit),
+    )
+    listening = Listening(
+        host=said.host,
+        port=said.port,
+        workers=said.workers,
+        certificate=said.certificate,
+        private_key=said.private_key,
+        proxies=",".join(said.trusted_proxy),
+        drain_s_max=said.drain_s_max,
+    )
+    print(greeting(settings, listening), flush=True)
+    return serve(settings, listening)
+
+
+def _migrate(said: argparse.Namespace) -> int:
+    settings = _where(said)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    migrate(settings)
+    print("All tables are there.")
+    return 0
+
+
+def _create(said: argparse.Namespace) -> int:
+    with closing(Database(_where(said))) as database:
+        account, key = Accounts(database).create(said.name, said.mode)
+    print(f"account  {account.id}\nkey      {key}\n{_ONCE}")
+    return 0
+
+
+def _list(said: argparse.Namespace) -> int:
+    settings = _where(said)
+    with closing(Database(settings)) as database:
+        found = Accounts(database).all()
+    for account in found:
+        print(f"{account.id}  {account.name}")
+        for key in account.keys:
+            print(f"    {key.hint}  made {_date(key.created)}, {_condition(key)}")
+    if settings.takes_local_key:
+        print(f"{LOCAL.id}  built in\n    {LOCAL_KEY}  works on this machine only")
+    elif not found:
+        print("There is no account yet: ./dev payments account create NAME")
+    return 0
+
+
+def _rotate(said: argparse.Namespace) -> int:
+    with closing(Database(_where(said))) as database:
+        key = Accounts(database).rotate(Account(said.account, said.mode), said.overlap)
+    until = _date(clock.now_s() + said.overlap)
+    print(f"key      {key}\n{_ONCE}\nThe keys before it work until {until}.")
+    return 0
+
+
+def _revoke(said: argparse.Namespace) -> int:
+    if (said.key is None) == (not said.all):
+        print("Name the key, in full or as `account list` shows it; or all of them with --all.")
+        return 2
+    with closing(Database(_where(said))) as database:
+        for key in Accounts(database).revoke(Account(said.account, said.mode), said.key):
+            print(f"revoked  {key.hint}")
+    print("Servers that know a key already stop taking it within 2 seconds.")
+    return 0
+
+
+_ONCE = "The key is shown this once: only its digest is kept."
+
+
+def _where(said: argparse.Namespace) -> Settings:
+    return Settings(data=said.data, database_url=said.database)
+
+
+def _condition(key: Key) -> str:
+    if key.revoked is not None:
+        return f"revoked {_date(key.revoked)}"
+    if key.expires is None:
+        return "works"
+    return f"{'works until' if key.works(clock.wall()) else 'ended'} {_date(key.expires)}"
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+# --------------------------------------------------------------------------- what can be said
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="./dev payments",
+        description=ABOUT,
+        usage="./dev payments COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    _describe_serve(commands.add_parser("serve", description="Serve the API until SIGTERM."))
+    tables = commands.add_parser("migrate", description="Create the tables that are missing.")
+    tables.set_defaults(command=_migrate)
+    _add_where(tables)
+    account = commands.add_parser("account", description="Accounts and their keys.")
+    _describe_account(account.add_subparsers(required=True, metavar="COMMAND"))
+    return top
+
+
+def _describe_serve(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(command=_serve)
+    _add_where(sub)
+    usual = Listening()
+    sub.add_argument("--host", default=usual.host, help="address to listen on [%(default)s]")
+    sub.add_argument("--port", type=int, default=usual.port, help="[%(default)s]")
+    sub.add_argument("--workers", type=int, default=1, metavar="N", help="processes [%(default)s]")
+    sub.add_argument("--network", default=_USUAL.network_url, help="the card network [%(default)s]")
+    sub.add_argument(
+        "--redis",
+        default=os.environ.get("PAYMENTS_REDIS", ""),
+        metavar="URL",
+        help="count the limits there, for all processes together [$PAYMENTS_REDIS, or in memory]",
+    )
+    sub.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=RATE",
+        help='such as writes=50/second, "POST charges=5/second", total=off; see docs/payments.md',
+    )
+    sub.add_argument("--certificate", type=Path, metavar="FILE", help="PEM file; speaks HTTPS")
+    sub.add_argument("--private-key", type=Path, metavar="FILE", help="PEM file of its key")
+    sub.add_argument(
+        "--trusted-proxy",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="believe this proxy's X-Forwarded-For; may be repeated [none is believed]",
+    )
+    sub.add_argument(
+        "--body-bytes-max",
+        type=int,
+        default=_USUAL.body_bytes_max,
+        metavar="N",
+        help="[%(default)s]",
+    )
+    sub.add_argument(
+        "--drain-s-max",
+        type=int,
+        default=usual.drain_s_max,
+        metavar="N",
+        help="how long SIGTERM waits for requests that are under way [%(default)s]",
+    )
+
+
+def _describe_account(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    create = commands.add_parser("create", help="a new account with its first key")
+    create.set_defaults(command=_create)
+    create.add_argument("name", help="for people, such as 'Tea shop'")
+    every = commands.add_parser("list", help="all accounts, and which of their keys work")
+    every.set_defaults(command=_list)
+    rotate = commands.add_parser("rotate", help="a new key; the old ones work a while longer")
+    rotate.set_defaults(command=_rotate)
+    rotate.add_argument("account", metavar="ACCOUNT", help="acct_…")
+    rotate.add_argument(
+        "--overlap",
+        type=_duration,
+        default=OVERLAP_S,
+        metavar="TIME",
+        help="how long the old keys still work: 30m, 24h, 7d, 0s [24h]",
+    )
+    revoke = commands.add_parser("revoke", help="end a key now")
+    revoke.set_defaults(command=_revoke)
+    revoke.add_argument("account", metavar="ACCOUNT", help="acct_…")
+    revoke.add_argument("key", nargs="?", metavar="KEY", help="in full, or as `list` shows it")
+    revoke.add_argument("--all", action="store_true", help="all keys of the account")
+    for sub in (create, every, rotate, revoke):
+        _add_where(sub)
+    for sub in (create, rotate, revoke):
+        sub.add_argument("--mode", choices=("test", "live"), default="test", help="[%(default)s]")
+
+
+def _add_where(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--data",
+        type=Path,
+        default=_USUAL.data,
+        metavar="DIR",
+        help="folder of the embedded database [%(default)s]",
+    )
+    sub.add_argument(
+        "--database",
+        default=os.environ.get("PAYMENTS_DATABASE", ""),
+        metavar="URL",
+        help="postgresql://… instead of it [$PAYMENTS_DATABASE]",
+    )
+
+
+def _duration(text: str) -> int:
+    """Seconds, from 30m, 24h, 7d."""
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text}: write a time as 30m, 24h or 7d")
+    return int(found[1]) * _UNITS_S[found[2]]

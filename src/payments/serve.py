@@ -1,0 +1,189 @@
+"""Serve: the API on a socket, in one process or several, until it is told to end.
+
+SIGTERM and Ctrl-C drain: no new requests are taken, those under way are answered, then it ends
+with status 0.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import multiprocessing
+import os
+import signal
+import ssl
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from payments.accounts import LOCAL_KEY
+from payments.app import create_app
+from payments.database import Database
+from payments.settings import Settings
+
+log = logging.getLogger("payments")
+
+BACKLOG = 2_048
+DRAIN_S_MAX = 30
+
+
+class CannotServe(Exception):
+    """Something that must be put right first; the text says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where and how the server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = 1
+    certificate: Path | None = None
+    """With it, and its private key, HTTPS is spoken."""
+    private_key: Path | None = None
+    proxies: str = ""
+    """Addresses, separated by commas, whose X-Forwarded-For is believed."""
+    drain_s_max: int = DRAIN_S_MAX
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Makes the application; a value, so that it can be sent to worker processes."""
+
+    settings: Settings
+
+    def __call__(self) -> Any:
+        parent = multiprocessing.parent_process()
+        if parent is not None:  # a worker must not outlive whoever would replace it
+            watch = threading.Thread(target=_end_with, args=(parent,), daemon=True)
+            watch.start()
+        return create_app(self.settings)
+
+
+def serve(settings: Settings, listening: Listening) -> int:
+    """Serve until a signal ends it. The exit status."""
+    check(settings, listening)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    migrate(settings)
+    config = configure(settings, listening)
+    try:
+        sockets = [config.bind_socket()]
+    except SystemExit:  # its reason has been logged
+        raise CannotServe(
+            f"Cannot listen on {listening.host} port {listening.port}: choose another one with "
+            "--port, or end whoever has it."
+        ) from None
+    # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        if listening.workers == 1:
+            server = uvicorn.Server(config)
+            server.run(sockets=sockets)
+            return 0 if server.started else 1
+        workers = Multiprocess(config, sockets=sockets)
+        workers.run()
+        return 1 if any(worker.exitcode == FAILED_TO_START for worker in workers.processes) else 0
+    except KeyboardInterrupt:
+        return 0
+
+
+FAILED_TO_START = 3
+"""The exit status of a uvicorn worker whose application did not start."""
+
+
+def configure(settings: Settings, listening: Listening) -> uvicorn.Config:
+    return uvicorn.Config(
+        Application(settings),
+        factory=True,
+        host=listening.host,
+        port=listening.port,
+        workers=listening.workers,
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.private_key,
+        # Whoever connects could write these headers: they count only from proxies that are named.
+        proxy_headers=bool(listening.proxies),
+        forwarded_allow_ips=listening.proxies or None,
+        timeout_graceful_shutdown=listening.drain_s_max,
+        backlog=BACKLOG,
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+    )
+
+
+def check(settings: Settings, listening: Listening) -> None:
+    """Find what cannot work before anything is started."""
+    if (listening.certificate is None) != (listening.private_key is None):
+        raise CannotServe("HTTPS needs both --certificate FILE and --private-key FILE.")
+    if listening.certificate is not None:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(listening.certificate, listening.private_key)
+        except OSError as error:  # an ssl.SSLError is one
+            raise CannotServe(
+                f"{listening.certificate} and {listening.private_key} are no certificate and its "
+                f"private key in PEM form that can be read: {error}"
+            ) from None
+    if listening.workers < 1:
+        raise CannotServe("--workers takes a number from 1 up.")
+    if listening.workers > 1 and settings.redis_url is None:
+        log.warning(
+            "%d workers without --redis: each counts for itself, so that up to %d times the limits "
+            "pass",
+            listening.workers,
+            listening.workers,
+        )
+    if listening.certificate is None and not _loops_back(listening.host):
+        log.warning(
+            "keys travel unencrypted to %s: use --certificate and --private-key, or let only a "
+            "proxy that speaks HTTPS reach it",
+            listening.host,
+        )
+
+
+def migrate(settings: Settings) -> None:
+    """Create the tables that are missing."""
+    database = Database(settings)
+    try:
+        database.create_tables()
+    finally:
+        database.close()
+
+
+def greeting(settings: Settings, listening: Listening) -> str:
+    """What to do with a server that was started."""
+    if not settings.takes_local_key:
+        return (
+            f"The payments API is on {listening.url}/v1, its documentation on {listening.url}/docs"
+            "\nMake a key:  ./dev payments account create NAME  (with the same --database)\n"
+        )
+    return (
+        f"The payments API is on {listening.url}, its documentation on {listening.url}/docs\n"
+        f"Its key, which works on this machine only, is {LOCAL_KEY}\n\n"
+        "  Charge a card, then send it again: the answer is the same, and says it is a replay.\n"
+        f"    curl -i {listening.url}/v1/charges -u {LOCAL_KEY}: \\\n"
+        "       -H 'Idempotency-Key: first-try' \\\n"
+        "       -d amount=2000 -d currency=eur -d source=tok_visa\n"
+    )
+
+
+def _loops_back(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
