@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oncekey.errors import Misuse
 from oncekey.webhooks import RETRIES_S, Schedule, schedule
+from tests.docs.pages import TEXTS, rows
 
 
 def test_the_examples_in_the_documentation() -> None:
@@ -21,6 +22,13 @@ def test_waits_grow_and_end_after_three_days() -> None:
     assert all(earlier < later for earlier, later in pairwise(RETRIES_S))
     assert 3 * 86_400 < sum(RETRIES_S) < 3.5 * 86_400
     assert Schedule().attempts_max == 12
+
+
+def test_the_documented_schedule_is_the_real_one() -> None:
+    units = {"s": 1.0, "min": 60.0, "h": 3_600.0}
+    [shown] = [row[1:] for row in rows(TEXTS["docs/webhooks.md"]) if row[0] == "wait"]
+    waits = [cell.split() for cell in shown]
+    assert tuple(int(count) * units[unit] for count, unit in waits) == RETRIES_S
 
 
 @given(st.integers(1, 11), st.floats(0, 1, exclude_max=True))

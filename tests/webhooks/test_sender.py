@@ -118,6 +118,15 @@ def test_forbidden_urls_are_not_even_looked_up() -> None:
     assert looked == []
 
 
+def test_what_is_said_of_a_url_when_it_is_registered() -> None:
+    leads_to: dict[str, list[str]] = {"in.example": ["10.0.0.1"], "out.example": ["1.1.1.1"]}
+    strict = Sender(lookup=lambda host, port: leads_to.get(host, []))
+    assert strict.objection("https://out.example/") is None
+    assert strict.objection("https://later.example/") is None  # it has no address yet
+    assert "10.0.0.1" in (strict.objection("https://in.example/") or "")
+    assert "https://" in (strict.objection("http://out.example/") or "")
+
+
 def test_tls_is_by_the_name_of_the_url(tmp_path: Path) -> None:
     server, client = certificates(tmp_path, "hooks.example.com")
     with listening(OK, tls=server) as there:
@@ -272,7 +281,7 @@ def test_a_receiver_that_does_not_read_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        limits = SendLimits(total_s=0.2, body_bytes_max=50_000_000)
+        limits = SendLimits(total_s=0.1, body_bytes_max=50_000_000)
         sent = sender(limits=limits, clock=FakeClock()).send(url, {}, b"x" * 50_000_000)
     assert isinstance(sent, Unanswered)
     assert "too long" in sent.reason

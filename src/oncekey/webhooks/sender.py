@@ -20,6 +20,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any, TypeVar
 
 from oncekey.clock import Clock, SystemClock
@@ -113,6 +114,19 @@ class Sender:
         self._tls = tls or ssl.create_default_context()
         self._clock = clock or SystemClock()
 
+    def objection(self, url: str) -> str | None:
+        """Why nothing would be sent there now; None if something would be, or the name has no
+        address yet. For whoever registers a URL: what counts is where it leads when it is used.
+        """
+        target = self._destinations.target(url)
+        if isinstance(target, Forbidden):
+            return target.reason
+        try:
+            found = self._addresses(target, _Attempt(self._limits.total_s, self._clock))
+        except (OSError, UnicodeError):
+            return None
+        return found.reason if isinstance(found, Forbidden) else None
+
     def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Sent:
         """POST `body`. What became of it is a value; only misuse raises."""
         if len(body) > self._limits.body_bytes_max:
@@ -137,9 +151,7 @@ class Sender:
 
     def _connect(self, target: Target, attempt: _Attempt) -> socket.socket | Forbidden:
         """A connection to an address that was checked: the name is looked up this once."""
-        addresses = attempt.within(
-            self._limits.connect_s, lambda: self._destinations.addresses(target, self._lookup)
-        )
+        addresses = self._addresses(target, attempt)
         if isinstance(addresses, Forbidden):
             return addresses
         *others, last = addresses
@@ -147,6 +159,10 @@ class Sender:
             with contextlib.suppress(OSError):
                 return self._connect_to(address, target, attempt)
         return self._connect_to(last, target, attempt)
+
+    def _addresses(self, target: Target, attempt: _Attempt) -> list[str] | Forbidden:
+        judged = partial(self._destinations.addresses, target, self._lookup)
+        return attempt.within(self._limits.connect_s, judged)
 
     def _connect_to(self, address: str, target: Target, attempt: _Attempt) -> socket.socket:
         limit_s = attempt.left(self._limits.connect_s)
