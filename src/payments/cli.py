@@ -83,8 +83,7 @@ def _serve(said: argparse.Namespace) -> int:
         proxies=",".join(said.trusted_proxy),
         drain_s_max=said.drain_s_max,
     )
-    print(greeting(settings, listening), flush=True)
-    return serve(settings, listening)
+    return serve(settings, listening, lambda: print(greeting(settings, listening), flush=True))
 
 
 def _migrate(said: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import signal
 import ssl
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ log = logging.getLogger("payments")
 
 BACKLOG = 2_048
 DRAIN_S_MAX = 30
+FAILED_TO_START = 3
+"""The exit status of a uvicorn worker whose application did not start."""
 
 
 class CannotServe(Exception):
@@ -70,8 +73,8 @@ class Application:
         return create_app(self.settings)
 
 
-def serve(settings: Settings, listening: Listening) -> int:
-    """Serve until a signal ends it. The exit status."""
+def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -> int:
+    """Serve until a signal ends it; `ready` is called once the port is ours. The exit status."""
     check(settings, listening)
     settings.data.mkdir(parents=True, exist_ok=True)
     migrate(settings)
@@ -83,6 +86,7 @@ def serve(settings: Settings, listening: Listening) -> int:
             f"Cannot listen on {listening.host} port {listening.port}: choose another one with "
             "--port, or end whoever has it."
         ) from None
+    ready()
     # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
@@ -95,10 +99,6 @@ def serve(settings: Settings, listening: Listening) -> int:
         return 1 if any(worker.exitcode == FAILED_TO_START for worker in workers.processes) else 0
     except KeyboardInterrupt:
         return 0
-
-
-FAILED_TO_START = 3
-"""The exit status of a uvicorn worker whose application did not start."""
 
 
 def configure(settings: Settings, listening: Listening) -> uvicorn.Config:

@@ -1,0 +1,94 @@
+"""The command line: what an operator types, and what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from payments import cli
+
+
+@pytest.fixture
+def data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(["migrate", "--data", str(tmp_path / "new" / "data")]) == 0
+    assert capsys.readouterr().out == "All tables are there.\n"
+    return str(tmp_path / "new" / "data")
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+    assert cli.main([*words]) == status
+    said = capsys.readouterr()
+    return said.out if status == 0 else said.err + said.out
+
+
+def test_an_account_from_its_first_key_to_its_last(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = say(capsys, "account", "create", "Tea shop", "--data", data)
+    account, key = re.findall(r"acct_\w+|sk_test_\w+", made)
+    assert "shown this once" in made
+    listed = say(capsys, "account", "list", "--data", data)
+    assert f"{account}  Tea shop" in listed
+    assert f"sk_test_…{key[-4:]}" in listed
+    assert key not in listed
+    assert "sk_test_local  works on this machine only" in listed
+    new = say(capsys, "account", "rotate", account, "--overlap", "30m", "--data", data)
+    assert "sk_test_" in new
+    assert "work until" in new
+    ended = say(capsys, "account", "revoke", account, f"sk_test_…{key[-4:]}", "--data", data)
+    assert f"revoked  sk_test_…{key[-4:]}" in ended
+    assert "within 2 seconds" in ended
+    listed = say(capsys, "account", "list", "--data", data)
+    assert len(re.findall("revoked 2", listed)) == 1
+    say(capsys, "account", "revoke", account, "--all", "--data", data)
+
+
+def test_what_cannot_be_done_is_said_plainly(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rotate = say(capsys, "account", "rotate", "acct_none", "--data", data, status=1)
+    assert rotate.startswith("There is no account acct_none. ")
+    which = say(capsys, "account", "revoke", "acct_none", "--data", data, status=2)
+    assert "--all" in which
+
+
+def test_a_database_that_was_not_prepared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = say(capsys, "account", "list", "--data", str(tmp_path), status=1)
+    assert "./dev payments migrate" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--limit", "speed=1/second"], "there is no limit"),
+        (["--limit", "writes=often"], "no rate"),
+        (["--workers", "0"], "--workers"),
+        (["--certificate", "no.pem"], "both"),
+        (["--certificate", "no.pem", "--private-key", "no.key"], "PEM"),
+        (["--database", "mysql://x"], "postgresql://"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    assert told in say(capsys, "serve", "--data", str(tmp_path), *words, status=1)
+
+
+@pytest.mark.parametrize("words", [[], ["serve"], ["account"], ["account", "rotate"], ["migrate"]])
+def test_every_command_explains_itself(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    assert "./dev payments" in capsys.readouterr().out
+
+
+def test_durations() -> None:
+    assert [cli._duration(text) for text in ("0s", "30m", "24h", "7d")] == [0, 1800, 86400, 604800]
+    with pytest.raises(Exception, match="write a time as"):
+        cli._duration("soon")
