@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 
@@ -24,6 +24,8 @@ class Child:
         command: Sequence[str],
         *,
         output: IO[bytes] | int | None = None,
+        errors: IO[bytes] | int | None = None,
+        environment: Mapping[str, str] | None = None,
         death_signal: signal.Signals = signal.SIGKILL,
     ) -> None:
         self.name = name
@@ -34,7 +36,8 @@ class Child:
             [*bound, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=output,
+            stderr=output if errors is None else errors,
+            env=environment,
             start_new_session=True,
         )
 

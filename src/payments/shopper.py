@@ -1,0 +1,271 @@
+"""A shopper: a process full of customers who misbehave, as people and networks do.
+
+They click twice, hang up in the middle, lose patience, send the same again, and are killed. Each
+purchase has one key, kept in a journal before anything is sent; whoever comes back after a kill
+finds there what was begun, and asks again with the same key.
+
+What happens is told on standard output, a word per event, for the crowd to count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import httpx2
+
+import oncekey
+from oncekey.client import Attempted, Client, Journal, Retries, outcome_of
+from payments import ids
+
+THREADS = 4
+THINK_S_MAX = 0.4
+PATIENCE_S = 0.03
+TIMEOUT_S = 20.0
+RETRIES = Retries(attempts_max=30, budget_s=120.0, backoff_s=0.05, backoff_s_max=2.0)
+REFUSALS = range(400, 500)
+BUSINESS = 402  # a declined card is an answer, not a refusal
+
+WORDS = ("purchases", "clicks", "requests", "replays", "refused", "paid", "doubles")
+"""What can be told. `doubles`: one purchase was answered with two charges, which never happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """Something that somebody wants, once."""
+
+    name: str
+    amount: int
+    source: str
+
+    @property
+    def form(self) -> dict[str, str]:
+        return {
+            "amount": str(self.amount),
+            "currency": "usd",
+            "source": self.source,
+            "description": self.name,
+        }
+
+
+def chosen(*among: Any) -> Any:
+    """One of them, by lot."""
+    return among[int(ids.spread() * len(among))]
+
+
+class Shopper:
+    """Buys until told to stop."""
+
+    def __init__(
+        self, url: str, api_key: str, journal: Journal, say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._address = urlsplit(url)
+        self._journal = journal
+        self._login = f"Basic {b64encode(f'{api_key}:'.encode()).decode()}"
+        options: dict[str, Any] = {"base_url": url, "headers": {"Authorization": self._login}}
+        options |= {"timeout": TIMEOUT_S, "trust_env": False}
+        self._patient = Client(
+            transport=httpx2.HTTPTransport(trust_env=False),
+            profile="stripe",
+            retries=RETRIES,
+            budget=oncekey.client.RetryBudget(tokens_max=1000.0, tokens_per_s=100.0),
+            hooks=[self._attempted],
+            **options,
+        )
+        self._careless = httpx2.Client(**options)
+        self._friends = ThreadPoolExecutor(2 * THREADS)
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        """Finish what an earlier life began, then shop in several threads until told to stop."""
+        for intent in self._journal.unsettled():
+            self._settle(Purchase(**json.loads(intent.note)), intent.key)
+        shops = [threading.Thread(target=self._shop) for _ in range(THREADS)]
+        for shop in shops:
+            shop.start()
+        for shop in shops:
+            shop.join()
+        self._friends.shutdown()
+        self._journal.close()
+
+    def _shop(self) -> None:
+        while not self.stopping.wait(ids.spread() * THINK_S_MAX):
+            source = chosen(*["tok_visa"] * 9, "tok_chargeDeclinedInsufficientFunds")
+            amount = 100 + int(ids.spread() * 9900)
+            purchase = Purchase(f"purchase {ids.letters(12)}", amount, source)
+            key = self._journal.key(purchase.name, note=json.dumps(asdict(purchase)))
+            self._say("purchases")
+            chosen(*MANNERS)(self, purchase, key)
+            if not self._settle(purchase, key):
+                return
+
+    # ----------------------------------------------------------------- the way it should be done
+
+    def _settle(self, purchase: Purchase, key: str) -> bool:
+        """Ask, with one key, until there is an answer; False if told to stop before."""
+        while True:
+            try:
+                answer = self._patient.post("/v1/charges", data=purchase.form, key=key)
+            except (httpx2.TransportError, oncekey.Mismatch):
+                answer = None
+            if answer is not None and answer.status_code in (200, BUSINESS):
+                break
+            if self.stopping.wait(1.0):
+                return False  # the journal keeps it
+        self._journal.settle(purchase.name)
+        if answer.status_code == 200:
+            self._say("paid")
+            chosen(*AFTERWARDS)(self, purchase, key, answer.json()["id"])
+        return True
+
+    def _attempted(self, event: Any) -> None:
+        if isinstance(event, Attempted):
+            self._say("requests")
+            if event.replayed:
+                self._say("replays")
+            elif event.status in REFUSALS and event.status != BUSINESS:
+                self._say("refused")
+
+    # ------------------------------------------------------------------------- the ways it is done
+
+    def _politely(self, purchase: Purchase, key: str) -> None:
+        self._say("clicks")
+
+    def _twice_at_once(self, purchase: Purchase, key: str, times: int = 2) -> None:
+        clicks = [self._friends.submit(self._click, purchase, key) for _ in range(times)]
+        charged = {click.result() for click in clicks} - {None}
+        if len(charged) > 1:
+            self._say("doubles")
+
+    def _in_a_crowd(self, purchase: Purchase, key: str) -> None:
+        self._twice_at_once(purchase, key, times=5)
+
+    def _without_patience(self, purchase: Purchase, key: str) -> None:
+        for _ in range(3):
+            self._click(purchase, key, timeout_s=PATIENCE_S)
+
+    def _hanging_up(self, purchase: Purchase, key: str) -> None:
+        """All is sent, and nobody waits for the answer."""
+        self._send_raw(purchase, key, part=1.0)
+
+    def _cut_short(self, purchase: Purchase, key: str) -> None:
+        """The line breaks in the middle of the request."""
+        self._send_raw(purchase, key, part=ids.spread())
+
+    def _click(self, purchase: Purchase, key: str, timeout_s: float = TIMEOUT_S) -> str | None:
+        """One press of the button; the id of the charge that it is answered with, if any."""
+        self._say("clicks")
+        self._say("requests")
+        headers = {"Idempotency-Key": key}
+        try:
+            answer = self._careless.post(
+                "/v1/charges", data=purchase.form, headers=headers, timeout=timeout_s
+            )
+        except httpx2.TransportError:
+            return None
+        return self._read(answer)
+
+    def _read(self, answer: httpx2.Response) -> str | None:
+        if answer.headers.get("idempotent-replayed") == "true":
+            self._say("replays")
+        elif answer.status_code in REFUSALS and answer.status_code != BUSINESS:
+            self._say("refused")
+        return str(answer.json()["id"]) if answer.status_code == 200 else None
+
+    def _send_raw(self, purchase: Purchase, key: str, part: float) -> None:
+        self._say("clicks")
+        self._say("requests")
+        body = urlencode(purchase.form)
+        request = (
+            f"POST /v1/charges HTTP/1.1\r\nHost: {self._address.netloc}\r\n"
+            f"Authorization: {self._login}\r\nIdempotency-Key: {key}\r\n"
+            "Content-Type: application/x-www-form-urlencoded\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+        where = self._address.hostname or "", self._address.port or 80
+        with contextlib.suppress(OSError), socket.create_connection(where, TIMEOUT_S) as line:
+            line.sendall(request[: max(1, int(len(request) * part))])
+
+    # ------------------------------------------------------------------------ after it was paid for
+
+    def _content(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Nothing more."""
+
+    def _again(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Back to the page, and Pay once more."""
+        if self._click(purchase, key) not in (charge, None):
+            self._say("doubles")
+
+    def _otherwise(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Another amount under the same key: it must be refused."""
+        changed = Purchase(purchase.name, purchase.amount + 1, purchase.source)
+        if self._click(changed, key) is not None:
+            self._say("doubles")
+
+    def _money_back(self, purchase: Purchase, key: str, charge: str) -> None:
+        """Two people ask for the whole refund at once: one of them gets it."""
+        asks = [self._friends.submit(self._refund, charge) for _ in range(2)]
+        if sum(ask.result() for ask in asks) > 1:
+            self._say("doubles")
+
+    def _refund(self, charge: str) -> bool:
+        try:
+            answer = self._patient.post("/v1/refunds", data={"charge": charge})
+        except httpx2.TransportError:
+            return False
+        told = outcome_of(answer)
+        return answer.status_code == 200 and told is not None
+
+
+MANNERS = (
+    Shopper._politely,
+    Shopper._twice_at_once,
+    Shopper._in_a_crowd,
+    Shopper._without_patience,
+    Shopper._hanging_up,
+    Shopper._cut_short,
+)
+AFTERWARDS = (
+    Shopper._content,
+    Shopper._content,
+    Shopper._again,
+    Shopper._otherwise,
+    Shopper._money_back,
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m payments.shopper --url … --journal FILE`, the API's key in $SHOPPER_KEY."""
+    logging.disable(logging.WARNING)  # retries are what this is about
+    parser = argparse.ArgumentParser(description="A process full of impatient customers.")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--journal", required=True)
+    said = parser.parse_args(argv)
+
+    def say(word: str) -> None:
+        os.write(sys.stdout.fileno(), f"{word}\n".encode())  # whole, whoever else writes
+
+    journal = Journal(said.journal)
+    shopper = Shopper(said.url, os.environ["SHOPPER_KEY"], journal, say)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: shopper.stopping.set())
+    shopper.run()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,332 @@
+"""`./dev run`: the whole system on this machine.
+
+Two processes: the API, which has the webhook worker and the recoverer within it, and the card
+network, which is a world of its own. Whichever ends is started again. SIGTERM and Ctrl-C end them
+in order: first the crowd, then the API, which drains, then the network that it may still need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from payments import clock, ids
+from payments.accounts import LOCAL_KEY
+from payments.child import Child
+from payments.crowd import Crowd, Shop
+from payments.database import Database
+from payments.settings import Settings
+from payments.ticker import Ticker
+
+START_S_MAX = 60.0
+TICK_S = 0.05
+PAUSE_S_MAX = 2.0
+STEADY_S = 5.0
+"""Whoever ran so long is well: should it end, it is started again at once."""
+DRAIN_S_MAX = 40.0
+NETWORK_STOP_S_MAX = 15.0
+
+
+class CannotRun(Exception):
+    """Something that must be put right first; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to run, and where."""
+
+    data: Path
+    port: int
+    network_port: int
+    database: str
+    redis: str
+    workers: int
+    api_key: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def network_url(self) -> str:
+        return f"http://127.0.0.1:{self.network_port}"
+
+    @property
+    def network_file(self) -> Path:
+        return self.data / "network.db"
+
+    def network_command(self) -> list[str]:
+        words = [sys.executable, "-m", "payments.network.server"]
+        return [*words, "--file", str(self.network_file), "--port", str(self.network_port)]
+
+    def api_command(self) -> list[str]:
+        words = [sys.executable, "-m", "payments", "serve", "--port", str(self.port)]
+        words += ["--data", str(self.data), "--network", self.network_url]
+        words += ["--workers", str(self.workers)]
+        words += ["--database", self.database] if self.database else []
+        return words + (["--redis", self.redis] if self.redis else [])
+
+
+class Keeper:
+    """Keeps one program running, and remembers how often it had to."""
+
+    def __init__(
+        self, name: str, command: list[str], log: Path, *, death_signal: signal.Signals
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._death_signal = death_signal
+        self._pause_s = 0.0
+        self._again_at: float | None = None
+        self.start()
+
+    def start(self) -> None:
+        self._again_at = None
+        self._started = clock.monotonic()
+        with open(self.log, "ab") as log:
+            self.child = Child(
+                self.name, self._command, output=log, death_signal=self._death_signal
+            )
+
+    def look(self) -> str | None:
+        """Start it again if it ended; what happened, if anything did."""
+        now = clock.monotonic()
+        if self._again_at is not None:
+            if now >= self._again_at:
+                self.start()
+            return None
+        status = self.child.ended
+        if status is None:
+            return None
+        # At once the first time. What ends again and again must not take the machine with it.
+        steady = now - self._started >= STEADY_S
+        self._again_at = now + (0.0 if steady else self._pause_s)
+        self._pause_s = 0.1 if steady else min(PAUSE_S_MAX, max(0.1, 2 * self._pause_s))
+        return f"{self.name} ended with status {status}: starting it again"
+
+    def said(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-2000:].strip()
+
+
+# --------------------------------------------------------------------------------------- starting
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run until a signal ends it: 0. 1 if it could not be started; the reason is printed."""
+    said = _parser().parse_args(argv)
+    with _folder(said.data) as data:
+        try:
+            plan = Plan(
+                data,
+                said.port,
+                said.network_port or _free_port_after(said.port),
+                said.database,
+                said.redis,
+                said.workers,
+                said.key or LOCAL_KEY,
+            )
+            if said.traffic and said.database and not said.key:
+                raise CannotRun(
+                    f"{LOCAL_KEY} does not work on a database of your own. Make a key with "
+                    "`./dev payments account create crowd`, and give it by --key."
+                )
+            _check_free(plan.port, "--port")
+            return _run(plan, kept=said.data is not None, traffic=said.traffic)
+        except CannotRun as error:
+            print(error, file=sys.stderr)
+            return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./dev run", description="The payments system: API, card network, webhooks, recovery."
+    )
+    parser.add_argument("--port", type=int, default=8000, help="[%(default)s]")
+    parser.add_argument("--network-port", type=int, help="[the next one that is free]")
+    parser.add_argument("--data", type=Path, help="keep its files there [a folder that is removed]")
+    parser.add_argument("--database", default="", help="postgresql://… [SQLite]")
+    parser.add_argument("--redis", default="", help="redis://…, for limits that workers share")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the API [%(default)s]")
+    parser.add_argument(
+        "--traffic", action="store_true", help="let a crowd loose on it, and count what happens"
+    )
+    parser.add_argument("--key", default="", help=f"that the crowd pays with [{LOCAL_KEY}]")
+    return parser
+
+
+@contextlib.contextmanager
+def _folder(data: Path | None) -> Iterator[Path]:
+    if data is not None:
+        data.mkdir(parents=True, exist_ok=True)
+        yield data.absolute()
+        return
+    made = Path(tempfile.mkdtemp(prefix="payments-"))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _check_free(port: int, option: str) -> None:
+    if not _is_free(port):
+        raise CannotRun(f"Port {port} is taken: end whoever has it, or choose another by {option}.")
+
+
+def _free_port_after(port: int) -> int:
+    return next((p for p in range(port + 1, min(port + 100, 65_536)) if _is_free(p)), port + 1)
+
+
+def _await(keeper: Keeper, url: str, signals: Signals) -> None:
+    """Until it answers."""
+    deadline = clock.monotonic() + START_S_MAX
+    while not _answers(url):
+        if signals.came:
+            return
+        if keeper.child.ended is not None:
+            raise CannotRun(f"{keeper.name} did not start:\n{keeper.said()}")
+        if clock.monotonic() >= deadline:
+            raise CannotRun(f"{keeper.name} gave no answer in {START_S_MAX:g} s:\n{keeper.said()}")
+        time.sleep(TICK_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):  # noqa: S310  (our own address)
+            return True
+    except urllib.error.HTTPError:
+        return True  # whatever it is, somebody is there
+    except OSError:
+        return False
+
+
+# ---------------------------------------------------------------------------------------- running
+
+
+class Signals:
+    """Whether somebody asked for the end. Asked twice, it comes at once."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on)
+
+    def _on(self, number: int, frame: object) -> None:
+        self.came += 1
+        if self.came > 1:
+            raise SystemExit(128 + number)
+
+
+def _run(plan: Plan, *, kept: bool, traffic: bool) -> int:
+    signals = Signals()
+    with contextlib.ExitStack() as children:
+        network = Keeper(
+            "the card network",
+            plan.network_command(),
+            plan.data / "network.log",
+            death_signal=signal.SIGKILL,
+        )
+        children.callback(_ended, network, NETWORK_STOP_S_MAX)
+        api = Keeper(
+            "the API", plan.api_command(), plan.data / "api.log", death_signal=signal.SIGTERM
+        )
+        children.callback(_ended, api, DRAIN_S_MAX)
+        _await(network, f"{plan.network_url}/tally", signals)
+        _await(api, f"{plan.url}/v1/balance", signals)
+        ticker = Ticker(sys.stdout)
+        if not signals.came:
+            ticker.say(greeting(plan, kept))
+        if traffic:
+            _with_crowd(plan, [network, api], signals, ticker)
+        else:
+            _keep([network, api], signals, ticker)
+        ticker.say("Ending: requests that are under way are answered first.")
+    return 0
+
+
+def _ended(keeper: Keeper, within_s: float) -> None:
+    """However we leave, no child stays behind."""
+    try:
+        keeper.child.stop(within_s)
+    except BaseException:
+        keeper.child.kill()
+        raise
+
+
+def _keep(keepers: list[Keeper], signals: Signals, ticker: Ticker) -> None:
+    while not signals.came:
+        _look(keepers, ticker)
+        time.sleep(TICK_S)
+
+
+def _look(keepers: list[Keeper], ticker: Ticker) -> None:
+    for keeper in keepers:
+        happened = keeper.look()
+        if happened:
+            ticker.say(f"  {happened}")
+
+
+def _with_crowd(plan: Plan, keepers: list[Keeper], signals: Signals, ticker: Ticker) -> None:
+    shop = Shop(plan.url, plan.api_key, plan.network_url)
+    settings = Settings(data=plan.data, database_url=plan.database)
+    with contextlib.closing(Database(settings)) as database:
+        crowd = Crowd(shop, plan.data, database)
+        try:
+            while not signals.came:
+                _look(keepers, ticker)
+                crowd.tick()
+                ticker.show(crowd.line, clock.monotonic())
+                time.sleep(TICK_S)
+            ticker.say("The crowd finishes what it has begun.")
+            crowd.leave()
+            while crowd.leaving:
+                _look(keepers, ticker)
+                time.sleep(TICK_S)
+        finally:
+            crowd.close()
+        ticker.say(crowd.line)
+
+
+def greeting(plan: Plan, kept: bool) -> str:
+    """Where it is, and what to try."""
+    files = "" if kept else " (removed at the end; --data DIR keeps them)"
+    lines = [
+        f"payments is on {plan.url}, Ctrl-C ends it.",
+        "",
+        f"  checkout page   {plan.url}/",
+        f"  documentation   {plan.url}/docs",
+        f"  key of the API  {plan.api_key}",
+        f"  card network    {plan.network_url}/transactions",
+        f"  files           {plan.data}{files}",
+        "",
+        "  Charge a card, and send the very same again: the second answer says it is a replay.",
+        f"    curl -i {plan.url}/v1/charges -u {plan.api_key}: \\",
+        f"      -H 'Idempotency-Key: {ids.letters(12)}' \\",
+        "      -d amount=500 -d currency=usd -d source=tok_visa",
+        "  The network charged the card once:",
+        f"    curl {plan.network_url}/tally",
+        "",
+    ]
+    return "\n".join(lines)
