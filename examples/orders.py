@@ -1,6 +1,6 @@
 """A small orders API that is safe to retry, on an embedded SQLite file.
 
-    ./dev run
+    .venv/bin/python examples/orders.py
 
 Each order is written once per Idempotency-Key, however often the request arrives.
 """
@@ -91,7 +91,7 @@ def build(data: Path) -> Starlette:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="./dev run", description="Serve the orders API.")
+    parser = argparse.ArgumentParser(description="Serve the orders API.")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--data", type=Path, default=None, help="where to keep its files")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""`./dev run`: the first thing that anybody does with the product works as it says."""
+"""The orders example, as a process: what it says works, its answers outlive it, it drains."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ END_S_MAX = 30.0
 
 
 class Run:
-    """One `./dev run`, as a child process."""
+    """The example as a child process."""
 
-    def __init__(self, data: Path, *, command: str = "dev") -> None:
+    def __init__(self, data: Path) -> None:
         self.client = Client(free_port())
         self.output = data.with_suffix(".output")
-        script = {"dev": ["dev", "run"], "example": ["examples/orders.py"]}[command]
         # Python writes to a file in blocks unless told otherwise: what it says must come at once.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, *script, "--port", str(self.client.port), "--data", str(data)],
+                [sys.executable, "examples/orders.py", "--port", str(self.client.port)]
+                + ["--data", str(data)],
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
@@ -72,8 +72,8 @@ class Run:
 
 
 @contextmanager
-def running(data: Path, *, command: str = "example") -> Iterator[Run]:
-    run = Run(data, command=command)
+def running(data: Path) -> Iterator[Run]:
+    run = Run(data)
     try:
         health = run.wait_ready()
         assert (health.status, health.json()) == (200, {"status": "ok"})
@@ -108,7 +108,7 @@ def as_request(words: list[str], client: Client) -> Reply:
 
 def test_what_it_proposes_to_type_works(tmp_path: Path) -> None:
     data = tmp_path / "shop"
-    with running(data, command="dev") as run:
+    with running(data) as run:
         order, read = curl_lines(run.says())
         first = as_request(order, run.client)
         again = as_request(order, run.client)
