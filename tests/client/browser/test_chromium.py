@@ -1,0 +1,203 @@
+"""The module in a real Chromium, against a real server: one order, whatever happens to the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.client.browser.site import Site
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WAIT_MS = 30_000
+NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined })"
+NO_LOCAL_STORAGE = "Object.defineProperty(window, 'localStorage', { value: undefined })"
+NO_DATABASE = "Object.defineProperty(window, 'indexedDB', { value: undefined })"
+KEPT = "Object.keys(localStorage).filter((name) => name.startsWith('oncekey/intent/')).length"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with Site(tmp_path) as site:
+        yield site
+
+
+@pytest.fixture
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    context = chromium.new_context()
+    context.set_default_timeout(WAIT_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture(params=["localStorage", "IndexedDB"])
+def kept(request: pytest.FixtureRequest, context: BrowserContext) -> str:
+    """Where the keys are kept: in localStorage, or elsewhere where tabs could not take turns."""
+    if request.param == "IndexedDB":
+        context.add_init_script(NO_LOCKS)
+    return str(request.param)
+
+
+def opened(context: BrowserContext, site: Site) -> Page:
+    page = context.new_page()
+    page.goto(site.url)
+    return page
+
+
+def press(page: Page) -> None:
+    page.get_by_role("button").click()
+
+
+def await_order(page: Page, site: Site) -> None:
+    """The page names the one order there is."""
+    page.get_by_text("Ordered: order_").wait_for()
+    [[order, _]] = site.orders()
+    assert order in page.inner_text("#says")
+
+
+def test_a_double_click_orders_once(context: BrowserContext, site: Site) -> None:
+    page = opened(context, site)
+    site.free.clear()
+
+    page.get_by_role("button").dblclick()
+    site.await_posts(2)
+    assert page.evaluate(KEPT) == 1
+    site.free.set()
+
+    await_order(page, site)
+    assert len(set(site.keys)) == 1
+    page.wait_for_function(f"{KEPT} === 0")
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_reload_in_the_middle_goes_on_with_the_same_key(
+    context: BrowserContext, site: Site
+) -> None:
+    page = opened(context, site)
+    site.free.clear()
+    press(page)
+    site.await_posts(1)
+
+    page.reload()
+    site.await_posts(2)
+    site.free.set()
+
+    await_order(page, site)
+    assert len(set(site.keys)) == 1
+
+
+def test_a_tab_that_is_closed_leaves_the_key_to_the_next(
+    context: BrowserContext, site: Site
+) -> None:
+    site.faults = ["lost"]
+    first = opened(context, site)
+    first.clock.install()  # time stands still: no retry of its own
+    press(first)
+    site.await_posts(1)
+    first.close()
+
+    await_order(opened(context, site), site)
+    assert len(set(site.keys)) == 1
+
+
+@pytest.mark.usefixtures("kept")
+def test_two_tabs_send_one_key(context: BrowserContext, site: Site) -> None:
+    tabs = [opened(context, site), opened(context, site)]
+    site.free.clear()
+
+    for tab in tabs:
+        press(tab)
+    site.await_posts(2)
+    site.free.set()
+
+    for tab in tabs:
+        await_order(tab, site)
+    assert len(set(site.keys)) == 1
+
+
+def test_many_calls_at_once_begin_one_intent(context: BrowserContext, site: Site) -> None:
+    """Nobody comes between the look and the write, in either place."""
+    page = opened(context, site)
+    begin = """async (shelf) => {
+      const oncekey = await import("/oncekey.js");
+      const shelves = {
+        localStorage: () => oncekey.storageShelf(localStorage, navigator.locks),
+        IndexedDB: () => oncekey.databaseShelf(indexedDB),
+      };
+      const claim = (_, number) => shelves[shelf]().update("one", (it) => it ?? { number });
+      const claimed = await Promise.all(Array.from({ length: 50 }, claim));
+      return new Set(claimed.map(({ number }) => number)).size;
+    }"""
+
+    assert page.evaluate(begin, "localStorage") == 1
+    assert page.evaluate(begin, "IndexedDB") == 1
+
+
+def test_offline_and_back(context: BrowserContext, site: Site) -> None:
+    page = opened(context, site)
+    context.set_offline(True)
+    press(page)
+    page.get_by_text("You are offline.").wait_for()
+    assert site.keys == []
+    assert page.evaluate(KEPT) == 1
+
+    context.set_offline(False)
+
+    await_order(page, site)
+
+
+@pytest.mark.parametrize("fault", ["lost", "truncated", "503", "reset"])
+def test_answers_that_do_not_arrive_are_asked_for_again(
+    context: BrowserContext, site: Site, fault: str
+) -> None:
+    site.faults = [fault, fault]
+    page = opened(context, site)
+    press(page)
+
+    await_order(page, site)
+    assert len(site.keys) == 3
+    assert len(set(site.keys)) == 1
+    told_before = fault in ("lost", "truncated")
+    assert ("as you were told before" in page.inner_text("#says")) is told_before
+
+
+def test_after_the_answer_a_new_order_is_a_new_one(context: BrowserContext, site: Site) -> None:
+    page = opened(context, site)
+    press(page)
+    await_order(page, site)
+    page.wait_for_function(f"{KEPT} === 0")
+
+    page.reload()
+    press(page)
+    page.get_by_text("Ordered: order_").wait_for()
+
+    assert len(site.orders()) == len(set(site.keys)) == 2
+
+
+def test_without_local_storage_there_is_a_database(context: BrowserContext, site: Site) -> None:
+    context.add_init_script(NO_LOCAL_STORAGE)
+    page = opened(context, site)
+    press(page)
+
+    await_order(page, site)
+
+
+def test_what_cannot_be_kept_is_not_sent(context: BrowserContext, site: Site) -> None:
+    context.add_init_script(f"{NO_LOCAL_STORAGE}; {NO_DATABASE}")
+    page = opened(context, site)
+    page.evaluate("""async () => {
+      const { Client } = await import("/oncekey.js");
+      const refused = await new Client()
+        .fetch("/orders", { method: "POST", body: "{}", intent: "order" })
+        .catch((error) => error);
+      document.querySelector("#says").textContent = `${refused.kind}: ${refused.message}`;
+    }""")
+
+    assert page.inner_text("#says").startswith("no-storage: The key cannot be kept")
+    assert site.keys == []

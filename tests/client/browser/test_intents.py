@@ -1,0 +1,209 @@
+"""Intents in the browser's client: when a key is kept, when it is dropped, when it is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.client.browser.node import Node
+
+PAY: dict[str, Any] = {"intent": "cart-7/pay", "body": "{}"}
+LOST = {"kind": "drop", "processed": True}
+DONE = {"kind": "status", "status": 201}
+
+
+def told(node: Node, requests: list[dict[str, Any]], **script: Any) -> Any:
+    return node.ask("deliver", {"requests": requests, **script})
+
+
+def keys(told: Any) -> list[str]:
+    return [key for _, key, _, _ in told["attempts"]]
+
+
+def test_one_key_until_the_answer_is_final_then_another(node: Node) -> None:
+    seen = told(node, [PAY, PAY], faults=[LOST, LOST, DONE, DONE])
+
+    first, second, third, fourth = keys(seen)
+    assert first == second == third != fourth
+    assert [ending["status"] for ending in seen["endings"]] == [201, 201]
+    assert [ending["attempts"] for ending in seen["endings"]] == [3, 1]
+    assert seen["unsettled"] == []
+
+
+def test_what_was_given_up_keeps_its_key(node: Node) -> None:
+    seen = told(node, [PAY, PAY], faults=[LOST, DONE], options={"retries": {"attemptsMax": 1}})
+
+    assert len(set(keys(seen))) == 1
+    assert seen["endings"][0]["kind"] == "no-answer"
+    assert "nobody knows whether it was carried out" in seen["endings"][0]["message"]
+    assert "1 attempts were made" in seen["endings"][0]["message"]
+    assert seen["endings"][1]["status"] == 201
+
+
+@pytest.mark.parametrize("status", [401, 403, 407])
+def test_who_is_not_let_in_keeps_the_key(node: Node, status: int) -> None:
+    """An earlier attempt may have been carried out while the session was still good."""
+    seen = told(node, [PAY, PAY], faults=[LOST, {"kind": "status", "status": status}, DONE])
+
+    assert len(set(keys(seen))) == 1
+    assert [ending["status"] for ending in seen["endings"]] == [status, 201]
+
+
+def test_a_decline_is_an_answer_and_drops_the_key(node: Node) -> None:
+    seen = told(node, [PAY, PAY], faults=[{"kind": "status", "status": 402}, DONE])
+
+    assert len(set(keys(seen))) == 2
+
+
+def test_a_mismatch_is_thrown_at_once_and_keeps_the_key(node: Node) -> None:
+    body = '{"type": "urn:oncekey:problem:mismatch", "detail": "Other.", "fields": ["amount"]}'
+    seen = told(node, [PAY], faults=[{"kind": "status", "status": 422, "body": body}])
+
+    [ending] = seen["endings"]
+    assert (ending["kind"], ending["fields"]) == ("mismatch", ["amount"])
+    assert ending["message"].startswith("The server says that this key belongs to another request")
+    assert [intent["key"] for intent in seen["unsettled"]] == keys(seen)
+
+
+def test_an_old_intent_is_refused_with_an_explanation(node: Node) -> None:
+    """Not sent: the server has forgotten its key."""
+    later = {**PAY, "restS": 24 * 3600 - 100}
+    seen = told(node, [PAY, later], faults=[LOST], options={"retries": {"attemptsMax": 1}})
+
+    assert len(seen["attempts"]) == 1
+    assert seen["endings"][1]["kind"] == "too-old"
+    assert "could do it twice" in seen["endings"][1]["message"]
+
+
+def test_the_server_says_how_long_it_remembers(node: Node) -> None:
+    # Virtual time begins at 1,000,000 s: this is 1,000 s later.
+    expires = {"idempotency-expires": "Mon, 12 Jan 1970 14:03:20 GMT"}
+    answer = {"kind": "status", "status": 201, "headers": expires}
+    requests = [{**PAY, "intent": "another"}, PAY, {**PAY, "restS": 899}, {**PAY, "restS": 2}]
+    seen = told(
+        node, requests, faults=[answer, LOST, LOST], options={"retries": {"attemptsMax": 1}}
+    )
+
+    kinds = [ending.get("kind") for ending in seen["endings"]]
+    assert kinds == [None, "no-answer", "no-answer", "too-old"]
+
+
+def test_a_computer_that_slept_does_not_retry_what_is_forgotten(node: Node) -> None:
+    """The budget's clock stood still meanwhile."""
+    asked = {"kind": "status", "status": 503, "headers": {"retry-after": "60"}}
+    seen = told(node, [PAY], faults=[asked], options={"retentionS": 50})
+
+    assert len(seen["attempts"]) == 1
+    assert "forgotten" in seen["endings"][0]["gaveUp"]
+
+
+def test_names_are_intents_and_no_name_is_a_new_one(node: Node) -> None:
+    seen = told(node, [{"body": "{}"}, {"body": "{}"}, {"body": "{}", "key": "mine"}])
+
+    first, second, third = keys(seen)
+    assert first != second
+    assert third == "mine"
+    assert seen["unsettled"] == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        ({"intent": "a", "key": "k"}, "not both"),
+        ({"headers": {"Idempotency-Key": "k"}, "intent": "a"}, "not both"),
+        ({"intent": ""}, "1 to 512"),
+        ({"intent": "a", "note": "x" * 20_000}, "at most 16384"),
+        ({"key": "with space"}, "visible ASCII"),
+    ],
+)
+def test_misuse_is_refused_before_anything_is_sent(
+    node: Node, request_: dict[str, Any], says: str
+) -> None:
+    seen = told(node, [request_])
+
+    assert says in seen["endings"][0]["message"]
+    assert seen["attempts"] == []
+
+
+def test_reading_is_sent_as_it_is(node: Node) -> None:
+    seen = told(node, [{"method": "GET"}], faults=[{"kind": "status", "status": 503}])
+
+    assert seen["attempts"] == [[0, None, "", "GET"]]
+    assert seen["endings"][0]["status"] == 503
+
+
+def test_the_note_and_the_settling_are_the_caller_s(node: Node) -> None:
+    seen = told(node, [{**PAY, "note": "100 EUR", "settle": False}, {**PAY, "settle": False}])
+
+    assert len(set(keys(seen))) == 1
+    assert [intent["note"] for intent in seen["unsettled"]] == ["100 EUR"]
+
+
+# -------------------------------------------------------------------- offline, and given up
+
+
+def test_offline_waits_for_the_network_and_sends_nothing(node: Node) -> None:
+    seen = told(node, [PAY], offline=[[0, 40]])
+
+    assert [at for at, *_ in seen["attempts"]] == [40]
+    assert [event["what"] for event in seen["events"]] == ["offline", "sending", "answered"]
+    assert seen["endings"][0]["status"] == 201
+
+
+def test_offline_for_longer_than_the_budget_is_given_up(node: Node) -> None:
+    seen = told(node, [PAY], offline=[[0, 500]])
+
+    assert seen["attempts"] == []
+    assert seen["endings"][0]["kind"] == "no-answer"
+    assert "offline" in seen["endings"][0]["message"]
+    assert seen["time"] == 90
+    assert len(seen["unsettled"]) == 1
+
+
+def test_offline_in_the_middle(node: Node) -> None:
+    seen = told(
+        node, [PAY], faults=[{"kind": "none", "seconds": 2, "status": 201}], offline=[[1, 30]]
+    )
+
+    assert [at for at, *_ in seen["attempts"]] == [0, 30]
+    assert len(set(keys(seen))) == 1
+
+
+@pytest.mark.parametrize("at", [0.1, 2])
+def test_aborted_is_aborted(node: Node, at: float) -> None:
+    """In an attempt, and in a pause: no further attempt, and the key is kept."""
+    slow = {"kind": "drop", "seconds": 1}
+    options = {"retries": {"backoffS": 20}}
+    seen = told(node, [PAY], faults=[slow], chances=[0.9], abortAt=at, options=options)
+
+    assert seen["endings"][0]["error"] == "AbortError"
+    assert len(seen["attempts"]) == 1
+    assert len(seen["unsettled"]) == 1
+
+
+def test_a_crowd_does_not_storm_a_sick_server(node: Node) -> None:
+    sick = [{"kind": "status", "status": 503}] * 2000
+    requests = [{"body": "{}"}] * 100
+    seen = told(node, requests, faults=sick, options={"budget": {"tokensPerS": 0}})
+
+    assert len(seen["attempts"]) <= 100 + 20 + 20
+    assert "retry budget" in seen["endings"][-1]["gaveUp"]
+
+
+def test_every_attempt_is_told(node: Node) -> None:
+    seen = told(node, [PAY], faults=[LOST, DONE])
+
+    sending, lost, again, answered = seen["events"]
+    assert (sending["what"], sending["attempt"], sending["intent"]) == ("sending", 1, "cart-7/pay")
+    assert (lost["error"], lost["retryInS"], lost["replayed"]) == ("TypeError", 0.25, False)
+    assert (again["what"], again["attempt"]) == ("sending", 2)
+    assert (answered["status"], answered["retryInS"], answered["gaveUp"]) == (201, None, None)
+
+
+def test_the_replayed_flag_is_on_the_answer(node: Node) -> None:
+    kept = {"kind": "status", "status": 201, "headers": {"idempotent-replayed": "true"}}
+    seen = told(node, [PAY], faults=[LOST, kept])
+
+    assert seen["endings"][0]["replayed"] is True
+    assert seen["endings"][0]["key"] == keys(seen)[0]
