@@ -39,8 +39,9 @@ from oncekey.stores import postgres_sql
 from oncekey.stores.base import Durability
 from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import UNSAFE, Address, named, split
-from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question, RowHeld
+from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
 from oncekey.stores.sql import check_schema, migrations
+from oncekey.stores.sql_batch import RowHeld, group
 
 VERSION_MIN = 13
 MIGRATORS = 31360989905909113
@@ -113,7 +114,7 @@ class PostgresStore:
         return f"PostgresStore({self.address.shown!r})"
 
     def group(self, verb: Verb) -> Hashable:
-        return postgres_sql.group(verb)
+        return group(verb)
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
         return postgres_sql.perform(verbs, self.limits)

@@ -10,10 +10,10 @@ may not be visible yet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from importlib import resources
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from oncekey.core.op import Op
 from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
@@ -40,10 +40,9 @@ from oncekey.core.verbs import (
     When,
 )
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import sql
+from oncekey.stores import sql, sql_batch
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
-
-T = TypeVar("T")
+from oncekey.stores.sql_batch import Handler, RowHeld, is_plain, is_renewal
 
 
 @value
@@ -57,10 +56,6 @@ class Question:
     chore: bool = False
     """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
     script: bool = False
-
-
-class RowHeld(StoreUnavailable):
-    """Another transaction held a row for too long; nothing was written."""
 
 
 def _ms(seconds: float) -> str:
@@ -316,8 +311,7 @@ def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
 
 # ------------------------------------------------------------------------------------------ choice
 
-_Handler = Callable[[Any, Limits], Op[list[Any]]]
-_HANDLERS: dict[type, _Handler] = {
+_HANDLERS: dict[type, Handler[Limits]] = {
     Insert: _insert,
     Find: _find,
     Peek: _peek,
@@ -331,76 +325,18 @@ _HANDLERS: dict[type, _Handler] = {
     Count: _count,
     Purge: _purge,
 }
-_SPECIAL = attrgetter(
-    "raise_fence", "new_token", "claim", "fresh", "attempt", "lapses", "no_effect"
-)
-_NOT_SPECIAL = (False, None, None, False, None, None, False)
 
 
-def _handler(verb: Verb) -> _Handler:
+def _handler(verb: Verb) -> Handler[Limits]:
     if type(verb) is not Swap:
         return _HANDLERS[type(verb)]
-    if verb.state is State.RUNNING and _SPECIAL(verb) == _NOT_SPECIAL:
-        if verb.to is State.COMPLETED and verb.when is When.ANY:
-            return _complete
-        if verb.to is State.RUNNING and verb.when in (When.ANY, When.OVERLONG):
-            return _renew
+    if is_renewal(verb):
+        return _renew
+    if verb.to is State.COMPLETED and verb.when is When.ANY and is_plain(verb):
+        return _complete
     return _change
-
-
-_GROUPS: dict[type, str] = {
-    Insert: "insert",
-    Swap: "swap",
-    AppendStep: "step",
-    Find: "read",
-    Peek: "read",
-    Steps: "read",
-    Requested: "read",
-}
-
-
-def group(verb: Verb) -> str:
-    """Which verbs travel together. Renewals are on their own, so that nothing slow delays them."""
-    if type(verb) is Swap and verb.to is State.RUNNING and _handler(verb) is _renew:
-        return "renew"
-    return _GROUPS.get(type(verb), "chores")
 
 
 def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
     """Carry out verbs of one group: one statement for each kind among them."""
-    handlers = [_handler(verb) for verb in verbs]
-    if handlers.count(handlers[0]) == len(handlers):
-        return _honest(handlers[0](verbs, limits))
-    return _honest(_one_by_one(handlers, verbs, limits))
-
-
-def _one_by_one(
-    handlers: Sequence[_Handler], verbs: Sequence[Verb], limits: Limits
-) -> Op[list[Any]]:
-    outcomes: list[Any] = [None] * len(verbs)
-    for kind in dict.fromkeys(handlers):
-        places = [place for place, handler in enumerate(handlers) if handler is kind]
-        part = yield from kind([verbs[place] for place in places], limits)
-        for place, outcome in zip(places, part, strict=True):
-            outcomes[place] = outcome
-    return outcomes
-
-
-def _honest(op: Op[T]) -> Op[T]:
-    """The same operation, except that after its first answer no failure is "not sent"."""
-    answered = False
-    try:
-        question = next(op)
-        while True:
-            try:
-                answer = yield question
-            except Exception as error:
-                if isinstance(error, StoreUnavailable):
-                    error.sent |= answered
-                question = op.throw(error)
-            else:
-                answered = True
-                question = op.send(answer)
-    except StopIteration as stop:
-        value: T = stop.value
-        return value
+    return sql_batch.perform(verbs, _handler, limits)
