@@ -1,16 +1,142 @@
-"""The application: what stands in front, oncekey in the middle, the routes inside."""
+"""The application: what stands in front, oncekey in the middle, the routes inside.
+
+gate (who, how often, how much)  →  a key for everybody  →  oncekey  →  routes
+"""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
+import anyio.to_thread
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+import oncekey
+from oncekey import Policy, atomic
+from oncekey.recoverer import Recoverer
+from oncekey.web.asgi import IdempotencyMiddleware
+from payments import (
+    balance,
+    charges,
+    customers,
+    errors,
+    events,
+    openapi,
+    payment_intents,
+    payment_methods,
+    refunds,
+)
+from payments.accounts import Account
 from payments.database import Database
+from payments.gate import App, Receive, Scope, Send, front
+from payments.network import Network
 from payments.settings import API_VERSION, Settings
 
+ROWS_ONLY = (
+    "POST /v1/charges/{id}",
+    "POST /v1/customers",
+    "POST /v1/customers/{id}",
+    "POST /v1/payment_intents/{id}",
+    "POST /v1/payment_methods",
+    "POST /v1/payment_methods/{id}",
+    "POST /v1/payment_methods/{id}/attach",
+    "POST /v1/payment_methods/{id}/detach",
+    "POST /v1/refunds/{id}",
+    "POST /v1/tokens",
+    "POST /v1/webhook_endpoints",
+    "POST /v1/webhook_endpoints/{id}",
+)
+"""Routes whose only effects are rows: claim, rows and answer are one transaction. All others move
+money, or may; they are made of steps, which a retry or the recoverer continues.
+"""
 
-def create_app(settings: Settings) -> FastAPI:
-    """The payments API as an ASGI application."""
-    app = FastAPI(title="payments", version=API_VERSION, openapi_url=None)
-    app.state.settings = settings
-    app.state.database = Database(settings)
-    return app
+MOVES_MONEY = (
+    "POST /v1/charges",
+    "POST /v1/charges/{id}/capture",
+    "POST /v1/payment_intents",
+    "POST /v1/payment_intents/{id}/cancel",
+    "POST /v1/payment_intents/{id}/capture",
+    "POST /v1/payment_intents/{id}/confirm",
+    "POST /v1/refunds",
+)
+
+
+def create_app(settings: Settings, network: Network | None = None) -> App:
+    """The payments API as an ASGI application. Its tables must be there: `payments migrate`."""
+    database = Database(settings)
+    api = create_api(settings, database, network or Network(settings.network_url))
+    if not settings.idempotent:
+        return front(api, settings, database, _knows_nothing)
+    guarded = IdempotencyMiddleware(
+        api,
+        store=database.url,
+        tenant=_tenant,
+        profile="stripe",
+        policy=Policy(recovery="resume", lease_s=settings.lease_s),
+        routes=dict.fromkeys(ROWS_ONLY, Policy(atomic=True)) | dict.fromkeys(MOVES_MONEY, Policy()),
+        atomic=atomic.SQLAlchemy(database.lent),
+    )
+    return front(KeyForAll(guarded), settings, database, guarded.state_of)
+
+
+def _tenant(request: oncekey.Request) -> str:
+    account: Account = request.scope["state"]["account"]
+    return account.tenant
+
+
+def create_api(settings: Settings, database: Database, network: Network) -> FastAPI:
+    """What is inside: the routes, and what they work with."""
+    api = FastAPI(
+        title="payments",
+        version=API_VERSION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
+    api.state.settings, api.state.database, api.state.network = settings, database, network
+    errors.add_handlers(api)
+    for part in (charges, payment_intents, refunds, customers, payment_methods, events, balance):
+        api.include_router(part.router)
+    document = openapi.document(api)
+    api.add_route("/openapi.json", lambda _: JSONResponse(document), include_in_schema=False)
+    return api
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = api.state.settings
+    anyio.to_thread.current_default_thread_limiter().total_tokens = settings.threads_max
+    recovers = settings.recover and settings.idempotent
+    recoverer = Recoverer(settings.database) if recovers else contextlib.nullcontext()
+    try:
+        async with recoverer:
+            yield
+    finally:
+        api.state.network.close()
+        api.state.database.close()
+
+
+async def _knows_nothing(_: Scope) -> str | None:
+    """What became of a key, where none is looked at."""
+    return None
+
+
+class KeyForAll:
+    """Gives a POST that brings no key one of its own. Nobody can retry under it, but there is only
+    one way to move money, and the recoverer finishes what such a client abandons too.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            headers: list[tuple[bytes, bytes]] = scope["headers"]
+            if not any(name == b"idempotency-key" for name, _ in headers):
+                key: Any = b"auto-" + scope["state"]["request_id"].encode("ascii")
+                scope = {**scope, "headers": [*headers, (b"idempotency-key", key)]}
+        await self._app(scope, receive, send)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 import oncekey
+from oncekey.messaging.outbox import Outbox
 from payments.settings import Settings
 from payments.tables import metadata
 
@@ -28,7 +29,9 @@ class Database:
     def __init__(self, settings: Settings) -> None:
         self.url = settings.database
         self.engine = _engine(self.url, settings.threads_max)
-        self._writing = self.engine.execution_options(writes=True)
+        self._writing = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        self.lent = self.engine.execution_options(begin=None)
+        """For oncekey's atomic mode, which begins transactions itself."""
 
     def begin(self) -> AbstractContextManager[Connection]:
         """A transaction that may write. Commits at the end, rolls back when something is raised."""
@@ -51,7 +54,8 @@ class Database:
                 yield connection
 
     def create_tables(self) -> None:
-        """Create what is missing. Several processes may do so at once."""
+        """Create what is missing, for rows and for records. Several processes may do so at once."""
+        Outbox(self.url).migrate_sync()
         with self.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7277616)"))
@@ -83,5 +87,6 @@ def _set_up_sqlite(connection: Any, _: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    begin = connection.get_execution_options().get("begin", "BEGIN")
+    if begin is not None:
+        connection.exec_driver_sql(begin)

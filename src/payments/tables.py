@@ -46,6 +46,12 @@ def _objects(name: str, *columns: Any) -> sa.Table:
     )
 
 
+def _unfinished(name: str, table: sa.Table, condition: sa.ColumnElement[bool]) -> None:
+    """What somebody is working on, found without reading all that is done."""
+    where: dict[str, Any] = {"postgresql_where": condition, "sqlite_where": condition}
+    sa.Index(f"{name}_unfinished", table.c.created, **where)
+
+
 # -------------------------------------------------------------------------- who may call
 
 accounts = sa.Table(
@@ -105,7 +111,10 @@ charges = _objects(
     _amount("amount_captured"),
     _amount("amount_refunded"),
     _amount("amount_reserved"),
+    sa.Column("network_key", _ID, nullable=False),
     sa.Column("settling", _ID),
+    _amount("settling_amount"),
+    sa.Column("settling_since", sa.BigInteger),
     sa.Column("customer", _ID),
     sa.Column("payment_method", _ID),
     sa.Column("payment_intent", _ID),
@@ -119,6 +128,9 @@ charges = _objects(
     sa.Index("charges_of_intent", "tenant", "payment_intent", "id"),
     sa.Index("charges_of_customer", "tenant", "customer", "id"),
 )
+_unfinished(
+    "charges", charges, sa.or_(charges.c.status == "pending", charges.c.settling.is_not(None))
+)
 
 payment_intents = _objects(
     "payment_intents",
@@ -131,7 +143,6 @@ payment_intents = _objects(
     sa.Column("customer", _ID),
     sa.Column("payment_method", _ID),
     sa.Column("latest_charge", _ID),
-    sa.Column("working", _ID),
     _text("client_secret"),
     _text("description"),
     _text("receipt_email"),
@@ -152,9 +163,11 @@ refunds = _objects(
     sa.Column("status", sa.Text, nullable=False),
     _text("reason"),
     _json("metadata"),
-    _text("network_refund"),
+    sa.Column("network_key", _ID, nullable=False),
+    _text("network_id"),
     sa.Index("refunds_of_charge", "tenant", "charge", "id"),
 )
+_unfinished("refunds", refunds, refunds.c.status == "pending")
 
 ledger_entries = sa.Table(
     "ledger_entries",
@@ -198,7 +211,6 @@ deliveries = _objects(
     sa.Column("status", sa.Text, nullable=False, server_default="pending"),
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
     sa.Column("due", sa.Float),
-    sa.Column("claimed_until", sa.Float),
     sa.Column("last_status", sa.Integer),
     _text("last_error"),
     sa.Index("deliveries_due", "status", "due"),

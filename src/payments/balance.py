@@ -1,0 +1,23 @@
+"""The balance: what the ledger says an account has."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from payments import ledger, objects, shapes
+from payments.answers import answer
+from payments.database import Database
+from payments.openapi import answers
+from payments.reading import tenant
+
+router = APIRouter(prefix="/v1/balance", tags=["balance"])
+
+
+@router.get("", **answers(shapes.Balance))
+def retrieve_balance(request: Request) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.read() as connection:
+        amounts = ledger.balances(connection, whose)
+    return answer(request, objects.balance(whose, amounts))

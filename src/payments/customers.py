@@ -1,0 +1,121 @@
+"""Customers: who pays. Only rows, so each change is one transaction with its answer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from payments import clock, events, ids, lists, objects, rows, shapes, sources
+from payments.answers import answer, request_id
+from payments.database import Database
+from payments.errors import missing
+from payments.openapi import answers, asks, takes
+from payments.parameters import CustomerChange, CustomerCreate, CustomerList
+from payments.reading import body_as, query_as, tenant
+from payments.tables import customers, payment_methods
+
+router = APIRouter(prefix="/v1/customers", tags=["customers"])
+
+
+@router.post("", **answers(shapes.Customer, writes=True), **takes(CustomerCreate))
+def create_customer(
+    request: Request, asked: Annotated[CustomerCreate, Depends(body_as(CustomerCreate))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    row = {
+        "tenant": whose,
+        "id": ids.new("cus"),
+        "created": clock.now_s(),
+        "metadata": rows.merged(None, asked.metadata),
+    }
+    row |= {name: getattr(asked, name) for name in ("name", "email", "phone", "description")}
+    with database.rows() as connection:
+        cards = [
+            sources.by_id(connection, whose, given, param)
+            for param, given in (("source", asked.source), ("payment_method", asked.payment_method))
+            if given is not None
+        ]
+        made = connection.execute(customers.insert().returning(customers), row).one()
+        for source in cards:
+            if source.payment_method is None:
+                sources.add_method(connection, whose, source.card, customer=made.id)
+            else:
+                rows.change(
+                    connection, payment_methods, whose, source.payment_method, customer=made.id
+                )
+        shown = objects.customer(made)
+        events.record(connection, whose, "customer.created", shown, request_id(request))
+    return answer(request, shown)
+
+
+@router.get("", **answers(shapes.Customer, many=True), **asks(CustomerList))
+def list_customers(
+    request: Request, asked: Annotated[CustomerList, Depends(query_as(CustomerList))]
+) -> Response:
+    database: Database = request.app.state.database
+    conditions: list[sa.ColumnElement[bool]] = [customers.c.deleted.is_(False)]
+    if asked.email is not None:
+        conditions.append(customers.c.email == asked.email)
+    with database.read() as connection:
+        found = lists.page(
+            connection,
+            customers,
+            tenant(request),
+            asked,
+            objects.customer,
+            "/v1/customers",
+            *conditions,
+        )
+    return answer(request, found)
+
+
+@router.get("/{id}", **answers(shapes.Customer, or_deleted=True))
+def retrieve_customer(request: Request, id: str) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = rows.get(connection, customers, tenant(request), id)
+    return answer(request, objects.customer(found))
+
+
+@router.post("/{id}", **answers(shapes.Customer, writes=True), **takes(CustomerChange))
+def update_customer(
+    request: Request, id: str, asked: Annotated[CustomerChange, Depends(body_as(CustomerChange))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        customer = rows.get(connection, customers, whose, id, lock=True)
+        if customer.deleted:
+            raise missing("customer", id)
+        given = asked.given()
+        if "metadata" in given:
+            given["metadata"] = rows.merged(customer.metadata, given["metadata"])
+        changed = rows.change(connection, customers, whose, id, **given) if given else customer
+        shown = objects.customer(changed or customer)
+        events.record(connection, whose, "customer.updated", shown, request_id(request))
+    return answer(request, shown)
+
+
+@router.delete("/{id}", **answers(shapes.Deleted, writes=True))
+def delete_customer(request: Request, id: str) -> Response:
+    """The id stays known, for the charges that name it; what is personal goes."""
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        customer = rows.get(connection, customers, whose, id, lock=True)
+        if customer.deleted:
+            raise missing("customer", id)
+        blank = dict.fromkeys(("name", "email", "phone", "description", "metadata"))
+        gone = rows.change(connection, customers, whose, id, deleted=True, **blank)
+        connection.execute(
+            sa.update(payment_methods)
+            .where(payment_methods.c.tenant == whose, payment_methods.c.customer == id)
+            .values(customer=None)
+        )
+        before = objects.customer(customer)
+        events.record(connection, whose, "customer.deleted", before, request_id(request))
+    return answer(request, objects.customer(gone or customer))

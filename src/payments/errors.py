@@ -1,0 +1,124 @@
+"""Errors: what a client is told when something is wrong, in Stripe's shape.
+
+An error that was found before anything was done leaves the request's key unused, so that the client
+can put it right under the same key. Business results (a declined card, a charge that was refunded
+before) are kept and replayed like any other answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import sqlalchemy.exc
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+import oncekey
+from payments.answers import answer
+from payments.network import NetworkDown
+
+log = logging.getLogger("payments")
+
+
+class StripeError(Exception):
+    """An answer that is an error. `no_effect`: nothing was done, the key is not spent."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        no_effect: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.no_effect = no_effect
+        told = {"type": kind, "code": code, "message": message, "param": param, **more}
+        self.body = {"error": {name: value for name, value in told.items() if value is not None}}
+
+
+def invalid(message: str, param: str | None, code: str | None = None) -> StripeError:
+    """A request that cannot be meant: nothing was done."""
+    return StripeError(
+        400, "invalid_request_error", message, code=code, param=param, no_effect=True
+    )
+
+
+def refused(message: str, code: str | None = None, param: str | None = None) -> StripeError:
+    """A request that was understood, and that the state of things does not allow."""
+    return StripeError(400, "invalid_request_error", message, code=code, param=param)
+
+
+def missing(kind: str, id_: str, param: str = "id") -> StripeError:
+    """There is no such object, or it is not this account's: nobody is told which."""
+    return StripeError(
+        404 if param == "id" else 400,
+        "invalid_request_error",
+        f"No such {kind}: '{id_[:100]}'",
+        code="resource_missing",
+        param=param,
+        no_effect=True,
+    )
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let every error of the application leave it in Stripe's shape."""
+    app.add_exception_handler(StripeError, _told)
+    app.add_exception_handler(HTTPException, _by_framework)
+    app.add_exception_handler(NetworkDown, _network_down)
+    app.add_exception_handler(sqlalchemy.exc.OperationalError, _database_down)
+    app.add_exception_handler(sqlalchemy.exc.TimeoutError, _database_down)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StripeError)  # noqa: S101  (what it is registered for)
+    attempt = oncekey.current_or_none()
+    # A recovered request has no client that could put it right: this is how it ended.
+    if error.no_effect and attempt is not None and not attempt.recovering:
+        attempt.no_effect()
+    return answer(request, error.body, error.status)
+
+
+def _by_framework(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101
+    message = str(error.detail)
+    if error.status_code in (404, 405):
+        path = request.url.path[:200]
+        message = (
+            f"Unrecognized request URL ({request.method}: {path}). See /docs for what is here."
+        )
+    made = StripeError(error.status_code, "invalid_request_error", message, no_effect=True)
+    return _told(request, made)
+
+
+def _network_down(request: Request, error: Exception) -> Response:
+    log.warning("the card network does not answer: %s", error)
+    return _unavailable(request, "The card network does not answer.")
+
+
+def _database_down(request: Request, error: Exception) -> Response:
+    log.error("the database does not answer", exc_info=error)
+    return _unavailable(request, "The database does not answer.")
+
+
+def _unavailable(request: Request, what: str) -> Response:
+    message = (
+        f"{what} Retry with the same Idempotency-Key: what was begun is continued, not repeated."
+    )
+    error = StripeError(503, "api_error", message)
+    return answer(request, error.body, error.status)
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    message = (
+        "An error occurred on our side. Retry with the same Idempotency-Key: what was begun is "
+        "continued, not repeated."
+    )
+    return answer(request, StripeError(500, "api_error", message).body, 500)

@@ -1,0 +1,110 @@
+"""Events: every change of state, written in the transaction of the change, with its deliveries.
+
+So there is an event if and only if the change was committed, and a delivery for every endpoint that
+wanted to know of it then. Workers send them afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from sqlalchemy.engine import Connection, Row
+
+import oncekey
+from payments import clock, ids, lists, objects, shapes
+from payments.answers import answer
+from payments.database import Database
+from payments.errors import missing
+from payments.openapi import answers, asks
+from payments.parameters import EventList
+from payments.reading import query_as, tenant
+from payments.tables import deliveries, events, webhook_endpoints
+
+router = APIRouter(prefix="/v1/events", tags=["events"])
+
+_ENDPOINTS = sa.select(webhook_endpoints.c.id, webhook_endpoints.c.enabled_events).where(
+    webhook_endpoints.c.tenant == sa.bindparam("whose"),
+    webhook_endpoints.c.status == "enabled",
+)
+
+
+def record(
+    connection: Connection, whose: str, kind: str, changed: objects.Object, request: str | None
+) -> str:
+    """Write an event and its deliveries; gives its id. `request` is what caused it."""
+    id_, now = ids.new("evt"), clock.wall()
+    attempt = oncekey.current_or_none()
+    connection.execute(
+        events.insert(),
+        {
+            "tenant": whose,
+            "id": id_,
+            "created": int(now),
+            "type": kind,
+            "data": changed,
+            "request": request,
+            "idempotency_key": attempt.key if attempt is not None else None,
+        },
+    )
+    wanted = [
+        {
+            "tenant": whose,
+            "id": ids.new("dlv"),
+            "created": int(now),
+            "event": id_,
+            "endpoint": endpoint.id,
+            "due": now,
+        }
+        for endpoint in connection.execute(_ENDPOINTS, {"whose": whose})
+        if wants(endpoint.enabled_events, kind)
+    ]
+    if wanted:
+        connection.execute(deliveries.insert(), wanted)
+    return id_
+
+
+def wants(enabled: list[str], kind: str) -> bool:
+    """Whether an endpoint wants to know of this type of event."""
+    return "*" in enabled or kind in enabled
+
+
+# -------------------------------------------------------------------------------- the routes
+
+
+@router.get("", **answers(shapes.Event, many=True), **asks(EventList))
+def list_events(
+    request: Request, asked: Annotated[EventList, Depends(query_as(EventList))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    kinds = [*(asked.types or []), *([asked.type] if asked.type else [])]
+    conditions = [events.c.type.in_(kinds)] if kinds else []
+    with database.read() as connection:
+        shape = lambda row: _shaped(connection, row)  # noqa: E731
+        found = lists.page(connection, events, whose, asked, shape, "/v1/events", *conditions)
+    return answer(request, found)
+
+
+@router.get("/{id}", **answers(shapes.Event))
+def retrieve_event(request: Request, id: str) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.read() as connection:
+        row = connection.execute(
+            sa.select(events).where(events.c.tenant == whose, events.c.id == id)
+        ).first()
+        if row is None:
+            raise missing("event", id)
+        return answer(request, _shaped(connection, row))
+
+
+def _shaped(connection: Connection, row: Row[Any]) -> objects.Object:
+    waiting = sa.select(sa.func.count()).where(
+        deliveries.c.tenant == row.tenant,
+        deliveries.c.event == row.id,
+        deliveries.c.status == "pending",
+    )
+    return objects.event(row, connection.execute(waiting).scalar_one())

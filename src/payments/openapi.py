@@ -1,0 +1,159 @@
+"""The OpenAPI document: true for forms and for JSON, and for every error there is.
+
+Handlers read their parameters themselves (no framework reads forms in bracket notation), so each
+route says here what it takes and what it answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from payments import parameters, shapes
+from payments.settings import API_VERSION
+
+_REF = "#/components/schemas/{model}"
+_JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
+
+ERRORS = {
+    400: "A parameter is wrong, or the state of the object does not allow it.",
+    401: "No API key, or one that is not valid.",
+    402: "The card was declined.",
+    404: "No such object.",
+    409: "A request with this key is running.",
+    413: "The body is too large.",
+    429: "Too many requests: nothing was done.",
+    500: "An error on our side.",
+    503: "Something behind the API does not answer: retry with the same key.",
+}
+_WRITES = (400, 401, 402, 404, 409, 413, 429, 500, 503)
+_READS = (400, 401, 404, 429, 500, 503)
+
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Makes this request safe to retry: new for each operation, the same for every "
+    "retry of it. A retry gets the first answer again, and nothing runs twice.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+
+extra_models: list[type[BaseModel]] = []
+"""Models of routers that have their own: `openapi.extra_models.append(Mine)`."""
+
+
+def answers(
+    shape: type[BaseModel],
+    *,
+    many: bool = False,
+    writes: bool = False,
+    or_deleted: bool = False,
+) -> dict[str, Any]:
+    """What a route answers, as arguments of its decorator."""
+    schema = _list_of(shape) if many else _ref(shape)
+    if or_deleted:
+        schema = {"anyOf": [schema, _ref(shapes.Deleted)]}
+    described = {"description": "Done.", "content": {_JSON: {"schema": schema}}}
+    error = {"content": {_JSON: {"schema": _ref(shapes.Error)}}}
+    statuses = _WRITES if writes else _READS
+    failures = {status: {"description": ERRORS[status], **error} for status in statuses}
+    return {"responses": {200: described, **failures}}
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route takes in its body, as the same arguments."""
+    schema = {"schema": _ref(model)}
+    encoding = {
+        name: {"style": "deepObject", "explode": True}
+        for name, field in model.model_fields.items()
+        if _is_nested(field.annotation)
+    }
+    form = schema | ({"encoding": encoding} if encoding else {})
+    body = {"content": {_FORM: form, _JSON: schema}, "required": _any_required(model)}
+    return {"openapi_extra": {"requestBody": body, "parameters": [_KEY]}}
+
+
+def asks(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route takes in its query, as the same arguments."""
+    schema = model.model_json_schema(ref_template=_REF)
+    listed = [
+        _parameter(name, field, name in schema.get("required", ()))
+        for name, field in schema["properties"].items()
+    ]
+    return {"openapi_extra": {"parameters": listed}}
+
+
+def _parameter(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any]:
+    made = {"name": name, "in": "query", "required": required, "schema": schema}
+    if "$ref" in str(schema):
+        made |= {"style": "deepObject", "explode": True}
+    if "'array'" in str(schema):
+        made["name"] = f"{name}[]"
+    return made
+
+
+def _ref(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _list_of(shape: type[BaseModel]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["object", "data", "has_more", "url"],
+        "properties": {
+            "object": {"const": "list"},
+            "data": {"type": "array", "items": _ref(shape)},
+            "has_more": {"type": "boolean"},
+            "url": {"type": "string"},
+        },
+    }
+
+
+def _is_nested(annotation: Any) -> bool:
+    return any(name in str(annotation) for name in ("dict[", "list[", "parameters."))
+
+
+def _any_required(model: type[BaseModel]) -> bool:
+    return any(field.is_required() for field in model.model_fields.values())
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The whole document."""
+    made = get_openapi(
+        title="payments",
+        version=API_VERSION,
+        description="A Stripe-compatible payments API that never charges twice.",
+        routes=app.routes,
+    )
+    for path in made["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # the framework's; ours are 400
+    schemas = made.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(_components())
+    made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    made["security"] = [{"key": []}]
+    return made
+
+
+def _components() -> dict[str, Any]:
+    models = [*_models(parameters, "validation"), *_models(shapes, "serialization")]
+    models += [(model, "validation") for model in extra_models]
+    _, definitions = models_json_schema(models, ref_template=_REF)
+    found: dict[str, Any] = definitions["$defs"]
+    return found
+
+
+def _models(module: Any, mode: str) -> list[Any]:
+    return [
+        (model, mode)
+        for model in vars(module).values()
+        if isinstance(model, type) and issubclass(model, BaseModel) and model is not BaseModel
+        if model.__module__ == module.__name__
+    ]

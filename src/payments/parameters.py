@@ -1,0 +1,373 @@
+"""Parameters: what each request may say. Whatever it says beyond that is refused by its name.
+
+Forms carry only text, JSON carries values: both are read to the same. An empty text means "none",
+as in Stripe's API.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from payments import cards
+from payments.money import AMOUNT_MAX, CURRENCIES
+
+METADATA_MAX = 50
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_TRUTH = {"true": True, "false": False}
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise PydanticCustomError("parameter_invalid_integer", "Invalid integer: {said}", _said(value))
+
+
+def _boolean(value: object) -> object:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in _TRUTH:
+        return _TRUTH[value]
+    raise PydanticCustomError("parameter_invalid", "Invalid boolean: {said}", _said(value))
+
+
+def _currency(value: object) -> object:
+    if isinstance(value, str) and value.lower() in CURRENCIES:
+        return value.lower()
+    raise PydanticCustomError(
+        "parameter_invalid",
+        "Invalid currency: {said}. It is a three-letter ISO code in lower case, such as usd.",
+        _said(value),
+    )
+
+
+def _said(value: object) -> dict[str, Any]:
+    return {"said": repr(value)[:100]}
+
+
+def _as_text(value: object) -> object:
+    """Metadata keeps what a JSON client says in numbers as forms would have written it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Amount = Annotated[int, Field(ge=1, le=AMOUNT_MAX), BeforeValidator(_whole)]
+Truth = Annotated[bool, BeforeValidator(_boolean)]
+Currency = Annotated[str, Field(pattern="^[A-Za-z]{3}$"), BeforeValidator(_currency)]
+Text = Annotated[str, StringConstraints(max_length=5000)]
+Short = Annotated[str, StringConstraints(max_length=255)]
+Id = Annotated[str, StringConstraints(max_length=255, pattern="^[A-Za-z0-9_]+$")]
+Email = Annotated[str, StringConstraints(max_length=512, pattern="^[^@ ]+@[^@ ]+$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+Metadata = Annotated[
+    dict[Name, Annotated[str | None, Field(max_length=500), BeforeValidator(_as_text)]],
+    Field(max_length=METADATA_MAX),
+]
+Expand = Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=10)]
+
+
+class Parameters(BaseModel):
+    """What any request may say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    expand: Expand | None = None
+    """Taken, as the libraries send it; objects are named by their ids all the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_none(cls, said: Any) -> Any:
+        if not isinstance(said, dict):
+            return said
+        return {name: None if value == "" else value for name, value in said.items()}
+
+    def given(self) -> dict[str, Any]:
+        """What was said, by name."""
+        said: dict[str, Any] = self.model_dump(include=self.model_fields_set - {"expand"})
+        return said
+
+
+class Nothing(Parameters):
+    """A request that needs no parameters."""
+
+
+# ------------------------------------------------------------------------------------ cards
+
+
+class CardNumber(BaseModel):
+    """A card, by its number: one of Stripe's test cards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    object: Literal["card"] | None = None
+    number: str = Field(pattern="^[0-9 -]{12,30}$")
+    exp_month: Annotated[int, Field(ge=1, le=12), BeforeValidator(_whole)]
+    exp_year: Annotated[int, Field(ge=1970, le=2100), BeforeValidator(_whole)]
+    cvc: str | None = Field(None, pattern="^[0-9]{3,4}$")
+    name: Short | None = None
+
+    @field_validator("number")
+    @classmethod
+    def _known(cls, number: str) -> str:
+        digits = re.sub("[ -]", "", number)
+        if digits not in cards.NUMBERS:
+            raise PydanticCustomError(
+                "incorrect_number",
+                "Only Stripe's documented test cards are taken here, such as 4242424242424242.",
+            )
+        return digits
+
+    def card(self) -> cards.Card:
+        """The card as it is kept."""
+        return cards.card(self.number, self.exp_month, self.exp_year, self.name)
+
+
+class CardToken(BaseModel):
+    """A card, by a token."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    token: Id
+
+
+class AddressGiven(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    city: Short | None = None
+    country: Short | None = None
+    line1: Short | None = None
+    line2: Short | None = None
+    postal_code: Short | None = None
+    state: Short | None = None
+
+
+class BillingGiven(BaseModel):
+    """Who pays."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    address: AddressGiven | None = None
+    email: Email | None = None
+    name: Short | None = None
+    phone: Short | None = None
+
+
+class MethodData(BaseModel):
+    """A payment method that is made on the way."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["card"]
+    card: CardNumber | CardToken
+    billing_details: BillingGiven | None = None
+    metadata: Metadata | None = None
+
+
+class TokenCreate(Parameters):
+    card: CardNumber
+
+
+class MethodCreate(Parameters):
+    type: Literal["card"]
+    card: CardNumber | CardToken
+    billing_details: BillingGiven | None = None
+    metadata: Metadata | None = None
+
+
+class MethodUpdate(Parameters):
+    billing_details: BillingGiven | None = None
+    metadata: Metadata | None = None
+
+
+class MethodAttach(Parameters):
+    customer: Id
+
+
+# ---------------------------------------------------------------------------------- charges
+
+
+class ChargeCreate(Parameters):
+    amount: Amount
+    currency: Currency
+    source: Id | CardNumber | None = None
+    customer: Id | None = None
+    capture: Truth = True
+    description: Text | None = None
+    metadata: Metadata | None = None
+    receipt_email: Email | None = None
+    statement_descriptor: Annotated[str, Field(max_length=22)] | None = None
+
+
+class ChargeUpdate(Parameters):
+    customer: Id | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+    receipt_email: Email | None = None
+
+
+class ChargeCapture(Parameters):
+    amount: Amount | None = None
+
+
+class RefundCreate(Parameters):
+    charge: Id | None = None
+    payment_intent: Id | None = None
+    amount: Amount | None = None
+    reason: Literal["duplicate", "fraudulent", "requested_by_customer"] | None = None
+    metadata: Metadata | None = None
+
+
+class MetadataUpdate(Parameters):
+    metadata: Metadata | None = None
+
+
+# -------------------------------------------------------------------------- payment intents
+
+
+class AutomaticMethods(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: Truth
+    allow_redirects: Literal["always", "never"] | None = None
+
+
+class _Paying(Parameters):
+    """What both creating and confirming may say. No test card asks its holder anything, so what is
+    said about that case (`return_url`, `off_session`, …) is taken and changes nothing.
+    """
+
+    payment_method: Id | None = None
+    payment_method_data: MethodData | None = None
+    payment_method_types: Annotated[list[Literal["card"]], Field(max_length=5)] | None = None
+    receipt_email: Email | None = None
+    return_url: Annotated[str, Field(max_length=2048)] | None = None
+    off_session: Truth | None = None
+    setup_future_usage: Literal["off_session", "on_session"] | None = None
+    error_on_requires_action: Truth | None = None
+
+
+class IntentCreate(_Paying):
+    amount: Amount
+    currency: Currency
+    customer: Id | None = None
+    confirm: Truth = False
+    capture_method: Literal["automatic", "automatic_async", "manual"] = "automatic"
+    confirmation_method: Literal["automatic", "manual"] = "automatic"
+    automatic_payment_methods: AutomaticMethods | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+    statement_descriptor: Annotated[str, Field(max_length=22)] | None = None
+
+
+class IntentUpdate(Parameters):
+    amount: Amount | None = None
+    currency: Currency | None = None
+    customer: Id | None = None
+    payment_method: Id | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+    receipt_email: Email | None = None
+
+
+class IntentConfirm(_Paying):
+    capture_method: Literal["automatic", "automatic_async", "manual"] | None = None
+
+
+class IntentCapture(Parameters):
+    amount_to_capture: Amount | None = None
+
+
+class IntentCancel(Parameters):
+    cancellation_reason: (
+        Literal["abandoned", "duplicate", "fraudulent", "requested_by_customer"] | None
+    ) = None
+
+
+# -------------------------------------------------------------------------------- customers
+
+
+class CustomerChange(Parameters):
+    description: Text | None = None
+    email: Email | None = None
+    name: Short | None = None
+    phone: Annotated[str, Field(max_length=20)] | None = None
+    metadata: Metadata | None = None
+
+
+class CustomerCreate(CustomerChange):
+    payment_method: Id | None = None
+    source: Id | None = None
+
+
+# ------------------------------------------------------------------------------------ lists
+
+
+class Created(BaseModel):
+    """A span of time."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gt: Whole | None = None
+    gte: Whole | None = None
+    lt: Whole | None = None
+    lte: Whole | None = None
+
+
+class Page(Parameters):
+    """Which part of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(_whole)] = 10
+    starting_after: Id | None = None
+    ending_before: Id | None = None
+    created: Whole | Created | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Page:
+        if self.starting_after and self.ending_before:
+            raise PydanticCustomError(
+                "parameter_invalid", "Give starting_after or ending_before, not both."
+            )
+        return self
+
+
+class ChargeList(Page):
+    customer: Id | None = None
+    payment_intent: Id | None = None
+
+
+class RefundList(Page):
+    charge: Id | None = None
+    payment_intent: Id | None = None
+
+
+class IntentList(Page):
+    customer: Id | None = None
+
+
+class CustomerList(Page):
+    email: Annotated[str, Field(max_length=512)] | None = None
+
+
+class MethodList(Page):
+    customer: Id | None = None
+    type: Literal["card"] | None = None
+
+
+class EventList(Page):
+    type: Short | None = None
+    types: Annotated[list[Short], Field(max_length=20)] | None = None

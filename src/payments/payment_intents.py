@@ -1,0 +1,329 @@
+"""Payment intents: what is to be paid, over as many tries as it takes, and never twice.
+
+An intent that is being paid is `processing`. It leaves every state by a conditional change, so two
+requests that confirm, capture or cancel it at once cannot both have their way.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from sqlalchemy.engine import Connection, Row
+
+from payments import clock, events, ids, lists, objects, rows, settlement, shapes, sources
+from payments.answers import answer
+from payments.charges import (
+    Order,
+    authorise,
+    begin_capture,
+    begin_settling,
+    check_amount,
+    insert_pending,
+)
+from payments.database import Database
+from payments.errors import StripeError, invalid, refused
+from payments.objects import Object
+from payments.openapi import answers, asks, takes
+from payments.parameters import (
+    IntentCancel,
+    IntentCapture,
+    IntentConfirm,
+    IntentCreate,
+    IntentList,
+    IntentUpdate,
+)
+from payments.reading import body_as, query_as, tenant
+from payments.sources import Source
+from payments.tables import charges, payment_intents
+from payments.work import Work
+
+router = APIRouter(prefix="/v1/payment_intents", tags=["payment_intents"])
+
+_OPEN = ("requires_payment_method", "requires_confirmation")
+_SAID = (
+    "amount",
+    "currency",
+    "customer",
+    "capture_method",
+    "confirmation_method",
+    "description",
+    "receipt_email",
+    "statement_descriptor",
+)
+_ANSWER = answers(shapes.PaymentIntent, writes=True)
+
+
+# ------------------------------------------------------------------------- create and confirm
+
+
+@router.post("", **_ANSWER, **takes(IntentCreate))
+def create_payment_intent(
+    request: Request, asked: Annotated[IntentCreate, Depends(body_as(IntentCreate))]
+) -> Response:
+    check_amount(asked.amount, asked.currency)
+    if asked.confirm and asked.payment_method is None and asked.payment_method_data is None:
+        raise invalid(
+            "To confirm a payment intent, give a payment_method.",
+            "payment_method",
+            "parameter_missing",
+        )
+    work, whose = Work(request), tenant(request)
+
+    def insert(connection: Connection) -> Order:
+        intent, source = _insert(connection, whose, asked, work.request_id)
+        if not asked.confirm or source is None:
+            return {"reference": None, "intent": intent.id}
+        return _begin_paying(connection, intent, source, work.key("authorise"))
+
+    return _pay(work, whose, work.begin("pending", insert))
+
+
+def _insert(
+    connection: Connection, whose: str, asked: IntentCreate, request_id: str
+) -> tuple[Row[Any], Source | None]:
+    if asked.customer is not None:
+        sources.existing_customer(connection, whose, asked.customer)
+    source = sources.of_intent(
+        connection, whose, asked.payment_method, asked.payment_method_data, asked.customer
+    )
+    id_ = ids.new("pi")
+    row = {
+        "tenant": whose,
+        "id": id_,
+        "created": clock.now_s(),
+        "status": "requires_confirmation" if source else "requires_payment_method",
+        "payment_method": source.payment_method if source else None,
+        "client_secret": f"{id_}_secret_{ids.letters(24)}",
+        "metadata": rows.merged(None, asked.metadata),
+    }
+    row |= {name: getattr(asked, name) for name in _SAID}
+    intent = connection.execute(payment_intents.insert().returning(payment_intents), row).one()
+    shown = objects.payment_intent(intent)
+    events.record(connection, whose, "payment_intent.created", shown, request_id)
+    return intent, source
+
+
+@router.post("/{id}/confirm", **_ANSWER, **takes(IntentConfirm))
+def confirm_payment_intent(
+    request: Request, id: str, asked: Annotated[IntentConfirm, Depends(body_as(IntentConfirm))]
+) -> Response:
+    work, whose = Work(request), tenant(request)
+
+    def begin(connection: Connection) -> Order:
+        intent = rows.get(connection, payment_intents, whose, id, lock=True)
+        method = asked.payment_method or intent.payment_method
+        source = sources.of_intent(
+            connection, whose, method, asked.payment_method_data, intent.customer
+        )
+        if intent.status not in _OPEN:
+            raise _unexpected(intent, "confirm")
+        if source is None:
+            raise refused(
+                "You cannot confirm this payment intent because it is missing a payment method.",
+                "payment_intent_unexpected_state",
+                "payment_method",
+            )
+        given = {"receipt_email": asked.receipt_email, "capture_method": asked.capture_method}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return _begin_paying(connection, intent, source, work.key("authorise"), **changes)
+
+    return _pay(work, whose, work.begin("pending", begin))
+
+
+def _begin_paying(
+    connection: Connection, intent: Row[Any], source: Source, key: str, **changes: Any
+) -> Order:
+    """The intent becomes `processing`, with a charge that is pending."""
+    taken = rows.change(
+        connection,
+        payment_intents,
+        intent.tenant,
+        intent.id,
+        payment_intents.c.status.in_(_OPEN),
+        status="processing",
+        payment_method=source.payment_method,
+        last_payment_error=None,
+        **changes,
+    )
+    if taken is None:
+        raise _unexpected(intent, "confirm")
+    order = insert_pending(
+        connection,
+        intent.tenant,
+        key,
+        source,
+        amount=taken.amount,
+        currency=taken.currency,
+        capture=taken.capture_method != "manual",
+        payment_intent=taken.id,
+        customer=taken.customer,
+        description=taken.description,
+        receipt_email=taken.receipt_email,
+        statement_descriptor=taken.statement_descriptor,
+        metadata=taken.metadata,
+    )
+    charge = order["reference"]
+    rows.change(connection, payment_intents, intent.tenant, intent.id, latest_charge=charge)
+    return order | {"intent": intent.id}
+
+
+def _pay(work: Work, whose: str, order: Order) -> Response:
+    """Ask the network, if there is something to ask, and tell how the intent stands now."""
+    intent_id = order.pop("intent")
+    work.made(intent_id)
+    charge_id = order["reference"]
+    said = authorise(work, order) if charge_id is not None else None
+
+    def settle(connection: Connection) -> tuple[int, Object]:
+        failed = None
+        if said is not None:
+            charge = settlement.authorised(connection, whose, charge_id, said, work.request_id)
+            failed = charge if charge.status == "failed" else None
+        intent = objects.payment_intent(rows.get(connection, payment_intents, whose, intent_id))
+        if failed is not None:
+            return 402, {"error": settlement.payment_error(failed) | {"payment_intent": intent}}
+        return 200, intent
+
+    return work.end(settle)
+
+
+def _unexpected(intent: Row[Any], verb: str) -> StripeError:
+    doing = {"confirm": "confirmed", "capture": "captured", "cancel": "canceled"}.get(verb, verb)
+    return refused(
+        f"This PaymentIntent could not be {doing} because it has a status of {intent.status}.",
+        "payment_intent_unexpected_state",
+    )
+
+
+# ------------------------------------------------------------------------- capture and cancel
+
+
+@router.post("/{id}/capture", **_ANSWER, **takes(IntentCapture))
+def capture_payment_intent(
+    request: Request, id: str, asked: Annotated[IntentCapture, Depends(body_as(IntentCapture))]
+) -> Response:
+    work, whose = Work(request), tenant(request)
+
+    def reserve(connection: Connection) -> Order:
+        intent = rows.get(connection, payment_intents, whose, id, lock=True)
+        if intent.status != "requires_capture":
+            raise _unexpected(intent, "capture")
+        charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
+        amount, key = asked.amount_to_capture, work.key("capture")
+        return begin_capture(connection, charge, amount, key, "amount_to_capture")
+
+    order = work.begin("capture", reserve)
+    work.made(id)
+    work.network.capture(**order)
+
+    def settle(connection: Connection) -> tuple[int, Object]:
+        settlement.captured(connection, whose, order["reference"], order["key"], work.request_id)
+        return 200, objects.payment_intent(rows.get(connection, payment_intents, whose, id))
+
+    return work.end(settle)
+
+
+@router.post("/{id}/cancel", **_ANSWER, **takes(IntentCancel))
+def cancel_payment_intent(
+    request: Request, id: str, asked: Annotated[IntentCancel, Depends(body_as(IntentCancel))]
+) -> Response:
+    work, whose = Work(request), tenant(request)
+
+    def begin(connection: Connection) -> Order:
+        intent = rows.get(connection, payment_intents, whose, id, lock=True)
+        if intent.status not in (*_OPEN, "requires_capture"):
+            raise _unexpected(intent, "cancel")
+        why = {"canceled_at": clock.now_s(), "cancellation_reason": asked.cancellation_reason}
+        rows.change(connection, payment_intents, whose, id, **why)
+        if intent.status != "requires_capture":
+            settlement.cancelled(connection, whose, id, work.request_id)
+            return {"reference": None}
+        charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
+        key = work.key("void")
+        begin_settling(connection, charge, key, 0)
+        return {"reference": charge.id, "key": key, "authorisation": charge.authorisation}
+
+    order = work.begin("cancel", begin)
+    work.made(id)
+    if order["reference"] is not None:
+        work.network.void(**order)
+
+    def settle(connection: Connection) -> tuple[int, Object]:
+        if order["reference"] is not None:
+            settlement.voided(connection, whose, order["reference"], order["key"], work.request_id)
+        return 200, objects.payment_intent(rows.get(connection, payment_intents, whose, id))
+
+    return work.end(settle)
+
+
+# ---------------------------------------------------------------------------- look and change
+
+
+@router.get("", **answers(shapes.PaymentIntent, many=True), **asks(IntentList))
+def list_payment_intents(
+    request: Request, asked: Annotated[IntentList, Depends(query_as(IntentList))]
+) -> Response:
+    database: Database = request.app.state.database
+    conditions: list[sa.ColumnElement[bool]] = []
+    if asked.customer is not None:
+        conditions.append(payment_intents.c.customer == asked.customer)
+    with database.read() as connection:
+        found = lists.page(
+            connection,
+            payment_intents,
+            tenant(request),
+            asked,
+            objects.payment_intent,
+            "/v1/payment_intents",
+            *conditions,
+        )
+    return answer(request, found)
+
+
+@router.get("/{id}", **answers(shapes.PaymentIntent))
+def retrieve_payment_intent(request: Request, id: str) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = rows.get(connection, payment_intents, tenant(request), id)
+    return answer(request, objects.payment_intent(found))
+
+
+@router.post("/{id}", **_ANSWER, **takes(IntentUpdate))
+def update_payment_intent(
+    request: Request, id: str, asked: Annotated[IntentUpdate, Depends(body_as(IntentUpdate))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        intent = rows.get(connection, payment_intents, whose, id, lock=True)
+        changes = _changes(connection, intent, asked)
+        changed = (
+            rows.change(connection, payment_intents, whose, id, **changes) if changes else intent
+        )
+    assert changed is not None  # noqa: S101  (it is locked)
+    return answer(request, objects.payment_intent(changed))
+
+
+def _changes(connection: Connection, intent: Row[Any], asked: IntentUpdate) -> Object:
+    given = asked.given()
+    if intent.status not in _OPEN and given.keys() - {"metadata", "description", "receipt_email"}:
+        raise _unexpected(intent, "updated")
+    for name in ("amount", "currency"):
+        if given.get(name, ...) is None:
+            raise invalid(f"{name} cannot be empty.", name, "parameter_invalid_empty")
+    check_amount(given.get("amount", intent.amount), given.get("currency", intent.currency))
+    customer = given.get("customer", intent.customer)
+    if given.get("customer") is not None:
+        sources.existing_customer(connection, intent.tenant, customer)
+    if "payment_method" in given:
+        source = sources.of_intent(
+            connection, intent.tenant, given["payment_method"], None, customer
+        )
+        given["payment_method"] = source.payment_method if source else None
+        given["status"] = "requires_confirmation" if source else "requires_payment_method"
+    if "metadata" in given:
+        given["metadata"] = rows.merged(intent.metadata, given["metadata"])
+    return given

@@ -1,0 +1,179 @@
+"""Payment methods and tokens: cards that were seen, by an id instead of their number."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from sqlalchemy.engine import Connection, Row
+
+from payments import cards, clock, events, ids, lists, objects, rows, shapes, sources
+from payments.answers import answer, request_id
+from payments.database import Database
+from payments.errors import refused
+from payments.openapi import answers, asks, takes
+from payments.parameters import (
+    MethodAttach,
+    MethodCreate,
+    MethodList,
+    MethodUpdate,
+    Nothing,
+    TokenCreate,
+)
+from payments.reading import body_as, query_as, tenant
+from payments.tables import payment_methods, tokens
+
+router = APIRouter(prefix="/v1", tags=["payment_methods"])
+
+_METHOD = answers(shapes.PaymentMethod, writes=True)
+
+
+@router.post("/tokens", **answers(shapes.Token, writes=True), **takes(TokenCreate))
+def create_token(
+    request: Request, asked: Annotated[TokenCreate, Depends(body_as(TokenCreate))]
+) -> Response:
+    database: Database = request.app.state.database
+    row = {
+        "tenant": tenant(request),
+        "id": ids.new("tok"),
+        "created": clock.now_s(),
+        "card": asked.card.card(),
+    }
+    with database.rows() as connection:
+        made = connection.execute(tokens.insert().returning(tokens), row).one()
+    return answer(request, objects.token(made))
+
+
+@router.get("/tokens/{id}", **answers(shapes.Token))
+def retrieve_token(request: Request, id: str) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        return answer(request, objects.token(rows.get(connection, tokens, tenant(request), id)))
+
+
+@router.post("/payment_methods", **_METHOD, **takes(MethodCreate))
+def create_payment_method(
+    request: Request, asked: Annotated[MethodCreate, Depends(body_as(MethodCreate))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    billing = asked.billing_details.model_dump() if asked.billing_details else None
+    with database.rows() as connection:
+        card = sources.card_of(connection, whose, asked.card)
+        made = sources.add_method(connection, whose, card, billing, asked.metadata)
+    return answer(request, objects.payment_method(made))
+
+
+@router.get("/payment_methods", **answers(shapes.PaymentMethod, many=True), **asks(MethodList))
+def list_payment_methods(
+    request: Request, asked: Annotated[MethodList, Depends(query_as(MethodList))]
+) -> Response:
+    return _list(request, asked, asked.customer, "/v1/payment_methods")
+
+
+@router.get(
+    "/customers/{id}/payment_methods",
+    **answers(shapes.PaymentMethod, many=True),
+    **asks(MethodList),
+)
+def list_customer_payment_methods(
+    request: Request, id: str, asked: Annotated[MethodList, Depends(query_as(MethodList))]
+) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        sources.existing_customer(connection, tenant(request), id, "id")
+    return _list(request, asked, id, f"/v1/customers/{id}/payment_methods")
+
+
+def _list(request: Request, asked: MethodList, customer: str | None, url: str) -> Response:
+    database: Database = request.app.state.database
+    conditions: list[sa.ColumnElement[bool]] = []
+    if customer is not None:
+        conditions.append(payment_methods.c.customer == customer)
+    with database.read() as connection:
+        found = lists.page(
+            connection,
+            payment_methods,
+            tenant(request),
+            asked,
+            objects.payment_method,
+            url,
+            *conditions,
+        )
+    return answer(request, found)
+
+
+@router.get("/payment_methods/{id}", **answers(shapes.PaymentMethod))
+def retrieve_payment_method(request: Request, id: str) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = rows.get(connection, payment_methods, tenant(request), id)
+    return answer(request, objects.payment_method(found))
+
+
+@router.post("/payment_methods/{id}", **_METHOD, **takes(MethodUpdate))
+def update_payment_method(
+    request: Request, id: str, asked: Annotated[MethodUpdate, Depends(body_as(MethodUpdate))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        method = rows.get(connection, payment_methods, whose, id, lock=True)
+        given = asked.given()
+        if "metadata" in given:
+            given["metadata"] = rows.merged(method.metadata, given["metadata"])
+        if given:
+            method = rows.change(connection, payment_methods, whose, id, **given) or method
+    return answer(request, objects.payment_method(method))
+
+
+@router.post("/payment_methods/{id}/attach", **_METHOD, **takes(MethodAttach))
+def attach_payment_method(
+    request: Request, id: str, asked: Annotated[MethodAttach, Depends(body_as(MethodAttach))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        sources.existing_customer(connection, whose, asked.customer)
+        method = _own(connection, whose, id)
+        if method.customer not in (None, asked.customer):
+            raise refused("The payment method you provided is attached to another customer.")
+        changed = rows.change(
+            connection, payment_methods, whose, method.id, customer=asked.customer
+        )
+        shown = _told(connection, whose, changed, "payment_method.attached", request)
+    return answer(request, shown)
+
+
+@router.post("/payment_methods/{id}/detach", **_METHOD, **takes(Nothing))
+def detach_payment_method(
+    request: Request, id: str, asked: Annotated[Nothing, Depends(body_as(Nothing))]
+) -> Response:
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        method = rows.get(connection, payment_methods, whose, id, lock=True)
+        if method.customer is None:
+            raise refused("The payment method you provided is not attached to a customer.")
+        changed = rows.change(connection, payment_methods, whose, id, customer=None)
+        shown = _told(connection, whose, changed, "payment_method.detached", request)
+    return answer(request, shown)
+
+
+def _own(connection: Connection, whose: str, id_: str) -> Row[Any]:
+    """A payment method; one of the documented test methods becomes one of the account's own."""
+    named = cards.named(id_) if id_.startswith("pm_") else None
+    if named is not None:
+        return sources.add_method(connection, whose, named)
+    return rows.get(connection, payment_methods, whose, id_, lock=True)
+
+
+def _told(
+    connection: Connection, whose: str, method: Row[Any] | None, kind: str, request: Request
+) -> objects.Object:
+    assert method is not None  # noqa: S101  (it is locked)
+    shown = objects.payment_method(method)
+    events.record(connection, whose, kind, shown, request_id(request))
+    return shown

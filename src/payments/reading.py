@@ -1,0 +1,174 @@
+"""Reading a request: its form, JSON or query becomes parameters, or an error that names the one
+that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from payments import form
+from payments.errors import StripeError, invalid
+from payments.gate import account_of
+from payments.parameters import Parameters
+
+P = TypeVar("P", bound=Parameters)
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+"""What no database takes as text."""
+_DEPTH_MAX = 10
+
+
+def tenant(request: Request) -> str:
+    """Whose request this is: `acct_…/test`."""
+    return account_of(request.scope).tenant
+
+
+def body_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
+    """A dependency: the parameters in the body."""
+
+    async def read(request: Request) -> P:
+        if request.scope["query_string"] and request.method == "POST":
+            _refuse_query(request)
+        return check(model, values(request.headers.get("content-type", ""), await request.body()))
+
+    return read
+
+
+def query_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
+    """A dependency: the parameters in the query."""
+
+    async def read(request: Request) -> P:
+        return check(model, _form(request.scope["query_string"]))
+
+    return read
+
+
+def _refuse_query(request: Request) -> None:
+    name = next(iter(_form(request.scope["query_string"])), "")
+    raise invalid("Parameters of a POST belong into its body, not into the URL.", name)
+
+
+def values(content_type: str, body: bytes) -> dict[str, Any]:
+    """What a body says."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind in ("application/x-www-form-urlencoded", "") or not body:
+        return _form(body)
+    if kind == "application/json":
+        return _json(body)
+    raise invalid(
+        f"Content-Type {kind[:60]!r} is not understood: send application/x-www-form-urlencoded "
+        "or application/json.",
+        None,
+    )
+
+
+def _form(encoded: bytes) -> dict[str, Any]:
+    try:
+        said = form.parse(encoded)
+    except form.Malformed as error:
+        raise invalid(str(error), error.param) from None
+    _refuse_unstorable(said, None, 0)
+    return said
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise invalid("Invalid JSON: the body cannot be read.", None) from None
+    if not isinstance(said, dict):
+        raise invalid("Invalid JSON: the body must be an object.", None)
+    _refuse_unstorable(said, None, 0)
+    return said
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _refuse_unstorable(value: Any, param: str | None, depth: int) -> None:
+    if depth > _DEPTH_MAX:
+        raise invalid("Parameters are nested too deeply.", param)
+    if isinstance(value, str):
+        if _UNSTORABLE.search(value):
+            raise invalid("Text must be UTF-8 without NUL characters.", param)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_unstorable(name, param, depth + 1)
+            _refuse_unstorable(inner, f"{param}[{name}]" if param else name, depth + 1)
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            _refuse_unstorable(inner, f"{param}[{place}]", depth + 1)
+
+
+def check(model: type[P], said: dict[str, Any]) -> P:
+    """The parameters, if they are what the model allows."""
+    try:
+        return model.model_validate(said)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=True, include_input=False)
+        raise _explained(found, said) from None
+
+
+_CODES = {
+    "extra_forbidden": "parameter_unknown",
+    "missing": "parameter_missing",
+    "greater_than_equal": "parameter_invalid_integer",
+    "less_than_equal": "parameter_invalid_integer",
+    "string_too_long": "parameter_invalid_string",
+}
+
+
+def _explained(found: list[Any], said: dict[str, Any]) -> StripeError:
+    """The first thing that is wrong; of alternatives, what is wrong with the one that was meant."""
+    first = max(found, key=lambda each: _follows(each["loc"], said))
+    param = _param(first["loc"], said)
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        message = f"Received unknown parameter: {param}"
+    elif kind == "missing":
+        message = f"Missing required param: {param}."
+    else:
+        message = f"Invalid {param}: {first['msg']}" if param else str(first["msg"])
+    code = _CODES.get(kind) or (kind if "_" in kind and " " not in kind else None)
+    if param in ("amount", "amount_to_capture") and kind in (
+        "greater_than_equal",
+        "less_than_equal",
+    ):
+        code = "amount_too_small" if kind == "greater_than_equal" else "amount_too_large"
+    if code is not None and not code.startswith(("parameter_", "amount_", "incorrect_")):
+        code = "parameter_invalid"
+    return invalid(message[:500], param, code)
+
+
+def _follows(location: tuple[Any, ...], said: Any) -> int:
+    """How far a place of an error can be followed into what was said."""
+    followed = 0
+    for part in location:
+        if _holds(said, part):
+            said, followed = said[part], followed + 1
+    return followed
+
+
+def _holds(said: Any, part: Any) -> bool:
+    if isinstance(said, list):
+        return isinstance(part, int) and part < len(said)
+    return isinstance(said, dict) and part in said
+
+
+def _param(location: tuple[Any, ...], said: Any) -> str | None:
+    """The name of a place in bracket notation, without the names of alternatives in between."""
+    parts = []
+    for place, part in enumerate(location):
+        if _holds(said, part):
+            said = said[part]
+            parts.append(str(part))
+        elif place == len(location) - 1 and part != "[key]" and isinstance(said, dict):
+            parts.append(str(part))
+    return parts[0] + "".join(f"[{part}]" for part in parts[1:]) if parts else None

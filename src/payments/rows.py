@@ -1,0 +1,75 @@
+"""Rows: looked up by tenant and id, changed only from a state in which that is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from payments.errors import missing
+
+_KINDS = {
+    "charges": "charge",
+    "customers": "customer",
+    "events": "event",
+    "payment_intents": "payment_intent",
+    "payment_methods": "PaymentMethod",
+    "refunds": "refund",
+    "tokens": "token",
+    "webhook_endpoints": "webhook endpoint",
+}
+
+
+def get(
+    connection: Connection,
+    table: sa.Table,
+    tenant: str,
+    id_: str,
+    param: str = "id",
+    *,
+    lock: bool = False,
+) -> Row[Any]:
+    """The row; 404 if there is none, or 400 where a parameter named it.
+
+    `lock`: nobody else changes it before the end of this transaction.
+    """
+    query = sa.select(table).where(table.c.tenant == tenant, table.c.id == id_)
+    # Text that no database takes is no id either.
+    found = (
+        connection.execute(query.with_for_update() if lock else query).first()
+        if _sane(id_)
+        else None
+    )
+    if found is None:
+        raise missing(_KINDS[table.name], id_, param)
+    return found
+
+
+def _sane(id_: str) -> bool:
+    return len(id_) <= 255 and id_.isascii() and id_.isprintable()
+
+
+def change(
+    connection: Connection,
+    table: sa.Table,
+    tenant: str,
+    id_: str,
+    *conditions: sa.ColumnElement[bool],
+    **values: Any,
+) -> Row[Any] | None:
+    """Change a row and give it as it is now; None if it does not meet the conditions (any more)."""
+    return connection.execute(
+        sa.update(table)
+        .where(table.c.tenant == tenant, table.c.id == id_, *conditions)
+        .values(**values)
+        .returning(table)
+    ).first()
+
+
+def merged(old: dict[str, str] | None, given: dict[str, str | None] | None) -> dict[str, str]:
+    """Metadata: what is given replaces what is there, an empty value removes it."""
+    if given is None:
+        return {}
+    both = {**(old or {}), **given}
+    return {name: value for name, value in both.items() if value}

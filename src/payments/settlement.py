@@ -1,0 +1,194 @@
+"""Settlement: what the card network said becomes rows, ledger entries and events.
+
+Each function is called in the last transaction of an operation. A row is settled from the state in
+which it waits for the network, and from no other: whoever comes second changes nothing, and tells
+what the first one wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from payments import events, ledger, objects, rows
+from payments.network import Authorised, Declined
+from payments.objects import Object
+from payments.tables import charges, payment_intents, refunds
+
+
+def authorised(
+    connection: Connection, tenant: str, id_: str, said: Authorised | Declined, request: str | None
+) -> Row[Any]:
+    """The network has answered for a charge that was pending."""
+    charge = rows.change(
+        connection, charges, tenant, id_, charges.c.status == "pending", **_outcome(said)
+    )
+    if charge is None:
+        return rows.get(connection, charges, tenant, id_)
+    if charge.captured:
+        ledger.post(connection, tenant, "charge", id_, charge.amount, charge.currency)
+    kind = "charge.succeeded" if charge.status == "succeeded" else "charge.failed"
+    events.record(connection, tenant, kind, objects.charge(charge), request)
+    if charge.payment_intent is not None:
+        _settle_intent(connection, tenant, charge, request)
+    return charge
+
+
+def _outcome(said: Authorised | Declined) -> dict[str, Any]:
+    if isinstance(said, Authorised):
+        taken = sa.case((charges.c.capture, charges.c.amount), else_=0)
+        return {
+            "status": "succeeded",
+            "authorisation": said.id,
+            "captured": charges.c.capture,
+            "amount_captured": taken,
+        }
+    failure = {"code": said.code, "decline_code": said.decline_code, "message": said.message}
+    return {"status": "failed", "failure": failure}
+
+
+def _settle_intent(
+    connection: Connection, tenant: str, charge: Row[Any], request: str | None
+) -> None:
+    changes: dict[str, Any]
+    if charge.status == "failed":
+        kind = "payment_intent.payment_failed"
+        changes = {
+            "status": "requires_payment_method",
+            "payment_method": None,
+            "last_payment_error": payment_error(charge),
+        }
+    elif charge.captured:
+        kind = "payment_intent.succeeded"
+        changes = {"status": "succeeded", "amount_received": charge.amount}
+    else:
+        kind = "payment_intent.amount_capturable_updated"
+        changes = {"status": "requires_capture"}
+    intent = rows.change(connection, payment_intents, tenant, charge.payment_intent, **changes)
+    if intent is not None:
+        events.record(connection, tenant, kind, objects.payment_intent(intent), request)
+
+
+def payment_error(charge: Row[Any]) -> Object:
+    """Why a charge failed."""
+    failure = charge.failure
+    return {
+        "type": "card_error",
+        "code": failure["code"],
+        "decline_code": failure["decline_code"],
+        "message": failure["message"],
+        "charge": charge.id,
+        "payment_method": charge.payment_method,
+    }
+
+
+def captured(
+    connection: Connection, tenant: str, id_: str, key: str, request: str | None
+) -> Row[Any]:
+    """The network has taken what was authorised, or a part of it, under this key."""
+    charge = rows.change(
+        connection,
+        charges,
+        tenant,
+        id_,
+        charges.c.settling == key,
+        captured=True,
+        amount_captured=charges.c.settling_amount,
+        settling=None,
+        settling_since=None,
+    )
+    if charge is None:
+        return rows.get(connection, charges, tenant, id_)
+    taken = charge.amount_captured
+    ledger.post(connection, tenant, "capture", id_, taken, charge.currency)
+    events.record(connection, tenant, "charge.captured", objects.charge(charge), request)
+    if charge.payment_intent is not None:
+        intent = rows.change(
+            connection,
+            payment_intents,
+            tenant,
+            charge.payment_intent,
+            status="succeeded",
+            amount_received=taken,
+        )
+        if intent is not None:
+            shown = objects.payment_intent(intent)
+            events.record(connection, tenant, "payment_intent.succeeded", shown, request)
+    return charge
+
+
+def voided(
+    connection: Connection, tenant: str, id_: str, key: str, request: str | None
+) -> Row[Any]:
+    """The network has let go of an authorisation, under this key: all of it is given back."""
+    charge = rows.change(
+        connection,
+        charges,
+        tenant,
+        id_,
+        charges.c.settling == key,
+        amount_refunded=charges.c.amount,
+        settling=None,
+        settling_since=None,
+    )
+    if charge is None:
+        return rows.get(connection, charges, tenant, id_)
+    events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
+    if charge.payment_intent is not None:
+        cancelled(connection, tenant, charge.payment_intent, request)
+    return charge
+
+
+def cancelled(
+    connection: Connection, tenant: str, intent_id: str, request: str | None
+) -> Row[Any] | None:
+    """Nothing will be paid for this intent any more."""
+    intent = rows.change(
+        connection,
+        payment_intents,
+        tenant,
+        intent_id,
+        payment_intents.c.status != "canceled",
+        status="canceled",
+    )
+    if intent is not None:
+        shown = objects.payment_intent(intent)
+        events.record(connection, tenant, "payment_intent.canceled", shown, request)
+    return intent
+
+
+def refunded(
+    connection: Connection, tenant: str, id_: str, network_id: str | None, request: str | None
+) -> Row[Any]:
+    """The network has given back what a refund had reserved; or, without an id, never will."""
+    status = "succeeded" if network_id is not None else "failed"
+    refund = rows.change(
+        connection,
+        refunds,
+        tenant,
+        id_,
+        refunds.c.status == "pending",
+        status=status,
+        network_id=network_id,
+    )
+    if refund is None:
+        return rows.get(connection, refunds, tenant, id_)
+    given = refund.amount if network_id is not None else 0
+    charge = rows.change(
+        connection,
+        charges,
+        tenant,
+        refund.charge,
+        amount_reserved=charges.c.amount_reserved - refund.amount,
+        amount_refunded=charges.c.amount_refunded + given,
+    )
+    if charge is None:
+        raise LookupError(f"the charge of {id_} is gone")
+    if given:
+        ledger.post(connection, tenant, "refund", id_, -given, refund.currency)
+        events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
+    kind = "refund.created" if given else "refund.failed"
+    events.record(connection, tenant, kind, objects.refund(refund), request)
+    return refund

@@ -1,0 +1,138 @@
+"""Sources: which card pays, by a token, a payment method, a customer or a number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from payments import cards, clock, ids, rows
+from payments.errors import invalid, missing
+from payments.parameters import CardNumber, CardToken, MethodData
+from payments.tables import customers, payment_methods, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A card, and the payment method that it is, if it is one."""
+
+    card: cards.Card
+    payment_method: str | None = None
+
+
+def by_id(connection: Connection, tenant: str, id_: str, param: str) -> Source:
+    """A token or payment method: a documented one, or one that was made here."""
+    named = cards.named(id_)
+    if named is not None:
+        return Source(named)
+    if id_.startswith("tok_"):
+        return Source(rows.get(connection, tokens, tenant, id_, param).card)
+    method = rows.get(connection, payment_methods, tenant, id_, param)
+    return Source(method.card, id_)
+
+
+def of_charge(
+    connection: Connection,
+    tenant: str,
+    source: str | CardNumber | None,
+    customer: str | None,
+) -> Source:
+    """What a charge is paid with."""
+    if customer is not None:
+        existing_customer(connection, tenant, customer)
+    if isinstance(source, CardNumber):
+        return Source(source.card())
+    if source is not None:
+        found = by_id(connection, tenant, source, "source")
+        _check_owner(connection, tenant, found, customer)
+        return found
+    if customer is None:
+        raise invalid("Must provide source or customer.", "source", "parameter_missing")
+    newest = (
+        sa.select(payment_methods)
+        .where(payment_methods.c.tenant == tenant, payment_methods.c.customer == customer)
+        .order_by(payment_methods.c.id.desc())
+        .limit(1)
+    )
+    method = connection.execute(newest).first()
+    if method is None:
+        raise invalid("Cannot charge a customer that has no active card.", "customer", "missing")
+    return Source(method.card, method.id)
+
+
+def of_intent(
+    connection: Connection,
+    tenant: str,
+    method: str | None,
+    data: MethodData | None,
+    customer: str | None,
+) -> Source | None:
+    """What an intent is to be paid with; None while nobody has said. Documented test methods and
+    data given on the way become payment methods of their own.
+    """
+    if data is not None:
+        card = card_of(connection, tenant, data.card)
+        billing = data.billing_details.model_dump() if data.billing_details else None
+        return Source(card, add_method(connection, tenant, card, billing, data.metadata).id)
+    if method is None:
+        return None
+    found = by_id(connection, tenant, method, "payment_method")
+    if found.payment_method is None:
+        return Source(found.card, add_method(connection, tenant, found.card).id)
+    _check_owner(connection, tenant, found, customer)
+    return found
+
+
+def _check_owner(connection: Connection, tenant: str, source: Source, customer: str | None) -> None:
+    if source.payment_method is None:
+        return
+    method = rows.get(connection, payment_methods, tenant, source.payment_method)
+    if method.customer is not None and method.customer != customer:
+        raise invalid(
+            f"The payment method {method.id} belongs to a customer: name that one as customer.",
+            "payment_method",
+        )
+
+
+def card_of(connection: Connection, tenant: str, said: CardNumber | CardToken) -> cards.Card:
+    """The card that a request describes."""
+    if isinstance(said, CardNumber):
+        return said.card()
+    if not said.token.startswith("tok_"):
+        raise missing("token", said.token, "card[token]")
+    return by_id(connection, tenant, said.token, "card[token]").card
+
+
+def add_method(
+    connection: Connection,
+    tenant: str,
+    card: cards.Card,
+    billing_details: dict[str, Any] | None = None,
+    metadata: dict[str, str | None] | None = None,
+    customer: str | None = None,
+) -> Row[Any]:
+    """Make a payment method of a card."""
+    return connection.execute(
+        payment_methods.insert().returning(payment_methods),
+        {
+            "tenant": tenant,
+            "id": ids.new("pm"),
+            "created": clock.now_s(),
+            "customer": customer,
+            "card": card,
+            "billing_details": billing_details,
+            "metadata": rows.merged(None, metadata),
+        },
+    ).one()
+
+
+def existing_customer(
+    connection: Connection, tenant: str, id_: str, param: str = "customer"
+) -> Row[Any]:
+    """A customer that was not deleted."""
+    found = rows.get(connection, customers, tenant, id_, param)
+    if found.deleted:
+        raise missing("customer", id_, param)
+    return found
