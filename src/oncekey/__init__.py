@@ -29,6 +29,7 @@ from oncekey.errors import (
 )
 from oncekey.once import once
 from oncekey.runtime import Runtime
+from oncekey.stores.migrate import migrate
 from oncekey.stores.url import open_store
 from oncekey.web.edge import single_tenant
 from oncekey.web.request import Request
@@ -62,6 +63,7 @@ __all__ = [
     "keep_definitive",
     "keep_errors_too",
     "keep_success",
+    "migrate",
     "once",
     "open_store",
     "single_tenant",

@@ -9,18 +9,17 @@ from collections.abc import Callable
 from contextlib import closing
 
 from oncekey.cli.table import Progress, print_json
-from oncekey.core.op import run
 from oncekey.core.record import State
 from oncekey.core.verbs import Purge, Scan, Sweep
 from oncekey.errors import StoreUnavailable
 from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
+from oncekey.stores import migrate as migrations
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
 
 
 def migrate(store: Store, args: argparse.Namespace) -> int:
-    with closing(store.connect()) as connection:
-        applied = run(store.migrate(), connection.ask)
+    applied = migrations.migrate(store)
     if args.json:
         print_json({"applied": applied})
     elif applied:
