@@ -164,7 +164,9 @@ def parser() -> argparse.ArgumentParser:
         usage="./dev payments COMMAND ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = top.add_subparsers(required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = top.add_subparsers(
+        required=True, metavar="COMMAND", prog=top.prog, help=argparse.SUPPRESS
+    )
     _describe_serve(commands.add_parser("serve", description="Serve the API until SIGTERM."))
     tables = commands.add_parser("migrate", description="Create the tables that are missing.")
     tables.set_defaults(command=_migrate)

@@ -22,6 +22,7 @@ from typing import Any
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+import oncekey
 from payments.accounts import LOCAL_KEY
 from payments.app import create_app
 from payments.database import Database
@@ -152,7 +153,8 @@ def check(settings: Settings, listening: Listening) -> None:
 
 
 def migrate(settings: Settings) -> None:
-    """Create the tables that are missing."""
+    """Create the tables that are missing, our own and oncekey's."""
+    oncekey.migrate(settings.database)
     database = Database(settings)
     try:
         database.create_tables()
