@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(params=["asyncpg", "Session", "sqlite3", "sqlite3 in threads"])
 async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
     async with opener(request.param) as shop:
-        shop.app.edge.guard._recent._seconds = 0
+        shop.app.edge.recent._seconds = 0
         yield shop
 
 

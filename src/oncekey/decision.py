@@ -8,7 +8,7 @@ from dataclasses import field
 from oncekey.attempt import Attempt
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.problem import Problem
-from oncekey.core.record import Answer, Claim
+from oncekey.core.record import Answer, Claim, Record
 from oncekey.core.value import value
 
 
@@ -23,6 +23,8 @@ class Call:
     field_digests: Mapping[str, str] = field(default_factory=dict)
     request: bytes | None = None
     """The request itself, where it may have to be finished without its client."""
+    asked: tuple[tuple[str | bytes, ...], float] | None = None
+    """What an edge recognises the request by when it comes again, and when it came."""
 
 
 @value
@@ -38,6 +40,8 @@ class Replay:
 
     answer: Answer
     expires_in_s: float
+    record: Record
+    """What it is the answer of."""
 
 
 @value

@@ -48,7 +48,6 @@ from oncekey.decision import (
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.holding import Holding, compare
 from oncekey.probes import probe
-from oncekey.recent import RECENT_S, Recent
 from oncekey.waiters import Waiters
 
 __all__ = [
@@ -92,7 +91,6 @@ class Guard(Holding):
         clock: Clock | None = None,
         hooks: events.Hooks | None = None,
         retention_from: Literal["completion", "first use"] = "completion",
-        recent_s: float = RECENT_S,
         token: Callable[[], bytes] = random_token,
         chance: Callable[[], float] = chance,
     ) -> None:
@@ -100,7 +98,6 @@ class Guard(Holding):
             clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from
         )
         self._waiters = Waiters()
-        self._recent = Recent(recent_s)
 
     # ----------------------------------------------------------------------------------- begin
 
@@ -110,15 +107,13 @@ class Guard(Holding):
         Whoever may be interrupted makes the claim first, so as to know what to `forget`.
         """
         claim = claim or self.claim(call, policy)
-        decision: Decision | None
+        decision: Decision
         try:
-            decision = self._recall(claim, call, policy)
-            if decision is None:
-                looked_at = self._clock.monotonic()
-                claimed = yield from self._insert(claim, policy, heard_of=False)
-                if isinstance(claimed, Execute):
-                    return claimed
-                decision = yield from self._consider(claimed, claim, call, policy, looked_at)
+            looked_at = self._clock.monotonic()
+            claimed = yield from self._insert(claim, policy, heard_of=False)
+            if isinstance(claimed, Execute):
+                return claimed
+            decision = yield from self._consider(claimed, claim, call, policy, looked_at)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:
@@ -150,15 +145,6 @@ class Guard(Holding):
             request=call.request,
         )
 
-    def _recall(self, claim: Claim, call: Call, policy: Policy) -> Replay | Refuse | None:
-        """What a record answers that was read only a moment ago; None where the store is asked."""
-        known = self._recent.find(claim.id, self._clock.monotonic())
-        if known is None:
-            return None
-        record, ago_s = known
-        action = lifecycle.decide(record, compare(record, call), policy)
-        return self._answer_from(record, action, call, policy, ago_s)
-
     def _consider(
         self, claimed: Record, claim: Claim, call: Call, policy: Policy, looked_at: float
     ) -> Op[Decision]:
@@ -188,8 +174,6 @@ class Guard(Holding):
                         wait_until = self._clock.monotonic() + policy.wait_s
                     changed = yield from self._wait(found, wait_until, policy)
                 case _:
-                    if action is Action.REPLAY or action is Action.UPCAST:
-                        self._recent.keep(found, looked_at)
                     return self._answer_from(found, action, call, policy)
             if isinstance(changed, Execute | Refuse):
                 return changed

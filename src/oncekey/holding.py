@@ -303,16 +303,14 @@ class Holding(Asking):
     # ------------------------------------------------------------------- answering from a record
 
     def _answer_from(
-        self, record: Record, action: Action, call: Call, policy: Policy, ago_s: float = 0.0
+        self, record: Record, action: Action, call: Call, policy: Policy
     ) -> Replay | Refuse:
-        """What a client gets that is told about a record, read `ago_s` ago, without running
-        anything.
-        """
+        """What a client gets that is told about a record without running anything."""
         match action:
             case Action.REPLAY:
-                return self._replay(record, record.answer, ago_s)
+                return self.replay(record, record.answer)
             case Action.UPCAST:
-                return self._upcast(record, policy, ago_s)
+                return self._upcast(record, policy)
             case Action.STALE:
                 return Refuse(refusals.stale(record, policy.schema_version))
             case Action.MISMATCH:
@@ -326,7 +324,7 @@ class Holding(Asking):
             case _:
                 return Refuse(refusals.in_flight(record))
 
-    def _upcast(self, record: Record, policy: Policy, ago_s: float) -> Replay | Refuse:
+    def _upcast(self, record: Record, policy: Policy) -> Replay | Refuse:
         """The kept answer in the version of now. What is kept stays as it is."""
         old, new = record.schema_version, policy.schema_version
         kept, upcasts = record.answer, policy.upcasts
@@ -343,10 +341,12 @@ class Holding(Asking):
                 new,
             )
             return Refuse(refusals.not_upcast(record, new))
-        return self._replay(record, answer, ago_s)
+        return self.replay(record, answer)
 
-    def _replay(self, record: Record, answer: Answer | None, ago_s: float) -> Replay:
-        """`answer` is the record's, as this client gets it."""
+    def replay(self, record: Record, answer: Answer | None, ago_s: float = 0.0) -> Replay:
+        """`answer` is the record's, read `ago_s` ago, as this client gets it: counted, and told to
+        whoever listens.
+        """
         if answer is None:
             raise AssertionError(f"a completed record without an answer: {record.id.hex()}")
         self.tallies.count(self.tallies.replays, record.id)
@@ -361,7 +361,7 @@ class Holding(Asking):
                     earlier_replays=record.replays,
                 )
             )
-        return Replay(answer, record.expires_in_s - ago_s)
+        return Replay(answer, record.expires_in_s - ago_s, record)
 
 
 def compare(record: Record, call: Call) -> fingerprints.Comparison:

@@ -283,7 +283,7 @@ class Operation:
         if self.runtime.start():
             atexit.register(self.runtime.close)
         # Nobody waits with a transaction open.
-        return self.runtime.guard_in_transaction, replace(self.policy, in_flight="refuse")
+        return self.runtime.guard, replace(self.policy, in_flight="refuse")
 
     def _answer_in(self, attempt: Attempt, result: Any) -> Answer:
         probe("after_handler")

@@ -20,7 +20,6 @@ from oncekey.events import Hook, Hooks
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat
 from oncekey.ports import Ports, in_thread, through
-from oncekey.recent import RECENT_S
 from oncekey.recovery import Sweeper
 from oncekey.registry import registry_of
 from oncekey.stores.base import Store
@@ -42,7 +41,6 @@ class Runtime:
         hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
         retention_from: Literal["completion", "first use"] = "completion",
-        recent_s: float = RECENT_S,
         profile: Profile = PROFILES["oncekey"],
     ) -> None:
         self.store = open_store(store) if isinstance(store, str) else store
@@ -50,14 +48,7 @@ class Runtime:
         """Whoever can finish abandoned operations of this store adds itself here."""
         self.clock = clock or SystemClock()
         told = Hooks(hooks)
-        self.guard = Guard(
-            clock=self.clock, hooks=told, retention_from=retention_from, recent_s=recent_s
-        )
-        # A caller's transaction may find what it wrote itself, and then be rolled back.
-        self.guard_in_transaction = Guard(
-            clock=self.clock, hooks=told, retention_from=retention_from, recent_s=0.0
-        )
-        self.guard_in_transaction.tallies = self.guard.tallies
+        self.guard = Guard(clock=self.clock, hooks=told, retention_from=retention_from)
         self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
         self.sweeper = Sweeper(self.store, self.guard.tallies)
         self.gatherer = Gatherer(self.store)

@@ -59,13 +59,20 @@ _VERSIONS = (
         "test_what_is_run_anew_takes_all_its_steps_again",
     ),
     Mutant(
-        "the converted answer is remembered and converted again",
-        "holding.py",
-        "        return self._replay(record, answer, ago_s)\n",
-        "        self._recent.keep(replace(record, answer=answer), 0.0)  # type: ignore\n"
-        "        return self._replay(record, answer, ago_s)\n",
-        HOLDING,
-        "test_p3_an_upcast_gives_every_retry_the_same_bytes",
+        "a request that came a moment ago is known by less than all of it",
+        "web/edge.py",
+        "path, query, kind, body)",
+        "path, query, kind)",
+        "tests/web/test_asgi.py",
+        "test_p3_a_crowd_of_retries_asks_the_store_once",
+    ),
+    Mutant(
+        "a request that came a moment ago is known without its account",
+        "web/edge.py",
+        "whole = (key, tenant, ",
+        "whole = (key, ",
+        "tests/web/test_asgi.py",
+        "test_p3_a_crowd_of_retries_asks_the_store_once",
     ),
     Mutant(
         "a failing upcast is an answer as it was",

@@ -173,14 +173,6 @@ _MUTANTS = (
         "test_the_recoverer_leaves_messages_to_their_broker",
     ),
     Mutant(
-        "what a transaction found is remembered after its rollback",
-        OPERATION,
-        "self.runtime.guard_in_transaction, replace",
-        "self.runtime.guard, replace",
-        INBOX_TESTS,
-        "test_what_was_rolled_back_is_not_remembered and sqlite",
-    ),
-    Mutant(
         "rows of a message that was lost are committed",
         OPERATION,
         "    if not isinstance(outcome, Ran):\n",

@@ -285,9 +285,9 @@ ENGINE = (
     ),
     Mutant(
         "what was read a moment ago is replayed for ever",
-        "recent.py",
-        "if ago_s < min(self._seconds, record.expires_in_s) else None",
-        "if ago_s >= 0 else None",
+        "web/recent.py",
+        "return Known(replay, sent, ago_s) if fresh else None",
+        "return Known(replay, sent, ago_s)",
         ASGI,
         "test_p3_what_was_read_a_moment_ago_is_not_replayed_beyond_its_retention",
     ),

@@ -20,17 +20,17 @@ from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
-from oncekey.core.record import Claim
+from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Find
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
 from oncekey.guard import Call
-from oncekey.recent import RECENT_S
 from oncekey.stores.base import Store
 from oncekey.web import messages
 from oncekey.web.asgi_run import Run, log_failure
 from oncekey.web.edge import Edge, Tenant, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
+from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
 from oncekey.web.routes import Route
@@ -132,7 +132,9 @@ class IdempotencyMiddleware:
             await messages.send(send, edge.refusal(body))
             return
         call = await self.call(request, route, key, body)
-        if isinstance(call, Problem):
+        if isinstance(call, Answer):
+            await messages.send(send, call)
+        elif isinstance(call, Problem):
             await messages.send(send, edge.refusal(call))
         elif call is None:
             await self.app(scope, messages.resupply(body, receive), send)
@@ -143,8 +145,10 @@ class IdempotencyMiddleware:
 
     async def call(
         self, request: Request, route: Route, key: str | None, body: bytes
-    ) -> Call | Problem | None:
-        """The request as the engine sees it; None if it brings no key and needs none."""
+    ) -> Call | Problem | Answer | None:
+        """The request as the engine sees it, or its answer where that was sent a moment ago; None
+        if it brings no key and needs none.
+        """
         edge = self.edge
         found = edge.key(request, route, body) if key is None else key
         if found is None or isinstance(found, Problem):

@@ -62,6 +62,8 @@ class LateRun(Run):
             return None
         if isinstance(call, Problem):
             return edge.refusal(call)
+        if isinstance(call, Answer):
+            return call
         # Who sent it was checked inside: no recoverer could pass there without the client.
         call = self._call = dataclasses.replace(call, request=None)
         edge.start()
@@ -77,7 +79,7 @@ class LateRun(Run):
             case Execute(attempt):
                 return await self._own(attempt)
             case Replay():
-                return edge.replayed(decision, call.key)
+                return edge.replay(decision, call)
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     middleware.forget(lost_claim)

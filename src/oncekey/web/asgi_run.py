@@ -97,7 +97,7 @@ class Run:
             case Execute(attempt):
                 await self._execute(attempt)
             case Replay():
-                await self._replay(decision)
+                await messages.send(self._send, self._edge.replay(decision, self._call))
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     self._middleware.forget(lost_claim)
@@ -255,7 +255,7 @@ class Run:
                 await self._release([*capture.headers, UNSTORED])
             case Replay():
                 self._silenced = True
-                await self._replay(finished)
+                await messages.send(self._send, edge.replayed(finished, self._call.key))
             case Refuse(problem):
                 self._silenced = True
                 await messages.send(self._send, edge.refusal(problem))
@@ -287,9 +287,6 @@ class Run:
         elif not self._silenced:
             with contextlib.suppress(OSError):
                 await self._send(message)
-
-    async def _replay(self, replay: Replay) -> None:
-        await messages.send(self._send, self._edge.replayed(replay, self._call.key))
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":

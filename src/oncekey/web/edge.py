@@ -36,11 +36,11 @@ from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.guard import Call, Finished, Given, Refuse, Replay, Stored, Unstored
-from oncekey.recent import RECENT_S
 from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
 from oncekey.web import kept_request as kept_requests
 from oncekey.web.capture import Capture
+from oncekey.web.recent import BODY_BYTES_MAX, RECENT_S, Asked, Recent
 from oncekey.web.request import Request
 from oncekey.web.routes import Route, Routes
 
@@ -101,13 +101,13 @@ class Edge:
             hooks=hooks,
             clock=clock,
             retention_from=self.profile.retention_from,
-            recent_s=recent_s,
             profile=self.profile,
         )
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
         check(atomic, self.store, self.routes.named)
         self.adapter = atomic
+        self.recent = Recent(recent_s)
         self._too_large: set[str] = set()
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
@@ -166,8 +166,28 @@ class Edge:
 
     def call(
         self, request: Request, route: Route, tenant: str, key: str, body: bytes
+    ) -> Call | Problem | Answer:
+        """The request as the engine sees it; or its answer, where that was sent a moment ago."""
+        method, path, query = request.method, request.path, request.query
+        kind = request.headers.first(b"content-type")
+        asked: Asked | None = None
+        if len(body) <= BODY_BYTES_MAX:
+            whole = (key, tenant, route.operation, method, path, query, kind, body)
+            asked = whole, self.clock.monotonic()
+            if (known := self.recent.find(asked)) is not None:
+                self.guard.replay(known.replay.record, known.replay.answer, known.ago_s)
+                return known.sent
+        return self._read(request, route, tenant, key, body, asked)
+
+    def _read(
+        self,
+        request: Request,
+        route: Route,
+        tenant: str,
+        key: str,
+        body: bytes,
+        asked: Asked | None,
     ) -> Call | Problem:
-        """The request as the engine sees it."""
         if _UNREADABLE.search(request.path):
             return Problem(
                 Kind.MALFORMED_REQUEST,
@@ -196,9 +216,9 @@ class Edge:
         policy = route.policy
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
         if not policy.field_digests:
-            return Call(tenant, route.operation, key, fingerprint, request=kept)
+            return Call(tenant, route.operation, key, fingerprint, request=kept, asked=asked)
         digests = fingerprints.field_digests(kind, body, key)
-        return Call(tenant, route.operation, key, fingerprint, digests, kept)
+        return Call(tenant, route.operation, key, fingerprint, digests, kept, asked)
 
     def _keep(self, request: Request, route: Route, body: bytes) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""
@@ -275,6 +295,13 @@ class Edge:
         """The headers of a first answer, once it is recorded."""
         answer = Answer(capture.status, tuple(capture.headers), capture.body())
         return first_headers(answer, self.profile, key, self.clock.wall() + stored.expires_in_s)
+
+    def replay(self, decided: Replay, call: Call) -> Answer:
+        """A kept answer as it is sent again; remembered, for the case that it is asked for soon."""
+        sent = self.replayed(decided, call.key)
+        if call.asked is not None:
+            self.recent.keep(call.asked, decided, sent)
+        return sent
 
     def replayed(self, replay: Replay, key: str) -> Answer:
         """A kept answer as it is sent again."""

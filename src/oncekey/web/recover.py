@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
 from oncekey.core.profiles import Header
 from oncekey.core.record import Record
 from oncekey.core.value import value
@@ -57,7 +56,7 @@ def reread(edge: Edge, orphan: Orphan) -> Reread | None:
     record = orphan.record
     route = edge.routes.match(kept.method, kept.path, kept.root)
     call = edge.call(kept.as_request(), route, record.tenant, record.key, kept.body)
-    if isinstance(call, Problem) or call.request is None:
+    if not isinstance(call, Call) or call.request is None:
         return None
     if edge.guard.claim(call, route.policy).id != record.id:
         return None

@@ -189,6 +189,8 @@ class Views:
         call = known if isinstance(known, Problem) else edge.call(request, route, known, key, body)
         if isinstance(call, Problem):
             return edge.refusal(call)
+        if isinstance(call, Answer):
+            return call
         edge.start()
         # Who sent it was checked before, outside: no recoverer could pass there without the client.
         return dataclasses.replace(call, request=None)
@@ -202,7 +204,7 @@ class Views:
                 attempts.enter(attempt)
                 return visit
             case Replay():
-                return self.edge.replayed(decision, visit.call.key)
+                return self.edge.replay(decision, visit.call)
             case Refuse(problem):
                 return self.edge.refusal(problem)
             case Bypass():

@@ -35,13 +35,13 @@ from oncekey.guard import (
     Replay,
 )
 from oncekey.probes import probe
-from oncekey.recent import RECENT_S
 from oncekey.registry import Orphan
 from oncekey.stores.base import Store
 from oncekey.web import environ as environs
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, Edge, Tenant, log
 from oncekey.web.environ import Environ
+from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import WsgiRunner
 from oncekey.web.request import Request
 from oncekey.web.routes import Route
@@ -122,6 +122,8 @@ class IdempotencyMiddleware:
         call = self._call(request, route, key, body)
         if isinstance(call, Problem):
             return _respond(start_response, edge.refusal(call))
+        if isinstance(call, Answer):
+            return _respond(start_response, call)
         environ = environs.resupply(environ, body)
         if call is None:
             return self.app(environ, start_response)
@@ -130,8 +132,10 @@ class IdempotencyMiddleware:
 
     def _call(
         self, request: Request, route: Route, key: str | None, body: bytes
-    ) -> Call | Problem | None:
-        """The request as the engine sees it; None if it brings no key and needs none."""
+    ) -> Call | Problem | Answer | None:
+        """The request as the engine sees it, or its answer where that was sent a moment ago; None
+        if it brings no key and needs none.
+        """
         edge = self.edge
         found = edge.key(request, route, body) if key is None else key
         if found is None or isinstance(found, Problem):
@@ -151,7 +155,7 @@ class IdempotencyMiddleware:
             case Execute(attempt):
                 return self._execute(environ, start_response, route, call, attempt, unit)
             case Replay() as replay:
-                return _respond(start_response, self.edge.replayed(replay, call.key))
+                return _respond(start_response, self.edge.replay(replay, call))
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     self.edge.runtime.background.forget_sync(lost_claim)

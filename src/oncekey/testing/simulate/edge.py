@@ -125,7 +125,7 @@ class Edge:
                     verb = op.send(answer)
         except StopIteration as stop:
             result: T = stop.value
-            self._judge.decides(task, result)
+            self._judge.decides(task)
             return result
         finally:
             op.close()

@@ -23,7 +23,6 @@ from oncekey.guard import (
     Replay,
     Unstored,
 )
-from oncekey.recent import RECENT_S
 from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
@@ -196,15 +195,8 @@ class Judge:
 
     def _note(self, task: Task) -> Note:
         if task.note is None:
-            task.note = self._recalled(task)
-        return task.note
-
-    def _recalled(self, task: Task) -> Note:
-        """What a task may know that did not ask: its process replayed it a moment ago."""
-        note, read_at = task.worker.replayed.get(task.ghost, (None, 0.0))
-        if note is None or task.worker.clock.monotonic() - read_at > RECENT_S:
             raise Violation("P5", f"{task} decided without an answer from the store")
-        return note
+        return task.note
 
     def _replays(self, task: Task, answer: Answer) -> None:
         note = self._note(task)
@@ -216,18 +208,10 @@ class Judge:
             raise Violation("P3", f"{task} replays an answer of another version: {note.fate} it")
         if answer != shown(note.answer, note.schema, note.fate):
             raise Violation("P3", f"{task} replays {answer}; kept was {note.answer}")
-        self._read(task)
 
-    def decides(self, task: Task, decision: object) -> None:
+    def decides(self, task: Task) -> None:
         """In atomic mode: the engine has decided, and the transaction is not closed yet."""
         task.peeking, task.had_room = False, self._has_room(task)
-        if isinstance(decision, Replay):
-            self._read(task)
-
-    def _read(self, task: Task) -> None:
-        """A task replays what it read: its process may know that for a moment."""
-        if task.asks and task.note is not None:
-            task.worker.replayed[task.ghost] = task.note, task.worker.clock.monotonic()
 
     def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
         kind = refusal.problem.kind

@@ -126,7 +126,6 @@ class Worker(Process):
         "index",
         "kernel",
         "policy",
-        "replayed",
         "tasks",
         "up",
         "version",
@@ -158,8 +157,6 @@ class Worker(Process):
         self.heart = parts.heart(world.store, self.guard, clock)
         self.edge = parts.edge(self)
         self.tasks: set[Task] = set()
-        self.replayed: dict[Ghost, tuple[Note, float]] = {}
-        """What it read last of records that it replayed, and when."""
         self.up = True
         self._lanes: dict[Hashable, Lane] = {}
         self._beats: dict[Attempt, Task] = {}

@@ -16,7 +16,6 @@ from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import Call, Guard, Stored
-from oncekey.recent import Recent
 from oncekey.testing.simulate.bugs.planting import (
     Pliable,
     as_found,
@@ -54,23 +53,6 @@ def lost_ack_means_failure() -> Parts:
             return outcome
 
     return Parts(store=Store, guard=Engine)
-
-
-@planted(seeds=200)
-def memory_for_ever() -> Parts:
-    """A process replays what it once read, however long ago: also what has expired since."""
-
-    class Engine(Guard):
-        def __init__(self, **settings: Any) -> None:
-            super().__init__(**settings)
-            self._recent = _ForEver()
-
-    class _ForEver(Recent):
-        def find(self, record_id: bytes, now: float) -> tuple[Record, float] | None:
-            kept = self._newer.get(record_id)
-            return kept and (kept[0], 0.0)
-
-    return Parts(guard=Engine)
 
 
 @planted(seeds=20)

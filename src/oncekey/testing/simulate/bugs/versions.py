@@ -12,8 +12,6 @@ from oncekey.core.lifecycle import Action, Situation
 from oncekey.core.policy import Policy
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import Done, Refused, Swap
-from oncekey.decision import Refuse, Replay
-from oncekey.guard import Guard
 from oncekey.testing.simulate.bugs.planting import Pliable, changing, deciding, planted
 from oncekey.testing.simulate.parts import Parts
 
@@ -22,21 +20,6 @@ from oncekey.testing.simulate.parts import Parts
 def version_not_compared() -> Parts:
     """After a release, retries get an old answer that the new clients cannot read."""
     return deciding(Situation.STALE, Comparison.SAME, Action.REPLAY)
-
-
-@planted(seeds=500)
-def upcast_twice() -> Parts:
-    """What a process remembers is the converted answer: the next retry converts it once more."""
-
-    class Engine(Guard):
-        def _upcast(self, record: Record, policy: Policy, ago_s: float) -> Replay | Refuse:
-            upcast = super()._upcast(record, policy, ago_s)
-            if isinstance(upcast, Replay):
-                converted = dataclasses.replace(record, answer=upcast.answer)
-                self._recent.keep(converted, self._clock.monotonic())
-            return upcast
-
-    return Parts(guard=Engine)
 
 
 @planted(seeds=500)
