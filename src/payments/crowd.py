@@ -1,6 +1,7 @@
 """The crowd: shoppers in processes of their own, killed at random, over a network that fails.
 
-It counts what they tell, what the network charged, and what differs; nothing ever should.
+It counts what they tell; an inspector counts what the network charged, and what differs. Nothing
+ever should.
 """
 
 from __future__ import annotations
@@ -10,25 +11,20 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import sqlalchemy as sa
 
 from oncekey.client import Retries
 from payments import clock, ids
 from payments.child import Child
 from payments.database import Database
+from payments.inspector import Inspector
 from payments.network import FAULTS, Network, NetworkDown
-from payments.reconcile import reconcile
-from payments.shopper import WORDS, chosen
-from payments.tables import charges
+from payments.shopper import PAID, WORDS, chosen
 
 SHOPPERS = 3
 KILL_EVERY_S = 4.0
 FAULT_EVERY_S = 2.0
-CHECK_EVERY_S = 5.0
 LEAVE_S_MAX = 30.0
 READ_BYTES = 65_536
 
@@ -48,28 +44,23 @@ class Crowd:
     def __init__(
         self, shop: Shop, folder: Path, database: Database, *, shoppers: int = SHOPPERS
     ) -> None:
-        self._shop = shop
-        self._database = database
-        # Asked once, never again: while it is down, whoever waits for it may have to start it.
+        # Asked once: whoever starts a network that is down must not wait for it here.
         self._network = Network(shop.network_url, retries=Retries(attempts_max=1))
-        self._aside = ThreadPoolExecutor(1, "crowd")
         self._seats = [_Seat(number, folder, shop) for number in range(shoppers)]
+        self._inspector = Inspector(shop.network_url, database)
+        self._inspector.start()
         self._counts: Counter[str] = Counter()
         self._kills = 0
-        self._differences = 0
-        self._leave_by = 0.0
-        self._charges = 0
         self._due: dict[Callable[[], None], float] = {}
-        self._checking: Future[None] | None = None
+        self._leave_by = float("inf")
 
     def tick(self) -> None:
         """Count what was told, and let happen what is due."""
         for seat in self._seats:
-            self._counts.update(seat.read())
+            self._hear(seat)
             seat.fill()
         self._now_and_then(self._kill, KILL_EVERY_S)
         self._now_and_then(self._spoil, FAULT_EVERY_S)
-        self._now_and_then(self._check_aside, CHECK_EVERY_S)
 
     @property
     def line(self) -> str:
@@ -77,24 +68,15 @@ class Crowd:
         counts = self._counts
         return (
             f"purchases {counts['purchases']} · clicks {counts['clicks']}"
-            f" · requests {counts['requests']} · charges {self._charges}"
+            f" · requests {counts['requests']} · charges {self._inspector.charges}"
             f" · replays {counts['replays']} · refused {counts['refused']}"
             f" · kills {self._kills} · differences {self.differences}"
         )
 
     @property
     def differences(self) -> int:
-        """What must stay 0: between ledger and network, and purchases that were charged twice."""
-        return self._differences + self._counts["doubles"]
-
-    def check(self) -> None:
-        """Ask the network what it charged, and compare it with the ledger."""
-        try:
-            self._charges = self._network.tally().captures
-            report = reconcile(self._database, self._network.transactions)
-        except NetworkDown:
-            return  # it is being started again
-        self._differences = len(report.differences) + _twice(self._database)
+        """What must stay 0: between ledger, network, and what shoppers wanted and were told."""
+        return self._inspector.differences + self._counts["doubles"]
 
     def leave(self) -> None:
         """Everybody may finish what is in hand, and go."""
@@ -104,17 +86,28 @@ class Crowd:
 
     @property
     def leaving(self) -> bool:
-        """Whether somebody is still there, and may be."""
-        return clock.monotonic() < self._leave_by and any(seat.taken for seat in self._seats)
-
-    def close(self) -> None:
-        """Nobody is there any more; a last look at what happened."""
+        """Whether somebody is still there, or the last look is not over."""
+        if any(seat.taken for seat in self._seats) and clock.monotonic() < self._leave_by:
+            return True
         for seat in self._seats:
             seat.kill()
-            self._counts.update(seat.read())
-        self._aside.shutdown()
-        self.check()
+            self._hear(seat)
+        self._inspector.finish()
+        return self._inspector.is_alive()
+
+    def close(self) -> None:
+        """However it came: nobody stays behind."""
+        for seat in self._seats:
+            seat.close()
+        self._inspector.finish()
         self._network.close()
+
+    def _hear(self, seat: _Seat) -> None:
+        for word in seat.read():
+            if word in WORDS:
+                self._counts[word] += 1
+            elif word.startswith(PAID):
+                self._inspector.told(word.removeprefix(PAID))
 
     # ------------------------------------------------------------------------------ what goes wrong
 
@@ -128,16 +121,11 @@ class Crowd:
         except NetworkDown:
             return
 
-    def _check_aside(self) -> None:
-        """In another thread: children must be looked after meanwhile."""
-        if self._checking is None or self._checking.done():
-            self._checking = self._aside.submit(self.check)
-
     def _now_and_then(self, action: Callable[[], None], every_s: float) -> None:
         now = clock.monotonic()
-        if now >= self._due.setdefault(action, now + every_s * ids.spread()):
+        if now >= self._due.setdefault(action, now + every_s):
             action()
-            self._due[action] = clock.monotonic() + every_s * (0.5 + ids.spread())
+            self._due[action] = now + every_s * (0.5 + ids.spread())
 
 
 class _Seat:
@@ -153,30 +141,29 @@ class _Seat:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
 
-    def fill(self) -> None:
-        """Somebody sits here."""
-        if self._child is None or self._child.ended is not None:
-            with open(self._log, "ab") as log:
-                self._child = Child(
-                    self._name,
-                    self._command,
-                    output=self._write,
-                    errors=log,
-                    environment=self._environment,
-                )
-
-    def read(self) -> Counter[str]:
-        """What was told since."""
-        try:
-            text = os.read(self._read, READ_BYTES)
-        except BlockingIOError:
-            return Counter()
-        told = text.decode(errors="replace").split()
-        return Counter(word for word in told if word in WORDS)
-
     @property
     def taken(self) -> bool:
         return self._child is not None and self._child.ended is None
+
+    def fill(self) -> None:
+        """Let somebody sit here."""
+        if self.taken:
+            return
+        with open(self._log, "ab") as log:
+            self._child = Child(
+                self._name,
+                self._command,
+                output=self._write,
+                errors=log,
+                environment=self._environment,
+            )
+
+    def read(self) -> list[str]:
+        """What was told since; words are written whole."""
+        try:
+            return os.read(self._read, READ_BYTES).decode(errors="replace").split()
+        except BlockingIOError:
+            return []
 
     def kill(self) -> None:
         if self._child is not None:
@@ -186,15 +173,7 @@ class _Seat:
         if self._child is not None:
             self._child.signal(signal.SIGTERM)
 
-
-def _twice(database: Database) -> int:
-    """Purchases that were charged more than once."""
-    columns = charges.c
-    often = (
-        sa.select(columns.description)
-        .where(columns.status == "succeeded", columns.description.like("purchase %"))
-        .group_by(columns.description)
-        .having(sa.func.count() > 1)
-    )
-    with database.read() as connection:
-        return len(connection.execute(often).all())
+    def close(self) -> None:
+        self.kill()
+        for end in (self._read, self._write):
+            os.close(end)

@@ -42,6 +42,8 @@ class Ledger:
     moved: Moved
     holds: dict[str, str]
     """By charge: the authorisation that it believes in."""
+    released: set[str]
+    """Charges whose authorisation was let go of, with nothing taken."""
     unfinished: dict[str, int]
     """Charges and refunds that somebody is still working on, and when they were begun."""
     unbalanced: dict[str, int] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Book:
     moved: Moved
     holds: dict[str, list[str]]
     """By reference: the authorisations that were granted."""
+    released: set[str]
     seen: dict[str, int]
     """When each reference was last written to."""
 
@@ -105,6 +108,9 @@ def compare(ledger: Ledger, book: Book, *, now_s: int, pending_s: int = PENDING_
         if [mine] != granted:
             said = f"authorised as {mine}" if mine else "not authorised"
             tell(source, Line(source, said, _granted(granted)))
+    for source in sorted(ledger.released ^ book.released):
+        sides = ("let go", "still held") if source in ledger.released else ("still held", "let go")
+        tell(source, Line(source, *sides))
     told = {line.what for line in (*pending, *differences)}
     for source in sorted(ledger.unfinished.keys() - told):
         tell(source, Line(source, "begun, not finished", "agrees so far"))
@@ -149,9 +155,17 @@ def read_ledger(database: Database) -> Ledger:
         holds = connection.execute(
             sa.select(charge.id, charge.authorisation).where(charge.authorisation.is_not(None))
         )
+        released = connection.execute(
+            sa.select(charge.id).where(
+                charge.authorisation.is_not(None),
+                charge.captured.is_(False),
+                charge.amount_refunded == charge.amount,
+            )
+        )
         under_way = sa.or_(charge.status == "pending", charge.settling.is_not(None))
+        since = sa.func.coalesce(charge.settling_since, charge.created)
         begun = [
-            *connection.execute(sa.select(charge.id, charge.created).where(under_way)),
+            *connection.execute(sa.select(charge.id, since).where(under_way)),
             *connection.execute(
                 sa.select(refund.id, refund.created).where(refund.status == "pending")
             ),
@@ -159,6 +173,7 @@ def read_ledger(database: Database) -> Ledger:
         return Ledger(
             {(source, currency): int(total) for source, currency, total in moved if total},
             {id_: str(authorisation) for id_, authorisation in holds},
+            {id_ for (id_,) in released},
             {id_: int(created) for id_, created in begun},
             {name: int(total) for name, total in unbalanced},
         )
@@ -166,7 +181,7 @@ def read_ledger(database: Database) -> Ledger:
 
 def read_book(lines: Iterable[Transaction]) -> Book:
     """The network's side."""
-    book = Book({}, {}, {})
+    book = Book({}, {}, set(), {})
     signs = {"capture": 1, "refund": -1}
     for line in lines:
         book.seen[line.reference] = line.created
@@ -174,6 +189,8 @@ def read_book(lines: Iterable[Transaction]) -> Book:
             continue
         if line.kind == "authorisation":
             book.holds.setdefault(line.reference, []).append(line.id)
+        elif line.kind == "void":
+            book.released.add(line.reference)
         elif line.kind in signs:
             where = line.reference, line.currency
             book.moved[where] = book.moved.get(where, 0) + signs[line.kind] * line.amount

@@ -39,8 +39,10 @@ RETRIES = Retries(attempts_max=30, budget_s=120.0, backoff_s=0.05, backoff_s_max
 REFUSALS = range(400, 500)
 BUSINESS = 402  # a declined card is an answer, not a refusal
 
-WORDS = ("purchases", "clicks", "requests", "replays", "refused", "paid", "doubles")
+WORDS = ("purchases", "clicks", "requests", "replays", "refused", "doubles")
 """What can be told. `doubles`: one purchase was answered with two charges, which never happens."""
+PAID = "paid:"
+"""Before the id of a charge: somebody was told that it was paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,9 @@ class Shopper:
                 return False  # the journal keeps it
         self._journal.settle(purchase.name)
         if answer.status_code == 200:
-            self._say("paid")
-            chosen(*AFTERWARDS)(self, purchase, key, answer.json()["id"])
+            charge = answer.json()["id"]
+            self._say(f"{PAID}{charge}")
+            chosen(*AFTERWARDS)(self, purchase, key, charge)
         return True
 
     def _attempted(self, event: Any) -> None:

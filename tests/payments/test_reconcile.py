@@ -25,10 +25,8 @@ VISA = "4242424242424242"
 
 
 def agreed() -> tuple[Ledger, Book]:
-    here = Ledger({("ch_1", "usd"): 500, ("re_1", "usd"): -200}, {"ch_1": "ntx_1"}, {})
-    there = Book(
-        {("ch_1", "usd"): 500, ("re_1", "usd"): -200}, {"ch_1": ["ntx_1"]}, {"ch_1": NOW - 9}
-    )
+    here = Ledger({("ch_1", "usd"): 500, ("re_1", "usd"): -200}, {"ch_1": "ntx_1"}, set(), {})
+    there = Book(dict(here.moved), {"ch_1": ["ntx_1"]}, set(), {"ch_1": NOW - 9})
     return here, there
 
 
@@ -70,6 +68,16 @@ def test_sides_that_agree() -> None:
             lambda here, there: there.holds.clear(),
             Line("ch_1", "authorised as ntx_1", "not authorised"),
             id="an authorisation that never was",
+        ),
+        pytest.param(
+            lambda here, there: here.released.add("ch_1"),
+            Line("ch_1", "let go", "still held"),
+            id="let go by us alone",
+        ),
+        pytest.param(
+            lambda here, there: there.released.add("ch_1"),
+            Line("ch_1", "still held", "let go"),
+            id="let go by the network alone",
         ),
         pytest.param(
             lambda here, there: here.unbalanced.update({"charge:ch_1": 7}),
@@ -138,6 +146,7 @@ def charge_row(
                 currency="usd",
                 status=status,
                 capture=True,
+                network_key=id_,
                 authorisation=authorisation,
             )
         )
@@ -193,6 +202,7 @@ def test_a_pending_refund_waits(tmp_path: Path, database: Database) -> None:
                 currency="usd",
                 charge="ch_1",
                 status="pending",
+                network_key="key",
             )
         )
     assert list(reconcile.read_ledger(database).unfinished) == ["re_1"]
@@ -212,8 +222,12 @@ def test_a_side_that_cannot_be_read_is_no_agreement(
 
 @pytest.mark.slow
 def test_against_a_network_that_runs(
-    tmp_path: Path, database: Database, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    database: Database,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(reconcile, "BETWEEN_LOOKS_S", 0.01)
     with CardNetwork(tmp_path) as network, Network(network.url) as client:
         held = client.authorise(
             key="1", card=VISA, amount=500, currency="usd", reference="ch_1", capture=True

@@ -1,0 +1,46 @@
+"""A crowd of real processes against a real API and network: whatever they do, nothing differs."""
+
+import re
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from payments import reconcile
+from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
+
+COUNTS = re.compile(r"(\w+) (\d+)")
+
+
+def counted(said: str) -> dict[str, int]:
+    """The last line that counts."""
+    [*_, last] = [line for line in said.splitlines() if line.startswith("purchases")] or [""]
+    return {name: int(number) for name, number in COUNTS.findall(last)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) -> None:
+    running = Running(tmp_path, "--traffic")
+    try:
+        until(lambda: "shopper" in children_of(running.process.pid), "shoppers")
+        seen = ("purchases", "clicks", "requests", "charges", "replays", "refused", "kills")
+        until(lambda: all(counted(running.said()).get(name) for name in seen), "all to be counted")
+        family = children_of(running.process.pid)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(2 * WAIT_S_MAX) == 0, running.said()
+        assert all(map(is_gone, family.values()))
+    finally:
+        running.close()
+    told = counted(running.said())
+    assert told["differences"] == 0, running.said()
+    assert told["clicks"] > told["purchases"], "nobody clicked twice"
+    with closing(sqlite3.connect(running.data / "payments.db")) as rows:
+        [[charged, wanted]] = rows.execute(
+            "SELECT count(*), count(DISTINCT description) FROM charges WHERE status = 'succeeded'"
+        )
+    assert 0 < charged == wanted
+    book = running.data / "network.db"
+    assert reconcile.main(["--data", str(running.data), "--network", str(book)]) == 0
