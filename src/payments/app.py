@@ -27,11 +27,14 @@ from payments import (
     payment_intents,
     payment_methods,
     refunds,
+    webhook_endpoints,
 )
 from payments.accounts import Account
+from payments.courier import Courier
 from payments.database import Database
 from payments.gate import App, Receive, Scope, Send, front
 from payments.network import Network
+from payments.senders import Senders
 from payments.settings import API_VERSION, Settings
 
 ROWS_ONLY = (
@@ -45,8 +48,6 @@ ROWS_ONLY = (
     "POST /v1/payment_methods/{id}/detach",
     "POST /v1/refunds/{id}",
     "POST /v1/tokens",
-    "POST /v1/webhook_endpoints",
-    "POST /v1/webhook_endpoints/{id}",
 )
 """Routes whose only effects are rows: claim, rows and answer are one transaction. All others move
 money, or may; they are made of steps, which a retry or the recoverer continues.
@@ -60,6 +61,11 @@ MOVES_MONEY = (
     "POST /v1/payment_intents/{id}/capture",
     "POST /v1/payment_intents/{id}/confirm",
     "POST /v1/refunds",
+)
+
+PARTS = (
+    *(charges, payment_intents, refunds, customers, payment_methods),
+    *(events, balance, webhook_endpoints),
 )
 
 
@@ -99,7 +105,8 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     )
     api.state.settings, api.state.database, api.state.network = settings, database, network
     errors.add_handlers(api)
-    for part in (charges, payment_intents, refunds, customers, payment_methods, events, balance):
+    api.state.senders = Senders(settings)
+    for part in PARTS:
         api.include_router(part.router)
     document = openapi.document(api)
     api.add_route("/openapi.json", lambda _: JSONResponse(document), include_in_schema=False)
@@ -113,11 +120,24 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
     recovers = settings.recover and settings.idempotent
     recoverer = Recoverer(settings.database) if recovers else contextlib.nullcontext()
     try:
-        async with recoverer:
+        async with recoverer, _delivering(api):
             yield
     finally:
         api.state.network.close()
         api.state.database.close()
+
+
+@contextlib.asynccontextmanager
+async def _delivering(api: FastAPI) -> AsyncIterator[None]:
+    """Webhooks are sent meanwhile, where the settings say so."""
+    settings: Settings = api.state.settings
+    courier = Courier(api.state.database, api.state.senders)
+    if settings.deliver:
+        courier.start()
+    try:
+        yield
+    finally:
+        await anyio.to_thread.run_sync(courier.stop)
 
 
 async def _knows_nothing(_: Scope) -> str | None:

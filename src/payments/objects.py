@@ -156,6 +156,38 @@ def event(row: Row[Any], pending_webhooks: int) -> Object:
     }
 
 
+def webhook_endpoint(row: Row[Any]) -> Object:
+    """Without its secret: that is shown once, to who makes the endpoint."""
+    return _common(row, "webhook_endpoint") | {
+        "api_version": API_VERSION,
+        "application": None,
+        "description": row.description,
+        "enabled_events": row.enabled_events,
+        "metadata": row.metadata or {},
+        "status": row.status,
+        "url": row.url,
+    }
+
+
+def delivery(row: Row[Any], attempts: list[Object]) -> Object:
+    return _common(row, "webhook_delivery") | {
+        "attempts": attempts,
+        "event": row.event,
+        "next_attempt": None if row.due is None else int(row.due),
+        "status": row.status,
+        "webhook_endpoint": row.endpoint,
+    }
+
+
+def delivery_attempt(row: Row[Any]) -> Object:
+    return {
+        "created": row.created,
+        "error": row.error,
+        "http_status": row.status,
+        "took_s": row.took_s,
+    }
+
+
 def balance(tenant: str, amounts: dict[str, int]) -> Object:
     def lines(amounts: dict[str, int]) -> list[Object]:
         return [

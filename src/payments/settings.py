@@ -36,6 +36,10 @@ class Settings:
     local_key: bool | None = None
     """Whether requests from this machine may use `sk_test_local`; None: if the database is the
     embedded one."""
+    deliver: bool = True
+    """Whether this process sends webhooks."""
+    webhook_networks: tuple[str, ...] = ()
+    """Networks that webhooks may be sent to although they are not public: `127.0.0.0/8`."""
     threads_max: int = 40
     """Requests that are worked on at once; each may hold one database connection."""
 

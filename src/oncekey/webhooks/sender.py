@@ -12,6 +12,7 @@ up when its time is over, however slowly the other side drips.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import io
 import re
@@ -20,7 +21,6 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from functools import partial
 from typing import Any, TypeVar
 
 from oncekey.clock import Clock, SystemClock
@@ -111,7 +111,7 @@ class Sender:
         self._destinations = destinations or Destinations()
         self._limits = limits or SendLimits()
         self._lookup = lookup
-        self._tls = tls or ssl.create_default_context()
+        self._tls = tls
         self._clock = clock or SystemClock()
 
     def objection(self, url: str) -> str | None:
@@ -161,7 +161,7 @@ class Sender:
         return self._connect_to(last, target, attempt)
 
     def _addresses(self, target: Target, attempt: _Attempt) -> list[str] | Forbidden:
-        judged = partial(self._destinations.addresses, target, self._lookup)
+        judged = functools.partial(self._destinations.addresses, target, self._lookup)
         return attempt.within(self._limits.connect_s, judged)
 
     def _connect_to(self, address: str, target: Target, attempt: _Attempt) -> socket.socket:
@@ -173,9 +173,10 @@ class Sender:
             cleanup.callback(connection.close)
             connection.settimeout(attempt.left(self._limits.connect_s))
             # By the URL's name, not by the address: that is what the certificate is for.
-            tls = self._tls.wrap_socket(connection, server_hostname=target.host)
+            tls = self._tls or _usual_tls()
+            wrapped = tls.wrap_socket(connection, server_hostname=target.host)
             cleanup.pop_all()
-        return tls
+        return wrapped
 
     def _answer(self, connection: socket.socket, attempt: _Attempt) -> Answered:
         bytes_max = self._limits.head_bytes_max + self._limits.excerpt_bytes_max
@@ -187,6 +188,12 @@ class Sender:
             asked = response.headers.get("Retry-After")
             wait_s = None if asked is None else retry_after(asked, self._clock.wall())
             return Answered(response.status, excerpt, wait_s, attempt.seconds())
+
+
+@functools.cache
+def _usual_tls() -> ssl.SSLContext:
+    """With this system's authorities. To read them takes longer than most deliveries."""
+    return ssl.create_default_context()
 
 
 class _Attempt:

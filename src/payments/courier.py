@@ -1,0 +1,175 @@
+"""The courier: a worker that sends what is due, for ever. Any number of them may run, in any number
+of processes; what two of them must agree on is decided by rows.
+
+It claims no more than it has threads for, so a claimed delivery is sent at once, and its lease
+outlasts the longest attempt. One endpoint that hangs takes a few threads, not all. Whoever stops it
+waits for what is under way, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from oncekey.webhooks import Schedule, Sent, signed_headers
+from payments import clock, deliveries, ids
+from payments.database import Database
+from payments.deliveries import Claimed
+from payments.senders import Senders
+
+log = logging.getLogger("payments")
+
+USER_AGENT = "payments-webhooks/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How much at once, how long, how often."""
+
+    concurrency_max: int = 16
+    per_endpoint_max: int = 4
+    lease_s: float = 90.0
+    """Longer than an attempt can take, writing it down included."""
+    poll_s: float = 0.5
+    dead_s: float = 5 * 86_400.0
+    """An endpoint that has failed for so long, without one success, is disabled."""
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+class Courier:
+    """Delivers webhooks from one database."""
+
+    def __init__(
+        self,
+        database: Database,
+        senders: Senders,
+        *,
+        pace: Pace | None = None,
+        now: Callable[[], float] = clock.wall,
+        chance: Callable[[], float] = ids.spread,
+    ) -> None:
+        self._database = database
+        self._pace = pace or Pace()
+        self._senders = senders
+        self._now = now
+        self._chance = chance
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._busy: Counter[str] = Counter()
+        self._busy_guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------------- for its owner
+
+    def start(self) -> None:
+        """Run in a thread of its own."""
+        self._thread = threading.Thread(target=self.run, name="courier", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more, let what is under way end, then return."""
+        self._stop.set()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Look at once instead of at the next poll."""
+        self._wake.set()
+
+    def run(self) -> None:
+        """Deliver until `stop()`."""
+        with self._threads() as threads:
+            while not self._stop.is_set():
+                self._wake.clear()
+                if not self._round(threads):
+                    # Not all workers at the same moment.
+                    self._wake.wait(self._pace.poll_s * (0.5 + self._chance() / 2))
+
+    def drain(self) -> int:
+        """Deliver all that is due now, and return: how many attempts that took."""
+        total = 0
+        with self._threads() as threads:
+            while True:
+                self._wake.clear()
+                taken = self._round(threads)
+                total += taken
+                if not taken:
+                    with self._busy_guard:
+                        if not self._busy:
+                            return total
+                    self._wake.wait(self._pace.poll_s)
+
+    # -------------------------------------------------------------------------------- the work
+
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._pace.concurrency_max, thread_name_prefix="webhook")
+
+    def _round(self, threads: ThreadPoolExecutor) -> int:
+        """Claim what there is room for and hand it out: how many."""
+        try:
+            taken = self._claim()
+        except SQLAlchemyError as error:
+            log.warning("deliveries cannot be read: %s", error)
+            return 0
+        with self._busy_guard:
+            self._busy.update(claimed.endpoint for claimed in taken)
+        for claimed in taken:
+            threads.submit(self._deliver, claimed)
+        return len(taken)
+
+    def _claim(self) -> list[Claimed]:
+        with self._busy_guard:
+            busy = Counter(self._busy)
+        places = self._pace.concurrency_max - busy.total()
+        if places <= 0:
+            return []
+        with self._database.read() as connection:
+            if not deliveries.any_due(connection, self._now()):
+                return []
+        with self._database.begin() as connection:
+            return deliveries.claim(
+                connection,
+                self._now(),
+                places=places,
+                lease_s=self._pace.lease_s,
+                attempts_max=self._pace.schedule.attempts_max,
+                busy=busy,
+                per_endpoint_max=self._pace.per_endpoint_max,
+            )
+
+    def _deliver(self, claimed: Claimed) -> None:
+        try:
+            self._record(claimed, self._send(claimed))
+        except Exception:
+            # The lease ends, and it is tried again: by this worker or by another.
+            log.exception("delivery %s was not recorded and will be sent again", claimed.id)
+        finally:
+            with self._busy_guard:
+                self._busy[claimed.endpoint] -= 1
+                self._busy += Counter()  # drops those at zero
+            self.wake()
+
+    def _send(self, claimed: Claimed) -> Sent:
+        with self._database.read() as connection:
+            body = deliveries.letter(connection, claimed)
+        headers = signed_headers(claimed.event, body, claimed.secrets, self._now())
+        headers |= {"Content-Type": "application/json; charset=utf-8", "User-Agent": USER_AGENT}
+        return self._senders.of(claimed.tenant).send(claimed.url, headers, body)
+
+    def _record(self, claimed: Claimed, sent: Sent) -> None:
+        now, schedule = self._now(), self._pace.schedule
+        ending = deliveries.judge(sent, claimed.attempts, schedule, now, self._chance())
+        with self._database.begin() as connection:
+            dead_s = self._pace.dead_s
+            deliveries.settle(connection, claimed, sent, ending, now, dead_s=dead_s)
+        log.info(
+            "delivery %s of %s, attempt %d: %s",
+            *(claimed.id, claimed.event, claimed.attempts, ending.status),
+        )

@@ -1,0 +1,282 @@
+"""Deliveries: one row for each event and endpoint, from the event's own transaction to its end.
+
+    pending     due at some time; while a worker sends it, due again when the worker's lease is over
+    delivered   the endpoint answered 2xx
+    failed      the schedule is over
+    canceled    its endpoint is gone or disabled
+
+`attempts` rises with every claim, and what a claim writes later must present it: a worker whose
+lease was over changes nothing that another has begun. An attempt that was sent but not recorded,
+because its worker died, is sent again, under the same event id.
+
+Sending again makes a new delivery of the same event, so nothing that has ended begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from oncekey.webhooks import Answered, Schedule, Sent
+from payments import events, ids, objects
+from payments.answers import encode
+from payments.tables import deliveries, delivery_attempts, webhook_endpoints
+from payments.tables import events as event_rows
+
+LOOK_FACTOR = 4
+"""Rows that are looked at for each place that is free: those of a busy endpoint are passed over."""
+ERROR_CHARS_MAX = 500
+DIED = "it was begun too often without an end: its workers died"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A delivery that is this worker's until its lease is over."""
+
+    tenant: str
+    id: str
+    attempts: int
+    """Which attempt this is, 1 for the first."""
+    event: str
+    endpoint: str
+    url: str
+    secrets: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What an attempt means for its delivery."""
+
+    status: str
+    due: float | None
+    is_gone: bool = False
+    """The endpoint asks to be sent nothing any more."""
+
+
+# ------------------------------------------------------------------------------------- claiming
+
+_e = webhook_endpoints.c
+_IS_DUE = (deliveries.c.status == "pending", deliveries.c.due <= sa.bindparam("now"))
+_LOOK = sa.select(sa.exists().where(*_IS_DUE))
+_DUE = (
+    sa.select(deliveries, _e.url, _e.secrets, _e.status.label("endpoint_status"))
+    .outerjoin(
+        webhook_endpoints,
+        sa.and_(_e.tenant == deliveries.c.tenant, _e.id == deliveries.c.endpoint),
+    )
+    .where(*_IS_DUE)
+    .order_by(deliveries.c.due)
+    .with_for_update(skip_locked=True, of=deliveries)  # SQLite has one writer anyway
+)
+_THIS = (
+    deliveries.c.tenant == sa.bindparam("whose"),
+    deliveries.c.id == sa.bindparam("which"),
+    deliveries.c.attempts == sa.bindparam("known"),
+    deliveries.c.status == "pending",
+)
+
+
+def any_due(connection: Connection, now: float) -> bool:
+    """Whether it is worth claiming: reads only."""
+    return bool(connection.execute(_LOOK, {"now": now}).scalar_one())
+
+
+def claim(
+    connection: Connection,
+    now: float,
+    *,
+    places: int,
+    lease_s: float,
+    attempts_max: int,
+    busy: Mapping[str, int],
+    per_endpoint_max: int,
+) -> list[Claimed]:
+    """Take up to `places` deliveries that are due, of no endpoint more than it may have at once.
+
+    `busy` counts what this worker is sending already. What cannot be sent any more ends here.
+    """
+    full = [endpoint for endpoint, count in busy.items() if count >= per_endpoint_max]
+    query = _DUE.where(deliveries.c.endpoint.not_in(full)).limit(places * LOOK_FACTOR)
+    taken: list[Claimed] = []
+    counts = Counter(busy)
+    for row in connection.execute(query, {"now": now}).all():
+        ended = _ended(row, attempts_max)
+        if ended is not None:
+            _change(connection, row, row.attempts, due=None, **ended)
+        elif len(taken) < places and counts[row.endpoint] < per_endpoint_max:
+            counts[row.endpoint] += 1
+            _change(connection, row, row.attempts, attempts=row.attempts + 1, due=now + lease_s)
+            taken.append(_claimed(row, now))
+    return taken
+
+
+def _ended(row: Row[Any], attempts_max: int) -> dict[str, str] | None:
+    if row.endpoint_status != "enabled":
+        return {"status": "canceled", "last_error": "its endpoint is gone or disabled"}
+    if row.attempts >= attempts_max:
+        return {"status": "failed", "last_error": DIED}
+    return None
+
+
+def _claimed(row: Row[Any], now: float) -> Claimed:
+    return Claimed(
+        row.tenant,
+        row.id,
+        row.attempts + 1,
+        row.event,
+        row.endpoint,
+        row.url,
+        list(signing(row.secrets, now)),
+    )
+
+
+def signing(secrets: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
+    """The secrets that an endpoint's deliveries are signed with now: while one is being replaced,
+    both.
+    """
+    for each in secrets:
+        if each["until"] is None or now < each["until"]:
+            yield each["secret"]
+
+
+def _change(connection: Connection, row: Any, known: int, **values: Any) -> int:
+    """Change a delivery, if it is still the one that is known."""
+    named = {"whose": row.tenant, "which": row.id, "known": known}
+    return connection.execute(deliveries.update().where(*_THIS).values(**values), named).rowcount
+
+
+def letter(connection: Connection, claimed: Claimed) -> bytes:
+    """The body of a delivery."""
+    return encode(shown(connection, claimed.tenant, claimed.event))
+
+
+def shown(connection: Connection, tenant: str, event: str) -> objects.Object:
+    """An event as the API shows it."""
+    pending = (
+        sa.select(sa.func.count())
+        .where(
+            deliveries.c.tenant == tenant,
+            deliveries.c.event == event,
+            deliveries.c.status == "pending",
+        )
+        .scalar_subquery()
+    )
+    query = sa.select(event_rows, pending.label("pending"))
+    row = connection.execute(
+        query.where(event_rows.c.tenant == tenant, event_rows.c.id == event)
+    ).one()
+    return objects.event(row, row.pending)
+
+
+# ------------------------------------------------------------------------------------- settling
+
+
+def judge(sent: Sent, attempts: int, schedule: Schedule, now: float, chance: float) -> Ending:
+    """What becomes of a delivery after this attempt."""
+    asked_s = None
+    if isinstance(sent, Answered):
+        if sent.is_delivered:
+            return Ending("delivered", None)
+        if sent.is_gone:
+            return Ending("failed", None, is_gone=True)
+        asked_s = sent.retry_after_s
+    wait_s = schedule.delay_s(attempts, chance, asked_s=asked_s)
+    return Ending("failed", None) if wait_s is None else Ending("pending", now + wait_s)
+
+
+def settle(
+    connection: Connection,
+    claimed: Claimed,
+    sent: Sent,
+    ending: Ending,
+    now: float,
+    *,
+    dead_s: float,
+) -> bool:
+    """Record an attempt, and what follows from it. False: another worker has begun it anew."""
+    status = sent.status if isinstance(sent, Answered) else None
+    error = None if ending.status == "delivered" else _reason(sent)
+    connection.execute(
+        delivery_attempts.insert(),
+        {
+            "tenant": claimed.tenant,
+            "id": ids.new("att"),
+            "created": int(now),
+            "delivery": claimed.id,
+            "status": status,
+            "error": error,
+            "took_s": sent.seconds,
+        },
+    )
+    changed = _change(
+        connection,
+        claimed,
+        claimed.attempts,
+        status=ending.status,
+        due=ending.due,
+        last_status=status,
+        last_error=error,
+    )
+    if changed:
+        _remember(connection, claimed, ending, now, dead_s)
+    return changed == 1
+
+
+def _reason(sent: Sent) -> str:
+    if not isinstance(sent, Answered):
+        return sent.reason
+    said = sent.excerpt.decode("utf-8", "replace").replace("\0", "")
+    return f"it answered {sent.status}: {said}"[:ERROR_CHARS_MAX]
+
+
+def _remember(
+    connection: Connection, claimed: Claimed, ending: Ending, now: float, dead_s: float
+) -> None:
+    """How the endpoint fares: one that fails for too long, or asks for it, is sent nothing more."""
+    this = webhook_endpoints.update().where(_e.tenant == claimed.tenant, _e.id == claimed.endpoint)
+    if ending.status == "delivered":
+        connection.execute(this.where(_e.failing_since.is_not(None)).values(failing_since=None))
+        return
+    connection.execute(this.where(_e.failing_since.is_(None)).values(failing_since=int(now)))
+    is_dead = sa.true() if ending.is_gone else _e.failing_since <= now - dead_s
+    disabled = connection.execute(
+        this.where(_e.status == "enabled", is_dead)
+        .values(status="disabled")
+        .returning(webhook_endpoints)
+    ).first()
+    if disabled is not None:
+        shown = objects.webhook_endpoint(disabled)
+        events.record(connection, claimed.tenant, "webhook_endpoint.disabled", shown, None)
+
+
+# ---------------------------------------------------------------------------------- sending again
+
+
+def send_again(
+    connection: Connection, tenant: str, event: Row[Any], endpoint: str | None, now: float
+) -> list[str]:
+    """Deliver an event once more, to one endpoint or to all that want it: new deliveries' ids."""
+    query = sa.select(webhook_endpoints).where(_e.tenant == tenant, _e.status == "enabled")
+    if endpoint is not None:
+        query = query.where(_e.id == endpoint)
+    found = connection.execute(query).all()
+    made = [
+        {
+            "tenant": tenant,
+            "id": ids.new("dlv"),
+            "created": int(now),
+            "event": event.id,
+            "endpoint": row.id,
+            "due": now,
+        }
+        for row in found
+        if endpoint is not None or events.wants(row.enabled_events, event.type)
+    ]
+    if made:
+        connection.execute(deliveries.insert(), made)
+    return [row["id"] for row in made]

@@ -1,0 +1,290 @@
+"""Webhook endpoints: where an account wants to be told of its events, and what it was told.
+
+A URL is looked at when it is given, and again whenever something is sent there: a name may lead
+elsewhere by then. Looking takes time, so it is done before the transaction, not within.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+from pydantic import Field
+from sqlalchemy.engine import Connection, Row
+
+from oncekey.webhooks import new_secret
+from payments import clock, deliveries, ids, lists, objects, openapi, rows, shapes
+from payments.answers import answer
+from payments.database import Database
+from payments.errors import invalid, refused
+from payments.objects import Object
+from payments.openapi import answers, asks, takes
+from payments.parameters import Id, Metadata, Page, Parameters, Text, Truth, Whole
+from payments.reading import body_as, query_as, tenant
+from payments.senders import Senders
+from payments.tables import deliveries as delivery_rows
+from payments.tables import delivery_attempts, events, webhook_endpoints
+from payments.work import Work
+
+router = APIRouter(tags=["webhooks"])
+
+ENDPOINTS_MAX = 16
+"""Per account and mode: each event is written and sent so often."""
+OVERLAP_S = 86_400
+OVERLAP_S_MAX = 7 * 86_400
+_PATH = "/v1/webhook_endpoints"
+
+# --------------------------------------------------------------------------- parameters, shapes
+
+EventType = Annotated[str, Field(max_length=100, pattern=r"^(\*|[a-z_]+(\.[a-z_]+)+)$")]
+EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=100)]
+Url = Annotated[str, Field(min_length=1, max_length=2048)]
+
+
+class EndpointCreate(Parameters):
+    url: Url
+    enabled_events: EventTypes
+    api_version: Literal["2026-10-28.endive"] | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+
+
+class EndpointUpdate(Parameters):
+    url: Url | None = None
+    enabled_events: EventTypes | None = None
+    disabled: Truth | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+
+
+class EndpointRoll(Parameters):
+    """How long the old secret signs too."""
+
+    overlap_s: Annotated[Whole, Field(ge=0, le=OVERLAP_S_MAX)] = OVERLAP_S
+
+
+class EventRetry(Parameters):
+    webhook_endpoint: Id | None = None
+
+
+class WebhookEndpoint(shapes.Shape):
+    id: str
+    object: Literal["webhook_endpoint"]
+    created: int
+    livemode: bool
+    api_version: str
+    application: None
+    description: str | None
+    enabled_events: list[str]
+    metadata: dict[str, str]
+    status: Literal["enabled", "disabled"]
+    url: str
+    secret: str | None = None
+    """Only in the answer to who made it."""
+
+
+class DeliveryAttempt(shapes.Shape):
+    created: int
+    error: str | None
+    http_status: int | None
+    took_s: float
+
+
+class WebhookDelivery(shapes.Shape):
+    id: str
+    object: Literal["webhook_delivery"]
+    created: int
+    livemode: bool
+    attempts: list[DeliveryAttempt]
+    event: str
+    next_attempt: int | None
+    status: Literal["pending", "delivered", "failed", "canceled"]
+    webhook_endpoint: str
+
+
+_PARAMETERS = (EndpointCreate, EndpointUpdate, EndpointRoll, EventRetry)
+openapi.extra_models.extend((*_PARAMETERS, WebhookEndpoint, DeliveryAttempt, WebhookDelivery))
+
+# ------------------------------------------------------------------------------------ endpoints
+
+
+@router.post(_PATH, **answers(WebhookEndpoint, writes=True), **takes(EndpointCreate))
+def create_webhook_endpoint(
+    request: Request, asked: Annotated[EndpointCreate, Depends(body_as(EndpointCreate))]
+) -> Response:
+    whose = tenant(request)
+    _check_url(request, whose, asked.url)
+
+    def write(connection: Connection) -> tuple[int, Object]:
+        _check_room(connection, whose)
+        secret = new_secret()
+        row = {
+            "tenant": whose,
+            "id": ids.new("we"),
+            "created": clock.now_s(),
+            "url": asked.url,
+            "enabled_events": asked.enabled_events,
+            "secrets": [{"secret": secret, "until": None}],
+            "description": asked.description,
+            "metadata": rows.merged(None, asked.metadata),
+        }
+        made = connection.execute(
+            webhook_endpoints.insert().returning(webhook_endpoints), row
+        ).one()
+        return 200, objects.webhook_endpoint(made) | {"secret": secret}
+
+    return Work(request).end(write)
+
+
+@router.get(_PATH, **answers(WebhookEndpoint, many=True), **asks(Page))
+def list_webhook_endpoints(
+    request: Request, asked: Annotated[Page, Depends(query_as(Page))]
+) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        shape = objects.webhook_endpoint
+        found = lists.page(connection, webhook_endpoints, tenant(request), asked, shape, _PATH)
+    return answer(request, found)
+
+
+@router.get(_PATH + "/{id}", **answers(WebhookEndpoint))
+def retrieve_webhook_endpoint(request: Request, id: str) -> Response:
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = rows.get(connection, webhook_endpoints, tenant(request), id)
+    return answer(request, objects.webhook_endpoint(found))
+
+
+@router.post(_PATH + "/{id}", **answers(WebhookEndpoint, writes=True), **takes(EndpointUpdate))
+def update_webhook_endpoint(
+    request: Request, id: str, asked: Annotated[EndpointUpdate, Depends(body_as(EndpointUpdate))]
+) -> Response:
+    whose = tenant(request)
+    if asked.url is not None:
+        _check_url(request, whose, asked.url)
+
+    def write(connection: Connection) -> tuple[int, Object]:
+        endpoint = rows.get(connection, webhook_endpoints, whose, id, lock=True)
+        changed = rows.change(connection, webhook_endpoints, whose, id, **_changes(endpoint, asked))
+        return 200, objects.webhook_endpoint(changed or endpoint)
+
+    return Work(request).end(write)
+
+
+def _changes(endpoint: Row[Any], asked: EndpointUpdate) -> dict[str, Any]:
+    given = asked.given().items()
+    changes = {name: said for name, said in given if said is not None or name == "description"}
+    if "metadata" in asked.model_fields_set:
+        changes["metadata"] = rows.merged(endpoint.metadata, asked.metadata)
+    disabled = changes.pop("disabled", endpoint.status == "disabled")
+    # Whoever enables an endpoint again, or moves it, gives it a new chance.
+    return changes | {"status": "disabled" if disabled else "enabled", "failing_since": None}
+
+
+@router.delete(_PATH + "/{id}", **answers(shapes.Deleted, writes=True))
+def delete_webhook_endpoint(request: Request, id: str) -> Response:
+    """What waits to be sent there is canceled when its turn comes."""
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.rows() as connection:
+        rows.get(connection, webhook_endpoints, whose, id, lock=True)
+        connection.execute(
+            webhook_endpoints.delete().where(
+                webhook_endpoints.c.tenant == whose, webhook_endpoints.c.id == id
+            )
+        )
+    return answer(request, {"id": id, "object": "webhook_endpoint", "deleted": True})
+
+
+@router.post(
+    _PATH + "/{id}/roll_secret", **answers(WebhookEndpoint, writes=True), **takes(EndpointRoll)
+)
+def roll_webhook_secret(
+    request: Request, id: str, asked: Annotated[EndpointRoll, Depends(body_as(EndpointRoll))]
+) -> Response:
+    """A new secret, shown here and nowhere else. The old one signs too, for `overlap_s`."""
+    whose, now = tenant(request), clock.now_s()
+
+    def write(connection: Connection) -> tuple[int, Object]:
+        endpoint = rows.get(connection, webhook_endpoints, whose, id, lock=True)
+        [*_, newest] = endpoint.secrets
+        secret = new_secret()
+        secrets = [newest | {"until": now + asked.overlap_s}, {"secret": secret, "until": None}]
+        rows.change(connection, webhook_endpoints, whose, id, secrets=secrets)
+        return 200, objects.webhook_endpoint(endpoint) | {"secret": secret}
+
+    return Work(request).end(write)
+
+
+def _check_url(request: Request, whose: str, url: str) -> None:
+    senders: Senders = request.app.state.senders
+    objection = senders.of(whose).objection(url)
+    if objection is not None:
+        raise invalid(f"Nothing can be sent to this URL: {objection}", "url", "url_invalid")
+
+
+def _check_room(connection: Connection, whose: str) -> None:
+    query = sa.select(sa.func.count()).where(webhook_endpoints.c.tenant == whose)
+    if connection.execute(query).scalar_one() >= ENDPOINTS_MAX:
+        raise refused(f"An account has at most {ENDPOINTS_MAX} webhook endpoints.")
+
+
+# ----------------------------------------------------------------------------------- deliveries
+
+
+@router.get(_PATH + "/{id}/deliveries", **answers(WebhookDelivery, many=True), **asks(Page))
+def list_webhook_deliveries(
+    request: Request, id: str, asked: Annotated[Page, Depends(query_as(Page))]
+) -> Response:
+    """What was sent to an endpoint, newest first, with a log of every attempt."""
+    database: Database = request.app.state.database
+    whose = tenant(request)
+    with database.read() as connection:
+        rows.get(connection, webhook_endpoints, whose, id)
+        found = lists.page(
+            connection,
+            delivery_rows,
+            whose,
+            asked,
+            lambda row: objects.delivery(row, []),
+            f"{_PATH}/{id}/deliveries",
+            delivery_rows.c.endpoint == id,
+        )
+        log = _attempts(connection, whose, [shown["id"] for shown in found["data"]])
+    for shown in found["data"]:
+        shown["attempts"] = log.get(shown["id"], [])
+    return answer(request, found)
+
+
+def _attempts(connection: Connection, whose: str, ids: list[str]) -> dict[str, list[Object]]:
+    found = connection.execute(
+        sa.select(delivery_attempts)
+        .where(delivery_attempts.c.tenant == whose, delivery_attempts.c.delivery.in_(ids))
+        .order_by(delivery_attempts.c.delivery, delivery_attempts.c.id)
+    )
+    return {
+        delivery: [objects.delivery_attempt(row) for row in group]
+        for delivery, group in groupby(found, key=lambda row: row.delivery)
+    }
+
+
+@router.post("/v1/events/{id}/retry", **answers(shapes.Event, writes=True), **takes(EventRetry))
+def retry_event(
+    request: Request, id: str, asked: Annotated[EventRetry, Depends(body_as(EventRetry))]
+) -> Response:
+    """Send an event again: to one endpoint, or to all that want it."""
+    whose, endpoint = tenant(request), asked.webhook_endpoint
+
+    def write(connection: Connection) -> tuple[int, Object]:
+        event = rows.get(connection, events, whose, id)
+        if endpoint is not None:
+            found = rows.get(connection, webhook_endpoints, whose, endpoint, "webhook_endpoint")
+            if found.status != "enabled":
+                raise refused("This webhook endpoint is disabled.", param="webhook_endpoint")
+        deliveries.send_again(connection, whose, event, endpoint, clock.wall())
+        return 200, deliveries.shown(connection, whose, id)
+
+    return Work(request).end(write)

@@ -1,0 +1,370 @@
+"""The courier: every event reaches every endpoint that wanted it, at least once; all is logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import standardwebhooks
+import stripe
+
+from oncekey.webhooks import NotSent, new_secret
+from payments import clock, deliveries, rows
+from payments.senders import Senders
+from payments.settings import Settings
+from payments.tables import events as event_rows
+from tests.payments.posts import Post, post, until
+from tests.webhooks.listeners import PATIENCE_S, Listener, listening
+
+__all__ = ["post"]
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+def parsed(request: bytes) -> tuple[dict[str, str], bytes]:
+    head, _, body = request.partition(b"\r\n\r\n")
+    lines = [line.split(": ", 1) for line in head.decode().split("\r\n")[1:]]
+    return {name.lower(): text for name, text in lines}, body
+
+
+def answering(status: str, *headers: str, body: str = "") -> bytes:
+    lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", "", body)
+    return "\r\n".join(lines).encode()
+
+
+# ------------------------------------------------------------------------------------ delivering
+
+
+def test_an_event_is_delivered_signed_both_ways(post: Post) -> None:
+    secret = new_secret()
+    with listening(OK) as there:
+        post.endpoint(there.url, secrets=[{"secret": secret, "until": None}])
+        event = post.event(amount=5)
+        assert post.courier().drain() == 1
+    [request] = there.requests
+    headers, body = parsed(request)
+
+    told = stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
+    assert (told["id"], told["type"], told["data"]["object"]["amount"]) == (
+        *(event, "charge.succeeded"),
+        5,
+    )
+    assert standardwebhooks.Webhook(secret).verify(body, headers)["id"] == event
+    assert headers["webhook-id"] == event
+    [delivery] = post.deliveries()
+    assert (delivery.status, delivery.attempts, delivery.due) == ("delivered", 1, None)
+    [attempt] = post.attempts()
+    assert (attempt.status, attempt.error) == (200, None)
+    assert post.courier().drain() == 0
+
+
+def test_only_who_wants_an_event_is_told(post: Post) -> None:
+    with listening(OK) as charges, listening(OK) as all_:
+        post.endpoint(charges.url, "charge.succeeded", "charge.failed")
+        post.endpoint(all_.url, "*")
+        post.event("charge.succeeded")
+        post.event("customer.created")
+        post.courier().drain()
+    assert (len(charges.requests), len(all_.requests)) == (1, 2)
+
+
+def test_what_is_rolled_back_is_never_sent(post: Post) -> None:
+    from payments import events
+
+    def failing() -> None:
+        with post.database.begin() as connection:
+            events.record(connection, post.tenant, "charge.succeeded", {}, None)
+            raise ZeroDivisionError
+
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        with pytest.raises(ZeroDivisionError):
+            failing()
+        assert post.courier().drain() == 0
+    assert there.requests == []
+
+
+def test_while_a_secret_is_replaced_both_sign(post: Post) -> None:
+    old, new, past = new_secret(), new_secret(), new_secret()
+    secrets = [
+        {"secret": past, "until": clock.wall() - 1},
+        {"secret": old, "until": clock.wall() + 60},
+        {"secret": new, "until": None},
+    ]
+    with listening(OK) as there:
+        post.endpoint(there.url, secrets=secrets)
+        post.event()
+        post.courier().drain()
+    headers, body = parsed(there.requests[0])
+    for secret in (old, new):
+        stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
+    with pytest.raises(stripe.SignatureVerificationError):
+        stripe.Webhook.construct_event(body, headers["stripe-signature"], past)
+
+
+# ------------------------------------------------------------------------------------- failing
+
+
+def test_the_schedule_is_kept_and_ends(post: Post) -> None:
+    with listening(answering("500 Oh", body="no\0pe")) as there:
+        post.endpoint(there.url)
+        post.event()
+        courier = post.courier()
+        for waited_s in (0.0, 10.0, 100.0):
+            post.ahead_s += max(0.0, waited_s - 2.0)
+            assert courier.drain() == (0 if waited_s else 1)  # not too early …
+            if waited_s:
+                post.ahead_s += 3.0
+                assert courier.drain() == 1  # … and not too late
+        post.ahead_s += 1e6
+        assert courier.drain() == 0
+    [delivery] = post.deliveries()
+    assert (delivery.status, delivery.attempts, delivery.due) == ("failed", 3, None)
+    assert [row.status for row in post.attempts()] == [500, 500, 500]
+    assert "answered 500: nope" in delivery.last_error
+
+
+def test_it_succeeds_in_the_end(post: Post) -> None:
+    answers = [answering("503 Later", "Retry-After: 50"), OK]
+    with listening(lambda connection: connection.sendall(answers.pop(0))) as there:
+        post.endpoint(there.url)
+        post.event()
+        courier = post.courier()
+        courier.drain()
+        post.ahead_s = 40.0  # the schedule says 10 s, the endpoint asked for 50
+        assert courier.drain() == 0
+        post.ahead_s = 60.0
+        assert courier.drain() == 1
+    assert [row.status for row in post.attempts()] == [503, 200]
+    assert post.deliveries()[0].status == "delivered"
+    assert post.endpoints()[0].failing_since is None
+    ids = {parsed(request)[0]["webhook-id"] for request in there.requests}
+    assert len(ids) == 1
+
+
+def test_redirects_are_failures(post: Post) -> None:
+    with listening(OK) as trap, listening(answering("302 Found", f"Location: {trap.url}")) as there:
+        post.endpoint(there.url)
+        post.event()
+        post.courier().drain()
+    assert trap.requests == []
+    assert post.attempts()[0].status == 302
+    assert post.deliveries()[0].status == "pending"
+
+
+def test_private_addresses_are_not_sent_to_unless_allowed(post: Post) -> None:
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        strict = Senders(Settings())
+        assert post.courier(strict).drain() == 1
+    assert there.requests == []
+    assert "not a public address" in post.deliveries()[0].last_error
+
+
+def test_plain_http_is_for_test_mode_alone(post: Post) -> None:
+    post.tenant = post.tenant.replace("/test", "/live")
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        post.courier().drain()
+    assert there.requests == []
+    assert "https://" in post.deliveries()[0].last_error
+
+
+def test_an_endpoint_that_is_dead_for_days_is_disabled_and_an_event_says_so(post: Post) -> None:
+    with listening(OK) as well, listening(answering("500 Oh")) as dead:
+        there = post.endpoint(dead.url, "charge.succeeded")
+        post.endpoint(well.url, "webhook_endpoint.disabled")
+        courier = post.courier(dead_s=86_400.0)
+        post.event()
+        courier.drain()
+        post.ahead_s = 86_500.0
+        courier.drain()
+        [told] = [event for event in post.events() if event.type == "webhook_endpoint.disabled"]
+        assert told.data["id"] == there
+        assert "secret" not in json.dumps(told.data)
+        assert {row.id: row.status for row in post.endpoints()}[there] == "disabled"
+        post.event()  # nobody is told
+        post.ahead_s *= 2
+        courier.drain()
+    assert len(dead.requests) == 2
+    assert len(well.requests) == 1
+    assert [row.status for row in post.deliveries()] == ["canceled", "delivered"]
+
+
+def test_an_endpoint_that_is_gone_is_disabled_at_once(post: Post) -> None:
+    with listening(answering("410 Gone")) as there:
+        post.endpoint(there.url)
+        post.event()
+        post.courier().drain()
+    assert post.endpoints()[0].status == "disabled"
+    assert post.deliveries()[0].status == "failed"
+
+
+def test_what_waits_for_a_disabled_endpoint_is_canceled(post: Post) -> None:
+    with listening(OK) as there:
+        endpoint = post.endpoint(there.url)
+        post.event()
+        post.change(endpoint, status="disabled")
+        assert post.courier().drain() == 0
+    assert there.requests == []
+    assert post.deliveries()[0].status == "canceled"
+
+
+def test_a_delivery_that_kills_its_workers_ends(post: Post) -> None:
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        for attempt in range(3):
+            with post.database.begin() as connection:
+                [taken] = _claim(post, connection)
+                assert taken.attempts == attempt + 1
+            post.ahead_s += 100.0  # its worker is dead, its lease over
+        assert post.courier().drain() == 0
+    assert there.requests == []
+    assert post.deliveries()[0].last_error == deliveries.DIED
+
+
+def _claim(post: Post, connection: object) -> list[deliveries.Claimed]:
+    return deliveries.claim(
+        connection,  # type: ignore[arg-type]
+        post.now(),
+        places=10,
+        lease_s=90.0,
+        attempts_max=3,
+        busy={},
+        per_endpoint_max=10,
+    )
+
+
+# ------------------------------------------------------------------------------------- together
+
+
+@pytest.mark.slow
+def test_many_couriers_share_the_work_and_send_nothing_twice(post: Post) -> None:
+    with listening(OK) as there:
+        for _ in range(3):
+            post.endpoint(there.url)
+        sent = {post.event() for _ in range(10)}
+        couriers = [post.courier() for _ in range(4)]
+        threads = [threading.Thread(target=courier.drain) for courier in couriers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert {row.status for row in post.deliveries()} == {"delivered"}
+    ids = [parsed(request)[0]["webhook-id"] for request in there.requests]
+    assert len(ids) == 30
+    assert set(ids) == sent
+
+
+@contextmanager
+def hanging() -> Iterator[tuple[Listener, threading.Event]]:
+    """An endpoint that answers when it is told to."""
+    go_on = threading.Event()
+
+    def answer(connection: socket.socket) -> None:
+        go_on.wait(PATIENCE_S)
+        connection.sendall(OK)
+
+    with listening(answer) as there:
+        try:
+            yield there, go_on
+        finally:
+            go_on.set()
+
+
+@pytest.mark.slow
+def test_one_endpoint_that_hangs_does_not_hold_up_the_others(post: Post) -> None:
+    wait = threading.Event().wait
+    with hanging() as (slow, go_on), listening(OK) as well:
+        post.endpoint(slow.url, "charge.failed")
+        post.endpoint(well.url, "charge.succeeded")
+        for _ in range(20):
+            post.event("charge.failed")
+        post.event("charge.succeeded")
+        courier = post.courier(concurrency_max=3, per_endpoint_max=2)
+        courier.start()
+        until(lambda: len(well.requests) == 1, wait)
+        assert len(slow.requests) == 1  # it takes one connection at a time
+        go_on.set()
+        until(lambda: {row.status for row in post.deliveries()} == {"delivered"}, wait)
+        courier.stop()
+    assert len(slow.requests) == 20
+
+
+def test_stopping_waits_for_what_is_under_way_and_takes_no_more(post: Post) -> None:
+    with hanging() as (there, go_on):
+        post.endpoint(there.url)
+        for _ in range(3):
+            post.event()
+        courier = post.courier(concurrency_max=1)
+        courier.start()
+        until(lambda: len(there.requests) == 1, threading.Event().wait)
+        stopping = threading.Thread(target=courier.stop)
+        stopping.start()
+        assert stopping.is_alive()
+        go_on.set()
+        stopping.join(PATIENCE_S)
+        assert not stopping.is_alive()
+    assert sorted(row.status for row in post.deliveries()) == ["delivered", "pending", "pending"]
+    assert len(there.requests) == 1
+
+
+def test_a_worker_that_was_too_slow_changes_nothing_that_another_has_begun(post: Post) -> None:
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        with post.database.begin() as connection:
+            [slow] = _claim(post, connection)
+        post.ahead_s = 91.0  # its lease is over
+        assert post.courier().drain() == 1
+        late = NotSent("nobody listens", 80.0)
+        ending = deliveries.Ending("failed", None, is_gone=True)
+        with post.database.begin() as connection:
+            assert not deliveries.settle(connection, slow, late, ending, post.now(), dead_s=0.0)
+    [delivery] = post.deliveries()
+    assert (delivery.status, delivery.attempts, delivery.last_status) == ("delivered", 2, 200)
+    assert len(post.attempts()) == 2  # both are in the log
+    assert post.endpoints()[0].status == "enabled"
+
+
+def test_an_attempt_that_cannot_be_recorded_is_made_again(
+    post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(OK) as there:
+        post.endpoint(there.url, secrets=[{"secret": "whsec_", "until": None}])
+        post.event()
+        with caplog.at_level(logging.ERROR):
+            assert post.courier().drain() == 1
+        assert "will be sent again" in caplog.text
+        post.change(post.endpoints()[0].id, secrets=[{"secret": new_secret(), "until": None}])
+        assert post.courier().drain() == 0
+        post.ahead_s = 91.0
+        assert post.courier().drain() == 1
+    assert len(there.requests) == 1
+
+
+# ------------------------------------------------------------------------------------ sent again
+
+
+def test_an_event_can_be_sent_again(post: Post) -> None:
+    with listening(OK) as there, listening(OK) as other:
+        endpoint = post.endpoint(there.url)
+        post.endpoint(other.url, "charge.succeeded")
+        id_ = post.event("customer.created")
+        post.courier().drain()
+        with post.database.begin() as connection:
+            event = rows.get(connection, event_rows, post.tenant, id_)
+            made = deliveries.send_again(connection, post.tenant, event, None, post.now())
+            assert len(made) == 1  # the other does not want it
+            deliveries.send_again(connection, post.tenant, event, endpoint, post.now())
+        post.courier().drain()
+    assert [parsed(request)[0]["webhook-id"] for request in there.requests] == [id_] * 3
+    assert other.requests == []
