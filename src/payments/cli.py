@@ -13,6 +13,7 @@ from pathlib import Path
 
 import sqlalchemy.exc
 
+import oncekey
 from payments import clock, reconcile
 from payments.accounts import LOCAL, LOCAL_KEY, OVERLAP_S, Account, Accounts, Key, NoSuchAccount
 from payments.database import Database
@@ -51,9 +52,9 @@ def main(words: list[str]) -> int:
         return command
     except (CannotServe, NoSuchAccount) as error:
         print(error, file=sys.stderr)
-    except sqlalchemy.exc.DBAPIError as error:
+    except (sqlalchemy.exc.DBAPIError, oncekey.StoreError) as error:
         print(
-            f"The database cannot be used: {error.orig}\n"
+            f"The database cannot be used: {getattr(error, 'orig', error)}\n"
             "Check --database or --data. Tables are created by: ./dev payments migrate",
             file=sys.stderr,
         )
