@@ -7,6 +7,8 @@ could only fail.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -30,12 +32,18 @@ class Database:
         self.url = settings.database
         self.engine = _engine(self.url, settings.threads_max)
         self._writing = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        # SQLite lets its writers poll for their turn; within this process they queue.
+        self._turn: AbstractContextManager[Any] = (
+            threading.Lock() if self.url.startswith("sqlite:") else contextlib.nullcontext()
+        )
         self.lent = self.engine.execution_options(begin=None)
         """For oncekey's atomic mode, which begins transactions itself."""
 
-    def begin(self) -> AbstractContextManager[Connection]:
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
         """A transaction that may write. Commits at the end, rolls back when something is raised."""
-        return self._writing.begin()
+        with self._turn, self._writing.begin() as connection:
+            yield connection
 
     def read(self) -> AbstractContextManager[Connection]:
         """A view of the data that nobody changes while it is looked at."""
