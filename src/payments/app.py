@@ -36,6 +36,7 @@ from payments.gate import App, Receive, Scope, Send, front
 from payments.network import Network
 from payments.senders import Senders
 from payments.settings import API_VERSION, Settings
+from payments.unfinished import Finisher
 
 ROWS_ONLY = (
     "POST /v1/charges/{id}",
@@ -52,6 +53,9 @@ ROWS_ONLY = (
 """Routes whose only effects are rows: claim, rows and answer are one transaction. All others move
 money, or may; they are made of steps, which a retry or the recoverer continues.
 """
+
+LAPSES_MAX = 1000
+"""Whatever is begun can be continued, however often that fails: nobody needs to look."""
 
 MOVES_MONEY = (
     "POST /v1/charges",
@@ -80,7 +84,7 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         store=database.url,
         tenant=_tenant,
         profile="stripe",
-        policy=Policy(recovery="resume", lease_s=settings.lease_s),
+        policy=Policy(recovery="resume", lease_s=settings.lease_s, lapses_max=LAPSES_MAX),
         routes=dict.fromkeys(ROWS_ONLY, Policy(atomic=True)) | dict.fromkeys(MOVES_MONEY, Policy()),
         atomic=atomic.SQLAlchemy(database.lent),
     )
@@ -120,11 +124,24 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
     recovers = settings.recover and settings.idempotent
     recoverer = Recoverer(settings.database) if recovers else contextlib.nullcontext()
     try:
-        async with recoverer, _delivering(api):
+        async with recoverer, _finishing(api), _delivering(api):
             yield
     finally:
         api.state.network.close()
         api.state.database.close()
+
+
+@contextlib.asynccontextmanager
+async def _finishing(api: FastAPI) -> AsyncIterator[None]:
+    """What waits for the network's word, and nobody else asks for, is asked for meanwhile."""
+    settings: Settings = api.state.settings
+    finisher = Finisher(api.state.database, api.state.network, settings.patience_s)
+    if settings.recover:
+        finisher.start()
+    try:
+        yield
+    finally:
+        await anyio.to_thread.run_sync(finisher.stop)
 
 
 @contextlib.asynccontextmanager

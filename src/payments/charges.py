@@ -17,7 +17,7 @@ from payments.answers import answer
 from payments.database import Database
 from payments.errors import invalid, refused
 from payments.money import MINIMUM, shown
-from payments.network import Authorised, Declined, NetworkRefused
+from payments.network import Authorised, Declined, Network, NetworkRefused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate
@@ -62,7 +62,7 @@ def create_charge(
 
     order = work.begin("pending", pending)
     work.made(order["reference"])
-    said = authorise(work, order)
+    said = authorise(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
         charge = settlement.authorised(connection, whose, order["reference"], said, work.request_id)
@@ -110,10 +110,10 @@ def order_of(row: Any) -> Order:
     }
 
 
-def authorise(work: Work, order: Order) -> Authorised | Declined:
+def authorise(network: Network, order: Order) -> Authorised | Declined:
     """Ask the network. What it will never do is a decline like any other."""
     try:
-        return work.network.authorise(**order)
+        return network.authorise(**order)
     except NetworkRefused as error:
         return Declined("processing_error", "processing_error", f"The network refused: {error}")
 

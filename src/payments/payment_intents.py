@@ -175,7 +175,7 @@ def _pay(work: Work, whose: str, order: Order) -> Response:
     intent_id = order.pop("intent")
     work.made(intent_id)
     charge_id = order["reference"]
-    said = authorise(work, order) if charge_id is not None else None
+    said = authorise(work.network, order) if charge_id is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
         failed = None
@@ -208,7 +208,8 @@ def capture_payment_intent(
     work, whose = Work(request), tenant(request)
 
     def reserve(connection: Connection) -> Order:
-        intent = rows.get(connection, payment_intents, whose, id, lock=True)
+        # Not locked: charges are locked before their intents, here as at the end.
+        intent = rows.get(connection, payment_intents, whose, id)
         if intent.status != "requires_capture":
             raise _unexpected(intent, "capture")
         charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
@@ -233,18 +234,17 @@ def cancel_payment_intent(
     work, whose = Work(request), tenant(request)
 
     def begin(connection: Connection) -> Order:
-        intent = rows.get(connection, payment_intents, whose, id, lock=True)
-        if intent.status not in (*_OPEN, "requires_capture"):
-            raise _unexpected(intent, "cancel")
-        why = {"canceled_at": clock.now_s(), "cancellation_reason": asked.cancellation_reason}
-        rows.change(connection, payment_intents, whose, id, **why)
-        if intent.status != "requires_capture":
-            settlement.cancelled(connection, whose, id, work.request_id)
-            return {"reference": None}
-        charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
-        key = work.key("void")
-        begin_settling(connection, charge, key, 0)
-        return {"reference": charge.id, "key": key, "authorisation": charge.authorisation}
+        intent = rows.get(connection, payment_intents, whose, id)
+        reason = asked.cancellation_reason
+        if intent.status == "requires_capture":
+            charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
+            key = work.key("void")
+            begin_settling(connection, charge, key, 0)
+            rows.change(connection, payment_intents, whose, id, cancellation_reason=reason)
+            return {"reference": charge.id, "key": key, "authorisation": charge.authorisation}
+        if settlement.cancelled(connection, whose, id, _OPEN, work.request_id, reason) is None:
+            raise _unexpected(rows.get(connection, payment_intents, whose, id), "cancel")
+        return {"reference": None}
 
     order = work.begin("cancel", begin)
     work.made(id)

@@ -30,6 +30,8 @@ class Settings:
     """Whether this process finishes what others abandoned."""
     lease_s: float = 30.0
     """How long a charge may go unrenewed before a retry or the recoverer continues it."""
+    patience_s: float = 120.0
+    """How long what waits for the card network is left to its client, before it is asked for."""
     body_bytes_max: int = 1_048_576
     rates: Rates = field(default_factory=Rates)
     """How much of the API each caller may use."""

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments import events, ledger, objects, rows
+from payments import clock, events, ledger, objects, rows
 from payments.network import Authorised, Declined
 from payments.objects import Object
 from payments.tables import charges, payment_intents, refunds
@@ -137,21 +137,29 @@ def voided(
         return rows.get(connection, charges, tenant, id_)
     events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
     if charge.payment_intent is not None:
-        cancelled(connection, tenant, charge.payment_intent, request)
+        cancelled(connection, tenant, charge.payment_intent, ("requires_capture",), request)
     return charge
 
 
 def cancelled(
-    connection: Connection, tenant: str, intent_id: str, request: str | None
+    connection: Connection,
+    tenant: str,
+    intent_id: str,
+    statuses: tuple[str, ...],
+    request: str | None,
+    reason: str | None = None,
 ) -> Row[Any] | None:
-    """Nothing will be paid for this intent any more."""
+    """Nothing will be paid for this intent any more; None if it is in none of these states."""
+    why = {"cancellation_reason": reason} if reason is not None else {}
     intent = rows.change(
         connection,
         payment_intents,
         tenant,
         intent_id,
-        payment_intents.c.status != "canceled",
+        payment_intents.c.status.in_(statuses),
         status="canceled",
+        canceled_at=clock.now_s(),
+        **why,
     )
     if intent is not None:
         shown = objects.payment_intent(intent)

@@ -1,0 +1,112 @@
+"""What is unfinished: charges, captures and refunds that wait for the network's word.
+
+A client's retry finishes them, or oncekey's recoverer, if the process died. One case is left: the
+network did not answer, the client was told so and never came back. Whatever was about to happen is
+written in the row, with the key under which the network knows it. So anybody may ask again, and
+settle what it says.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from payments import charges, clock, refunds, rows, settlement
+from payments.database import Database
+from payments.network import Network, NetworkDown
+from payments.tables import charges as charge_rows
+from payments.tables import refunds as refund_rows
+
+log = logging.getLogger("payments")
+
+EVERY_S = 10.0
+ROWS_MAX = 100
+
+
+class Finisher:
+    """Finishes, from time to time, what nobody else does. Several may run: a row settles once."""
+
+    def __init__(self, database: Database, network: Network, patience_s: float) -> None:
+        self._database = database
+        self._network = network
+        self._patience_s = patience_s
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look from time to time, in a thread, until it is stopped."""
+        self._thread = threading.Thread(target=self._run, name="payments-finisher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take up nothing more, and wait for what is under way."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.wait(EVERY_S):
+            try:
+                self.finish()
+            except Exception:
+                log.exception("what is unfinished could not be finished; it is tried again")
+
+    def finish(self) -> int:
+        """Finish what has waited long enough; how many there were."""
+        before = clock.now_s() - self._patience_s
+        finished = 0
+        with self._database.read() as connection:
+            waiting = list(_waiting(connection, before))
+        for row, finish in waiting:
+            if self._ends.is_set():
+                break
+            try:
+                finish(self._database, self._network, row)
+                finished += 1
+            except NetworkDown as error:
+                log.warning("%s is still unfinished: %s", row.id, error)
+                return finished  # the others would wait for it too
+        return finished
+
+
+def _waiting(connection: Connection, before: float) -> Iterator[tuple[Row[Any], Any]]:
+    charge, refund = charge_rows.c, refund_rows.c
+    pending = sa.select(charge_rows).where(charge.status == "pending", charge.created < before)
+    settling = sa.select(charge_rows).where(
+        charge.settling.is_not(None), charge.settling_since < before
+    )
+    refunding = sa.select(refund_rows).where(refund.status == "pending", refund.created < before)
+    for query, finish in ((pending, _charge), (settling, _settle), (refunding, _refund)):
+        for row in connection.execute(query.limit(ROWS_MAX)):
+            yield row, finish
+
+
+def _charge(database: Database, network: Network, row: Row[Any]) -> None:
+    said = charges.authorise(network, charges.order_of(row._mapping))
+    with database.begin() as connection:
+        settlement.authorised(connection, row.tenant, row.id, said, None)
+
+
+def _settle(database: Database, network: Network, row: Row[Any]) -> None:
+    to = {"key": row.settling, "authorisation": row.authorisation, "reference": row.id}
+    voids = row.settling_amount == 0
+    if voids:
+        network.void(**to)
+    else:
+        network.capture(amount=row.settling_amount, **to)
+    with database.begin() as connection:
+        settled = settlement.voided if voids else settlement.captured
+        settled(connection, row.tenant, row.id, row.settling, None)
+
+
+def _refund(database: Database, network: Network, row: Row[Any]) -> None:
+    with database.read() as connection:
+        charge = rows.get(connection, charge_rows, row.tenant, row.charge)
+    given = refunds.give_back(network, refunds.order_of(row._mapping, charge.authorisation))
+    with database.begin() as connection:
+        settlement.refunded(connection, row.tenant, row.id, given, None)
