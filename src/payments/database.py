@@ -24,6 +24,9 @@ from payments.tables import metadata
 TIMEOUT_S = 15.0
 """How long to wait for SQLite's one writer, or for a free connection."""
 
+ONCEKEYS = frozenset({"allow", "connect_timeout_s", "pgbouncer", "timeout_s"})
+"""Parameters of a PostgreSQL URL that are for oncekey's connections."""
+
 
 class Database:
     """One engine, and the two ways to use it."""
@@ -85,7 +88,15 @@ def _engine(url: str, connections_max: int) -> Engine:
     scheme, separator, rest = url.partition("://")
     if scheme not in ("postgresql", "postgres"):
         raise ValueError(f"the database is sqlite:///… or postgresql://…, not {scheme}{separator}…")
+    rest = _without_oncekeys(rest)
     return sa.create_engine(f"postgresql+psycopg://{rest}", pool_pre_ping=False, **limits)
+
+
+def _without_oncekeys(url: str) -> str:
+    """The URL without the parameters that only oncekey understands."""
+    base, _, query = url.partition("?")
+    pairs = [pair for pair in query.split("&") if pair.partition("=")[0] not in ONCEKEYS]
+    return f"{base}?{'&'.join(pairs)}" if any(pairs) else base
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:

@@ -40,7 +40,7 @@ def front(app: App, settings: Settings, database: Database, state_of: StateOf) -
     keys = Keys(Accounts(database), local=settings.takes_local_key)
     limits = Limits(settings.rates, Counters(settings.redis_url))
     guarded = BodyLimit(app, settings.body_bytes_max)
-    return RequestIds(Admission(guarded, keys=keys, limits=limits, state_of=state_of))
+    return Health(RequestIds(Admission(guarded, keys=keys, limits=limits, state_of=state_of)))
 
 
 def account_of(scope: Scope) -> Account:
@@ -51,6 +51,24 @@ def account_of(scope: Scope) -> Account:
     if isinstance(account, Account):
         return account
     return Account.of(oncekey.current().tenant)
+
+
+# ------------------------------------------------------------------------------- is it there
+
+
+class Health:
+    """Answers 200 on `/healthz` for whoever decides where requests go. It asks no database: one
+    that is down is down for all servers, and replacing this one would not help.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/healthz":
+            await _send_json(send, 200, {"status": "ok"})
+        else:
+            await self._app(scope, receive, send)
 
 
 # ------------------------------------------------------------------------------- request ids
@@ -279,7 +297,13 @@ async def refuse(
     error = {"type": "invalid_request_error", "message": message}
     if code is not None:
         error["code"] = code
-    body = json.dumps({"error": error}).encode()
+    await _send_json(send, status, {"error": error}, headers)
+
+
+async def _send_json(
+    send: Send, status: int, told: object, headers: list[Header] | None = None
+) -> None:
+    body = json.dumps(told).encode()
     lines = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.supervisors import Multiprocess
 
 import oncekey
@@ -74,6 +75,31 @@ class Application:
         return create_app(self.settings)
 
 
+class Protocol(HttpToolsProtocol):
+    """uvicorn's, but when the server ends, idle HTTPS connections are cut: to end them politely
+    means to wait half a minute for a client that is not listening.
+    """
+
+    def shutdown(self) -> None:
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        idle = cycle is None or cycle.response_complete
+        if idle and self.scheme == "https":
+            self.transport.abort()
+        else:
+            super().shutdown()
+
+
+class Workers(Multiprocess):
+    """uvicorn's, but when it ends, the parent lets go of the port at once: a new client is refused,
+    and may go elsewhere, rather than wait for workers that take nobody any more.
+    """
+
+    def terminate_all(self) -> None:
+        for held in self.sockets:
+            held.close()
+        super().terminate_all()
+
+
 def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -> int:
     """Serve until a signal ends it; `ready` is called once the port is ours. The exit status."""
     check(settings, listening)
@@ -95,7 +121,7 @@ def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -
             server = uvicorn.Server(config)
             server.run(sockets=sockets)
             return 0 if server.started else 1
-        workers = Multiprocess(config, sockets=sockets)
+        workers = Workers(config, sockets=sockets)
         workers.run()
         return 1 if any(worker.exitcode == FAILED_TO_START for worker in workers.processes) else 0
     except KeyboardInterrupt:
@@ -106,6 +132,7 @@ def configure(settings: Settings, listening: Listening) -> uvicorn.Config:
     return uvicorn.Config(
         Application(settings),
         factory=True,
+        http=Protocol,
         host=listening.host,
         port=listening.port,
         workers=listening.workers,

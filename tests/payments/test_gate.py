@@ -194,9 +194,14 @@ async def test_a_real_deployment_has_no_local_key(make: Make) -> None:
 # ------------------------------------------------------------------------------------ the rest
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/healthz", "/v10", "/explain"])
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/v10", "/explain"])
 async def test_pages_need_no_key(make: Make, path: str) -> None:
     assert (await make().ask(key=None, method="GET", path=path)).status == 200
+
+
+async def test_health_is_told_to_anybody(make: Make) -> None:
+    reply = await make().ask(key=None, method="GET", path="/healthz", host="balancer.example")
+    assert (reply.status, reply.json()) == (200, {"status": "ok"})
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/charges", "/v1/no/such"])
