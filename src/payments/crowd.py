@@ -64,13 +64,13 @@ class Crowd:
 
     @property
     def line(self) -> str:
-        """How it stands, in a line."""
+        """How it stands, in a line: what matters first, in case there is no room for all."""
         counts = self._counts
         return (
-            f"purchases {counts['purchases']} · clicks {counts['clicks']}"
-            f" · requests {counts['requests']} · charges {self._inspector.charges}"
-            f" · replays {counts['replays']} · refused {counts['refused']}"
-            f" · kills {self._kills} · differences {self.differences}"
+            f"differences {self.differences} · purchases {counts['purchases']}"
+            f" · charges {self._inspector.charges} · clicks {counts['clicks']}"
+            f" · requests {counts['requests']} · replays {counts['replays']}"
+            f" · refused {counts['refused']} · kills {self._kills}"
         )
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import shutil
 import signal
 import socket
@@ -126,6 +127,7 @@ class Keeper:
 
 def main(argv: list[str] | None = None) -> int:
     """Run until a signal ends it: 0. 1 if it could not be started; the reason is printed."""
+    logging.getLogger("oncekey.client").setLevel(logging.ERROR)  # faults are what we are here for
     said = _parser().parse_args(argv)
     with _folder(said.data) as data:
         try:

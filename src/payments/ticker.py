@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TextIO
 
 _REDRAW = "\r\x1b[K"
@@ -20,7 +21,8 @@ class Ticker:
     def show(self, text: str, now: float) -> None:
         """How it stands now."""
         if self._lively:
-            self._write(f"{_REDRAW}{text}")
+            room = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn
+            self._write(f"{_REDRAW}{text[:room]}")
             self._drawn = True
         elif now >= self._next:
             self._next = now + self._every_s

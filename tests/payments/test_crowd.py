@@ -16,7 +16,7 @@ COUNTS = re.compile(r"(\w+) (\d+)")
 
 def counted(said: str) -> dict[str, int]:
     """The last line that counts."""
-    [*_, last] = [line for line in said.splitlines() if line.startswith("purchases")] or [""]
+    [*_, last] = [line for line in said.splitlines() if line.startswith("differences")] or [""]
     return {name: int(number) for name, number in COUNTS.findall(last)}
 
 

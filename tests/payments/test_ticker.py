@@ -2,6 +2,8 @@
 
 import io
 
+import pytest
+
 from payments.ticker import Ticker
 
 
@@ -18,6 +20,13 @@ def test_a_terminal_shows_one_line_that_changes() -> None:
     ticker.say("something happened")
     ticker.show("three", 2.0)
     assert screen.getvalue() == ("\r\x1b[Kone\r\x1b[Ktwo\r\x1b[Ksomething happened\n\r\x1b[Kthree")
+
+
+def test_a_line_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "8")
+    screen = Terminal()
+    Ticker(screen).show("0123456789", 0.0)
+    assert screen.getvalue() == "\r\x1b[K0123456"
 
 
 def test_a_file_gets_a_line_every_few_seconds() -> None:
