@@ -21,9 +21,11 @@ from payments import (
     balance,
     charges,
     customers,
+    demo,
     errors,
     events,
     openapi,
+    pages,
     payment_intents,
     payment_methods,
     refunds,
@@ -37,6 +39,7 @@ from payments.network import Network
 from payments.senders import Senders
 from payments.settings import API_VERSION, Settings
 from payments.unfinished import Finisher
+from payments.watch import Watch
 
 ROWS_ONLY = (
     "POST /v1/charges/{id}",
@@ -76,7 +79,11 @@ PARTS = (
 def create_app(settings: Settings, network: Network | None = None) -> App:
     """The payments API as an ASGI application. Its tables must be there: `payments migrate`."""
     database = Database(settings)
-    api = create_api(settings, database, network or Network(settings.network_url))
+    watch = Watch() if settings.shows_demo else None
+    hooks = [watch] if watch else []
+    api = create_api(settings, database, network or Network(settings.network_url, hooks=hooks))
+    if watch is not None:
+        demo.add(api, watch)
     if not settings.idempotent:
         return front(api, settings, database, _knows_nothing)
     guarded = IdempotencyMiddleware(
@@ -86,9 +93,13 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         profile="stripe",
         policy=Policy(recovery="resume", lease_s=settings.lease_s, lapses_max=LAPSES_MAX),
         routes=dict.fromkeys(ROWS_ONLY, Policy(atomic=True)) | dict.fromkeys(MOVES_MONEY, Policy()),
+        hooks=hooks,
         atomic=atomic.SQLAlchemy(database.lent),
     )
-    return front(KeyForAll(guarded), settings, database, guarded.state_of)
+    if watch is None:
+        return front(KeyForAll(guarded), settings, database, guarded.state_of)
+    let_in = watch.inside(KeyForAll(guarded))
+    return watch.outside(front(let_in, settings, database, guarded.state_of))
 
 
 def _tenant(request: oncekey.Request) -> str:
@@ -112,6 +123,7 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     api.state.senders = Senders(settings)
     for part in PARTS:
         api.include_router(part.router)
+    pages.add(api, settings)
     document = openapi.document(api)
     api.add_route("/openapi.json", lambda _: JSONResponse(document), include_in_schema=False)
     return api

@@ -42,6 +42,8 @@ class Settings:
     """Whether this process sends webhooks."""
     webhook_networks: tuple[str, ...] = ()
     """Networks that webhooks may be sent to although they are not public: `127.0.0.0/8`."""
+    demo: bool = True
+    """Whether the checkout page is there to be tried out, where the local key works."""
     threads_max: int = 40
     """Requests that are worked on at once; each may hold one database connection."""
 
@@ -49,6 +51,11 @@ class Settings:
     def takes_local_key(self) -> bool:
         """Whether `sk_test_local` works here."""
         return not self.database_url if self.local_key is None else self.local_key
+
+    @property
+    def shows_demo(self) -> bool:
+        """Whether the checkout page works here, and is told what happens."""
+        return self.demo and self.takes_local_key
 
     @property
     def database(self) -> str:

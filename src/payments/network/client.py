@@ -7,7 +7,7 @@ so. Whoever calls again with the same key learns what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +15,7 @@ from typing import Any, Self
 import httpx2
 
 from oncekey.client import Client, Retries, RetryBudget
+from oncekey.events import Hook
 
 TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 200
@@ -102,7 +103,12 @@ class Network:
     """A client for all threads of a process."""
 
     def __init__(
-        self, url: str, *, retries: Retries = RETRIES, timeout_s: float = TIMEOUT_S
+        self,
+        url: str,
+        *,
+        retries: Retries = RETRIES,
+        timeout_s: float = TIMEOUT_S,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         limits = httpx2.Limits(
             max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
@@ -115,6 +121,7 @@ class Network:
             timeout=timeout_s,
             retries=retries,
             budget=_BUDGET,
+            hooks=hooks,
         )
         self.url = url
 

@@ -310,6 +310,7 @@ export class Client {
       // Clocks stand still while a computer sleeps; its server's do not.
       if (this.#world.wall() >= call.until) return { ...ended, gaveUp: FORGOTTEN };
       this.#tell(call, { what: "sending", attempt });
+      signal?.throwIfAborted(); // whoever was told may have said no
       const answer = await this.#attempt(call, deadline - sent, signal);
       signal?.throwIfAborted();
       const now = this.#world.now();

@@ -1,0 +1,155 @@
+"""What the checkout page asks, beside the API: notices, a tally, and the network's faults.
+
+    GET /demo/watch             what happens to charges, as server-sent events
+    GET /demo/tally?order=&key= what became of one order, as the card network counts it
+    GET /demo/faults            what can go wrong at the card network
+    PUT /demo/faults/{name}     let it go wrong: {"times": 1}
+
+It is there only on the embedded server, and only for requests from its own machine: whoever can ask
+for it could also edit the files.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from fastapi import FastAPI
+from sqlalchemy.engine import Connection
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from payments.accounts import LOCAL
+from payments.auth import is_local
+from payments.database import Database
+from payments.network import FAULTS, Network, NetworkDown
+from payments.tables import charges, deliveries, events, ledger_entries
+from payments.watch import Watch
+
+ROWS_MAX = 2_000
+"""How far back an order is looked for."""
+TIMES_MAX = 10
+ID_CHARS_MAX = 255
+
+NO_STORE = {"Cache-Control": "no-store"}
+
+
+def add(api: FastAPI, watch: Watch) -> None:
+    """Add the routes to an application that has a database and a network in its state."""
+    database: Database = api.state.database
+    network: Network = api.state.network
+
+    async def notices(request: Request) -> Response:
+        if not is_local(request.scope):
+            return _elsewhere()
+        if watch.full:
+            return JSONResponse({"error": "Too many listeners."}, 503, NO_STORE)
+        after = request.headers.get("last-event-id", "")
+        stream = watch.stream(int(after) if after.isdecimal() else None)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
+
+    def tally(request: Request) -> Response:
+        order, key = (request.query_params.get(name, "") for name in ("order", "key"))
+        with database.read() as connection:
+            told = _kept(connection, order[:ID_CHARS_MAX], key[:ID_CHARS_MAX])
+        told |= _charged(network, told.pop("references"))
+        return JSONResponse({**told, "requests": watch.requests_of(key)}, headers=NO_STORE)
+
+    def faults(request: Request) -> Response:
+        return JSONResponse({"data": network.faults()}, headers=NO_STORE)
+
+    api.add_route("/demo/watch", notices, include_in_schema=False)
+    api.add_route("/demo/tally", _local(tally), include_in_schema=False)
+    api.add_route("/demo/faults", _local(faults), include_in_schema=False)
+    arm = functools.partial(_arm, network)
+    api.add_route("/demo/faults/{name}", arm, methods=["PUT"], include_in_schema=False)
+
+
+def _local(ask: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    def asked(request: Request) -> Response:
+        if not is_local(request.scope):
+            return _elsewhere()
+        try:
+            return ask(request)
+        except NetworkDown:
+            return JSONResponse({"error": "The card network is down."}, 503, NO_STORE)
+
+    return asked
+
+
+async def _arm(network: Network, request: Request) -> Response:
+    name = request.path_params["name"]
+    body = (await request.body())[:ID_CHARS_MAX]
+    times = _times(body)
+    if name not in FAULTS or times is None:
+        message = f'Send {{"times": 0 to {TIMES_MAX}}} to one of: {", ".join(FAULTS)}.'
+        return JSONResponse({"error": message}, 400, NO_STORE)
+
+    def armed(request: Request) -> Response:
+        return JSONResponse({"data": network.arm(name, times)}, headers=NO_STORE)
+
+    return await run_in_threadpool(_local(armed), request)
+
+
+def _times(body: bytes) -> int | None:
+    try:
+        said = json.loads(body)
+    except ValueError:
+        return None
+    times = said.get("times") if isinstance(said, dict) else None
+    return times if type(times) is int and 0 <= times <= TIMES_MAX else None
+
+
+def _elsewhere() -> Response:
+    return JSONResponse({"error": "Only on the machine that the server runs on."}, 403, NO_STORE)
+
+
+# ------------------------------------------------------------------------------------ the tally
+
+
+def _kept(connection: Connection, order: str, key: str) -> dict[str, Any]:
+    """What our own database has of an order: charges, ledger entries, events, deliveries."""
+    recent = (
+        sa.select(charges.c.id, charges.c.metadata)
+        .where(charges.c.tenant == LOCAL.tenant)
+        .order_by(charges.c.id.desc())
+        .limit(ROWS_MAX)
+    )
+    found = [
+        row.id for row in connection.execute(recent) if (row.metadata or {}).get("order") == order
+    ]
+    entries = connection.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(ledger_entries.c.amount), 0)).where(
+            ledger_entries.c.transaction.in_([f"charge:{id_}" for id_ in found])
+        )
+    ).one()
+    lately = (
+        sa.select(events.c.id, events.c.idempotency_key)
+        .where(events.c.tenant == LOCAL.tenant)
+        .order_by(events.c.id.desc())
+        .limit(ROWS_MAX)
+    )
+    told = [row.id for row in connection.execute(lately) if key and row.idempotency_key == key]
+    sent = connection.execute(
+        sa.select(deliveries.c.status, sa.func.count().label("number"))
+        .where(deliveries.c.tenant == LOCAL.tenant, deliveries.c.event.in_(told))
+        .group_by(deliveries.c.status)
+    )
+    return {
+        "references": found,
+        "ledger": {"entries": entries[0], "sum": entries[1]},
+        "events": len(told),
+        "deliveries": {row.status: row.number for row in sent},
+    }
+
+
+def _charged(network: Network, references: list[str]) -> dict[str, Any]:
+    """What the card network has of it. It counts by itself, in a file of its own."""
+    lines = [line for each in references for line in network.transactions(reference=each)]
+    captures = [line.amount for line in lines if line.kind == "capture" and not line.declined]
+    declines = sum(1 for line in lines if line.declined)
+    return {"charges": len(captures), "moved": sum(captures), "declines": declines}

@@ -1,0 +1,93 @@
+"""Pages: a checkout to break, and an explainer that plays recordings. No build step.
+
+/            the checkout page, where the server runs for somebody who tries it out
+/explain     the explainer
+/pages/…     what they are made of
+/oncekey.js  oncekey's client for browsers
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from oncekey.client import browser
+from payments.auth import is_local
+from payments.settings import Settings
+
+FOLDER = Path(__file__).parent
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+SAFE = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file, as it is sent."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+def add(api: FastAPI, settings: Settings) -> None:
+    """Add the pages to an application."""
+
+    def checkout(request: Request) -> Response:
+        # It pays with the key that works on this machine only, so it is of no use elsewhere.
+        if settings.shows_demo and is_local(request.scope):
+            return _sent(request, file_of("checkout.html"))
+        return RedirectResponse("/explain")
+
+    def explain(request: Request) -> Response:
+        return _sent(request, file_of("explain.html"))
+
+    def part(request: Request) -> Response:
+        name: str = request.path_params["name"]
+        return _sent(request, file_of(name)) if name in names() else Response(status_code=404)
+
+    def module(request: Request) -> Response:
+        found = browser.module()
+        return _sent(request, File(found.body, found.headers))
+
+    api.add_route("/", checkout, include_in_schema=False)
+    api.add_route("/explain", explain, include_in_schema=False)
+    api.add_route("/pages/{name}", part, include_in_schema=False)
+    api.add_route("/oncekey.js", module, include_in_schema=False)
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """The files that are for everybody."""
+    return frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
+
+
+@functools.cache
+def file_of(name: str) -> File:
+    """Read once: what is served does not change while it is served."""
+    path = FOLDER / name
+    body = path.read_bytes()
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    return File(body, {**SAFE, "Content-Type": TYPES[path.suffix], "ETag": etag})
+
+
+def _sent(request: Request, file: File) -> Response:
+    if request.headers.get("if-none-match") == file.headers["ETag"]:
+        return Response(status_code=304, headers=file.headers)
+    return Response(file.body, headers=file.headers)

@@ -1,0 +1,202 @@
+"""Watch: what happens to a request on its way through the system, for the page that shows it.
+
+Each notice names a part (client, limiter, key, handler, network), says what it did, and which
+request it did it for. They come from where things happen: from around the gate, from oncekey's own
+events, and from the client that asks the card network. Only the last ones are kept, in this process
+alone, and only where the embedded server runs for somebody who tries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+
+from oncekey import events
+from oncekey.client import Attempted
+from payments.gate import App, Message, Receive, Scope, Send
+
+NOTICES_MAX = 512
+KEYS_MAX = 1_000
+LISTENERS_MAX = 32
+STREAM_S = 5.0
+"""How long one stream lasts. Whoever listens comes back at once and misses nothing; a server that
+shuts down waits for no listener longer than this.
+"""
+COME_BACK_MS = 100
+WATCHED = "/v1/charges"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing that happened."""
+
+    number: int
+    request: int | None
+    """Counted by this process; None where nobody asked for it (recovery)."""
+    key: str | None
+    part: str
+    kind: str
+    """busy, good, warn or bad: how it looks."""
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The request that something happens for."""
+
+    request: int
+    key: str | None
+
+
+_trace: ContextVar[Trace | None] = ContextVar("payments_trace", default=None)
+
+
+class Watch:
+    """Keeps the last notices, and tells them to whoever listens."""
+
+    def __init__(self) -> None:
+        self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
+        self._numbers = itertools.count(1)
+        self._requests = itertools.count(1)
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._listeners: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
+
+    def requests_of(self, key: str) -> int:
+        """How many requests have come with this key."""
+        return self._seen.get(key, 0)
+
+    def tell(self, part: str, kind: str, says: str) -> None:
+        """From any thread."""
+        trace = _trace.get()
+        request, key = (trace.request, trace.key) if trace else (None, None)
+        self._notices.append(Notice(next(self._numbers), request, key, part, kind, says))
+        for event, loop in list(self._listeners.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    # ---------------------------------------------------------------------------- around the gate
+
+    def outside(self, app: App) -> App:
+        """In front of everything: a request comes, an answer goes."""
+
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            if not _concerns(scope):
+                return await app(scope, receive, send)
+            key = _key(scope)
+            reset = _trace.set(Trace(next(self._requests), key))
+            try:
+                self._count(key)
+                self.tell("client", "busy", "a request arrives")
+                await app(scope, receive, self._telling(send))
+            finally:
+                _trace.reset(reset)
+
+        return watched
+
+    def inside(self, app: App) -> App:
+        """Behind the gate: whoever comes here was let in."""
+
+        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+            if _concerns(scope):
+                self.tell("limiter", "good", "let in: known, and within the limits")
+            await app(scope, receive, send)
+
+        return watched
+
+    def _telling(self, send: Send) -> Send:
+        async def telling(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                self._answered(message["status"], dict(message["headers"]))
+
+        return telling
+
+    def _answered(self, status: int, headers: dict[bytes, bytes]) -> None:
+        if status == 429:
+            self.tell("limiter", "warn", "refused: too many requests. No key is spent")
+        again = headers.get(b"idempotent-replayed") == b"true"
+        kind = "good" if status < 400 else "warn" if status < 500 else "bad"
+        self.tell("client", kind, f"is answered {status}{', the kept answer' if again else ''}")
+
+    def _count(self, key: str | None) -> None:
+        if key is None:
+            return
+        self._seen[key] = self._seen.pop(key, 0) + 1
+        if len(self._seen) > KEYS_MAX:
+            self._seen.popitem(last=False)
+
+    # --------------------------------------------------------------------- from where it happens
+
+    def __call__(self, event: events.Event) -> None:
+        """A hook, for oncekey's middleware and for the client of the network."""
+        match event:
+            case Attempted():
+                self._asked_network(event)
+            case events.Started(attempt=attempt, fence=fence):
+                self.tell("key", "good", f"claimed: attempt {attempt}, fence {fence}")
+                self.tell("handler", "busy", "runs")
+            case events.TakenOver():
+                self.tell("key", "warn", "taken over from an attempt that died")
+            case events.Completed(status=status):
+                self.tell("handler", "good", f"done: {status}, recorded together with its rows")
+            case events.Replayed():
+                self.tell("key", "good", "known: the kept answer, nothing runs")
+            case events.Declined(reason=reason):
+                self.tell("key", "warn", f"refused: {reason}")
+            case events.Released():
+                self.tell("handler", "warn", "could not end: a retry continues it")
+            case events.LeaseWasLost():
+                self.tell("key", "warn", "an attempt was too late: its writes are refused")
+
+    def _asked_network(self, event: Attempted) -> None:
+        again = "" if event.retry_in_s is None else "; asked again, with the same key"
+        if event.status is None:
+            self.tell("network", "bad", f"no answer ({event.error}){again}")
+        elif event.status >= 400:
+            self.tell("network", "bad", f"answers {event.status}{again}")
+        elif event.replayed:
+            self.tell("network", "good", "knows this key: charged before, not again")
+        else:
+            self.tell("network", "good", "charges the card")
+
+    # ------------------------------------------------------------------------------ for who listens
+
+    @property
+    def full(self) -> bool:
+        return len(self._listeners) >= LISTENERS_MAX
+
+    async def stream(self, after: int | None) -> AsyncIterator[bytes]:
+        """Server-sent events: what was noticed since the notice `after`; None: from now on."""
+        known = after if after is not None else (self._notices[-1].number if self._notices else 0)
+        changed, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._listeners[changed] = loop
+        try:
+            yield b"retry: %d\nid: %d\n\n" % (COME_BACK_MS, known)
+            async with asyncio.timeout(STREAM_S):
+                while True:
+                    for notice in [each for each in self._notices if each.number > known]:
+                        known = notice.number
+                        yield b"id: %d\ndata: %s\n\n" % (known, json.dumps(asdict(notice)).encode())
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return
+        finally:
+            del self._listeners[changed]
+
+
+def _concerns(scope: Scope) -> bool:
+    return bool(scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == WATCHED)
+
+
+def _key(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"idempotency-key":
+            key: str = value.decode("latin-1")
+            return key
+    return None
