@@ -13,12 +13,14 @@ from redis import Redis
 
 from oncekey.clock import FakeClock
 from oncekey.core.op import run
+from oncekey.stores import mysql as mysql_store
 from oncekey.stores import postgres as postgres_store
 from oncekey.stores import redis as redis_store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import Subject
-from tests.stores import elapse
+from tests.servers.mariadb import mysql_connection
+from tests.stores import dynamodb_kit, elapse
 
 
 @pytest.fixture
@@ -63,9 +65,34 @@ def postgres(postgres_url: str, migrated_url: str) -> Subject:
     return Subject(store, elapse=partial(elapse.postgres, postgres_url))
 
 
-STORES = ("memory", "sqlite", "redis", "postgres")
+@pytest.fixture
+def dynamodb(dynamodb_endpoint: str) -> Iterator[Subject]:
+    with dynamodb_kit.table(dynamodb_endpoint) as url:
+        yield dynamodb_kit.subject(url)
+
+
+@pytest.fixture(scope="session")
+def migrated_mariadb_url(mariadb_url: str) -> str:
+    """A MariaDB with our tables."""
+    store = mysql_store.open_url(mariadb_url)
+    connection = store.connect()
+    run(store.migrate(), connection.ask)
+    connection.close()
+    return mariadb_url
+
+
+@pytest.fixture
+def mariadb(migrated_mariadb_url: str) -> Subject:
+    with mysql_connection(migrated_mariadb_url) as db, db.cursor() as cursor:
+        for table in ("claims", "steps"):
+            cursor.execute(f"DELETE FROM oncekey_{table}")
+    store = mysql_store.open_url(migrated_mariadb_url)
+    return Subject(store, elapse=partial(elapse.mysql, migrated_mariadb_url))
+
+
+STORES = ("memory", "sqlite", "redis", "postgres", "dynamodb", "mariadb")
 # Over a socket the contract takes its time: the quick run leaves it to memory and SQLite.
-_REMOTE = ("redis", "postgres")
+_REMOTE = ("redis", "postgres", "dynamodb", "mariadb")
 _PARAMETERS = [
     pytest.param(name, marks=[pytest.mark.slow] if name in _REMOTE else []) for name in STORES
 ]

@@ -40,11 +40,25 @@ KINDS = (
         extra="postgres",
     ),
     Kind(
+        ("mysql", "mariadb"),
+        "mysql://user:password@host/database",
+        "oncekey.stores.mysql",
+        drivers=("asyncmy", "pymysql"),
+        extra="mysql",
+    ),
+    Kind(
         ("redis", "rediss", "unix", "redis+unix", "valkey", "valkeys"),
         "redis://user:password@host:6379/0",
         "oncekey.stores.redis",
         drivers=("redis", "hiredis"),
         extra="redis",
+    ),
+    Kind(
+        ("dynamodb",),
+        "dynamodb://table?region=eu-central-1",
+        "oncekey.stores.dynamodb",
+        drivers=("aiobotocore", "botocore"),
+        extra="dynamodb",
     ),
 )
 _BY_SCHEME = {scheme: kind for kind in KINDS for scheme in kind.schemes}

@@ -36,6 +36,10 @@ class Subject:
     store: Store
     elapse: Callable[[float], None] = time.sleep
     """Make the store believe that so many seconds have passed; less than 0: was set back."""
+    observed: bool = False
+    """Whether leases are observed (P8), not measured by a clock of the store's: no clock can then
+    be set back under one, and no deadline be further away than one lease.
+    """
 
     @property
     def sleeps(self) -> bool:
@@ -175,6 +179,10 @@ class Case:
         if self.subject.sleeps:
             pytest.skip("without `elapse` the store's clock cannot be set back")
         self.elapse(-seconds)
+
+    @property
+    def observed(self) -> bool:
+        return self.subject.observed
 
     def about(self, seconds: float) -> Any:
         """Equal to a time left that was read a moment ago."""

@@ -1,0 +1,249 @@
+"""Records as items of a DynamoDB table, and what is asked of it. Pure: `dynamodb.py` asks.
+
+A record is one item, so that a claim, a completion and a replay are one conditional write each. Its
+partition key is the record id; the sort key tells its parts:
+
+    r                               the record
+    s <generation> <name's digest>  a step
+    q <token> <number>              a piece of the request that this attempt keeps
+    b <body's digest> <number>      a piece of a body that is too large for the record's item
+
+The generation is the fence under which the record began or started over: steps of an earlier one
+are nobody's. Pieces of bodies are named by their content, so that no late writer can change what is
+replayed; pieces of requests by the attempt that brought them.
+
+Garbage is left to DynamoDB's own time to live (`ttl`), which may strike days late and decides
+nothing: `expires` does. It cannot see that a record has parts, so those that have steps or a
+request are `kept` from it and removed by `Sweep`, together with their parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from oncekey.core.framing import as_bytes
+from oncekey.core.record import (
+    Answer,
+    Claim,
+    Record,
+    State,
+    decode_headers,
+    encode_headers,
+)
+from oncekey.core.verbs import Swap
+from oncekey.errors import CorruptRecord, StoreError
+from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, s, text
+from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, body_digest, pieces
+from oncekey.stores.observed import Sightings
+from oncekey.stores.sql import decode_digests, encode_digests
+
+SHARDS = 8
+"""Into how many partitions an index is spread: one takes 1,000 writes a second."""
+INLINE_BYTES_MAX = 65_536
+"""Bodies up to this are a part of the record: every write to an item costs what it weighs."""
+MICROS = 1_000_000
+
+KEPT = {"S": "parts"}
+"""In place of a time to live, which has to be a number: DynamoDB leaves such items alone."""
+
+
+def shard(record_id: bytes) -> int:
+    return record_id[-1] % SHARDS
+
+
+def owner(tenant: str, number: int) -> bytes:
+    """The partition of the tenant index in which a tenant's records of one shard stand."""
+    return bytes((number,)) + hashlib.sha256(as_bytes(tenant)).digest()
+
+
+def ttl_s(expires: int) -> int:
+    return expires // MICROS + 1
+
+
+# -------------------------------------------------------------------------------------- claims
+
+
+def inserted(claim: Claim, fence: int, now: int) -> Item:
+    """The item of a new record."""
+    lease_us = round(claim.lease_s * MICROS)
+    expires = now + lease_us + round(claim.retention_s * MICROS)
+    item = {
+        **key(claim.id),
+        **brought(claim),
+        "state": s(State.RUNNING),
+        "fence": n(fence),
+        "generation": n(fence),
+        "token": b(claim.token),
+        "attempt": n(1),
+        "beat": n(0),
+        "held": n(claim.lease_s),
+        "created": n(now),
+        "expires": n(expires),
+        "ttl": n(ttl_s(expires)),
+    }
+    if claim.request is not None:
+        item["kept"] = item["ttl"] = KEPT
+    return item
+
+
+def brought(claim: Claim) -> Item:
+    """What a new attempt brings; the key too, for a purge may have blanked it."""
+    item = {
+        "tenant": b(as_bytes(claim.tenant)),
+        "operation": b(as_bytes(claim.operation)),
+        "key": b(as_bytes(claim.key)),
+        "fingerprint": b(claim.fingerprint),
+        "fingerprint_version": n(claim.fingerprint_version),
+        "lease": n(claim.lease_s),
+        "retention": n(claim.retention_s),
+        "recovery": s(claim.recovery),
+        "schema": n(claim.schema_version),
+        "owner": b(owner(claim.tenant, shard(claim.id))),
+    }
+    if digests := encode_digests(claim.field_digests):
+        item["digests"] = s(digests)
+    if claim.recovery != "rerun":
+        item["open"] = n(shard(claim.id))
+    if claim.request is not None:
+        if len(claim.request) > REQUEST_BYTES_MAX:
+            raise StoreError(
+                f"a request of {len(claim.request)} bytes cannot be kept in DynamoDB, at most "
+                f"{REQUEST_BYTES_MAX}: lower Policy(request_bytes_max=…)"
+            )
+        item["request"] = n(len(pieces(claim.request)))
+    return item
+
+
+_OPTIONAL = ("digests", "open", "request")
+_ANSWER = ("status", "headers", "body", "body_pieces", "body_digest", "resource")
+
+
+def swapped(verb: Swap, fence: int, now: int) -> Update:
+    """The update that carries a swap out, if what it expects is there."""
+    update = Update()
+    update.equal(state=s(verb.state), fence=n(verb.fence), token=b(verb.token))
+    lease_us = round((verb.lease_s or 0.0) * MICROS)
+    expires = now + lease_us + round(verb.retention_s * MICROS)
+    left = update.given("ttl", n(ttl_s(expires)))
+    update.set(
+        state=s(verb.to),
+        beat=f"{update.name('beat')} + {update.given('one', n(1))}",
+        expires=n(expires),
+        ttl=f"if_not_exists({update.name('kept')}, {left})",
+    )
+    if verb.raise_fence:
+        update.set(fence=n(fence))
+    if verb.new_token is not None:
+        update.set(token=b(verb.new_token))
+    if verb.attempt is not None:
+        update.set(attempt=n(verb.attempt))
+    if verb.lapses is not None:
+        update.set(lapses=n(verb.lapses))
+    update.set(no_effect=n(1)) if verb.no_effect else update.remove("no_effect")
+    if verb.to is State.RUNNING:
+        update.set(held=n(verb.lease_s or 0.0))
+    else:
+        update.remove("open", "held", "request")
+    if verb.fresh:
+        update.set(created=n(now), generation=n(fence))
+        update.remove("replays", "conflicts", *_ANSWER)
+    if verb.claim is not None:
+        update.remove(*_OPTIONAL)
+        update.set(**brought(verb.claim))
+        if verb.claim.request is not None:
+            update.set(kept=KEPT, ttl=KEPT)
+    if verb.to is State.COMPLETED:
+        update.remove(*_ANSWER)
+        update.set(**answered(verb))
+    return update
+
+
+def answered(verb: Swap) -> Item:
+    item: Item = {}
+    if verb.answer is not None:
+        item["status"] = n(verb.answer.status)
+        item["headers"] = b(encode_headers(verb.answer.headers))
+        body = verb.answer.body
+        if body is not None and len(body) <= INLINE_BYTES_MAX:
+            item["body"] = b(body)
+        elif body is not None:
+            item["body_pieces"] = n(len(pieces(body)))
+            item["body_digest"] = b(body_digest(body))
+    if verb.resource_id is not None:
+        item["resource"] = b(as_bytes(verb.resource_id))
+    return item
+
+
+# -------------------------------------------------------------------------------------- records
+
+
+def record(item: Item, now: int, sightings: Sightings, body: bytes | None = None) -> Record:
+    """An item as a record. `body` is one that was kept in pieces."""
+    try:
+        return _record(item, now, sightings, body)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptRecord(
+            f"the item {item.get('id')!r} cannot be read ({error!r}): something other than oncekey "
+            "wrote it"
+        ) from error
+
+
+def _record(item: Item, now: int, sightings: Sightings, body: bytes | None) -> Record:
+    record_id, state = item["id"]["B"], State(item["state"]["S"])
+    fence, beat, token = int(item["fence"]["N"]), int(item["beat"]["N"]), item["token"]["B"]
+    left_s = 0.0
+    if state is State.RUNNING:
+        left_s = lease_left_s(record_id, item, sightings)
+    else:
+        sightings.forget(record_id)
+    return Record(
+        id=record_id,
+        token=token,
+        tenant=text(item["tenant"]["B"]),
+        operation=text(item["operation"]["B"]),
+        key=text(item["key"]["B"]) if "key" in item else "",
+        fingerprint=item["fingerprint"]["B"],
+        fingerprint_version=int(item["fingerprint_version"]["N"]),
+        lease_s=float(item["lease"]["N"]),
+        retention_s=float(item["retention"]["N"]),
+        recovery=item["recovery"]["S"],
+        schema_version=int(item["schema"]["N"]),
+        field_digests=decode_digests(item["digests"]["S"] if "digests" in item else None),
+        state=state,
+        fence=fence,
+        attempt=int(item["attempt"]["N"]),
+        lapses=number(item, "lapses"),
+        beat=beat,
+        no_effect="no_effect" in item,
+        answer=_answer(item, body),
+        resource_id=text(item["resource"]["B"]) if "resource" in item else None,
+        age_s=(now - int(item["created"]["N"])) / MICROS,
+        lease_left_s=left_s,
+        expires_in_s=(int(item["expires"]["N"]) - now) / MICROS,
+        replays=number(item, "replays"),
+        conflicts=number(item, "conflicts"),
+    )
+
+
+def lease_left_s(record_id: bytes, item: Item, sightings: Sightings) -> float:
+    """What is left of a running record's lease, as far as this process has watched it."""
+    return sightings.look(
+        record_id,
+        number(item, "fence"),
+        number(item, "beat"),
+        item["token"]["B"],
+        float(item["held"]["N"]),
+    )
+
+
+def _answer(item: Item, body: bytes | None) -> Answer | None:
+    if "status" not in item:
+        return None
+    # A purge leaves the status alone: that it happened, not what was said.
+    headers = decode_headers(item["headers"]["B"]) if "headers" in item else ()
+    inline: bytes | None = item["body"]["B"] if "body" in item else body
+    return Answer(int(item["status"]["N"]), headers, inline)
+
+
+def number(item: Item, attribute: str) -> int:
+    return int(item[attribute]["N"]) if attribute in item else 0

@@ -1,0 +1,111 @@
+"""What is kept beside a record, in items of its own: steps, requests and large bodies. Pure.
+
+An item may weigh 400 KB, so whatever may be larger is cut into pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+
+from oncekey.core.framing import as_bytes
+from oncekey.core.record import Claim, Step
+from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, text
+
+STEP, REQUEST, BODY = b"s", b"q", b"b"
+PIECE_BYTES = 350_000
+REQUEST_BYTES_MAX = 3_500_000
+"""A request is written in one transaction with its record, and that may weigh 4 MB."""
+STEP_BYTES_MAX = 380_000
+_PIECE_TTL_SLACK_S = 86_400
+
+_GENERATION = struct.Struct("!Q")
+_NUMBER = struct.Struct("!H")
+_CONTENT = struct.Struct("!?H")  # whether there is a result; the length of the digest
+
+
+# --------------------------------------------------------------------------------------- pieces
+
+
+def body_digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def pieces(data: bytes) -> list[bytes]:
+    return [data[at : at + PIECE_BYTES] for at in range(0, len(data) or 1, PIECE_BYTES)]
+
+
+def piece_parts(kind: bytes, of: bytes, count: int) -> list[bytes]:
+    """The sort keys of so many pieces."""
+    return [kind + of + _NUMBER.pack(number) for number in range(count)]
+
+
+def request_items(claim: Claim) -> list[Item]:
+    """The pieces of a claim's request."""
+    found = pieces(claim.request or b"")
+    parts = piece_parts(REQUEST, claim.token, len(found))
+    return [
+        {**key(claim.id, part), "data": b(data)} for part, data in zip(parts, found, strict=True)
+    ]
+
+
+def body_items(record_id: bytes, body: bytes, ttl_s: int) -> list[Item]:
+    """The pieces of a body. They may outlive their record, or never have one: then they are gone
+    by themselves.
+    """
+    found = pieces(body)
+    parts = piece_parts(BODY, body_digest(body), len(found))
+    gone = n(ttl_s + _PIECE_TTL_SLACK_S)
+    return [
+        {**key(record_id, part), "data": b(data), "ttl": gone}
+        for part, data in zip(parts, found, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------------------------------- steps
+
+
+def step_part(generation: int, name: str) -> bytes:
+    return STEP + _GENERATION.pack(generation) + hashlib.sha256(as_bytes(name)).digest()
+
+
+def step_update(step: Step, fence: int, number: int) -> Update:
+    """Writes a step in its place: in the order of attempts, then in that in which they came."""
+    update = Update()
+    order = {"fence": n(fence), "number": n(number)}
+    for attribute, found in order.items():
+        first = update.given(attribute, found)
+        update.set(**{attribute: f"if_not_exists({update.name(attribute)}, {first})"})
+    update.set(name=b(as_bytes(step.name)), content=b(step_content(step)))
+    if step.result is None:  # it may have been on its way for long
+        update.only_if(f"attribute_not_exists({update.name('done')})")
+    else:
+        update.set(done=n(1))
+    return update
+
+
+def step_content(step: Step) -> bytes:
+    head = _CONTENT.pack(step.result is not None, len(step.digest))
+    return head + step.digest + (step.result or b"")
+
+
+def is_of(generation: int, item: Item) -> bool:
+    """Whether a step is one of this generation."""
+    part: bytes = item["part"]["B"]
+    return part[1 : 1 + _GENERATION.size] == _GENERATION.pack(generation)
+
+
+def steps_of(generation: int, items: Iterable[Item]) -> list[Step]:
+    """The steps of a generation, in the order in which they were first appended."""
+    ours = [item for item in items if is_of(generation, item)]
+    ours.sort(key=lambda item: (int(item["fence"]["N"]), int(item["number"]["N"])))
+    return [_step(item) for item in ours]
+
+
+def _step(item: Item) -> Step:
+    content: bytes = item["content"]["B"]
+    has_result, length = _CONTENT.unpack_from(content)
+    at = _CONTENT.size + length
+    digest = content[_CONTENT.size : at]
+    return Step(text(item["name"]["B"]), digest, content[at:] if has_result else None)

@@ -1,0 +1,241 @@
+"""The table in DynamoDB: what `oncekey migrate` makes, and whether a table is fit. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from oncekey.core.op import Op, Pause
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores.dynamodb_calls import Call, Denied, Item, key, n
+from oncekey.stores.dynamodb_walk import OPEN, OPEN_SHOWS, TENANTS
+
+SCHEMA, OLDEST_READER = 1, 1
+GLOBAL_TABLE = "global-table"
+TTL = "ttl"
+_NOTE = key(b"oncekey", b"schema")
+_LOOKS_MAX, _LOOK_S = 120, 0.5
+_KEYS = {"id": "B", "part": "B", "owner": "B", "open": "N"}
+
+_MISSING = "ResourceNotFoundException"
+_DENIED = ("AccessDeniedException", "UnrecognizedClientException")
+
+
+def _schema(partition: str, sort: str) -> list[Item]:
+    return [
+        {"AttributeName": partition, "KeyType": "HASH"},
+        {"AttributeName": sort, "KeyType": "RANGE"},
+    ]
+
+
+def definition(table: str) -> Item:
+    """Pays by use and is spread by record id."""
+    return {
+        "TableName": table,
+        "BillingMode": "PAY_PER_REQUEST",
+        "AttributeDefinitions": [
+            {"AttributeName": name, "AttributeType": kind} for name, kind in _KEYS.items()
+        ],
+        "KeySchema": _schema("id", "part"),
+        "GlobalSecondaryIndexes": [
+            {
+                "IndexName": TENANTS,
+                "KeySchema": _schema("owner", "id"),
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            },
+            {
+                "IndexName": OPEN,
+                "KeySchema": _schema("open", "id"),
+                "Projection": {
+                    "ProjectionType": "INCLUDE",
+                    "NonKeyAttributes": list(OPEN_SHOWS),
+                },
+            },
+        ],
+    }
+
+
+class Table:
+    """One table: made, and looked at."""
+
+    def __init__(self, name: str, address: str, allow: Collection[str]) -> None:
+        self._name = name
+        self._address = address
+        self._allow = frozenset(allow)
+        self._looked = False
+
+    # ---------------------------------------------------------------------------------- asking
+
+    def _ask(self, method: str, **parameters: Any) -> Op[Item | Denied]:
+        [answer] = yield [Call(method, {"TableName": self._name, **parameters})]
+        if isinstance(answer, StoreError):
+            raise answer
+        found: Item | Denied = answer
+        return found
+
+    def _must(self, method: str, **parameters: Any) -> Op[Item]:
+        answer = yield from self._ask(method, **parameters)
+        if isinstance(answer, Denied):
+            raise self.judged(answer)
+        return answer
+
+    def judged(self, denied: Denied) -> StoreError:
+        """What an answer means that is no outcome of a verb."""
+        return judged(denied, self._address)
+
+    # ----------------------------------------------------------------------------------- fitness
+
+    def prepare(self) -> Op[None]:
+        """Check the schema's number, and once that nobody writes to it elsewhere."""
+        answer = yield from self._must("get_item", Key=_NOTE, ConsistentRead=True)
+        note = answer.get("Item")
+        if note is None:
+            raise StoreUnfit(
+                f"{self._address} has no schema: run `oncekey migrate {self._address}`"
+            )
+        version, oldest = int(note["version"]["N"]), int(note["oldest_reader"]["N"])
+        if version < SCHEMA:
+            raise StoreUnfit(
+                f"{self._address} is at schema {version}, this release needs {SCHEMA}: run "
+                f"`oncekey migrate {self._address}`"
+            )
+        if oldest > SCHEMA:
+            raise StoreUnfit(
+                f"{self._address} is at schema {version}, which needs a release that knows schema "
+                f"{oldest}; this one knows {SCHEMA}: upgrade oncekey here, or finish rolling the "
+                "newer release back"
+            )
+        if not self._looked:
+            yield from self._look()
+            self._looked = True
+
+    def _look(self) -> Op[None]:
+        answer = yield from self._ask("describe_table")
+        if isinstance(answer, Denied):
+            if answer.code in _DENIED:  # it is not needed for anything else
+                return
+            raise self.judged(answer)
+        check_table(answer["Table"], self._address, self._allow)
+
+    # -------------------------------------------------------------------------------- migrating
+
+    def migrate(self) -> Op[list[str]]:
+        made = []
+        answer = yield from self._ask("describe_table")
+        if isinstance(answer, Denied) and answer.code == _MISSING:
+            created = yield from self._ask("create_table", **definition(self._name))
+            if not isinstance(created, Denied):
+                made.append(f"table {self._name} with the indexes {TENANTS} and {OPEN}")
+            elif created.code != "ResourceInUseException":  # else somebody else makes it too
+                raise self.judged(created)
+        elif isinstance(answer, Denied):
+            raise self.judged(answer)
+        table = yield from self._active()
+        check_table(table, self._address, self._allow)
+        made += yield from self._time_to_live()
+        note = {**_NOTE, "version": n(SCHEMA), "oldest_reader": n(OLDEST_READER)}
+        noted = yield from self._ask(
+            "put_item",
+            Item=note,
+            ConditionExpression="attribute_not_exists(id) OR version < :ours",
+            ExpressionAttributeValues={":ours": n(SCHEMA)},
+        )
+        if not isinstance(noted, Denied):
+            made.append(f"schema {SCHEMA}")
+        elif not noted.by_condition:
+            raise self.judged(noted)
+        return made
+
+    def _active(self) -> Op[Item]:
+        """The table, once it and its indexes can be used."""
+        for _ in range(_LOOKS_MAX):
+            table: Item = (yield from self._must("describe_table"))["Table"]
+            indexes = table.get("GlobalSecondaryIndexes", [])
+            states = [table["TableStatus"], *(index.get("IndexStatus") for index in indexes)]
+            if all(state in ("ACTIVE", "UPDATING") for state in states):
+                return table
+            yield Pause(_LOOK_S)
+        raise StoreUnavailable(
+            f"{self._address} is still being made after {_LOOKS_MAX * _LOOK_S:g} s: run it again"
+        )
+
+    def _time_to_live(self) -> Op[list[str]]:
+        found = yield from self._must("describe_time_to_live")
+        told = found["TimeToLiveDescription"]
+        if told.get("TimeToLiveStatus") in ("ENABLED", "ENABLING"):
+            if told.get("AttributeName") not in (None, TTL):
+                raise StoreUnfit(
+                    f"{self._address} removes items by its attribute {told['AttributeName']!r}, "
+                    f"not by {TTL!r}: give the records a table of their own"
+                )
+            return []
+        yield from self._must(
+            "update_time_to_live",
+            TimeToLiveSpecification={"Enabled": True, "AttributeName": TTL},
+        )
+        return [f"time to live by the attribute {TTL}"]
+
+
+def check_table(table: Item, address: str, allow: Collection[str]) -> None:
+    """Raise if this table must not be used; the message names what helps."""
+    expected = definition("any")
+    indexes = {index["IndexName"]: index for index in table.get("GlobalSecondaryIndexes", [])}
+    kinds = {a["AttributeName"]: a["AttributeType"] for a in table.get("AttributeDefinitions", [])}
+    wrong = table.get("KeySchema") != expected["KeySchema"] or any(
+        indexes.get(index["IndexName"], {}).get("KeySchema") != index["KeySchema"]
+        for index in expected["GlobalSecondaryIndexes"]
+    )
+    if wrong or any(kinds.get(name) != kind for name, kind in _KEYS.items()):
+        raise StoreUnfit(
+            f"{address} is not a table that `oncekey migrate` has made: its keys or indexes "
+            "differ. Name another one: it is made for you"
+        )
+    if table.get("Replicas") and GLOBAL_TABLE not in allow:
+        regions = ", ".join(replica.get("RegionName", "?") for replica in table["Replicas"])
+        raise StoreUnfit(
+            f"{address} is a global table (also in {regions}). Its regions do not wait for each "
+            "other, so two of them can both own a record. Use a table of one region; if no other "
+            f"region ever writes to it, add allow={GLOBAL_TABLE} to the URL"
+        )
+
+
+# ------------------------------------------------------------------------------ while it runs
+
+THROTTLED = frozenset(
+    {
+        "ProvisionedThroughputExceededException",
+        "ThrottlingException",
+        "ThrottlingError",
+        "Throttling",
+        "RequestLimitExceeded",
+        "ProvisionedThroughputExceeded",
+    }
+)
+CONFLICTS = frozenset(
+    {"TransactionConflictException", "TransactionConflict", "TransactionInProgressException"}
+)
+_BROKEN = ("InternalServerError", "ServiceUnavailable", "InternalFailure")
+
+
+def codes(denied: Denied) -> frozenset[str]:
+    """What it failed for: a transaction has a reason for each of its members."""
+    reasons = frozenset(code for code, _ in denied.reasons) - {"None"}
+    return reasons or frozenset((denied.code,))
+
+
+def passes(denied: Denied) -> bool:
+    """Whether nothing was carried out and the same question may succeed in a moment."""
+    return bool(codes(denied) & (THROTTLED | CONFLICTS))
+
+
+def judged(denied: Denied, address: str) -> StoreError:
+    why = f"{address}: {denied.message} ({', '.join(sorted(codes(denied)))})"
+    if denied.code == _MISSING:
+        return StoreUnfit(f"{why}: run `oncekey migrate {address}`")
+    if passes(denied):
+        return StoreUnavailable(f"{why}: it takes no more for the moment", sent=False)
+    if denied.code in _BROKEN:
+        return StoreUnavailable(why, sent=True)
+    if denied.code in _DENIED or "Signature" in denied.code or "Token" in denied.code:
+        return StoreUnfit(f"{why}: see to its credentials and permissions (docs/stores.md)")
+    return StoreError(why)

@@ -1,0 +1,299 @@
+"""Verbs that name no record, on DynamoDB: a walk over the table or one of its indexes. Pure.
+
+`open` lists what may be abandoned, and only while it runs: `Due(abandoned=True)` reads nothing
+else. `tenants` lists a tenant's records that were not blanked yet, for `Purge` alone. Both are
+spread over shards, and follow the table a moment later: they only hint, and each change is judged
+by the record itself.
+
+`Due` and `Sweep` look at a bounded number of pages of the table per call and go on where the last
+call ended; DynamoDB's own time to live removes most of what is expired. `Scan` and `Count` read the
+whole table: they are for an operator, and cost accordingly.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from oncekey.core.framing import as_bytes
+from oncekey.core.op import Op
+from oncekey.core.record import Record, State, Step
+from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
+from oncekey.errors import StoreError
+from oncekey.stores import dynamodb_items as items
+from oncekey.stores import dynamodb_parts as parts
+from oncekey.stores.dynamodb_calls import RECORD, Call, Denied, Item, Update, b, key, n, s
+from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX, Verbs
+
+OPEN, TENANTS = "open", "tenants"
+OPEN_SHOWS = ("fence", "beat", "token", "held")
+"""What the index shows of a record: enough to observe its lease."""
+PAGES_MAX = 20
+"""How many pages, of 1 MB each, one `Due` or `Sweep` looks at."""
+TOGETHER_MAX = 25
+"""Changes that are asked for at the same time."""
+
+_SIGHTED = ("id", "state", "fence", "beat", "token", "held", "expires", "kept")
+_BODILESS = (
+    *("id", "state", "fence", "token", "beat", "held", "tenant", "operation", "key"),
+    *("fingerprint", "fingerprint_version", "lease", "retention", "recovery", "schema", "digests"),
+    *("attempt", "lapses", "no_effect", "status", "headers", "resource", "created", "expires"),
+    *("replays", "conflicts"),
+)
+
+
+class Walker:
+    """The walks of one table."""
+
+    def __init__(self, verbs: Verbs) -> None:
+        self._verbs = verbs
+        # Where the last call ended. If two threads collide here, a page is seen twice, or later.
+        self._cursors: dict[type, Item | None] = {}
+
+    def perform(self, verb: Any) -> Op[Any]:
+        return _WALKS[type(verb)](self, verb)
+
+    # ---------------------------------------------------------------------------- over the table
+
+    def _page(
+        self, start: Item | None, shown: Iterable[str], only: str = "", given: Item | None = None
+    ) -> Op[tuple[list[Item], Item | None]]:
+        """Records of the next page, and where the one after it begins."""
+        names = {f"#{name}": name for name in shown}
+        parameters: Item = {
+            "FilterExpression": f"#part = :record{only}",
+            "ProjectionExpression": ", ".join(names),
+            "ExpressionAttributeNames": {**names, "#part": "part"},
+            "ExpressionAttributeValues": {":record": b(RECORD), **(given or {})},
+            "ConsistentRead": True,
+        }
+        if start is not None:
+            parameters["ExclusiveStartKey"] = start
+        [page] = yield from self._verbs.all([self._verbs.call("scan", **parameters)])
+        return page["Items"], page.get("LastEvaluatedKey")
+
+    def _expected(self, verb: Due | Sweep, only: str, given: Item) -> Op[list[Item]]:
+        """What is wanted of the next pages, until there is enough of it."""
+        found: list[Item] = []
+        start = self._cursors.get(type(verb))
+        for _ in range(PAGES_MAX):
+            page, start = yield from self._page(start, _SIGHTED, only, given)
+            found += page
+            if len(found) >= verb.limit or start is None:
+                break
+        self._cursors[type(verb)] = start
+        return found
+
+    def _count(self, verb: Count) -> Op[dict[State, int]]:
+        counts = dict.fromkeys(State, 0)
+        start: Item | None = None
+        while True:
+            page, start = yield from self._page(start, ("state",))
+            for item in page:
+                counts[State(item["state"]["S"])] += 1
+            if start is None:
+                return counts
+
+    def _scan(self, verb: Scan) -> Op[list[Record]]:
+        only, given = " AND #id > :after", {":after": b(verb.after or b"\x00")}
+        if verb.state is not None:
+            only, given = f"{only} AND #state = :state", {**given, ":state": s(verb.state)}
+        if verb.tenant is not None:
+            only += " AND #tenant = :tenant"
+            given = {**given, ":tenant": b(as_bytes(verb.tenant))}
+        smallest: list[tuple[bytes, int, Item]] = []
+        start: Item | None = None
+        while True:
+            page, start = yield from self._page(start, _BODILESS, only, given)
+            seen = [(item["id"]["B"], at, item) for at, item in enumerate(page)]
+            smallest = heapq.nsmallest(verb.limit, [*smallest, *seen])
+            if start is None:
+                return [self._verbs.record(item) for _, _, item in smallest]
+
+    # -------------------------------------------------------------------------------------- due
+
+    def _due(self, verb: Due) -> Op[list[bytes]]:
+        if verb.abandoned:
+            found = yield from self._open()
+        else:
+            only, given = " AND (#state = :running OR #expires <= :now)", self._given()
+            found = yield from self._expected(verb, only, given)
+        left = sorted((self._left_s(item), item["id"]["B"]) for item in found)
+        return [record_id for left_s, record_id in left if left_s <= 0][: max(verb.limit, 0)]
+
+    def _left_s(self, item: Item) -> float:
+        """Until somebody has to act; of what runs, as far as it was watched."""
+        if "held" in item:
+            return items.lease_left_s(item["id"]["B"], item, self._verbs.sightings)
+        return (items.number(item, "expires") - self._verbs.dates.now()) / items.MICROS
+
+    def _given(self) -> Item:
+        return {":running": s(State.RUNNING), ":now": n(self._verbs.dates.now())}
+
+    def _open(self) -> Op[list[Item]]:
+        """What runs and is not left to its client."""
+        found: list[Item] = []
+        for number in range(items.SHARDS):
+            found += yield from self._index(OPEN, n(number))
+        return found
+
+    def _index(self, index: str, shard: Item) -> Op[list[Item]]:
+        attribute = {OPEN: "open", TENANTS: "owner"}[index]
+        query = self._verbs.call(
+            "query",
+            IndexName=index,
+            KeyConditionExpression="#shard = :shard",
+            ExpressionAttributeNames={"#shard": attribute},
+            ExpressionAttributeValues={":shard": shard},
+        )
+        return (yield from self._verbs.pages(query))
+
+    # ------------------------------------------------------------------------------------ sweep
+
+    def _sweep(self, verb: Sweep) -> Op[int]:
+        given = {":now": n(self._verbs.dates.now())}
+        expired = yield from self._expected(verb, " AND #expires <= :now", given)
+        removed = 0
+        expired = expired[: max(verb.limit, 0)]
+        for item in expired:
+            if "kept" in item:
+                removed += yield from self._remove_whole(item)
+        plain = [self._removal(item["id"]["B"]) for item in expired if "kept" not in item]
+        for at in range(0, len(plain), TOGETHER_MAX):
+            removed += yield from self._carried_out(plain[at : at + TOGETHER_MAX])
+        return removed
+
+    def _removal(self, record_id: bytes) -> Call:
+        """Judged at the removal: it may have been renewed, or started over."""
+        return self._verbs.call("delete_item", **self._removing(record_id))
+
+    def _removing(self, record_id: bytes) -> Item:
+        update = Update()
+        update.only_if(f"{update.name('expires')} <= {update.given('now', n(self._now()))}")
+        return {"Key": key(record_id), **update.condition()}
+
+    def _now(self) -> int:
+        return self._verbs.dates.now()
+
+    def _remove_whole(self, item: Item) -> Op[int]:
+        """Remove a record with its parts: as many in one transaction as it can hold."""
+        record_id, token = item["id"]["B"], item["token"]["B"]
+        found: list[Item] = []
+        for kind in (parts.STEP, parts.REQUEST, parts.BODY):
+            found += yield from self._verbs.pages(self._verbs.parts(record_id, kind, "id"))
+        deletes = [{"Key": key(record_id, part["part"]["B"])} for part in found]
+        first, rest = deletes[: TRANSACTION_MAX - 1], deletes[TRANSACTION_MAX - 1 :]
+        members = [("Delete", self._removing(record_id)), *(("Delete", each) for each in first)]
+        denied = yield from self._verbs.together(members, token)
+        if denied is not None:
+            return 0
+        for at in range(0, len(rest), TOGETHER_MAX):
+            yield [self._verbs.call("delete_item", **each) for each in rest[at : at + TOGETHER_MAX]]
+        return 1
+
+    def _carried_out(self, calls: list[Call]) -> Op[int]:
+        """How many of the calls were carried out; a condition that does not hold is no error."""
+        done = 0
+        for answer in (yield calls):
+            if isinstance(answer, StoreError):
+                raise answer
+            if isinstance(answer, Denied):
+                self._verbs.unless_by_condition(answer)
+            else:
+                done += 1
+        return done
+
+    # ------------------------------------------------------------------------------------ purge
+
+    def _purge(self, verb: Purge) -> Op[int]:
+        purged = 0
+        for number in range(items.SHARDS):
+            listed = yield from self._index(TENANTS, b(items.owner(verb.tenant, number)))
+            for item in listed:
+                if purged >= verb.limit:
+                    return purged
+                purged += yield from self._blank(item["id"]["B"], verb.tenant)
+        return purged
+
+    def _blank(self, record_id: bytes, tenant: str) -> Op[int]:
+        """Steps first: while the record is not blank, a purge that was interrupted comes back."""
+        shown = ("state", "fence", "generation", "kept", "body_pieces", "body_digest", "tenant")
+        [read] = yield from self._verbs.all([self._verbs.get(record_id, None, *shown)])
+        item = read.get("Item", {})
+        if item.get("tenant") != b(as_bytes(tenant)) or item["state"] == s(State.RUNNING):
+            return 0
+        if "kept" in item and not (yield from self._blank_parts(record_id, item)):
+            return 0
+        update = self._unchanged(item)
+        update.remove("key", "headers", "body", "body_pieces", "body_digest")
+        update.remove("resource", "digests", "owner")
+        call = self._verbs.call("update_item", Key=key(record_id), **update.parameters())
+        blanked = yield from self._carried_out([call])
+        if blanked and "body_pieces" in item:
+            names = parts.piece_parts(
+                parts.BODY, item["body_digest"]["B"], items.number(item, "body_pieces")
+            )
+            yield [self._verbs.call("delete_item", Key=key(record_id, name)) for name in names]
+        return blanked
+
+    def _unchanged(self, item: Item) -> Update:
+        update = Update()
+        update.equal(state=item["state"], fence=item["fence"])
+        return update
+
+    def _blank_parts(self, record_id: bytes, item: Item) -> Op[bool]:
+        """Leave of every step that it was begun, while the record is what it was."""
+        verbs, generation = self._verbs, items.number(item, "generation")
+        kept = yield from verbs.pages(verbs.parts(record_id, parts.STEP))
+        updates = [
+            ("Update", {"Key": key(record_id, parts.step_part(generation, step.name)), **blank})
+            for step in parts.steps_of(generation, kept)
+            if (blank := _blanked(step)) is not None
+        ]
+        check = ("ConditionCheck", {"Key": key(record_id), **self._unchanged(item).condition()})
+        for at in range(0, len(updates), TRANSACTION_MAX - 1):
+            members = [check, *updates[at : at + TRANSACTION_MAX - 1]]
+            if (yield from verbs.together(members, record_id)) is not None:
+                return False
+        leftover = yield from verbs.pages(verbs.parts(record_id, parts.REQUEST, "id"))
+        if leftover:
+            gone = [key(record_id, part["part"]["B"]) for part in leftover]
+            yield [verbs.call("delete_item", Key=each) for each in gone]
+        return True
+
+    # ------------------------------------------------------------------------------------ tally
+
+    def _tally(self, verb: Tally) -> Op[None]:
+        ids = sorted(verb.replays.keys() | verb.conflicts.keys())
+        calls = [self._counted(i, verb.replays.get(i, 0), verb.conflicts.get(i, 0)) for i in ids]
+        for at in range(0, len(calls), TOGETHER_MAX):
+            yield from self._carried_out(calls[at : at + TOGETHER_MAX])
+
+    def _counted(self, record_id: bytes, replays: int, conflicts: int) -> Call:
+        return self._verbs.call(
+            "update_item",
+            Key=key(record_id),
+            UpdateExpression="ADD replays :replays, conflicts :conflicts",
+            ConditionExpression="attribute_exists(id)",
+            ExpressionAttributeValues={":replays": n(replays), ":conflicts": n(conflicts)},
+        )
+
+
+def _blanked(step: Step) -> Item | None:
+    if step.result is None:
+        return None
+    update = Update()
+    update.set(content=b(parts.step_content(Step(step.name, step.digest, None))))
+    update.remove("done")
+    return update.parameters()
+
+
+_WALKS: dict[type, Callable[[Walker, Any], Op[Any]]] = {
+    Tally: Walker._tally,
+    Due: Walker._due,
+    Sweep: Walker._sweep,
+    Scan: Walker._scan,
+    Count: Walker._count,
+    Purge: Walker._purge,
+}

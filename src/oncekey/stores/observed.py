@@ -1,0 +1,77 @@
+"""Observed leases: for stores that have no clock in their conditions (P8).
+
+A lease is over when the record has not changed for one lease on the monotonic clock of whoever
+looks at it. So a look is remembered: when this process first saw the record as it is, told by its
+fence and its beat, which rises with every renewal. Whoever looks for the first time sees a whole
+lease; that is why a record may be stuck for two.
+
+What is remembered decides nothing by itself. A take-over presents the beat that was seen, and the
+store carries it out only if that is still the beat: a renewal that this process never saw is in
+nobody's way.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from oncekey.clock import Clock
+
+SIGHTINGS_MAX = 20_000
+"""How many records are remembered. What is forgotten is seen for the first time again: its
+take-over comes later, never too early.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A running record as this process first saw it."""
+
+    fence: int
+    beat: int
+    token: bytes
+    lease_s: float
+    since: float
+    """After it was read: whoever renewed it did so before."""
+
+
+class Sightings:
+    """What one process saw of running records. Safe for threads."""
+
+    def __init__(self, clock: Clock, *, sightings_max: int = SIGHTINGS_MAX) -> None:
+        self._clock = clock
+        self._max = sightings_max
+        self._mutex = threading.Lock()
+        self._seen: dict[bytes, Sighting] = {}  # whoever was looked at last stands last
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def look(self, record_id: bytes, fence: int, beat: int, token: bytes, lease_s: float) -> float:
+        """A running record was read just now: what is left of its lease, 0 or less if it lapsed.
+
+        A look through an index may be older than what is known already, and changes nothing then.
+        """
+        now = self._clock.monotonic()
+        with self._mutex:
+            seen = self._seen.pop(record_id, None)
+            if seen is None or (seen.fence, seen.beat) < (fence, beat):
+                seen = Sighting(fence, beat, token, lease_s, now)
+            self._seen[record_id] = seen
+            if len(self._seen) > self._max:
+                del self._seen[next(iter(self._seen))]
+        return seen.since + seen.lease_s - now
+
+    def lapsed(self, record_id: bytes, fence: int, token: bytes) -> int | None:
+        """The beat at which this owner's record was seen for a whole lease; None if it was not."""
+        seen = self._seen.get(record_id)
+        if seen is None or (seen.fence, seen.token) != (fence, token):
+            return None
+        over = seen.since + seen.lease_s <= self._clock.monotonic()
+        return seen.beat if over else None
+
+    def forget(self, record_id: bytes) -> None:
+        """It does not run any more."""
+        if record_id in self._seen:
+            with self._mutex:
+                self._seen.pop(record_id, None)

@@ -1,0 +1,82 @@
+"""Tables for tests, and stores whose time passes when they are told so."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import botocore.session
+
+from oncekey.clock import SystemClock
+from oncekey.core.op import run
+from oncekey.stores.dynamodb import DynamoStore, open_url
+from oncekey.stores.dynamodb_dates import Dates
+from oncekey.testing.contract import Subject
+from tests.servers.ministack import table_url
+
+
+class Ahead(SystemClock):
+    """The real clock, and what it was told to be ahead of it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return SystemClock.monotonic() + self.seconds
+
+
+class DatesAhead(Dates):
+    """The server's date, and what it was told to be ahead of it; it may be set back."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.seconds = 0.0
+
+    def now(self) -> int:
+        return super().now() + round(self.seconds * 1_000_000)
+
+
+def subject(url: str) -> Subject:
+    """A store that has watched whatever it has seen for as long as it is told to."""
+    clock, dates = Ahead(), DatesAhead()
+
+    def elapse(seconds: float) -> None:
+        dates.seconds += seconds
+        clock.seconds += max(seconds, 0.0)  # nobody can set a monotonic clock back
+
+    return Subject(open_url(url, clock=clock, dates=dates), elapse=elapse, observed=True)
+
+
+def migrate(store: DynamoStore) -> list[str]:
+    with closing(store.connect()) as connection:
+        return run(store.migrate(), connection.ask)
+
+
+@contextmanager
+def table(endpoint: str) -> Iterator[str]:
+    """The URL of a new table, gone afterwards."""
+    name = f"oncekey-{uuid.uuid4().hex}"
+    url = table_url(endpoint, name)
+    migrate(open_url(url))
+    yield url
+    with closing(client(url)) as direct:
+        direct.delete_table(TableName=name)
+
+
+def client(url: str) -> Any:
+    """To look behind a store's back."""
+    options = parse_qs(urlsplit(url).query)
+    return botocore.session.Session().create_client(
+        "dynamodb",
+        region_name=options["region"][0],
+        endpoint_url=options["endpoint"][0],
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+
+
+def name_of(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
