@@ -1,8 +1,9 @@
-"""The command line: `./dev payments serve | migrate | account | reconcile | run`."""
+"""The command line: `./dev payments serve | migrate | account | resend | reconcile | run`."""
 
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import logging
 import os
 import re
@@ -14,12 +15,14 @@ from pathlib import Path
 import sqlalchemy.exc
 
 import oncekey
-from payments import clock, reconcile
+from payments import clock, deliveries, reconcile, rows
 from payments.accounts import LOCAL, LOCAL_KEY, OVERLAP_S, Account, Accounts, Key, NoSuchAccount
 from payments.database import Database
+from payments.errors import StripeError
 from payments.limits import Rates
 from payments.serve import CannotServe, Listening, greeting, migrate, serve
 from payments.settings import Settings
+from payments.tables import events
 
 _USUAL = Settings()
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -30,6 +33,7 @@ A Stripe-compatible payments API that never charges twice.
   serve       the API alone; `./dev run` starts it with all that belongs to it
   migrate     create the tables that are missing, before the servers of a new release start
   account     create and list accounts; rotate and revoke their keys
+  resend      deliver an event to its webhook endpoints once more
   reconcile   compare the ledger with the card network's own book, and print every difference
   run         everything at once on this machine: what `./dev run` does
 
@@ -50,7 +54,7 @@ def main(words: list[str]) -> int:
     try:
         command: int = said.command(said)
         return command
-    except (CannotServe, NoSuchAccount) as error:
+    except (CannotServe, NoSuchAccount, StripeError) as error:
         print(error, file=sys.stderr)
     except (sqlalchemy.exc.DBAPIError, oncekey.StoreError) as error:
         print(
@@ -74,6 +78,7 @@ def _serve(said: argparse.Namespace) -> int:
         network_url=said.network,
         body_bytes_max=said.body_bytes_max,
         rates=Rates().but(said.limit),
+        webhook_networks=tuple(said.webhook_network),
     )
     listening = Listening(
         host=said.host,
@@ -136,6 +141,18 @@ def _revoke(said: argparse.Namespace) -> int:
     return 0
 
 
+def _resend(said: argparse.Namespace) -> int:
+    whose = Account(said.account, said.mode).tenant
+    with closing(Database(_where(said))) as database, database.begin() as connection:
+        event = rows.get(connection, events, whose, said.event)
+        made = deliveries.send_again(connection, whose, event, said.endpoint, clock.wall())
+    if not made:
+        print("No endpoint that is enabled wants this event: nothing will be sent.")
+        return 1
+    print(f"{event.type} will be sent again, as {', '.join(made)}.")
+    return 0
+
+
 _ONCE = "The key is shown this once: only its digest is kept."
 
 
@@ -172,6 +189,8 @@ def parser() -> argparse.ArgumentParser:
     tables = commands.add_parser("migrate", description="Create the tables that are missing.")
     tables.set_defaults(command=_migrate)
     _add_where(tables)
+    again = commands.add_parser("resend", description="Deliver an event once more.")
+    _describe_resend(again)
     account = commands.add_parser("account", description="Accounts and their keys.")
     _describe_account(account.add_subparsers(required=True, metavar="COMMAND"))
     return top
@@ -208,6 +227,14 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
         help="believe this proxy's X-Forwarded-For; may be repeated [none is believed]",
     )
     sub.add_argument(
+        "--webhook-network",
+        action="append",
+        default=[],
+        type=_network,
+        metavar="NETWORK",
+        help="send webhooks there although it is not public: 10.1.0.0/16; may be repeated [none]",
+    )
+    sub.add_argument(
         "--body-bytes-max",
         type=int,
         default=_USUAL.body_bytes_max,
@@ -221,6 +248,17 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how long SIGTERM waits for requests that are under way [%(default)s]",
     )
+
+
+def _describe_resend(sub: argparse.ArgumentParser) -> None:
+    sub.set_defaults(command=_resend)
+    sub.add_argument("account", metavar="ACCOUNT", help="acct_…")
+    sub.add_argument("event", metavar="EVENT", help="evt_…")
+    sub.add_argument(
+        "--endpoint", metavar="ENDPOINT", help="we_…, whatever it wants [all that want the event]"
+    )
+    sub.add_argument("--mode", choices=("test", "live"), default="test", help="[%(default)s]")
+    _add_where(sub)
 
 
 def _describe_account(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -264,6 +302,13 @@ def _add_where(sub: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="postgresql://… instead of it [$PAYMENTS_DATABASE]",
     )
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"write a network as 10.1.0.0/16: {error}") from None
 
 
 def _duration(text: str) -> int:

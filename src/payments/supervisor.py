@@ -75,6 +75,8 @@ class Plan:
         words = [sys.executable, "-m", "payments", "serve", "--port", str(self.port)]
         words += ["--data", str(self.data), "--network", self.network_url]
         words += ["--workers", str(self.workers)]
+        # All of it is on this machine, so a receiver of webhooks may be too.
+        words += ["--webhook-network", "127.0.0.0/8", "--webhook-network", "::1/128"]
         words += ["--database", self.database] if self.database else []
         return words + (["--redis", self.redis] if self.redis else [])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from payments import cli
+from tests.payments.posts import post_on
 
 
 @pytest.fixture
@@ -52,6 +53,22 @@ def test_what_cannot_be_done_is_said_plainly(data: str, capsys: pytest.CaptureFi
     assert "--all" in which
 
 
+def test_an_event_is_delivered_once_more(data: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with post_on("", Path(data)) as post:
+        account = post.tenant.removesuffix("/test")
+        event = post.event("charge.succeeded")
+        told = say(capsys, "resend", account, event, "--data", data, status=1)
+        assert "nothing will be sent" in told
+        endpoint = post.endpoint("https://hooks.example.com/", "charge.failed")
+        say(capsys, "resend", account, event, "--data", data, status=1)
+        chosen = ("--endpoint", endpoint, "--data", data)
+        told = say(capsys, "resend", account, event, *chosen)
+        [delivery] = post.deliveries()
+        assert told == f"charge.succeeded will be sent again, as {delivery.id}.\n"
+        told = say(capsys, "resend", account, "evt_none", "--data", data, status=1)
+        assert told == "No such event: 'evt_none'\n"
+
+
 def test_a_database_that_was_not_prepared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +95,9 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(
     assert told in say(capsys, "serve", "--data", str(tmp_path), *words, status=1)
 
 
-@pytest.mark.parametrize("words", [[], ["serve"], ["account"], ["account", "rotate"], ["migrate"]])
+@pytest.mark.parametrize(
+    "words", [[], ["serve"], ["account"], ["account", "rotate"], ["migrate"], ["resend"]]
+)
 def test_every_command_explains_itself(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +105,12 @@ def test_every_command_explains_itself(
         cli.main([*words, "--help"])
     assert ended.value.code == 0
     assert "./dev payments" in capsys.readouterr().out
+
+
+def test_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--data", str(tmp_path), "--webhook-network", "everywhere"])
+    assert "10.1.0.0/16" in capsys.readouterr().err
 
 
 def test_durations() -> None:
