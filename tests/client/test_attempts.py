@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.client.attempts import Attempts, Call, Ended, Retries, Send
+from oncekey.client.attempts import Attempts, Call, Ended, First, Retries, Send
 from oncekey.client.budget import RetryBudget
 from oncekey.client.verdict import Broken, Reply
 from oncekey.client.watch import Attempted
@@ -41,7 +41,10 @@ class Wire:
 
     def deliver(self, retries: Retries, chance: float = 0.5, call: Call = CALL) -> Ended:
         rules = PROFILES["oncekey"], retries, RetryBudget(), self.clock
-        return run(Attempts(*rules, lambda: chance, self.events.append).deliver(call), self.ask)
+        attempts = Attempts(*rules, lambda: chance, self.events.append)
+        sent_at, deadline = attempts.begin()
+        first = First(sent_at, deadline, self.ask(Send(deadline - sent_at)))
+        return run(attempts.go_on(call, first), self.ask)
 
 
 turns = st.lists(

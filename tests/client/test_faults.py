@@ -111,14 +111,14 @@ def test_one_effect_one_key_and_no_budget_exceeded(
         notes = error.__notes__
     assert "with the same key" in notes[0]
 
-    hops = 1 + sum(fault.kind == "redirect" for fault in script)
+    hops = sum(fault.kind == "redirect" for fault in script)
     effects = world.server.effects
     assert len(effects) <= 1, "one intent, two effects"
     assert len(world.server.keys) == 1
     assert set(world.server.bodies) == {b'{"sku":"mug"}'}
-    assert len(world.server.attempts) <= hops * retries.attempts_max
+    assert len(world.server.attempts) <= retries.attempts_max + hops
     # A blocking attempt may be late by what one reading of it may take.
-    assert world.clock.monotonic() - started <= hops * (retries.budget_s + READ_S)
+    assert world.clock.monotonic() - started <= retries.budget_s + READ_S
     assert all(event.attempt <= retries.attempts_max for event in world.events)
     if answer is not None and answer.status_code == 201:
         assert sum(effects.values()) == 1
@@ -173,6 +173,47 @@ def test_an_answer_that_drips_is_cut_off_when_the_time_is_over(way: str) -> None
     assert "the time for all attempts is over" in late.value.__notes__[0]
     assert world.clock.monotonic() - started <= 20.0 + READ_S
     assert len(world.server.attempts) == 1
+
+
+@pytest.mark.parametrize("way", ["post", "apost"])
+def test_redirects_share_one_budget(way: str) -> None:
+    """Each of them takes 4 s, and none of them ever ends."""
+    circle = [Fault("redirect", seconds=4.0)] * 30
+    world = World(httpx2, circle, [0.5], retries=Retries(budget_s=20.0))
+    started = world.clock.monotonic()
+
+    with pytest.raises(httpx2.ReadTimeout) as late:
+        getattr(world, way)()
+
+    assert "the time for all attempts is over" in late.value.__notes__[0]
+    assert world.clock.monotonic() - started <= 20.0 + READ_S
+    assert len(world.server.attempts) == 5
+    assert len(world.server.keys) == 1
+
+
+def test_redirects_share_the_retries_of_one_request() -> None:
+    script = [Fault("drop"), Fault("redirect"), Fault("drop"), Fault("redirect"), Fault("drop")]
+    world = World(httpx2, script, [0.0], retries=Retries(attempts_max=3))
+
+    with pytest.raises(httpx2.RemoteProtocolError) as lost:
+        world.post()
+
+    assert "3 attempts were made" in lost.value.__notes__[0]
+    assert len(world.server.attempts) == 3 + 2
+    assert len(world.server.keys) == 1
+
+
+def test_one_that_its_caller_sends_again_after_a_redirect_has_time_of_its_own() -> None:
+    world = World(httpx2, [Fault("redirect")] * 2, [0.5], retries=Retries(budget_s=20.0))
+    transport: Any = world.transport
+    with httpx2.Client(transport=transport, follow_redirects=True) as client:
+        request = client.build_request("POST", f"{HOME}/orders")
+        assert client.send(request).status_code == 201
+        world.clock.advance(3600.0)
+
+        assert client.send(request).status_code == 201
+
+    assert len(world.server.keys) == 1
 
 
 def test_a_redirect_to_another_origin_does_not_show_the_key() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import io
 import logging
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from oncekey.client import Counters, Counts, Retries, outcome_of, retrying
+from oncekey.clock import FakeClock
 from oncekey.errors import Mismatch, Misuse
 from tests.client.hostile import IN_FLIGHT, MISMATCH
 from tests.client.wire import Scripted, scripted
@@ -236,6 +239,57 @@ def test_answers_that_are_not_read_give_their_connection_back(
         assert client.post(f"{server.url}/a").status_code == 201
 
     assert len(server.seen) == 4
+
+
+def test_an_answer_that_drips_is_cut_off_when_the_time_is_over(
+    library: str, server: Scripted
+) -> None:
+    """Each byte comes in time; the rest would, and never all of it."""
+    clock, left = FakeClock(), threading.Event()
+
+    def drip(handler: Any) -> None:
+        handler.send_response(201)
+        handler.send_header("content-length", "1000")
+        handler.end_headers()
+        handler.wfile.write(b"{")
+        clock.advance(100.0)
+        handler.wfile.write(b" ")
+        handler.connection.settimeout(25.0)
+        with contextlib.suppress(ConnectionError):
+            assert handler.connection.recv(1) == b""  # it hung up
+        left.set()
+
+    server.script = [drip]
+    with (
+        sender(library, clock=clock, retries=Retries(budget_s=90.0)) as send,
+        pytest.raises(Exception, match="the time for all attempts was over") as late,
+    ):
+        send("POST", f"{server.url}/orders", timeout=30.0)
+
+    assert "same key" in late.value.__notes__[0]
+    assert left.wait(25.0)
+    assert len(server.seen) == 1
+
+
+def test_redirects_share_one_budget(library: str, server: Scripted) -> None:
+    clock = FakeClock()
+
+    def slowly(handler: Any) -> None:
+        clock.advance(50.0)
+        handler.send_response(307)
+        handler.send_header("location", "/again")
+        handler.send_header("content-length", "0")
+        handler.end_headers()
+
+    server.script = [slowly] * 10
+    with (
+        sender(library, clock=clock, retries=Retries(budget_s=90.0)) as send,
+        pytest.raises(Exception, match="the time for all attempts was over"),
+    ):
+        send("POST", f"{server.url}/orders")
+
+    assert len(server.seen) == 2
+    assert len(set(server.keys)) == 1
 
 
 def test_the_same_request_sent_again_is_a_retry(server: Scripted) -> None:

@@ -24,7 +24,8 @@ class Seen:
 
 class Scripted:
     """Each answer is a status, or (status, headers), or (status, headers, body), or "drop" or
-    "truncate". A header that is None is left out. When the script is over: 201.
+    "truncate", or a function that is given the handler. A header that is None is left out. When the
+    script is over: 201.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,12 @@ class Scripted:
     def keys(self) -> list[str | None]:
         return [seen.key for seen in self.seen]
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+    def answer(self, handler: BaseHTTPRequestHandler) -> Any:
         self.seen.append(Seen(handler, _body(handler)))
         turn = self.script.pop(0) if self.script else 201
         handler.close_connection = True
+        if callable(turn):
+            return turn(handler)
         if turn == "drop":
             return
         if turn == "truncate":

@@ -1,7 +1,9 @@
 """Attempts: one request is sent until its answer is final or nobody may ask any longer.
 
-`deliver` is a generator. It yields `Send` and is sent what came of it, a `Reply` or `Broken`; it
-yields `Pause` and goes on when the time is over. Time and chance are given to it, so that a test
+The first attempt is made by the transport itself, because nearly always it is the only one:
+`begin`, the sending, and if the answer is `smooth` that was it. Whatever else came of it is given
+to `go_on`, a generator. It yields `Pause` and goes on when the time is over; it yields `Send` and
+is sent what came of that, a `Reply` or `Broken`. Time and chance are given to it, so that a test
 can drive it through hours in a moment, and a thread or an event loop through the real ones.
 
 Nothing here sets the key: all attempts send the same prepared request, so it cannot change.
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from oncekey.client.budget import Buckets, RetryBudget
 from oncekey.client.verdict import FINAL, Again, Broken, Mismatched, Reply, Verdict, judge, replayed
@@ -23,7 +26,6 @@ from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.value import value
 from oncekey.errors import Misuse
-from oncekey.probes import probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,6 @@ class Retries:
 class Send:
     """A question: what comes of sending it now, in at most `left_s`?"""
 
-    attempt: int
     left_s: float
 
 
@@ -64,6 +65,18 @@ class Call:
     key: str | None
     once: str | None = None
     """Why it must not be sent twice."""
+    retried: int = 0
+    """How often it was retried before it was redirected."""
+
+
+@value
+class First:
+    """The first attempt, and what came of it."""
+
+    sent_at: float
+    deadline: float
+    """When the time for all attempts is over; monotonic, as the other."""
+    answer: Reply | Broken
 
 
 @value
@@ -72,7 +85,6 @@ class Ended:
 
     answer: Reply | Broken
     attempts: int
-    replayed: bool
     mismatch: Problem | None
     gave_up: str | None
     """Why there was no further attempt, where one would have been in order."""
@@ -99,30 +111,41 @@ class Attempts:
         self._observe = observe
         self._watched = watched
 
-    def deliver(self, call: Call) -> Op[Ended]:
-        """Send until the answer is final, or no further attempt is allowed."""
-        sent_at = self._clock.monotonic()
-        deadline = sent_at + self._retries.budget_s
+    def begin(self) -> tuple[float, float]:
+        """A request is about to leave: now, and until when all its attempts may take."""
+        now = self._clock.monotonic()
+        return now, now + self._retries.budget_s
+
+    def smooth(self, answer: Reply | Broken) -> TypeGuard[Reply]:
+        """Whether there is nothing to judge, nothing to count, and nobody who wants to know."""
+        return (
+            isinstance(answer, Reply)
+            and answer.status < 400
+            and not self._buckets.short
+            and not self._watched()
+        )
+
+    def go_on(self, call: Call, first: First) -> Op[Ended]:
+        """From the first answer on: send until it is final, or no further attempt is allowed."""
+        answer, sent_at, deadline = first.answer, first.sent_at, first.deadline
         self._buckets.earn(call.host, sent_at)
-        attempt = 1
+        attempt = 1 + call.retried
         while True:
-            probe("before_request")
-            answer: Reply | Broken = yield Send(attempt, deadline - sent_at)
-            probe("after_answer")
             now = self._clock.monotonic()
             verdict = judge(answer, self._profile, self._clock.wall())
             after = self._after(call, attempt, verdict, now, deadline)
-            ended = self._ended(answer, attempt, verdict, after if isinstance(after, str) else None)
+            ended = _ended(answer, attempt, verdict, after if isinstance(after, str) else None)
             wait_s = after if isinstance(after, float) else None
             if verdict is not FINAL or self._watched():
-                self._observe(_event(call, ended, now - sent_at, wait_s))
+                self._observe(self._event(call, ended, now - sent_at, wait_s))
             if wait_s is None:
                 return ended
             yield Pause(wait_s)
             sent_at = self._clock.monotonic()
             if sent_at >= deadline:  # woken up late
-                return self._ended(answer, attempt, verdict, _OVER)
+                return _ended(answer, attempt, verdict, OVER)
             attempt += 1
+            answer = yield Send(deadline - sent_at)
 
     def _after(
         self, call: Call, attempt: int, verdict: Verdict, now: float, deadline: float
@@ -138,42 +161,35 @@ class Attempts:
         asked_s = verdict.retry_after_s or 0.0
         if asked_s >= left_s:
             # Coming back earlier than told would be rude, and most likely in vain.
-            return _OVER if left_s <= 0 else f"the server asks to wait {asked_s:g} s, {_LONGER}"
+            return OVER if left_s <= 0 else f"the server asks to wait {asked_s:g} s, {_LONGER}"
         bounds = self._retries.backoff_s, self._retries.backoff_s_max
         wait_s = asked_s + full_jitter(attempt - 1, *bounds, self._chance())
         if wait_s >= left_s:
-            return _OVER
+            return OVER
         if not self._buckets.spend(call.host, now):
             return "the retry budget of this host is spent: too many requests to it fail"
         return wait_s
 
-    def _ended(
-        self, answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: str | None
-    ) -> Ended:
-        return Ended(
-            answer,
-            attempt,
-            isinstance(answer, Reply) and replayed(answer, self._profile),
-            verdict.problem if isinstance(verdict, Mismatched) else None,
-            gave_up,
+    def _event(self, call: Call, ended: Ended, seconds: float, wait_s: float | None) -> Attempted:
+        answer = ended.answer
+        return Attempted(
+            f"{call.method} {call.host}",
+            short_hash(call.key) if call.key else "-",
+            ended.attempts,
+            answer.status if isinstance(answer, Reply) else None,
+            type(answer.error).__name__ if isinstance(answer, Broken) else None,
+            seconds,
+            isinstance(answer, Reply) and replayed(answer.headers, self._profile),
+            ended.mismatch is not None,
+            wait_s,
+            ended.gave_up,
         )
 
 
-_OVER = "the time for all attempts is over"
+OVER = "the time for all attempts is over"
 _LONGER = "longer than is left for all attempts"
 
 
-def _event(call: Call, ended: Ended, seconds: float, wait_s: float | None) -> Attempted:
-    answer = ended.answer
-    return Attempted(
-        f"{call.method} {call.host}",
-        short_hash(call.key) if call.key else "-",
-        ended.attempts,
-        answer.status if isinstance(answer, Reply) else None,
-        type(answer.error).__name__ if isinstance(answer, Broken) else None,
-        seconds,
-        ended.replayed,
-        ended.mismatch is not None,
-        wait_s,
-        ended.gave_up,
-    )
+def _ended(answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: str | None) -> Ended:
+    problem = verdict.problem if isinstance(verdict, Mismatched) else None
+    return Ended(answer, attempt, problem, gave_up)

@@ -32,34 +32,42 @@ class RetryBudget:
 
 
 class Buckets:
-    """The tokens of every host that was asked lately; for all threads."""
+    """The tokens of every host that was retried lately; for all threads.
+
+    A host that never was has all its tokens, and a request adds nothing to them: as long as none is
+    `short` of any, there is nothing to count.
+    """
 
     def __init__(self, budget: RetryBudget, hosts_max: int = HOSTS_MAX) -> None:
         self._budget = budget
         self._hosts_max = hosts_max
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.short: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """By host: tokens, and when they were counted."""
         self._alone = threading.Lock()
 
     def earn(self, host: str, now: float) -> None:
         """A new request goes to this host."""
         with self._alone:
-            self._put(host, self._tokens(host, now) + self._budget.tokens_per_request, now)
+            if host not in self.short:
+                return
+            tokens = self._tokens(host, now) + self._budget.tokens_per_request
+            if tokens < self._budget.tokens_max:
+                self.short[host] = tokens, now
+            else:
+                del self.short[host]
 
     def spend(self, host: str, now: float) -> bool:
         """Take the token for one retry; False if there is none."""
         with self._alone:
             tokens = self._tokens(host, now)
             may = tokens >= 1.0
-            self._put(host, tokens - 1.0 if may else tokens, now)
+            self.short[host] = tokens - may, now
+            self.short.move_to_end(host)
+            if len(self.short) > self._hosts_max:
+                self.short.popitem(last=False)
             return may
 
     def _tokens(self, host: str, now: float) -> float:
-        tokens, counted = self._left.get(host, (self._budget.tokens_max, now))
-        return tokens + max(0.0, now - counted) * self._budget.tokens_per_s
-
-    def _put(self, host: str, tokens: float, now: float) -> None:
-        self._left[host] = min(tokens, self._budget.tokens_max), now
-        self._left.move_to_end(host)
-        if len(self._left) > self._hosts_max:
-            self._left.popitem(last=False)
+        most = self._budget.tokens_max
+        tokens, counted = self.short.get(host, (most, now))
+        return min(most, tokens + max(0.0, now - counted) * self._budget.tokens_per_s)

@@ -2,140 +2,218 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
-from oncekey.client.attempts import Send
 from oncekey.client.place import Outgoing
-from oncekey.client.sender import Outcome, Plan, Sender
+from oncekey.client.sender import LATE, Mark, Outcome, Plan, Sender
 from oncekey.client.verdict import Broken, Reply
+from oncekey.probes import probe
 
 EXTENSION = "oncekey"
-"""In a request's extensions: the caller's key, later our mark. In a response's: the outcome."""
-_PHASES = ("connect", "read", "write", "pool")
-_LATE = "the time for all attempts was over before the whole answer was there"
+"""In a request's extensions: the caller's key, later our mark. In a response's: the delivery."""
+_NO_LIMITS = dict.fromkeys(("connect", "read", "write", "pool"))
+_ENDLESS = "text/event-stream"
+_value = itemgetter(1)
 
 
-def library_of(request: object) -> Any:
-    """The library whose request it is."""
-    for cls in type(request).__mro__:
+@functools.cache
+def _library_of(kind: Any) -> Any:
+    """The library whose class it is."""
+    for cls in kind.__mro__:
         library: ModuleType | None = sys.modules.get(cls.__module__.partition(".")[0])
         if hasattr(library, "TransportError"):
             return library
-    raise TypeError(f"{type(request).__name__} is no request of httpx or httpx2")
+    raise TypeError(f"{kind} is no request of httpx or httpx2")
 
 
-def must_be_read(request: Any, library: Any, bytes_max: int) -> bool:
-    """Whether a body is a stream of a known length that is small enough to be kept."""
-    if isinstance(request.stream, library.ByteStream):
-        return False
+def is_whole(request: Any) -> bool:
+    """Whether its body is there, and not a stream."""
+    return isinstance(request.stream, _library_of(request.__class__).ByteStream)
+
+
+def must_be_read(request: Any, sender: Sender) -> bool:
+    """Whether a stream is of a known length, and small enough to be kept."""
     length = request.headers.get("content-length", "")
-    return length.isdecimal() and int(length) <= bytes_max
-
-
-def _lines(headers: Any) -> dict[str, str]:
-    """By names in lower case. Asked for several on every request, the library's own headers would
-    be most of what this transport costs.
-    """
-    return {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in headers.raw}
+    return length.isdecimal() and int(length) <= sender.body_bytes_max
 
 
 class Exchange:
-    """One request and its attempts. Reading the body is left to whoever may block, or await."""
+    """One request and its attempts.
 
-    def __init__(self, request: Any, library: Any, sender: Sender) -> None:
-        self._library = library
+    It is made for every request. Whatever is needed only when something goes wrong is not made
+    before: in the first place the plan.
+    """
+
+    attempts = 1
+    gave_up: str | None = None
+
+    def __init__(self, request: Any, sender: Sender, inner: Any) -> None:
         self._request = request
         self._sender = sender
-        self._refused = (library.UnsupportedProtocol, library.LocalProtocolError)
-        self._deadline = 0.0
-        known = isinstance(request.stream, library.ByteStream)
-        body = request.read() if known else None
-        lines = _lines(request.headers)
-        outgoing = Outgoing(request.method, str(request.url), lines, body)
-        self.plan = sender.plan(outgoing, request.extensions.get(EXTENSION))
-        if self.plan.mark is not None:
-            request.extensions[EXTENSION] = self.plan.mark
-        self._ready = self._prepared(request, self.plan)
-        self._timeouts = request.extensions.get("timeout") or {}
+        self._inner = inner
+        self._library = _library_of(request.__class__)
+        self.sent_at, self.deadline = sender.begin()
+        brought = request.extensions.get(EXTENSION)
+        if brought is not None or sender.header is None or not self._take_new_key(sender.header):
+            if isinstance(brought, Mark):
+                request.extensions[EXTENSION] = brought = sender.again(brought, request)
+                self.deadline = brought.deadline(self.deadline)
+            self.mark = self.plan.mark
+            self._ready = self._planned(self.plan)
 
-    def _prepared(self, request: Any, plan: Plan) -> Any:
-        """The request as it is sent. The caller's own stays as it is, so that whoever follows a
-        redirect does not carry the key along.
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How it is sent; also when that is done already, since it was left its mark."""
+        request = self._request
+        body = request.read() if is_whole(request) else None
+        outgoing = Outgoing(request.method, str(request.url), request.headers, body)
+        plan = self._sender.plan(outgoing, request.extensions.get(EXTENSION))
+        if plan.mark is not None:
+            request.extensions[EXTENSION] = plan.mark
+        return plan
+
+    def attempt(self, left_s: float) -> Reply | Broken:
+        """What comes of sending it now, in at most so many seconds."""
+        probe("before_request")
+        try:
+            return self._collect(self._inner.handle_request(self._limited(left_s)))
+        except Exception as error:
+            return self._broken(error)
+        finally:
+            probe("after_answer")
+
+    async def attempt_async(self, left_s: float) -> Reply | Broken:
+        """The same, awaited. What takes longer is cancelled, which nothing that blocks can be: it
+        has its timeouts only, and so has one on another loop than asyncio's.
         """
-        placed, stream = plan.placed, request.stream
-        if placed.body is not None:
-            stream = self._library.ByteStream(placed.body)
-        ready = self._library.Request(
-            request.method,
-            placed.url or request.url,
-            headers=request.headers,
-            stream=stream,
-            extensions=request.extensions,
-        )
-        ready.extensions.pop(EXTENSION, None)
+        probe("before_request")
+        limit = _within(left_s)
+        try:
+            async with limit:
+                response = await self._inner.handle_async_request(self._limited(left_s))
+                return await self._collect_async(response)
+        except Exception as error:
+            over = isinstance(limit, asyncio.Timeout) and limit.expired()
+            return self._broken(self._late() if over else error)
+        finally:
+            probe("after_answer")
+
+    def told(self, response: Any) -> Any:
+        """The answer as the caller gets it, with what is known of its delivery."""
+        response.extensions[EXTENSION] = self
+        if response.status_code >= 300 and self.mark is not None:
+            left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
+            self._request.extensions[EXTENSION] = left
+        return response
+
+    def outcome(self, response: Any) -> Outcome:
+        key = None if self.mark is None else self.mark.key
+        return self._sender.outcome(key, self.attempts, response.headers, self.gave_up)
+
+    # ------------------------------------------------------------------------------- the request
+
+    def _take_new_key(self, header: str) -> bool:
+        """Nearly every request: one that has no key yet, and takes it in a header."""
+        request, sender = self._request, self._sender
+        self._ready = ready = self._copied()
+        headers = ready.headers
+        lines = len(headers)
+        headers[header] = key = sender.new_key()
+        if len(headers) == lines:  # it had one
+            return False
+        self.mark = request.extensions[EXTENSION] = Mark(key, request.url, sender.clock.wall())
+        return True
+
+    def _planned(self, plan: Plan) -> Any:
+        placed, ready = plan.placed, self._copied()
+        if placed.url is not None:
+            ready.url = self._library.URL(placed.url)
         for name, text in placed.headers:
             ready.headers[name] = text
         if plan.without:
             del ready.headers[plan.without]
         if placed.body is not None:
+            ready.stream = self._library.ByteStream(placed.body)
             ready.headers["content-length"] = str(len(placed.body))
         return ready
 
-    def ready(self, question: Send) -> Any:
-        """The request for this attempt: no phase of it may take longer than is left."""
-        self._deadline = self._sender.clock.monotonic() + question.left_s
-        left_s, limits = question.left_s, self._timeouts
-        self._ready.extensions["timeout"] = {
-            phase: left_s if (s := limits.get(phase)) is None or s > left_s else s
-            for phase in _PHASES
-        }
-        return self._ready
-
-    def broken(self, error: Exception) -> Broken:
-        """What a retry may cure; anything else is raised."""
-        if isinstance(error, self._library.TransportError) and not isinstance(error, self._refused):
-            return Broken(error)
-        raise error
-
-    def reply(self, response: Any, answer: Answer) -> Reply:
-        """A whole answer; or one that is left to the caller to read."""
-        if answer.rest is not None:
-            response.stream = answer.rest
-            return Reply(response.status_code, answer.headers, b"", response)
-        raw = b"".join(answer.chunks)
-        response.stream = self._library.ByteStream(raw)
-        body = self._decoded(response, raw) if response.status_code >= 400 else b""
-        return Reply(response.status_code, answer.headers, body, response)
-
-    def answer(self, response: Any) -> Answer:
-        headers = _lines(response.headers)
-        length = headers.get("content-length", "")
-        kind = headers.get("content-type", "")
-        endless = kind.lower().startswith("text/event-stream")
-        large = length.isdecimal() and int(length) > self._sender.answer_bytes_max
-        return Answer(
-            self._library,
-            headers,
-            response.stream,
-            self._sender.answer_bytes_max,
-            self._is_late,
-            unread=endless or large,
+    def _copied(self) -> Any:
+        """The request as it is sent. The caller's own stays as it is, so that whoever follows a
+        redirect does not carry the key along.
+        """
+        request = self._request
+        ready = self._library.Request(
+            request.method,
+            request.url,
+            headers=request.headers,
+            stream=request.stream,
+            extensions=request.extensions,
         )
+        ready.extensions.pop(EXTENSION, None)
+        return ready
 
-    def told(self, response: Any, outcome: Outcome) -> Any:
-        response.extensions[EXTENSION] = outcome
-        return response
+    def _limited(self, left_s: float) -> Any:
+        """The request for one attempt: no phase of it may take longer than is left."""
+        if left_s <= 0:
+            raise self._late()
+        ready, given = self._ready, self._request.extensions.get("timeout") or _NO_LIMITS
+        seconds = given.values()
+        if None in seconds or max(seconds) > left_s:
+            ready.extensions["timeout"] = {
+                phase: left_s if s is None else min(s, left_s)
+                for phase, s in {**_NO_LIMITS, **given}.items()
+            }
+        return ready
 
-    def late(self) -> Exception:
-        """What is raised when the time is over."""
-        error: Exception = self._library.ReadTimeout(_LATE)
-        return error
+    # -------------------------------------------------------------------------------- the answer
 
-    def _is_late(self) -> bool:
-        return self._sender.clock.monotonic() > self._deadline
+    def _collect(self, response: Any) -> Reply:
+        """A whole answer; or one that is left to the caller to read."""
+        if _is_endless(response):
+            return Reply(response.status_code, response.headers, b"", response)
+        stream, left_bytes = response.stream, self._sender.answer_bytes_max
+        chunks, coming = [], iter(stream)
+        for chunk in coming:
+            chunks.append(chunk)
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                response.stream = _stream(self._library.SyncByteStream, stream, chunks, coming)
+                return Reply(response.status_code, response.headers, b"", response)
+            if self._sender.clock.monotonic() > self.deadline:
+                stream.close()
+                raise self._late()
+        stream.close()
+        return self._whole(response, b"".join(chunks))
+
+    async def _collect_async(self, response: Any) -> Reply:
+        if _is_endless(response):
+            return Reply(response.status_code, response.headers, b"", response)
+        stream, left_bytes = response.stream, self._sender.answer_bytes_max
+        chunks, coming = [], aiter(stream)
+        async for chunk in coming:
+            chunks.append(chunk)
+            left_bytes -= len(chunk)
+            if left_bytes < 0:
+                response.stream = _stream(self._library.AsyncByteStream, stream, chunks, coming)
+                return Reply(response.status_code, response.headers, b"", response)
+            if self._sender.clock.monotonic() > self.deadline:
+                await stream.aclose()
+                raise self._late()
+        await stream.aclose()
+        return self._whole(response, b"".join(chunks))
+
+    def _whole(self, response: Any, raw: bytes) -> Reply:
+        response.stream = self._library.ByteStream(raw)
+        status = response.status_code
+        body = self._decoded(response, raw) if status >= 400 else b""
+        return Reply(status, response.headers, body, response)
 
     def _decoded(self, response: Any, raw: bytes) -> bytes:
         library = self._library
@@ -146,88 +224,55 @@ class Exchange:
             return b""
         return content
 
+    def _broken(self, error: Exception) -> Broken:
+        """What a retry may cure; anything else is raised."""
+        library = self._library
+        refused = library.UnsupportedProtocol, library.LocalProtocolError
+        if isinstance(error, library.TransportError) and not isinstance(error, refused):
+            return Broken(error)
+        raise error
 
-class Answer:
-    """The body of an answer as it comes in. What is too large, or never ends, is not kept: `rest`
-    is then the stream that the caller reads, from its first byte.
-    """
-
-    def __init__(
-        self,
-        library: Any,
-        headers: dict[str, str],
-        stream: Any,
-        bytes_max: int,
-        late: Callable[[], bool],
-        *,
-        unread: bool,
-    ) -> None:
-        self.headers = headers
-        self.chunks: list[bytes] = []
-        self.rest: Any = stream if unread else None
-        self._library = library
-        self._stream = stream
-        self._left_bytes = bytes_max
-        self._late = late
-
-    def collect(self) -> None:
-        if self.rest is not None:
-            return
-        coming = iter(self._stream)
-        for chunk in coming:
-            if self._full(chunk):
-                self.rest = _stream(self._library.SyncByteStream, self, coming)
-                return
-            if self._late():
-                self._stream.close()
-                raise self._library.ReadTimeout(_LATE)
-        self._stream.close()
-
-    async def acollect(self) -> None:
-        if self.rest is not None:
-            return
-        coming = aiter(self._stream)
-        async for chunk in coming:
-            if self._full(chunk):
-                self.rest = _stream(self._library.AsyncByteStream, self, coming)
-                return
-            if self._late():
-                await self._stream.aclose()
-                raise self._library.ReadTimeout(_LATE)
-        await self._stream.aclose()
-
-    def _full(self, chunk: bytes) -> bool:
-        self.chunks.append(chunk)
-        self._left_bytes -= len(chunk)
-        return self._left_bytes < 0
-
-    def close(self) -> None:
-        self._stream.close()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
+    def _late(self) -> Exception:
+        error: Exception = self._library.ReadTimeout(LATE)
+        return error
 
 
-def _stream(base: Any, answer: Answer, coming: Any) -> Any:
+def _within(seconds: float) -> asyncio.Timeout | contextlib.nullcontext[None]:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return contextlib.nullcontext()
+    return asyncio.timeout(seconds)
+
+
+def _is_endless(response: Any) -> bool:
+    """Asked for all headers at once: most often it is in none of them."""
+    values = b" ".join(map(_value, response.headers.raw))
+    if _ENDLESS.encode() not in values.lower():
+        return False
+    return bool(response.headers.get("content-type", "").lower().startswith(_ENDLESS))
+
+
+def _stream(base: Any, stream: Any, chunks: list[bytes], coming: Any) -> Any:
     """What was read, then what still comes, as a stream of this library."""
 
     def again(_: Any) -> Iterator[bytes]:
-        yield from answer.chunks
+        yield from chunks
         yield from coming
 
     async def aagain(_: Any) -> AsyncIterator[bytes]:
-        for chunk in answer.chunks:
+        for chunk in chunks:
             yield chunk
         async for chunk in coming:
             yield chunk
 
     async def aclose(_: Any) -> None:
-        await answer.aclose()
+        await stream.aclose()
 
     parts = {
         "__iter__": again,
         "__aiter__": aagain,
-        "close": lambda _: answer.close(),
+        "close": lambda _: stream.close(),
         "aclose": aclose,
     }
     return type("Stream", (base,), parts)()

@@ -43,9 +43,17 @@ class Placed:
     body: bytes | None = None
 
 
-@functools.lru_cache(maxsize=256)  # a client calls the same few addresses
+NOTHING = Placed()
+
+
 def origin_of(url: str) -> str:
     """Scheme, host and port: within them a key may be shown."""
+    end = url.find("/", len("https://"))
+    return _origin(url if end < 0 else url[:end])
+
+
+@functools.lru_cache(maxsize=256)  # a client calls the same few hosts
+def _origin(url: str) -> str:
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
     return f"{scheme}://{parts.hostname or ''}:{parts.port or _PORTS.get(scheme, 0)}"

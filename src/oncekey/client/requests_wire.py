@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from oncekey.client.attempts import Send
 from oncekey.client.place import Outgoing
-from oncekey.client.sender import Mark, Outcome, Plan, Sender
+from oncekey.client.sender import LATE, Mark, Outcome, Plan, Sender
 from oncekey.client.verdict import Broken, Reply
+from oncekey.probes import probe
 
 _MARK = "oncekey"
 """Among a request's hooks, because that is what its copy for a redirect shares with it."""
+
+
+Send = Callable[[Any, Any], Any]
+"""Takes a request and a timeout."""
 
 
 def mark_of(request: Any) -> Mark | None:
@@ -23,66 +29,142 @@ def mark_of(request: Any) -> Mark | None:
 class Exchange:
     """One request and its attempts."""
 
-    def __init__(self, request: Any, sender: Sender, stream: bool, timeout: Any) -> None:
-        self._errors: Any = sys.modules["requests"].exceptions
-        self._stream = stream
-        self._timeout = timeout
-        self._body = _body(request, sender.body_bytes_max)
-        outgoing = Outgoing(request.method, request.url, request.headers, self._body)
-        self.plan = sender.plan(outgoing, mark_of(request))
-        if self.plan.mark is not None:
-            request.hooks[_MARK] = self.plan.mark
-        self.ready = self._prepared(request, self.plan)
+    attempts = 1
+    gave_up: str | None = None
 
-    def _prepared(self, request: Any, plan: Plan) -> Any:
+    def __init__(self, request: Any, sender: Sender, send: Send, stream: bool, limit: Any) -> None:
+        """`limit` is the caller's timeout."""
+        self._request = request
+        self._sender = sender
+        self._send = send
+        self._stream = stream
+        self._limit = limit
+        self.sent_at, self.deadline = sender.begin()
+        self._body = _body(request, sender.body_bytes_max)
+        brought = mark_of(request)
+        if brought is not None:
+            brought = sender.again(brought, request)
+            self.deadline = brought.deadline(self.deadline)
+        outgoing = Outgoing(request.method, request.url, request.headers, self._body)
+        self.plan = plan = sender.plan(outgoing, brought)
+        self.mark = plan.mark
+        if plan.mark is not None:
+            request.hooks[_MARK] = plan.mark
+        self._ready = self._prepared(plan)
+
+    def attempt(self, left_s: float) -> Reply | Broken:
+        """What comes of sending it now, in at most so many seconds."""
+        probe("before_request")
+        try:
+            return self._collect(self._send(self._ready, self._limited(left_s)))
+        except Exception as error:
+            return self._broken(error)
+        finally:
+            probe("after_answer")
+
+    def told(self, response: Any) -> Any:
+        """The answer as the caller gets it, with what is known of its delivery."""
+        response.oncekey = self
+        if response.status_code >= 300 and self.mark is not None:
+            left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
+            self._request.hooks[_MARK] = left
+        return response
+
+    def outcome(self, response: Any) -> Outcome:
+        key = None if self.mark is None else self.mark.key
+        return self._sender.outcome(key, self.attempts, response.headers, self.gave_up)
+
+    # ------------------------------------------------------------------------------- the request
+
+    def _prepared(self, plan: Plan) -> Any:
         """The request as it is sent. The caller's own stays as it is, so that whoever follows a
         redirect does not carry the key along.
         """
+        request, placed = self._request, plan.placed
         ready = request.copy()
-        for name, text in plan.placed.headers:
+        for name, text in placed.headers:
             ready.headers[name] = text
         if plan.without:
             del ready.headers[plan.without]
-        if plan.placed.url is not None:
-            ready.url = plan.placed.url
-        body = self._body if plan.placed.body is None else plan.placed.body
-        if body:
+        if placed.url is not None:
+            ready.url = placed.url
+        if placed.body is not None:
+            ready.headers["Content-Length"] = str(len(placed.body))
+        if body := self._body if placed.body is None else placed.body:
             ready.body = body
-            ready.headers["Content-Length"] = str(len(body))
         return ready
 
-    def timeout(self, question: Send) -> Any:
-        """Neither connecting nor any reading may take longer than is left."""
-        left_s = question.left_s
-        match self._timeout:
+    def _limited(self, left_s: float) -> Any:
+        """The caller's timeout; neither connecting nor any reading may take longer than is left."""
+        if left_s <= 0:
+            raise self._late()
+        match self._limit:
             case None:
                 return left_s
             case (connect_s, read_s):
                 return tuple(left_s if s is None else min(s, left_s) for s in (connect_s, read_s))
             case int() | float():
-                return min(self._timeout, left_s)
+                return min(self._limit, left_s)
             case _:  # urllib3's own, which the caller has thought about
-                return self._timeout
+                return self._limit
 
-    def broken(self, error: Exception) -> Broken:
+    # -------------------------------------------------------------------------------- the answer
+
+    def _collect(self, response: Any) -> Reply:
+        """A whole answer; or its head, where the caller wants to read a success as a stream."""
+        status = response.status_code
+        if self._stream and status < 400:
+            return Reply(status, response.headers, b"", response)
+        raw = response.raw
+        if hasattr(raw, "read1"):
+            response.raw = _Watched(raw, self._check)
+        try:
+            content: bytes = response.content
+        except BaseException:
+            raw.close()
+            raise
+        finally:
+            response.raw = raw
+        return Reply(status, response.headers, content, response)
+
+    def _check(self) -> None:
+        if self._sender.clock.monotonic() > self.deadline:
+            raise self._late()
+
+    def _broken(self, error: Exception) -> Broken:
         """What a retry may cure; anything else is raised."""
-        errors = self._errors
+        errors = _errors()
         passing = errors.ConnectionError, errors.Timeout, errors.ChunkedEncodingError
         if isinstance(error, passing):
             return Broken(error)
         raise error
 
-    def reply(self, response: Any) -> Reply:
-        """A whole answer; or its head, where the caller wants to read a success as a stream."""
-        status = response.status_code
-        if not self._stream or status >= 400:
-            content: bytes = response.content
-            return Reply(status, response.headers, content, response)
-        return Reply(status, response.headers, b"", response)
+    def _late(self) -> Exception:
+        error: Exception = _errors().ReadTimeout(LATE, request=self._request)
+        return error
 
-    def told(self, response: Any, outcome: Outcome) -> Any:
-        response.oncekey = outcome
-        return response
+
+class _Watched:
+    """The raw answer of urllib3, read in the pieces that arrive. By itself it would wait until a
+    piece is as large as asked for, however long its bytes take to drip in.
+    """
+
+    def __init__(self, raw: Any, check: Callable[[], None]) -> None:
+        self._raw = raw
+        self._check = check
+
+    def stream(self, amt: int, decode_content: bool | None = None) -> Iterator[bytes]:
+        while chunk := self._raw.read1(amt, decode_content=decode_content):
+            yield chunk
+            self._check()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+
+@functools.cache
+def _errors() -> Any:
+    return sys.modules["requests"].exceptions
 
 
 def _body(request: Any, bytes_max: int) -> bytes | None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from oncekey import guard
 from oncekey.client import keys, place
 from oncekey.client.attempts import Attempts, Call, Ended, Retries
 from oncekey.client.budget import RetryBudget
-from oncekey.client.place import Outgoing, Placed
+from oncekey.client.place import NOTHING, Outgoing, Placed
 from oncekey.client.reuse import Reuse
-from oncekey.client.verdict import Broken, Reply
+from oncekey.client.verdict import Broken, Headers, Reply, replayed
 from oncekey.client.watch import Attempted, logged
 from oncekey.clock import Clock, SystemClock
 from oncekey.core import profiles
 from oncekey.core.dates import http_date
 from oncekey.core.key import short_hash
-from oncekey.core.op import Op
 from oncekey.core.policy import INHERIT
 from oncekey.core.profiles import BodyField, Header, Profile
 from oncekey.core.value import value
@@ -27,17 +27,45 @@ from oncekey.events import Hook, Hooks
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 """What changes state. Everything else is sent as it is."""
 BODY_BYTES_MAX = 8 * 1024 * 1024
+LATE = "the time for all attempts was over before the whole answer was there"
 
 _log = logging.getLogger("oncekey.client")
 
 
 @value
 class Mark:
-    """What a request that was redirected brings along: its key, and where that may be shown."""
+    """What a request that is sent again, or redirected, brings along."""
 
     key: str
-    origin: str
+    url: object
+    """Where it was first sent: its key may be shown within that origin."""
     first_sent: float
+    spent: Spent | None = None
+    """If it was redirected."""
+
+    @property
+    def origin(self) -> str:
+        return place.origin_of(str(self.url))
+
+    def deadline(self, anew: float) -> float:
+        """Following a redirect is part of the time that its request has."""
+        return anew if self.spent is None else self.spent.deadline
+
+    def redirected(self, request: object, deadline: float, retried: int) -> Mark:
+        """What is left on a request whose answer may make somebody follow."""
+        return Mark(self.key, self.url, self.first_sent, Spent(id(request), deadline, retried))
+
+
+@value
+class Spent:
+    """What a request has used up when it is redirected."""
+
+    request: int
+    """Its id. The very same one again is no redirect, but its caller's own retry, and has time of
+    its own.
+    """
+    deadline: float
+    retried: int
 
 
 @value
@@ -55,12 +83,11 @@ class Outcome:
 
 
 @value
-class Plan:
+class Plan(Call):
     """How one request is sent."""
 
-    call: Call
-    placed: Placed
-    mark: Mark | None
+    placed: Placed = NOTHING
+    mark: Mark | None = None
     """To be left on the caller's request, for the case that it is redirected."""
     without: str | None = None
     """A header that must not be sent."""
@@ -94,18 +121,21 @@ class Sender:
         own = self.profile.policy.methods
         chosen = methods if methods is not None else METHODS if own is INHERIT else own
         self._methods = frozenset(method.upper() for method in chosen)
+        self.header = _plain_header(self.profile)
         self._token = token
         self._reuse = Reuse()
         self._hooks = Hooks(hooks)
-        self._attempts = Attempts(
+        attempts = Attempts(
             self.profile,
             retries or Retries(),
             budget or RetryBudget(),
             self.clock,
             chance,
             self._observe,
-            self._watched,
+            # Whether anybody wants to see what goes as it should.
+            (lambda: True) if self._hooks else partial(_log.isEnabledFor, logging.DEBUG),
         )
+        self.begin, self.smooth, self.go_on = attempts.begin, attempts.smooth, attempts.go_on
 
     def new_key(self) -> str:
         """A key that nobody has used."""
@@ -117,53 +147,49 @@ class Sender:
 
     def plan(self, request: Outgoing, brought: str | Mark | None = None) -> Plan:
         """How to send it. `brought` is a key that the caller gives beside the request, or the mark
-        of one that is redirected.
+        of one that was sent before.
         """
-        origin = place.origin_of(request.url)
-        host = origin.partition("://")[2]
         if isinstance(brought, Mark):
-            if brought.origin != origin:
-                return self._elsewhere(request, host, brought)
-            if request.method.upper() not in self._methods:  # a 303, followed by a GET
-                call = Call(request.method, host, brought.key, "it is a redirected read")
-                return Plan(call, Placed(), brought)
+            return self._marked(request, brought)
         standing = place.given(request, self.profile)
-        if isinstance(brought, Mark):
-            key, first_sent = brought.key, brought.first_sent
-        else:
-            key, first_sent = self._key(request, origin, brought, standing), self.clock.wall()
-        # What stands there is the caller's: it is not written again, in another spelling.
-        changes = Placed() if standing else place.placed(request, self.profile, key)
-        once = "its body is a stream, which cannot be sent twice" if request.body is None else None
-        if changes is None:
-            once = f"it has no place for a key: {_place_of(self.profile)}"
-            if isinstance(brought, str):  # asked for with a key, it must not leave without
-                raise Misuse(f"this request was not sent: {once}")
-            _log.warning("%s %s is sent without a key, once: %s", request.method, host, once)
-            return Plan(Call(request.method, host, None, once), Placed(), None)
-        changes = self._dated(request, changes, first_sent)
-        call = Call(request.method, host, key, once)
-        return Plan(call, changes, Mark(key, origin, first_sent))
+        key = self._key(request, brought, standing)
+        mark = Mark(key, request.url, self.clock.wall())
+        return self._placed(request, mark, standing, must=brought is not None)
 
-    def deliver(self, plan: Plan) -> Op[Ended]:
-        """Ask for it to be sent until it is settled."""
-        return self._attempts.deliver(plan.call)
+    def again(self, mark: Mark, request: object) -> Mark:
+        """What a request brings along: that which it left itself is not the one of a redirect."""
+        if mark.spent is None or mark.spent.request != id(request):
+            return mark
+        return Mark(mark.key, mark.url, mark.first_sent)
 
-    def settle(self, plan: Plan, ended: Ended) -> tuple[Reply, Outcome]:
+    def outcome(
+        self, key: str | None, attempts: int, headers: Headers, gave_up: str | None
+    ) -> Outcome:
+        """What an answer says beside what it answers."""
+        expires = headers.get(self.profile.expiry_header or "idempotency-expires")
+        return Outcome(key, attempts, replayed(headers, self.profile), expires, gave_up)
+
+    def settle(self, plan: Plan, ended: Ended) -> Reply:
         """The answer; or the error, in its library's own words and with a note of ours."""
         if ended.mismatch is not None:
             raise Mismatch(ended.mismatch.detail, ended.mismatch)
         if isinstance(ended.answer, Broken):
             ended.answer.error.add_note(_note(plan, ended))
             raise ended.answer.error
-        expires = ended.answer.headers.get(self.profile.expiry_header or "idempotency-expires")
-        key = plan.mark.key if plan.mark else None
-        told = Outcome(key, ended.attempts, ended.replayed, expires, ended.gave_up)
-        return ended.answer, told
+        return ended.answer
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _elsewhere(self, request: Outgoing, host: str, mark: Mark) -> Plan:
+    def _marked(self, request: Outgoing, mark: Mark) -> Plan:
+        """It goes on under its key, within what is left of its time and of its retries."""
+        origin = place.origin_of(request.url)
+        if mark.origin != origin:
+            return self._elsewhere(request, origin, mark)
+        if request.method.upper() not in self._methods:  # a 303, followed by a GET
+            return self._planned(request, mark, once="it is a redirected read")
+        return self._placed(request, mark, place.given(request, self.profile))
+
+    def _elsewhere(self, request: Outgoing, origin: str, mark: Mark) -> Plan:
         """Another origin must not see the key, so nothing there can tell a retry: it is sent once.
 
         The mark goes on, so that a redirect back does not lose the key.
@@ -175,28 +201,66 @@ class Sender:
             else None
         )
         once = "it was redirected to another origin, where its key is not shown"
-        return Plan(Call(request.method, host, mark.key, once), Placed(), mark, bare)
+        return self._planned(request, mark, once=once, without=bare, host=_host(origin))
 
-    def _key(
-        self, request: Outgoing, origin: str, brought: str | None, standing: str | None
-    ) -> str:
+    def _placed(
+        self, request: Outgoing, mark: Mark, standing: str | None, *, must: bool = False
+    ) -> Plan:
+        # What stands there is the caller's: it is not written again, in another spelling.
+        changes = NOTHING if standing else place.placed(request, self.profile, mark.key)
+        if changes is None:
+            no_place = f"it has no place for a key: {_place_of(self.profile)}"
+            if must:  # asked for with a key, it must not leave without
+                raise Misuse(f"this request was not sent: {no_place}")
+            host = _host(mark.origin)
+            _log.warning("%s %s is sent without a key, once: %s", request.method, host, no_place)
+            return Plan(request.method, host, None, no_place)
+        once = "its body is a stream, which cannot be sent twice" if request.body is None else None
+        if self.profile.first_sent_in is not None:
+            changes = self._dated(request, changes, self.profile.first_sent_in, mark.first_sent)
+        return self._planned(request, mark, once=once, placed=changes)
+
+    def _planned(
+        self,
+        request: Outgoing,
+        mark: Mark,
+        *,
+        once: str | None,
+        placed: Placed = NOTHING,
+        without: str | None = None,
+        host: str | None = None,
+    ) -> Plan:
+        return Plan(
+            request.method,
+            host or _host(mark.origin),
+            mark.key,
+            once,
+            retried=mark.spent.retried if mark.spent else 0,
+            placed=placed,
+            mark=mark,
+            without=without,
+        )
+
+    def _key(self, request: Outgoing, brought: str | None, standing: str | None) -> str:
         if brought and standing and brought != standing:
             raise Misuse("this request was not sent: it holds one key, and is given another")
         chosen = brought or standing
         if chosen is None:
             return self.new_key()
         key = place.usable(chosen, self.profile)
-        self._warn_of_reuse(request, origin, key)
+        self._warn_of_reuse(request, key)
         return key
 
-    def _dated(self, request: Outgoing, changes: Placed, first_sent: float) -> Placed:
-        stamp = self.profile.first_sent_in
-        if stamp is None or request.headers.get(stamp.name.lower()) is not None:
+    def _dated(
+        self, request: Outgoing, changes: Placed, stamp: Header, first_sent: float
+    ) -> Placed:
+        if request.headers.get(stamp.name.lower()) is not None:
             return changes
         line = stamp.name, http_date(first_sent).decode("ascii")
         return Placed((*changes.headers, line), changes.url, changes.body)
 
-    def _warn_of_reuse(self, request: Outgoing, origin: str, key: str) -> None:
+    def _warn_of_reuse(self, request: Outgoing, key: str) -> None:
+        origin = place.origin_of(request.url)
         now = place.fingerprint(request, self.profile)
         if now is not None and self._reuse.differs(origin, key, now):
             _log.warning(
@@ -207,20 +271,28 @@ class Sender:
                 short_hash(key),
             )
 
-    def _watched(self) -> bool:
-        """Whether anybody wants to see what goes as it should."""
-        return bool(self._hooks) or _log.isEnabledFor(logging.DEBUG)
-
     def _observe(self, event: Attempted) -> None:
         logged(event)
         if self._hooks:
             self._hooks(event)
 
 
+def _plain_header(profile: Profile) -> str | None:
+    """The header that holds the key and nothing else, if that is all there is to a request."""
+    where = profile.key_in
+    if not isinstance(where, Header) or profile.first_sent_in or profile.name == "ietf":
+        return None
+    return where.name
+
+
 def _place_of(profile: Profile) -> str:
     where = profile.key_in
     what = "the body's field" if isinstance(where, BodyField) else "the request's"
     return f"the profile {profile.name!r} wants it in {what} {where.name}"
+
+
+def _host(origin: str) -> str:
+    return origin.partition("://")[2]
 
 
 def _note(plan: Plan, ended: Ended) -> str:

@@ -12,14 +12,13 @@ None of the libraries is imported.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from oncekey.client import httpx_wire, requests_wire
-from oncekey.client.attempts import Send
+from oncekey.client.attempts import First, Send
 from oncekey.client.httpx_wire import EXTENSION
 from oncekey.client.sender import Outcome, Sender
 from oncekey.client.verdict import Broken, Reply
@@ -27,6 +26,7 @@ from oncekey.client.wrapping import Wrapping, must_be_a_transport
 from oncekey.core.op import Pause, arun, run
 
 T = TypeVar("T")
+_EXCHANGES = (httpx_wire.Exchange, requests_wire.Exchange)
 
 
 def retrying(transport: T, **options: Any) -> T:
@@ -42,26 +42,7 @@ def retrying(transport: T, **options: Any) -> T:
 def outcome_of(response: Any) -> Outcome | None:
     """What there is to know about the delivery of this answer; None if it was not ours."""
     found = getattr(response, "extensions", {}).get(EXTENSION) or getattr(response, EXTENSION, None)
-    return found if isinstance(found, Outcome) else None
-
-
-@contextlib.asynccontextmanager
-async def _at_most(seconds: float, late: Callable[[], Exception]) -> AsyncIterator[None]:
-    """What takes longer is cancelled. A blocking attempt cannot be: it has its timeouts only, and
-    so has one on another loop than asyncio's.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        yield
-        return
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            yield
-    except TimeoutError:
-        if limit.expired():
-            raise late() from None
-        raise
+    return found.outcome(response) if isinstance(found, _EXCHANGES) else None
 
 
 async def _sleep(seconds: float) -> None:
@@ -91,63 +72,21 @@ class Retrying(Wrapping):
 
     def handle_request(self, request: Any) -> Any:
         """As httpx calls a transport."""
-        if not self._sender.concerns(request.method, request.extensions.get(EXTENSION)):
+        sender = self._sender
+        if not sender.concerns(request.method, request.extensions.get(EXTENSION)):
             return self._inner.handle_request(request)
-        library = httpx_wire.library_of(request)
-        if httpx_wire.must_be_read(request, library, self._sender.body_bytes_max):
+        if not httpx_wire.is_whole(request) and httpx_wire.must_be_read(request, sender):
             request.read()
-        exchange = httpx_wire.Exchange(request, library, self._sender)
-        last: Any = None
-
-        def ask(question: Send | Pause) -> Reply | Broken | None:
-            nonlocal last
-            if isinstance(question, Pause):
-                if last is not None:
-                    last.close()
-                self._sleep(question.seconds)
-                return None
-            try:
-                last = response = self._inner.handle_request(exchange.ready(question))
-                answer = exchange.answer(response)
-                answer.collect()
-            except Exception as error:
-                return exchange.broken(error)
-            return exchange.reply(response, answer)
-
-        ended = run(self._sender.deliver(exchange.plan), ask)
-        reply, outcome = self._sender.settle(exchange.plan, ended)
-        return exchange.told(reply.native, outcome)
+        return self._deliver(httpx_wire.Exchange(request, sender, self._inner))
 
     async def handle_async_request(self, request: Any) -> Any:
         """As httpx calls an async transport."""
-        if not self._sender.concerns(request.method, request.extensions.get(EXTENSION)):
+        sender = self._sender
+        if not sender.concerns(request.method, request.extensions.get(EXTENSION)):
             return await self._inner.handle_async_request(request)
-        library = httpx_wire.library_of(request)
-        if httpx_wire.must_be_read(request, library, self._sender.body_bytes_max):
+        if not httpx_wire.is_whole(request) and httpx_wire.must_be_read(request, sender):
             await request.aread()
-        exchange = httpx_wire.Exchange(request, library, self._sender)
-        last: Any = None
-
-        async def ask(question: Send | Pause) -> Reply | Broken | None:
-            nonlocal last
-            if isinstance(question, Pause):
-                if last is not None:
-                    await last.aclose()
-                await self._async_sleep(question.seconds)
-                return None
-            try:
-                async with _at_most(question.left_s, exchange.late):
-                    ready = exchange.ready(question)
-                    last = response = await self._inner.handle_async_request(ready)
-                    answer = exchange.answer(response)
-                    await answer.acollect()
-            except Exception as error:
-                return exchange.broken(error)
-            return exchange.reply(response, answer)
-
-        ended = await arun(self._sender.deliver(exchange.plan), ask)
-        reply, outcome = self._sender.settle(exchange.plan, ended)
-        return exchange.told(reply.native, outcome)
+        return await self._deliver_async(httpx_wire.Exchange(request, sender, self._inner))
 
     def send(
         self, request: Any, stream: bool = False, timeout: Any = None, *args: Any, **more: Any
@@ -155,23 +94,54 @@ class Retrying(Wrapping):
         """As requests calls an adapter."""
         if not self._sender.concerns(request.method, requests_wire.mark_of(request)):
             return self._inner.send(request, stream, timeout, *args, **more)
-        exchange = requests_wire.Exchange(request, self._sender, stream, timeout)
-        last: Any = None
+
+        def send(ready: Any, limit: Any) -> Any:
+            return self._inner.send(ready, stream, limit, *args, **more)
+
+        return self._deliver(
+            requests_wire.Exchange(request, self._sender, send, stream, limit=timeout)
+        )
+
+    # ---------------------------------------------------------------- the first attempt, and others
+
+    def _deliver(self, exchange: httpx_wire.Exchange | requests_wire.Exchange) -> Any:
+        sender = self._sender
+        last = exchange.attempt(exchange.deadline - exchange.sent_at)
+        if sender.smooth(last):
+            return exchange.told(last.native)
 
         def ask(question: Send | Pause) -> Reply | Broken | None:
             nonlocal last
-            if isinstance(question, Pause):
-                if last is not None:
-                    last.close()
-                self._sleep(question.seconds)
-                return None
-            try:
-                limit = exchange.timeout(question)
-                last = self._inner.send(exchange.ready, stream, limit, *args, **more)
-                return exchange.reply(last)
-            except Exception as error:
-                return exchange.broken(error)
+            if isinstance(question, Send):
+                last = exchange.attempt(question.left_s)
+                return last
+            if isinstance(last, Reply):
+                last.native.close()
+            self._sleep(question.seconds)
+            return None
 
-        ended = run(self._sender.deliver(exchange.plan), ask)
-        reply, outcome = self._sender.settle(exchange.plan, ended)
-        return exchange.told(reply.native, outcome)
+        first = First(exchange.sent_at, exchange.deadline, last)
+        ended = run(sender.go_on(exchange.plan, first), ask)
+        exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
+        return exchange.told(sender.settle(exchange.plan, ended).native)
+
+    async def _deliver_async(self, exchange: httpx_wire.Exchange) -> Any:
+        sender = self._sender
+        last = await exchange.attempt_async(exchange.deadline - exchange.sent_at)
+        if sender.smooth(last):
+            return exchange.told(last.native)
+
+        async def ask(question: Send | Pause) -> Reply | Broken | None:
+            nonlocal last
+            if isinstance(question, Send):
+                last = await exchange.attempt_async(question.left_s)
+                return last
+            if isinstance(last, Reply):
+                await last.native.aclose()
+            await self._async_sleep(question.seconds)
+            return None
+
+        first = First(exchange.sent_at, exchange.deadline, last)
+        ended = await arun(sender.go_on(exchange.plan, first), ask)
+        exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
+        return exchange.told(sender.settle(exchange.plan, ended).native)

@@ -77,12 +77,12 @@ class Mismatched:
 Verdict = Final | Again | Mismatched
 
 
-def replayed(reply: Reply, profile: Profile) -> bool:
+def replayed(headers: Headers, profile: Profile) -> bool:
     """Whether the server says that this is the kept answer of an earlier attempt."""
     if profile.replay_marker is None:
         return False
     name, says = profile.replay_marker
-    return (reply.headers.get(name) or "").strip().lower() == says
+    return (headers.get(name) or "").strip().lower() == says
 
 
 def judge(answer: Reply | Broken, profile: Profile, now_wall: float) -> Verdict:
@@ -95,7 +95,7 @@ def judge(answer: Reply | Broken, profile: Profile, now_wall: float) -> Verdict:
     kind = _kind(answer, said, profile)
     if kind is Kind.MISMATCH:
         return Mismatched(_mismatch(said))
-    if replayed(answer, profile) or not _passing(answer, said, kind, profile):
+    if replayed(answer.headers, profile) or not _passing(answer, said, kind, profile):
         return FINAL
     asked = answer.headers.get("retry-after")
     return Again(None if asked is None else retry_after(asked, now_wall))
