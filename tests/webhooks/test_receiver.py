@@ -212,6 +212,9 @@ def test_misuse(world: World) -> None:
         world.receiver(secrets=SECRET)
     with pytest.raises(Misuse, match="list"):
         world.receiver(secrets=[])
+    with pytest.raises(Misuse, match="new_secret"):
+        world.receiver(secrets=[SECRET, "of another kind"])
+    world.receiver(secrets=["of another kind"], scheme=Scheme.STRIPE)
 
 
 # ----------------------------------------------------------------------------- in a transaction

@@ -21,7 +21,14 @@ from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.messaging import Busy, Inbox, Outcome, Then
 from oncekey.runtime import Runtime
-from oncekey.webhooks.signature import TOLERANCE_S, Genuine, Refused, Scheme, verify
+from oncekey.webhooks.signature import (
+    TOLERANCE_S,
+    Genuine,
+    Refused,
+    Scheme,
+    signed_headers,
+    verify,
+)
 
 RETENTION_S = 30 * 86_400.0
 """Longer than any sender goes on by itself, and than most people take to press "send again"."""
@@ -89,6 +96,7 @@ class Receiver:
     ) -> None:
         if isinstance(secrets, str) or not secrets:
             raise Misuse("secrets= is a list of at least one secret")
+        signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret is told now, not later
         inherited = Policy(retention_s=RETENTION_S)
         self._inbox = Inbox(
             runtime, name=name, policy=policy.over(inherited) if policy else inherited
