@@ -33,6 +33,8 @@ log = logging.getLogger("payments")
 
 BACKLOG = 2_048
 DRAIN_S_MAX = 30
+WORKER_START_S_MAX = 60
+"""A worker that gives no sign for so long, as it does not while it starts, is replaced."""
 FAILED_TO_START = 3
 """The exit status of a uvicorn worker whose application did not start."""
 
@@ -141,6 +143,7 @@ def configure(settings: Settings, listening: Listening) -> uvicorn.Config:
         # Whoever connects could write these headers: they count only from proxies that are named.
         proxy_headers=bool(listening.proxies),
         forwarded_allow_ips=listening.proxies or None,
+        timeout_worker_healthcheck=WORKER_START_S_MAX,
         timeout_graceful_shutdown=listening.drain_s_max,
         backlog=BACKLOG,
         server_header=False,
