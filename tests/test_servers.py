@@ -71,7 +71,7 @@ def test_redis_keeps_writes_through_a_crash(own_redis: Redis) -> None:
 
 @pytest.mark.slow
 def test_mariadb_keeps_commits_through_a_crash() -> None:
-    with start_mariadb() as own:
+    with start_mariadb(durable=True) as own:
         with mysql_connection(own.url) as before:
             cursor = before.cursor()
             cursor.execute("CREATE TABLE kept (value int)")

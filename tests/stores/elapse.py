@@ -9,6 +9,8 @@ from pathlib import Path
 import psycopg
 import redis as redis_client
 
+from tests.servers.mariadb import mysql_connection
+
 
 def sqlite(path: Path, seconds: float) -> None:
     """Leases are readings of the boot clock, dates of the wall clock: both went on."""
@@ -49,4 +51,13 @@ def postgres(url: str, seconds: float) -> None:
             "UPDATE oncekey_claims SET created = created - passed, expires = expires - passed, "
             "lease_until = lease_until - passed FROM make_interval(secs => %s) AS passed",
             (seconds,),
+        )
+
+
+def mysql(url: str, seconds: float) -> None:
+    with mysql_connection(url) as db, db.cursor() as cursor:
+        passed = f"INTERVAL {round(seconds * 1_000_000)} MICROSECOND"
+        cursor.execute(
+            f"UPDATE oncekey_claims SET created = created - {passed}, "
+            f"expires = expires - {passed}, lease_until = lease_until - {passed}"
         )

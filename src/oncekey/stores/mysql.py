@@ -1,0 +1,398 @@
+"""Records in MySQL 8.0 or MariaDB 10.6 or later: what both can do, and nothing that only one can.
+
+What is where: `mysql_text` spells values, `mysql_sql` and `mysql_write` ask the verbs and say why
+that is safe, `mysql_fitness` judges the server; this file is the store and the only one that knows
+the drivers: asyncmy for event loops, PyMySQL for threads.
+
+Connections
+    Each lane of the gatherer holds one, in autocommit; there is no pool. What matters of a session
+    is set when it is made: READ COMMITTED, a strict `sql_mode`, UTC, how long to wait for a row. A
+    question is one packet with several statements, so no proxy that spreads statements over servers
+    or sessions can stand in between.
+
+Replies that do not come
+    Every question has a deadline on this side. After it the connection is dropped and the caller is
+    told that the outcome is unknown; it repeats the verb, which then waits for the row of the
+    transaction in doubt and recognises its own token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import select
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import asyncmy
+import pymysql
+from asyncmy import errors as asyncmy_errors
+from pymysql.connections import Connection as PyMySQLConnection
+from pymysql.constants import CLIENT
+
+from oncekey.clock import SystemClock
+from oncekey.core.op import Op
+from oncekey.core.verbs import Verb
+from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores import mysql_fitness, mysql_sql
+from oncekey.stores.base import Durability
+from oncekey.stores.mysql_address import Address, read
+from oncekey.stores.mysql_text import Question, Reply
+from oncekey.stores.mysql_write import Limits
+from oncekey.stores.patience import Patience
+from oncekey.stores.sql import check_schema, migrations
+from oncekey.stores.sql_batch import RowHeld, group
+
+DURABILITY = Durability(
+    *(True, True, True),
+    "a commit is on disk before it is acknowledged; a failover to an asynchronous replica can "
+    "forget the last ones",
+)
+UNSAFE_DURABILITY = Durability(
+    *(True, False, False),
+    "innodb_flush_log_at_trx_commit or sync_binlog may not be 1: a crash can forget what was "
+    "acknowledged",
+)
+
+
+def open_url(url: str) -> MySQLStore:
+    """A store from `mysql://user:password@host/database`, or `mariadb://…`, with `tls=true`,
+    `tls_ca`, `unix_socket`, `allow=unsafe-durability`, `timeout_s`, `connect_timeout_s`.
+    """
+    address, options = read(url)
+    return MySQLStore(address, **options)
+
+
+class MySQLStore:
+    """Records in MySQL or MariaDB."""
+
+    name = "mysql"
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        unsafe_durability: bool = False,
+        timeout_s: float = 5.0,
+        connect_timeout_s: float = 5.0,
+        chore_timeout_s: float = 60.0,
+    ) -> None:
+        waits = {
+            "timeout_s": timeout_s,
+            "connect_timeout_s": connect_timeout_s,
+            "chore_timeout_s": chore_timeout_s,
+        }
+        for name, seconds in waits.items():
+            if not 0 < seconds < math.inf:
+                raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
+        self.durability = UNSAFE_DURABILITY if unsafe_durability else DURABILITY
+        self.address = address
+        self.limits = Limits(timeout_s, chore_timeout_s)
+        self._unsafe_durability = unsafe_durability
+        self._connect_timeout_s = connect_timeout_s
+
+    def __repr__(self) -> str:
+        return f"MySQLStore({self.address.shown!r})"
+
+    def group(self, verb: Verb) -> Hashable:
+        return group(verb)
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        return mysql_sql.perform(verbs, self.limits)
+
+    # ---------------------------------------------------------------------- fitness and schema
+
+    def prepare(self) -> Op[None]:
+        replies = yield mysql_fitness.PREPARE
+        server = mysql_fitness.server(replies)
+        if unfit := server.unfit(unsafe_durability=self._unsafe_durability):
+            raise StoreUnfit(f"{self.address.shown} {unfit}")
+        [(applied, oldest_reader)] = replies[1].rows
+        check_schema(self.name, applied, oldest_reader, self.address.shown)
+
+    def migrate(self) -> Op[list[str]]:
+        mutex = mysql_fitness.ONE_MIGRATOR
+        wait_s = int(self.limits.chore_timeout_s / 2)
+        [reply] = yield Question((f"SELECT GET_LOCK({mutex}, {wait_s})",), chore=True)
+        if reply.rows[0][0] != 1:
+            raise self.unavailable("somebody else migrates, and is not done yet", sent=False)
+        release = Question((f"SELECT RELEASE_LOCK({mutex})",))
+        try:
+            applied = yield from self._migrate()
+        except Exception as error:
+            with contextlib.suppress(StoreError):
+                yield release
+            if isinstance(error, RowHeld):
+                raise self.unavailable(_TABLE_HELD, sent=False) from error
+            raise
+        yield release
+        return applied
+
+    def _migrate(self) -> Op[list[str]]:
+        """Each statement commits by itself, and can be repeated: what was cut short is finished."""
+        yield Question((mysql_fitness.NOTEBOOK,), chore=True)
+        [reply] = yield Question(("SELECT number FROM oncekey_schema",))
+        noted = {row[0] for row in reply.rows}
+        applied = []
+        for migration in migrations(self.name):
+            if migration.number not in noted:
+                for statement in mysql_fitness.statements(migration):
+                    yield Question((statement,), chore=True)
+                yield Question((mysql_fitness.note(migration),))
+                applied.append(f"{migration.number:04}_{migration.name}")
+        return applied
+
+    # ----------------------------------------------------------------------------- connections
+
+    def session(self) -> str:
+        """What a session of ours begins with. The last reply says how long a packet may be."""
+        wait_s = self.limits.row_wait_s
+        return (
+            "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
+            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+            "time_zone = '+00:00', autocommit = 1, completion_type = 0, sql_safe_updates = 0, "
+            f"group_concat_max_len = 1048576, innodb_lock_wait_timeout = {wait_s}, "
+            f"lock_wait_timeout = {wait_s}; "
+            "SELECT @@SESSION.max_allowed_packet"
+        )
+
+    def connect(self) -> MySQLConnection:
+        try:
+            connection = _Bounded(
+                **self.address.driver(),
+                autocommit=True,
+                charset="utf8mb4",
+                client_flag=CLIENT.MULTI_STATEMENTS,
+                connect_timeout=max(1, math.ceil(self._connect_timeout_s)),
+                read_timeout=self._connect_timeout_s,
+                write_timeout=self.limits.timeout_s,
+            )
+            return MySQLConnection(self, connection)
+        except (*DRIVER_ERRORS, RuntimeError) as error:
+            raise self.translated(error, sent=False) from self._shown(error)
+
+    async def aconnect(self) -> AsyncMySQLConnection:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection = await asyncmy.connect(
+                    **self.address.driver(), autocommit=True, charset="utf8mb4"
+                )
+                return await AsyncMySQLConnection(self, connection).begin()
+        except (*DRIVER_ERRORS, RuntimeError) as error:
+            raise self.translated(error, sent=False) from self._shown(error)
+
+    def packet(self, question: Question, bytes_max: int) -> str:
+        """The text of a question. It has no character beyond ASCII."""
+        parts = question.statements
+        if question.atomic:
+            parts = ("START TRANSACTION", *parts, "COMMIT")
+        text = "; ".join((*parts, *question.after))
+        if len(text) >= bytes_max:
+            raise StoreUnfit(
+                f"{self.address.shown}: this needs a packet of {len(text)} bytes, the server takes "
+                f"{bytes_max}: raise max_allowed_packet there, or keep shorter answers"
+            )
+        return text
+
+    def unavailable(self, why: str, *, sent: bool) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.address.shown}: {self.address.scrub(why)}", sent=sent)
+
+    def translated(self, error: Any, *, sent: bool = True) -> Exception:
+        """A driver's error in the words of the contract; what is the verb's own fault stays."""
+        shown = self.address.shown
+        why = self.address.scrub(str(error) or type(error).__name__)
+        match error.args[0] if error.args else None:
+            case 1205 | 1213:  # lock wait timeout, deadlock
+                return RowHeld(f"{shown}: another transaction holds the record", sent=sent)
+            case 1146:  # no such table
+                return StoreUnfit(
+                    f"{shown} has no oncekey tables: run `oncekey migrate {shown}` ({why})"
+                )
+            case 1044 | 1142 | 1143 | 1227:  # not allowed
+                return StoreUnfit(
+                    f"{shown}: {why}. The user needs SELECT, INSERT, UPDATE and DELETE on the "
+                    "oncekey tables, and CREATE and ALTER to migrate"
+                )
+            case 1665:  # no READ COMMITTED with statements in the binary log
+                return StoreUnfit(f"{shown}: {why}. Set binlog_format = ROW or MIXED there")
+        if sent and isinstance(error, _OWN_FAULTS):
+            own: Exception = error
+            return own
+        if isinstance(error, RuntimeError):
+            return StoreUnfit(f"{shown}: {why}. Install it, or connect with tls=true")
+        return self.unavailable(why, sent=sent)
+
+    def _shown(self, error: Exception) -> Exception | None:
+        """The error as a cause, unless it quotes the password."""
+        return error if self.address.scrub(str(error)) == str(error) else None
+
+
+DRIVER_ERRORS = (OSError, TimeoutError, pymysql.MySQLError, asyncmy_errors.MySQLError)
+_OWN_FAULTS = tuple(
+    getattr(errors, name)
+    for errors in (pymysql.err, asyncmy_errors)
+    for name in ("DataError", "IntegrityError", "ProgrammingError", "NotSupportedError")
+)
+_TABLE_HELD = (
+    "a transaction that stays open keeps the tables from being changed, and others would soon wait "
+    "behind the change: see SHOW PROCESSLIST for who it is, then migrate again"
+)
+_GONE = "the server has closed the connection"
+
+
+def _late(timeout_s: float) -> str:
+    return f"no answer within {timeout_s:g} s"
+
+
+def _answers(question: Question, replies: list[Reply]) -> list[Reply]:
+    """Without those to what makes it a transaction."""
+    if question.atomic:
+        commit = 1 + len(question.statements)
+        del replies[commit], replies[0]
+    return replies
+
+
+class AsyncMySQLConnection:
+    """Asks by asyncmy."""
+
+    def __init__(self, store: MySQLStore, connection: Any) -> None:
+        self._store = store
+        self._connection = connection
+        self._patience = Patience(self._give_up)
+        self._bytes_max = 0
+        self._late = False
+
+    async def begin(self) -> AsyncMySQLConnection:
+        *_, last = await self._replies(self._store.session())
+        self._bytes_max = int(str(last.rows[0][0]))
+        return self
+
+    async def ask(self, question: Question) -> list[Reply]:
+        if not self._connection.connected or self._connection._stream_broken:
+            raise self._store.unavailable(_GONE, sent=False)
+        text = self._store.packet(question, self._bytes_max)
+        timeout_s = self._store.limits.of(question)
+        self._patience.begin(timeout_s)
+        try:
+            return _answers(question, await self._replies(text))
+        except DRIVER_ERRORS as error:
+            if self._late:
+                raise self._store.unavailable(_late(timeout_s), sent=True) from error
+            translated = self._store.translated(error)
+            if question.atomic and not self._connection._stream_broken:
+                await self._roll_back()
+            if translated is error:
+                raise
+            raise translated from error
+        except asyncio.CancelledError:
+            self._abort()
+            raise
+        finally:
+            self._patience.end()
+
+    async def _replies(self, text: str) -> list[Reply]:
+        cursor = self._connection.cursor()
+        await cursor.execute(text)
+        replies = [Reply(await cursor.fetchall(), cursor.rowcount)]
+        while await cursor.nextset():
+            replies.append(Reply(await cursor.fetchall(), cursor.rowcount))
+        return replies
+
+    async def _roll_back(self) -> None:
+        """A statement that failed ends neither the transaction nor what it holds."""
+        try:
+            await self._replies("ROLLBACK")
+        except DRIVER_ERRORS as error:
+            self._abort()
+            raise self._store.translated(error) from error
+
+    def _give_up(self) -> None:
+        self._late = True
+        self._abort()
+
+    def _abort(self) -> None:
+        """Hang up at once: a server that reads nothing is not waited for."""
+        if self._connection._transport is not None:
+            self._connection._transport.abort()
+        self._connection.close()
+
+    async def close(self) -> None:
+        self._patience.close()
+        self._abort()
+
+
+class MySQLConnection:
+    """Asks by PyMySQL."""
+
+    def __init__(self, store: MySQLStore, connection: _Bounded) -> None:
+        self._store = store
+        self._connection = connection
+        *_, last = self._replies(store.session())
+        self._bytes_max = int(str(last.rows[0][0]))
+
+    def ask(self, question: Question) -> list[Reply]:
+        if self._connection.is_gone():
+            raise self._store.unavailable(_GONE, sent=False)
+        text = self._store.packet(question, self._bytes_max)
+        timeout_s = self._store.limits.of(question)
+        self._connection.deadline = SystemClock.monotonic() + timeout_s
+        try:
+            return _answers(question, self._replies(text))
+        except TimeoutError as error:
+            self._connection.hang_up()
+            raise self._store.unavailable(_late(timeout_s), sent=True) from error
+        except DRIVER_ERRORS as error:
+            translated = self._store.translated(error)
+            if question.atomic and self._connection.open:
+                self._roll_back()
+            if translated is error:
+                raise
+            raise translated from error
+        except BaseException:
+            self._connection.hang_up()  # interrupted: what it still carries is nobody's
+            raise
+
+    def _replies(self, text: str) -> list[Reply]:
+        cursor = self._connection.cursor()
+        cursor.execute(text)
+        replies = [Reply(cursor.fetchall(), cursor.rowcount)]
+        while cursor.nextset():
+            replies.append(Reply(cursor.fetchall(), cursor.rowcount))
+        return replies
+
+    def _roll_back(self) -> None:
+        try:
+            self._replies("ROLLBACK")
+        except DRIVER_ERRORS as error:
+            self._connection.hang_up()
+            raise self._store.translated(error) from error
+
+    def close(self) -> None:
+        self._connection.hang_up()
+
+
+class _Bounded(PyMySQLConnection):  # type: ignore[misc]
+    """A connection that waits for the server only until its deadline."""
+
+    deadline = math.inf
+
+    def is_gone(self) -> bool:
+        """Unasked, a server speaks only to say farewell."""
+        if not self.open:
+            return True
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def hang_up(self) -> None:
+        self._force_close()
+
+    def _read_bytes(self, num_bytes: int) -> Any:
+        if self.deadline < math.inf:
+            left_s = self.deadline - SystemClock.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left_s)
+            self._current_timeout = left_s
+        return super()._read_bytes(num_bytes)

@@ -1,0 +1,335 @@
+"""How every verb is asked of MySQL and MariaDB, and what the answers mean. Pure: no driver.
+
+Both servers know no statement that writes and tells what it wrote, so a question is several
+statements in one round trip, under READ COMMITTED.
+
+An insert
+    looks for the records, inserts what is not there, and looks whose token stands under each id.
+    What the first look found is found; an id that has the claim's token after it had none is
+    inserted. A replay locks and writes nothing: the insert leaves out what is there.
+
+A conditional write
+    A verb that is alone is one UPDATE, which compares and writes under the lock of its row, waits
+    for it, and counts the rows that it changed: `beat` always changes, so that it makes no
+    difference whether a connection counts rows that were changed or that were found.
+    A batch is one transaction: `_judge` locks the rows that nobody holds and notes which of them
+    are as expected, in variables of the session; what follows touches only those. The batch waits
+    for nobody, and what it skipped comes back alone.
+
+A row that somebody holds for longer than the server waits, and a deadlock, undo what was asked.
+Alone it is asked again, `TRIES_MAX` times in all; a batch falls apart into its members.
+"""
+
+# ruff: noqa: S608  (every value in a statement is a `literal`)
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from oncekey.core.op import Op
+from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey.core.verbs import (
+    AppendStep,
+    Count,
+    Due,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Purge,
+    Requested,
+    Scan,
+    Steps,
+    Swap,
+    Sweep,
+    Tally,
+    Verb,
+)
+from oncekey.errors import StoreUnavailable
+from oncekey.stores import mysql_write, sql, sql_batch
+from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
+from oncekey.stores.mysql_text import (
+    CLOCK,
+    CLOCK_OF_ANY_SESSION,
+    Question,
+    Value,
+    among,
+    later,
+    literal,
+    names,
+)
+from oncekey.stores.mysql_text import table as as_table
+from oncekey.stores.mysql_write import Limits, claim_row, patiently, records, together
+from oncekey.stores.sql_batch import Handler, RowHeld
+
+CHUNK_ROWS_MAX = 100
+"""How many records housekeeping locks at once."""
+
+# --------------------------------------------------------------------------------- insert and find
+
+_GIVEN = (
+    *("id", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version"),
+    *("lease_s", "retention_s", "recovery", "schema_version", "field_digests", "request"),
+)
+_INSERT = f"""\
+INSERT INTO oncekey_claims (
+    {", ".join(f"`{name}`" for name in _GIVEN)},
+    fence, generation, state, no_effect, created, lease_until, expires, attempt, lapses, beat
+)
+SELECT
+    {", ".join(f"{{{name}}}" for name in _GIVEN)},
+    f.removed + 1, f.removed + 1, 'running', 0,
+    {CLOCK}, {later("{lease_us}")}, {later("{expires_us}")}, 1, 0, 0
+FROM {{asked}} oncekey_fences f
+WHERE NOT EXISTS (SELECT 1 FROM oncekey_claims c WHERE c.id = {{id}})
+ON DUPLICATE KEY UPDATE id = oncekey_claims.id"""
+
+
+def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found | Again]]:
+    return (yield from together(verbs, lambda verb: _row(verb.claim), _insert_together))
+
+
+def _insert_together(verbs: Sequence[Insert]) -> Op[list[Inserted | Found | Again]]:
+    outcomes: dict[bytes, Inserted | Found] = {}
+    missing = verbs
+    for _ in range(INSERT_ROUNDS_MAX):
+        question = _insertion([_row(verb.claim) for verb in missing])
+        try:
+            before, _, after = yield from patiently(question, alone=len(verbs) == 1)
+        except RowHeld:
+            if len(verbs) == 1:
+                raise
+            break
+        outcomes |= {row[0]: Found(mysql_write.record(row)) for row in before.rows}
+        tokens = {verb.id: verb.claim.token for verb in missing}
+        for record_id, token, fence in after.rows:
+            if record_id not in outcomes and tokens[record_id] == token:
+                outcomes[record_id] = Inserted(fence)
+        missing = [verb for verb in missing if verb.id not in outcomes]
+        if not missing:
+            break
+    else:
+        raise StoreUnavailable(
+            f"{len(missing)} records could be neither inserted nor found in "
+            f"{INSERT_ROUNDS_MAX} rounds"
+        )
+    return [outcomes.get(verb.id, AGAIN) for verb in verbs]
+
+
+def _row(claim: Claim) -> dict[str, Value]:
+    return {"id": claim.id, "token": claim.token, **claim_row(claim)}
+
+
+def _insertion(rows: Sequence[dict[str, Value]]) -> Question:
+    ids = f"({', '.join(literal(row['id']) for row in rows)})"
+    asked = f"{as_table(rows)} a JOIN" if len(rows) > 1 else ""
+    return Question(
+        (
+            f"{mysql_write.FIND} {ids}",
+            _INSERT.format(asked=asked, **names(rows)),
+            f"SELECT id, token, fence FROM oncekey_claims WHERE id IN {ids}",
+        )
+    )
+
+
+def _find(verbs: Sequence[Find], limits: Limits) -> Op[list[Record | None]]:
+    found = yield from records([verb.id for verb in verbs])
+    return [found.get(verb.id) for verb in verbs]
+
+
+def _rows(statement: str, *, chore: bool = False) -> Generator[Question, Any, Sequence[Any]]:
+    [reply] = yield Question((statement,), chore=chore)
+    rows: Sequence[Any] = reply.rows
+    return rows
+
+
+def _peek(verbs: Sequence[Peek], limits: Limits) -> Op[list[Glimpse | None]]:
+    rows = yield from _rows(
+        f"SELECT id, state, fence, {mysql_write.LEASE_LEFT_S} FROM oncekey_claims c "
+        f"WHERE id IN {among([verb.id for verb in verbs])}"
+    )
+    seen = {row[0]: Glimpse(sql.STATES[row[1]], row[2], row[3]) for row in rows}
+    return [seen.get(verb.id) for verb in verbs]
+
+
+def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
+    rows = yield from _rows(
+        "SELECT s.id, s.name, s.digest, s.result FROM oncekey_claims c "
+        "JOIN oncekey_steps s ON s.id = c.id AND s.generation = c.generation "
+        f"WHERE c.id IN {among([verb.id for verb in verbs])} ORDER BY s.position"
+    )
+    return [
+        [Step(name.decode(), digest, result) for i, name, digest, result in rows if i == verb.id]
+        for verb in verbs
+    ]
+
+
+def _requested(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | None]]:
+    rows = yield from _rows(
+        "SELECT id, request FROM oncekey_claims "
+        f"WHERE id IN {among([verb.id for verb in verbs])} AND state = 'running'"
+    )
+    kept = dict(map(tuple, rows))
+    return [kept.get(verb.id) for verb in verbs]
+
+
+# ------------------------------------------------------------------------------------ housekeeping
+
+
+def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
+    for verb in verbs:
+        ids = sorted(verb.replays.keys() | verb.conflicts.keys())
+        for chunk in _chunks(ids):
+            asked: list[dict[str, Value]] = [
+                {"id": i, "replays": verb.replays.get(i, 0), "conflicts": verb.conflicts.get(i, 0)}
+                for i in chunk
+            ]
+            statement = (
+                f"UPDATE {as_table(asked)} a STRAIGHT_JOIN oncekey_claims c ON c.id = a.id "
+                "SET c.replays = c.replays + a.replays, c.conflicts = c.conflicts + a.conflicts"
+            )
+            yield from patiently(Question((statement,)), alone=True)
+    return [None for _ in verbs]
+
+
+_LAPSED = (
+    "SELECT id, lease_until AS since FROM oncekey_claims "
+    f"WHERE state = 'running' AND lease_until <= {CLOCK_OF_ANY_SESSION}"
+)
+_EXPIRED = (
+    "SELECT id, expires AS since FROM oncekey_claims "
+    f"WHERE {{also}} expires <= {CLOCK_OF_ANY_SESSION} ORDER BY expires LIMIT {{limit}}"
+)
+
+
+def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
+    outcomes = []
+    for verb in verbs:
+        if verb.abandoned:
+            rerun = literal("rerun")
+            due = f"{_LAPSED} AND recovery <> {rerun} ORDER BY since LIMIT {verb.limit}"
+        else:
+            lapsed = f"{_LAPSED} ORDER BY lease_until LIMIT {verb.limit}"
+            expired = _EXPIRED.format(also="state <> 'running' AND", limit=verb.limit)
+            due = f"({lapsed}) UNION ALL ({expired}) ORDER BY since, id LIMIT {verb.limit}"
+        rows = yield from _rows(due, chore=True)
+        outcomes.append([row[0] for row in rows])
+    return outcomes
+
+
+def _chunks(ids: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [ids[at : at + CHUNK_ROWS_MAX] for at in range(0, len(ids), CHUNK_ROWS_MAX)]
+
+
+def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
+    outcomes = []
+    for verb in verbs:
+        rows = yield from _rows(_EXPIRED.format(also="", limit=verb.limit), chore=True)
+        removed = 0
+        for ids in _chunks(sorted(row[0] for row in rows)):
+            *_, claims = yield from patiently(_removal(ids), alone=True)
+            removed += claims.affected
+        outcomes.append(removed)
+    return outcomes
+
+
+def _removal(ids: Sequence[bytes]) -> Question:
+    """Remove what of these is expired and nobody holds, and remember the highest of their fences.
+    Judged anew: somebody may have taken one meanwhile.
+    """
+    chosen = mysql_write.those_that_fit(ids)
+    return Question(
+        (
+            "SELECT GROUP_CONCAT(HEX(c.id)), MAX(c.fence) INTO @oncekey_fits, @oncekey_fence "
+            f"FROM oncekey_claims c FORCE INDEX (PRIMARY) WHERE c.id IN {among(ids)} "
+            f"AND c.expires <= {CLOCK} FOR UPDATE SKIP LOCKED",
+            "UPDATE oncekey_fences SET removed = @oncekey_fence "
+            "WHERE one = 1 AND removed < @oncekey_fence",
+            f"DELETE s FROM oncekey_steps s WHERE s.id IN {chosen}",
+            f"DELETE c FROM oncekey_claims c FORCE INDEX (PRIMARY) WHERE c.id IN {chosen}",
+        ),
+        atomic=True,
+        chore=True,
+    )
+
+
+def _scan(verbs: Sequence[Scan], limits: Limits) -> Op[list[list[Record]]]:
+    outcomes = []
+    for verb in verbs:
+        where = [f"c.id > {literal(verb.after)}"]
+        if verb.state is not None:
+            where.append(f"c.state = {literal(verb.state.value)}")
+        if verb.tenant is not None:
+            where.append(f"c.tenant = {literal(verb.tenant)}")
+        rows = yield from _rows(
+            f"SELECT {mysql_write.OUTLINE} FROM oncekey_claims c "
+            f"WHERE {' AND '.join(where)} ORDER BY c.id LIMIT {verb.limit}",
+            chore=True,
+        )
+        outcomes.append([mysql_write.record(row) for row in rows])
+    return outcomes
+
+
+def _count(verbs: Sequence[Count], limits: Limits) -> Op[list[dict[State, int]]]:
+    rows = yield from _rows("SELECT state, COUNT(*) FROM oncekey_claims GROUP BY state", chore=True)
+    counts = dict.fromkeys(State, 0) | {State(state): count for state, count in rows}
+    return [dict(counts) for _ in verbs]
+
+
+def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
+    """Unlike a sweep it waits for what somebody holds: a purge that says it is done must be."""
+    outcomes = []
+    for verb in verbs:
+        of_tenant = f"c.tenant = {literal(verb.tenant)} AND c.state <> 'running' AND c.`key` <> x''"
+        rows = yield from _rows(
+            f"SELECT c.id FROM oncekey_claims c WHERE {of_tenant} ORDER BY c.id LIMIT {verb.limit}",
+            chore=True,
+        )
+        blanked = 0
+        for ids in _chunks([row[0] for row in rows]):
+            claims, _ = yield from patiently(_blanking(ids, of_tenant), alone=True)
+            blanked += claims.affected
+        outcomes.append(blanked)
+    return outcomes
+
+
+def _blanking(ids: Sequence[bytes], of_tenant: str) -> Question:
+    no_headers = literal(encode_headers(()))
+    return Question(
+        (
+            "UPDATE oncekey_claims c FORCE INDEX (PRIMARY) SET c.`key` = x'', "
+            "c.field_digests = NULL, c.resource_id = NULL, c.request = NULL, c.body = NULL, "
+            f"c.headers = IF(c.status IS NULL, NULL, {no_headers}) "
+            f"WHERE c.id IN {among(ids)} AND {of_tenant}",
+            "UPDATE oncekey_steps s JOIN oncekey_claims c ON c.id = s.id SET s.result = NULL "
+            f"WHERE s.id IN {among(ids)} AND c.state <> 'running' AND c.`key` = x''",
+        ),
+        atomic=True,
+        chore=True,
+    )
+
+
+# ------------------------------------------------------------------------------------------ choice
+
+_HANDLERS: dict[type, Handler[Limits]] = {
+    Insert: _insert,
+    Swap: mysql_write.swap,
+    Find: _find,
+    Peek: _peek,
+    AppendStep: mysql_write.append_step,
+    Steps: _steps,
+    Requested: _requested,
+    Tally: _tally,
+    Due: _due,
+    Sweep: _sweep,
+    Scan: _scan,
+    Count: _count,
+    Purge: _purge,
+}
+
+
+def perform(verbs: Sequence[Verb], limits: Limits) -> Op[list[Any]]:
+    """Carry out verbs of one group."""
+    return sql_batch.perform(verbs, lambda verb: _HANDLERS[type(verb)], limits)
