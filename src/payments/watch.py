@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import json
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 
@@ -170,7 +170,7 @@ class Watch:
     def full(self) -> bool:
         return len(self._listeners) >= LISTENERS_MAX
 
-    async def stream(self, after: int | None) -> AsyncIterator[bytes]:
+    async def stream(self, after: int | None) -> AsyncGenerator[bytes, None]:
         """Server-sent events: what was noticed since the notice `after`; None: from now on."""
         known = after if after is not None else (self._notices[-1].number if self._notices else 0)
         changed, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -1,6 +1,7 @@
 """The parts of the documentation that are written by the code: `./dev docs` writes them anew.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. The recordings of the explainer
+page are written as well (`tests/payments/explainer.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from oncekey.stores import redis_fitness
 from oncekey.stores.base import Durability
 from oncekey.stores.url import open_store
 from tests.docs.pages import PAGES, ROOT
+from tests.payments import explainer
 
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -175,6 +177,8 @@ def main() -> None:
         if (now := renewed(text)) != text:
             path.write_text(now)
             sys.stdout.write(f"{name} is up to date again\n")
+    if explainer.renew():
+        sys.stdout.write(f"{explainer.PATH.relative_to(ROOT)} is up to date again\n")
 
 
 if __name__ == "__main__":

@@ -232,9 +232,7 @@ async def deploy(stage: Stage) -> None:
     """A release changes the answer's shape"""
     a = stage.server("A")
     old = await Sent(a, KEY).answer()
-    stage.show(
-        "Release 1 answers, and records version 1.", "An amount is a plain number.", **old
-    )
+    stage.show("Release 1 answers, and records version 1.", "An amount is a plain number.", **old)
     stage.clock.advance(3600)
     b = stage.server("B", version=2)
     a.state = "gone"
@@ -265,6 +263,8 @@ async def record(scenario: Scenario) -> dict[str, Any]:
     """Run one scenario to its end; whoever it left hanging is gone with the event loop."""
     stage = Stage()
     await scenario(stage)
+    for server in stage.servers.values():
+        server.asgi.edge.runtime.stop()
     name = scenario.__name__.replace("_", "-")
     return {"name": name, "title": scenario.__doc__, "frames": stage.frames}
 
@@ -276,9 +276,10 @@ def recordings() -> str:
     return json.dumps({"tour_s": TOUR_S, "scenarios": made}, indent=1) + "\n"
 
 
-def main() -> None:
-    PATH.write_text(recordings())
-
-
-if __name__ == "__main__":
-    main()
+def renew() -> bool:
+    """Write them anew; whether that changed anything."""
+    made = recordings()
+    if PATH.exists() and PATH.read_text() == made:
+        return False
+    PATH.write_text(made)
+    return True

@@ -1,5 +1,5 @@
-"""A stage for the explainer: the real middleware on a real store, a network and a client whose every
-move a script decides, and a recorder that writes down what can be seen after each.
+"""A stage for the explainer: the real middleware on a real store, a network and a client whose
+every move a script decides, and a recorder that writes down what can be seen after each.
 
 Nothing that is recorded is made up: requests and answers are those that went through the
 middleware, the record is read from the store, charges are counted by the card network, and events
@@ -35,7 +35,7 @@ versions = Versions()
 @versions.upcast(1, 2)
 def in_minor_units(answer: Answer) -> Answer:
     """Release 2 answers {"amount": {"minor": 2000, "currency": "eur"}}."""
-    charge = json.loads(answer.body)
+    charge = json.loads(answer.body or b"{}")
     charge["amount"] = {"minor": charge["amount"], "currency": "eur"}
     return replace(answer, body=json.dumps(charge).encode())
 

@@ -25,7 +25,9 @@ function draw() {
   drawNetwork(frame, previous);
   put("caption", frame.caption);
   put("detail", frame.detail);
-  put("facts", JSON.stringify(frame, null, 2));
+  drawEvents(frame.events);
+  const { caption, detail, ...facts } = frame;
+  put("facts", JSON.stringify(facts, null, 2));
   drawControls(frame);
 }
 
@@ -62,7 +64,7 @@ function words({ request, answer, lost }) {
 /** What the client knows follows from what reached it so far. */
 function drawClient() {
   const seen = player.frames.slice(0, player.step + 1).map(({ arrow }) => arrow);
-  const sent = seen.filter((arrow) => arrow?.request).at(-1) ?? player.frames.find((f) => f.arrow?.request)?.arrow;
+  const sent = player.frames.find(({ arrow }) => arrow?.request)?.arrow;
   const heard = seen.filter((arrow) => arrow?.answer && !arrow.lost).at(-1);
   put("client-key", sent ? `key ${sent.request.key}` : "");
   put("client-knows", heard ? `was told ${heard.answer.status}` : "knows nothing yet");
@@ -116,7 +118,7 @@ function drawRecord(record, before) {
 function drawNetwork({ charges, network_asked: asked }, before) {
   put("charges", charges.length);
   put("charges-word", charges.length === 1 ? "charge" : "charges");
-  put("asked", `asked ${asked === 1 ? "once" : `${asked} times`}`);
+  put("asked", asked === 0 ? "not asked yet" : asked === 1 ? "asked once" : `asked ${asked} times`);
   const coins = charges.map((amount) => {
     const coin = document.createElement("span");
     coin.className = "pill good";
@@ -126,6 +128,17 @@ function drawNetwork({ charges, network_asked: asked }, before) {
   at("coins").replaceChildren(...coins);
   const changed = player.step > 0 && asked !== before?.network_asked;
   at("network").classList.toggle("changed", changed);
+}
+
+/** The engine's own words for what it just did. */
+function drawEvents(events) {
+  const tags = events.map(({ server, event }) => {
+    const tag = document.createElement("span");
+    tag.className = "pill";
+    tag.textContent = `${server}: ${event}`;
+    return tag;
+  });
+  at("events").replaceChildren(...tags);
 }
 
 function drawControls(frame) {

@@ -1,0 +1,143 @@
+"""What is noticed of a request, who is told, and that neither grows without end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from payments import watch
+from payments.watch import Watch
+from tests.payments.api import Api, serving
+
+CHARGE = {"amount": 500, "currency": "eur", "source": "tok_visa"}
+
+
+def heard(lines: list[bytes]) -> list[dict[str, Any]]:
+    data = [line.partition(b"data: ")[2] for line in lines]
+    return [json.loads(each) for each in data if each]
+
+
+async def listened(watch: Watch, after: int | None, count: int) -> list[dict[str, Any]]:
+    """The first so many notices of a stream."""
+    lines: list[bytes] = []
+    stream = watch.stream(after)
+    async for line in stream:
+        lines.append(line)
+        if len(heard(lines)) == count:
+            break
+    await stream.aclose()
+    return heard(lines)
+
+
+@pytest.fixture
+def noticing(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
+    """The watches of applications that are made from now on."""
+    made: list[Watch] = []
+
+    class Noticed(Watch):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr("payments.app.Watch", Noticed)
+    return made
+
+
+@pytest.fixture
+def api(tmp_path_factory: pytest.TempPathFactory, noticing: list[Watch]) -> Any:
+    with serving(tmp_path_factory.mktemp("watched")) as api:
+        yield api
+
+
+def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[Watch]) -> None:
+    api.post("charges", CHARGE, key="k1")
+    api.post("charges", CHARGE, key="k1")
+    api.post("charges", {**CHARGE, "amount": 501}, key="k1")
+
+    notices = asyncio.run(listened(noticing[0], 0, 13))
+    seen = [(notice["request"], notice["part"], notice["says"]) for notice in notices]
+    assert seen == [
+        (1, "client", "a request arrives"),
+        (1, "limiter", "let in: known, and within the limits"),
+        (1, "key", "claimed: attempt 1, fence 1"),
+        (1, "handler", "runs"),
+        (1, "handler", "done: 200, recorded together with its rows"),
+        (1, "client", "is answered 200"),
+        (2, "client", "a request arrives"),
+        (2, "limiter", "let in: known, and within the limits"),
+        (2, "key", "known: the kept answer, nothing runs"),
+        (2, "client", "is answered 200, the kept answer"),
+        (3, "client", "a request arrives"),
+        (3, "limiter", "let in: known, and within the limits"),
+        (3, "key", "refused: mismatch"),
+    ]
+    assert {notice["key"] for notice in notices} == {"k1"}
+    assert noticing[0].requests_of("k1") == 3
+
+
+def test_whoever_comes_back_misses_nothing() -> None:
+    told = Watch()
+    for number in range(5):
+        told.tell("key", "good", str(number))
+
+    assert [each["says"] for each in asyncio.run(listened(told, 3, 2))] == ["3", "4"]
+
+
+def test_who_listens_is_told_from_any_thread() -> None:
+    told = Watch()
+
+    async def main() -> list[dict[str, Any]]:
+        stream = told.stream(None)
+        first = await anext(stream)
+        await asyncio.to_thread(told.tell, "network", "good", "from a thread")
+        second = await anext(stream)
+        await stream.aclose()
+        return heard([first, second])
+
+    assert [each["says"] for each in asyncio.run(main())] == ["from a thread"]
+
+
+def test_a_stream_ends_so_that_a_server_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "STREAM_S", 0.01)
+    told = Watch()
+
+    async def main() -> list[bytes]:
+        return [line async for line in told.stream(None)]
+
+    assert asyncio.run(main()) == [b"retry: 100\nid: 0\n\n"]
+    assert not told._listeners
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "KEYS_MAX", 3)
+    monkeypatch.setattr(watch, "LISTENERS_MAX", 1)
+    told = Watch()
+    for number in range(watch.NOTICES_MAX + 10):
+        told.tell("key", "good", "again")
+        told._count(f"k{number}")
+
+    assert len(told._notices) == watch.NOTICES_MAX
+    assert len(told._seen) == 3
+
+    async def main() -> bool:
+        stream = told.stream(None)
+        await anext(stream)
+        full = told.full
+        await stream.aclose()
+        return full
+
+    assert asyncio.run(main())
+    assert not told.full
+
+
+def test_nobody_watches_where_the_local_key_does_not_work(
+    tmp_path_factory: pytest.TempPathFactory, noticing: list[Watch]
+) -> None:
+    with serving(tmp_path_factory.mktemp("unwatched"), demo=False) as api:
+        api.post("charges", CHARGE, key="k1")
+        assert not noticing
+        assert api.client.get("/demo/tally").status_code == 404
+        assert api.client.get("/", follow_redirects=False).headers["location"] == "/explain"
