@@ -7,8 +7,11 @@ Whoever is refused here has changed nothing and spent no idempotency key. All of
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
 
 import oncekey
 from payments import ids
@@ -17,6 +20,8 @@ from payments.auth import Keys, Stranger, read_key
 from payments.database import Database
 from payments.limits import READS, Counters, Full, Limits
 from payments.settings import API_VERSION, Settings
+
+log = logging.getLogger("payments")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -131,7 +136,13 @@ class Admission:
         if scope["type"] != "http" or not (path == API or path.startswith(f"{API}/")):
             await self._app(scope, receive, send)
             return
-        account = await self._identify(scope)
+        try:
+            account = await self._identify(scope)
+        except SQLAlchemyError as error:
+            log.error("keys cannot be looked up: %s", error)
+            message = "Keys cannot be looked up at the moment. Nothing was done; try again."
+            await refuse(send, 503, message, kind="api_error")
+            return
         if isinstance(account, Stranger):
             await refuse(send, 401, account.message, code=account.code, headers=[_CHALLENGE])
         elif isinstance(account, Full):
@@ -290,11 +301,12 @@ async def refuse(
     status: int,
     message: str,
     *,
+    kind: str = "invalid_request_error",
     code: str | None = None,
     headers: list[Header] | None = None,
 ) -> None:
     """An error in Stripe's shape."""
-    error = {"type": "invalid_request_error", "message": message}
+    error = {"type": kind, "message": message}
     if code is not None:
         error["code"] = code
     await _send_json(send, status, {"error": error}, headers)

@@ -150,6 +150,16 @@ async def test_a_new_key_works_at_once(make: Make) -> None:
     assert (await gated.ask(key=new)).status == 200
 
 
+async def test_keys_that_cannot_be_looked_up_are_no_wrong_keys(make: Make) -> None:
+    gated = make()
+    _, key = gated.accounts.create("Tea shop")
+    with gated.database.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE api_keys")
+    reply = await gated.ask("k1", key=key)
+    assert (reply.status, reply.json()["error"]["type"]) == (503, "api_error")
+    assert gated.runs == []
+
+
 # ------------------------------------------------------------------------------- sk_test_local
 
 
