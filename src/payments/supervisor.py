@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -54,6 +55,7 @@ class Plan:
     redis: str
     workers: int
     api_key: str
+    """Empty where there is none that works without being made."""
 
     @property
     def url(self) -> str:
@@ -76,20 +78,30 @@ class Plan:
         words += ["--data", str(self.data), "--network", self.network_url]
         words += ["--workers", str(self.workers)]
         # All of it is on this machine, so a receiver of webhooks may be too.
-        words += ["--webhook-network", "127.0.0.0/8", "--webhook-network", "::1/128"]
-        words += ["--database", self.database] if self.database else []
-        return words + (["--redis", self.redis] if self.redis else [])
+        return [*words, "--webhook-network", "127.0.0.0/8", "--webhook-network", "::1/128"]
+
+    def environment(self) -> dict[str, str]:
+        """Where passwords may be: not in the list of processes."""
+        where = {"PAYMENTS_DATABASE": self.database, "PAYMENTS_REDIS": self.redis}
+        return {**os.environ, **where}
 
 
 class Keeper:
     """Keeps one program running, and remembers how often it had to."""
 
     def __init__(
-        self, name: str, command: list[str], log: Path, *, death_signal: signal.Signals
+        self,
+        name: str,
+        command: list[str],
+        log: Path,
+        *,
+        death_signal: signal.Signals,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.name = name
         self.log = log
         self._command = command
+        self._environment = environment
         self._death_signal = death_signal
         self._pause_s = 0.0
         self._again_at: float | None = None
@@ -100,7 +112,11 @@ class Keeper:
         self._started = clock.monotonic()
         with open(self.log, "ab") as log:
             self.child = Child(
-                self.name, self._command, output=log, death_signal=self._death_signal
+                self.name,
+                self._command,
+                output=log,
+                environment=self._environment,
+                death_signal=self._death_signal,
             )
 
     def look(self) -> str | None:
@@ -140,9 +156,9 @@ def main(argv: list[str] | None = None) -> int:
                 said.database,
                 said.redis,
                 said.workers,
-                said.key or LOCAL_KEY,
+                said.key or ("" if said.database else LOCAL_KEY),
             )
-            if said.traffic and said.database and not said.key:
+            if said.traffic and not plan.api_key:
                 raise CannotRun(
                     f"{LOCAL_KEY} does not work on a database of your own. Make a key with "
                     "`./dev payments account create crowd`, and give it by --key."
@@ -161,8 +177,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="[%(default)s]")
     parser.add_argument("--network-port", type=int, help="[the next one that is free]")
     parser.add_argument("--data", type=Path, help="keep its files there [a folder that is removed]")
-    parser.add_argument("--database", default="", help="postgresql://… [SQLite]")
-    parser.add_argument("--redis", default="", help="redis://…, for limits that workers share")
+    parser.add_argument(
+        "--database",
+        default=os.environ.get("PAYMENTS_DATABASE", ""),
+        help="postgresql://… [$PAYMENTS_DATABASE, or SQLite]",
+    )
+    parser.add_argument(
+        "--redis",
+        default=os.environ.get("PAYMENTS_REDIS", ""),
+        help="redis://…, for limits that workers share [$PAYMENTS_REDIS]",
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes of the API [%(default)s]")
     parser.add_argument(
         "--traffic", action="store_true", help="let a crowd loose on it, and count what happens"
@@ -254,7 +278,11 @@ def _run(plan: Plan, *, kept: bool, traffic: bool) -> int:
         )
         children.callback(_ended, network, NETWORK_STOP_S_MAX)
         api = Keeper(
-            "the API", plan.api_command(), plan.data / "api.log", death_signal=signal.SIGTERM
+            "the API",
+            plan.api_command(),
+            plan.data / "api.log",
+            death_signal=signal.SIGTERM,
+            environment=plan.environment(),
         )
         children.callback(_ended, api, DRAIN_S_MAX)
         _await(network, f"{plan.network_url}/tally", signals)
@@ -316,17 +344,18 @@ def _with_crowd(plan: Plan, keepers: list[Keeper], signals: Signals, ticker: Tic
 def greeting(plan: Plan, kept: bool) -> str:
     """Where it is, and what to try."""
     files = "" if kept else " (removed at the end; --data DIR keeps them)"
+    key = plan.api_key or "$KEY"
     lines = [
         f"payments is on {plan.url}, Ctrl-C ends it.",
         "",
         f"  checkout page   {plan.url}/",
         f"  documentation   {plan.url}/docs",
-        f"  key of the API  {plan.api_key}",
+        f"  key of the API  {plan.api_key or 'make one: ./dev payments account create NAME'}",
         f"  card network    {plan.network_url}/transactions",
         f"  files           {plan.data}{files}",
         "",
         "  Charge a card, and send the very same again: the second answer says it is a replay.",
-        f"    curl -i {plan.url}/v1/charges -u {plan.api_key}: \\",
+        f"    curl -i {plan.url}/v1/charges -u {key}: \\",
         f"      -H 'Idempotency-Key: {ids.letters(12)}' \\",
         "      -d amount=500 -d currency=usd -d source=tok_visa",
         "  The network charged the card once:",
