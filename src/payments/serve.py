@@ -184,9 +184,9 @@ def check(settings: Settings, listening: Listening) -> None:
 
 def migrate(settings: Settings) -> None:
     """Create the tables that are missing, our own and oncekey's."""
-    oncekey.migrate(settings.database)
-    database = Database(settings)
+    database = Database(settings)  # refuses what rows cannot be kept in, which records could be
     try:
+        oncekey.migrate(settings.database)
         database.create_tables()
     finally:
         database.close()
