@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from payments import clock, ledger, reconcile
+from payments import clock, ids, ledger, reconcile
 from payments.database import Database
 from payments.network import Authorised, Network
 from payments.network.book import Book as NetworkBook
@@ -218,6 +219,24 @@ def test_a_side_that_cannot_be_read_is_no_agreement(
     nowhere = ["--database", f"sqlite:///{tmp_path}/empty.db"]
     assert reconcile.main([*nowhere, "--network", str(tmp_path / "network.db")]) == 2
     assert "Check --data or --database" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_ledger_on_postgresql(
+    tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = f"reconcile_{ids.letters(12).lower()}"
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"CREATE SCHEMA {schema}".encode())
+        url = f"{postgres_url}?options=-csearch_path%3D{schema}"
+        with contextlib.closing(Database(Settings(database_url=url))) as database:
+            database.create_tables()
+            file = tmp_path / "network.db"
+            charge_row(database, "ch_1", authorisation=sale(file, "ch_1"))
+            charge_row(database, "ch_2", authorisation=None, status="pending")
+        assert reconcile.main(["--database", url, "--network", str(file)]) == 0
+        assert "1 movements, 500 usd: 0 differences, 1 pending" in capsys.readouterr().out
+        admin.execute(f"DROP SCHEMA {schema} CASCADE".encode())
 
 
 @pytest.mark.slow
