@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from oncekey.client import AsyncClient, Client, Journal, Retries
+from oncekey.client.intent import RELIED_S
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
+from oncekey.core.profiles import PROFILES
 from oncekey.errors import Misuse, StoreUnavailable, Unknown
 from tests.client.wire import Scripted, scripted
 
@@ -196,6 +198,58 @@ def test_how_long_a_server_remembers_is_learnt_from_its_answers(
     assert len(server.seen) == 2, "nothing was sent under a key that is forgotten"
     with Journal(path, clock=clock) as restarted, pytest.raises(Unknown):
         restarted.key("second")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_how_long_a_provider_remembers_is_known_before_it_says_so(
+    path: Path, clock: FakeClock, server: Scripted, profile: str
+) -> None:
+    known_s = RELIED_S[profile]
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock, profile=profile) as api,
+    ):
+        journal.unsettled()  # opens the file
+        before = _changes(path)
+        api.post("/charges", json={"amount": 1}, intent=PAY)
+        assert _changes(path) - before == 1, "still one durable write"
+        clock.advance(known_s - min(120.0, known_s / 10) - 1)
+        api.post("/charges", json={"amount": 1}, intent=PAY)
+        clock.advance(1)
+        with pytest.raises(Unknown, match="could do it twice"):
+            api.post("/charges", json={"amount": 1}, intent=PAY)
+
+    assert len(server.seen) == 2, "nothing was sent under a key that is forgotten"
+    with Journal(path, clock=clock) as restarted:
+        assert restarted.unsettled()[0].until <= clock.wall()
+
+
+def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock=clock, retention_s=10_000.0) as journal:
+        key = journal.key(PAY, origin="https://api.test", retention_s=600.0)
+        clock.advance(9_000)
+        assert journal.key(PAY) == key
+
+
+def test_a_server_s_word_is_written_down_once(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
+    server.script = [(201, expires)] * 3
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock) as api,
+    ):
+        journal.unsettled()
+        writes = []
+        for number in range(3):
+            before = _changes(path)
+            api.post("/charges", intent=f"order-{number}/pay")
+            writes.append(_changes(path) - before)
+
+    assert writes == [2, 1, 1]
 
 
 # ----------------------------------------------------------------------------------------- clients

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from oncekey.cli.table import duration, print_json, table
-from oncekey.client.journal import Intent, Journal
+from oncekey.client.intent import Intent
+from oncekey.client.journal import Journal
 from oncekey.clock import SystemClock
 from oncekey.core.key import short_hash
 from oncekey.errors import Misuse

@@ -3,8 +3,10 @@
 from oncekey.client.attempts import Retries
 from oncekey.client.budget import RetryBudget
 from oncekey.client.client import AsyncClient, Client
-from oncekey.client.journal import Intent, Journal
+from oncekey.client.intent import Intent
+from oncekey.client.journal import Journal
 from oncekey.client.sender import Outcome
+from oncekey.client.sql_journal import SqlJournal
 from oncekey.client.transport import outcome_of, retrying
 from oncekey.client.watch import Attempted, Counters, Counts
 
@@ -19,6 +21,7 @@ __all__ = [
     "Outcome",
     "Retries",
     "RetryBudget",
+    "SqlJournal",
     "outcome_of",
     "retrying",
 ]

@@ -15,12 +15,10 @@ from types import TracebackType
 from typing import Any
 
 from oncekey.client.httpx_wire import EXTENSION
+from oncekey.client.intent import RELIED_S, advertised
 from oncekey.client.journal import Journal
-from oncekey.client.place import origin_of
 from oncekey.client.sender import Sender
-from oncekey.client.transport import Retrying, outcome_of
-from oncekey.clock import Clock
-from oncekey.core.dates import parse_http_date
+from oncekey.client.transport import Retrying
 from oncekey.errors import Misuse
 
 LIBRARIES = ("httpx2", "httpx")
@@ -48,27 +46,26 @@ def _parted(options: dict[str, Any]) -> tuple[Sender, dict[str, Any]]:
 class _Intents:
     """Keys from the journal, and what the journal learns from the answers."""
 
-    def __init__(self, journal: Journal | None, base_url: Any, clock: Clock) -> None:
+    def __init__(self, journal: Journal | None, base_url: Any, sender: Sender) -> None:
         self.journal = journal
         self._base_url = base_url
-        self._clock = clock
-
-    def origin(self, url: str) -> str:
-        return origin_of(str(self._base_url.join(url)))
+        self._sender = sender
 
     def key(self, intent: str, url: str, note: str) -> str:
         if self.journal is None:
             raise Misuse("intent=… needs a journal: Client(journal=Journal('intents.db'))")
-        return self.journal.key(intent, origin=self.origin(url), note=note)
+        return self.journal.key(
+            intent,
+            origin=str(self._base_url.join(url)),
+            note=note,
+            retention_s=RELIED_S.get(self._sender.profile.name),
+        )
 
-    def learn(self, url: str, response: Any) -> None:
+    def learn(self, response: Any) -> None:
         """How long this server remembers keys: it says so with every first answer."""
-        told = outcome_of(response)
-        if self.journal is None or told is None or told.replayed or not told.expires:
-            return
-        until = parse_http_date(told.expires.strip())
-        if until is not None:
-            self.journal.learn(self.origin(url), until - self._clock.wall())
+        heard = advertised(response, self._sender.clock.wall())
+        if heard is not None and self.journal is not None:
+            self.journal.learn(*heard)
 
 
 def _with_key(options: dict[str, Any], key: str | None) -> dict[str, Any]:
@@ -97,7 +94,7 @@ class Client:
         inner = transport or library.HTTPTransport()
         self.inner = library.Client(transport=Retrying(inner, sender), **theirs)
         """The library's own client, for whatever is not here."""
-        self._intents = _Intents(journal, self.inner.base_url, sender.clock)
+        self._intents = _Intents(journal, self.inner.base_url, sender)
 
     def request(
         self,
@@ -114,7 +111,7 @@ class Client:
         _one_of(key)
         key = self._intents.key(intent, url, note)
         response = self.inner.request(method, url, **_with_key(options, key))
-        self._intents.learn(url, response)
+        self._intents.learn(response)
         return response
 
     def get(self, url: str, **options: Any) -> Any:
@@ -158,7 +155,7 @@ class AsyncClient:
         inner = transport or library.AsyncHTTPTransport()
         self.inner = library.AsyncClient(transport=Retrying(inner, sender), **theirs)
         """The library's own client, for whatever is not here."""
-        self._intents = _Intents(journal, self.inner.base_url, sender.clock)
+        self._intents = _Intents(journal, self.inner.base_url, sender)
 
     async def request(
         self,
@@ -175,7 +172,7 @@ class AsyncClient:
         _one_of(key)
         key = await asyncio.to_thread(self._intents.key, intent, url, note)
         response = await self.inner.request(method, url, **_with_key(options, key))
-        await asyncio.to_thread(self._intents.learn, url, response)
+        await asyncio.to_thread(self._intents.learn, response)
         return response
 
     async def get(self, url: str, **options: Any) -> Any:

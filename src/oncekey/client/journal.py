@@ -11,9 +11,6 @@ process that dies anywhere after that finds the intent again when it is back, wi
 An intent is settled by whoever began it and by nobody else: an answer that arrived is not yet an
 outcome that was recorded. Settling is written with the next intent, so it costs no write of its
 own; if a crash loses it, the intent is found again, and asking again brings the kept answer.
-
-A key is worth something only as long as the server remembers it. After that nobody can tell a
-retry from a new request, so the journal refuses to give the key out (`Unknown`), and says so.
 """
 
 from __future__ import annotations
@@ -26,23 +23,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from oncekey import guard
+from oncekey.client import intent as intents
 from oncekey.client import keys
+from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.clock import Clock, SystemClock
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.value import value
-from oncekey.errors import Misuse, StoreUnavailable, Unknown
+from oncekey.errors import StoreUnavailable
 from oncekey.probes import probe
 
-RETENTION_S = 24 * 3600.0
-"""What most servers remember, until one says otherwise."""
-NAME_CHARS_MAX = 512
-NOTE_CHARS_MAX = 65_536
-LIST_MAX = 10_000
 BUSY_S_MAX = 5.0
-MARGIN_S_MAX = 120.0
-"""A key that is given out now is used for a while: its retries must arrive in time as well."""
-_LEARNT_APART = 0.05
-"""Retentions that differ by less are the same one, read at another moment."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS oncekey_intents (name TEXT PRIMARY KEY, key TEXT NOT NULL, "
@@ -52,22 +40,6 @@ _SCHEMA = (
 )
 
 
-@value
-class Intent:
-    """Something that was begun and is not settled."""
-
-    name: str
-    key: str
-    begun: float
-    """Seconds since 1970."""
-    until: float
-    """How long the key may be sent: the server remembers it a little longer, as far as is known."""
-    origin: str
-    """Where it goes, if that was said."""
-    note: str
-    """What its caller wrote down to be able to resume it."""
-
-
 class Journal:
     """A journal in an SQLite file; for all threads, and for several processes."""
 
@@ -75,13 +47,15 @@ class Journal:
         self,
         path: str | os.PathLike[str],
         *,
-        retention_s: float = RETENTION_S,
+        retention_s: float | None = None,
         keys_as: str = "uuid7",
         clock: Clock | None = None,
         token: Callable[[], bytes] = guard.random_token,
     ) -> None:
-        if not retention_s > 0:
-            raise Misuse(f"Journal: retention_s={retention_s}: give seconds, more than 0")
+        """`retention_s`: how long servers remember keys, as far as they do not say so themselves;
+        without it, what is known of the profile, and else 24 hours.
+        """
+        intents.must_last(retention_s)
         self.path = Path(path).absolute()
         self._retention_s = retention_s
         self._make_key = keys.kind(keys_as)
@@ -94,24 +68,23 @@ class Journal:
         self._db: sqlite3.Connection | None = None
         self._opened_by = 0
 
-    def key(self, name: str, *, origin: str = "", note: str = "") -> str:
+    def key(
+        self, name: str, *, origin: str = "", note: str = "", retention_s: float | None = None
+    ) -> str:
         """The key of this intent: a new one, durably written, or the one that it has.
 
-        Raises `Unknown` if the server has forgotten that key by now, `StoreUnavailable` if it
-        cannot be written down: then nothing may be sent.
+        `origin` is where it goes, and `retention_s` how long keys can be counted on there, for the
+        case that nothing is known about it yet. Raises `Unknown` if the server has forgotten the
+        key by now, `StoreUnavailable` if it cannot be written down: then nothing may be sent.
         """
-        if not name or len(name) > NAME_CHARS_MAX or len(note) > NOTE_CHARS_MAX:
-            raise Misuse(
-                f"an intent has a name of 1 to {NAME_CHARS_MAX} characters, and a note of at most "
-                f"{NOTE_CHARS_MAX}"
-            )
+        intents.must_fit(name, note)
+        intents.must_last(retention_s)
+        origin = intents.where(origin)
         with self._asking() as db:
             found = self._find(db, name)
             if found is None or self._settled.get(name) == found.key:
-                found = self._begin(db, name, origin, note)
-        if self._clock.wall() >= found.until:
-            raise _forgotten(found)
-        return found.key
+                found = self._begin(db, name, origin, note, retention_s)
+        return found.usable_key(self._clock.wall())
 
     def settle(self, *names: str) -> None:
         """These are done: the next `key` of such a name is a new one.
@@ -138,19 +111,14 @@ class Journal:
 
     def learn(self, origin: str, retention_s: float) -> None:
         """What this server says of how long it remembers keys. Written only if that is new."""
+        intents.must_last(retention_s)
+        origin = intents.where(origin)
         with self._asking() as db:
             known = self._learnt.get(origin)
-            if retention_s <= 0 or (
-                known is not None and abs(known - retention_s) <= _LEARNT_APART * known
-            ):
+            if known is not None and intents.is_about(known, retention_s):
                 return
-            self._learnt[origin] = retention_s
             with _committing(db):
-                db.execute(
-                    "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
-                    "DO UPDATE SET retention_s = excluded.retention_s",
-                    (origin, retention_s),
-                )
+                self._note_retention(db, origin, retention_s)
 
     def flush(self) -> None:
         """Write down what was settled."""
@@ -178,13 +146,22 @@ class Journal:
 
     # ------------------------------------------------------------------------------------- the file
 
-    def _begin(self, db: sqlite3.Connection, name: str, origin: str, note: str) -> Intent:
+    def _begin(
+        self,
+        db: sqlite3.Connection,
+        name: str,
+        origin: str,
+        note: str,
+        retention_s: float | None,
+    ) -> Intent:
         wall = self._clock.wall()
         fresh = name, self._make_key(wall, self._token()), wall, origin, note
         probe("before_intent")
         with _committing(db):
             self._remove_settled(db)
             db.execute(_INSERT, fresh)
+            if retention_s and self._retention_s is None and origin not in self._learnt:
+                self._note_retention(db, origin, retention_s)
             found = self._find(db, name)  # another process may have been first
         probe("after_intent")
         self._settled.clear()
@@ -197,10 +174,12 @@ class Journal:
         return None if row is None else self._intent(row)
 
     def _intent(self, row: tuple[str, str, float, str, str]) -> Intent:
-        name, key, begun, origin, note = row
-        retention_s = self._learnt.get(origin, self._retention_s)
-        until = begun + retention_s - min(MARGIN_S_MAX, retention_s / 10)
-        return Intent(name, key, begun, until, origin, note)
+        retention_s = self._learnt.get(row[3]) or self._retention_s or intents.RETENTION_S
+        return intents.found(*row, retention_s=retention_s)
+
+    def _note_retention(self, db: sqlite3.Connection, origin: str, retention_s: float) -> None:
+        db.execute(_LEARN, (origin, retention_s))
+        self._learnt[origin] = retention_s
 
     def _remove_settled(self, db: sqlite3.Connection) -> None:
         db.executemany(
@@ -226,6 +205,10 @@ class Journal:
 
 
 _INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_LEARN = (
+    "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
+    "DO UPDATE SET retention_s = excluded.retention_s"
+)
 _SELECT = "SELECT name, key, begun, origin, note FROM oncekey_intents"
 
 
@@ -251,13 +234,3 @@ def _committing(db: sqlite3.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
-
-
-def _forgotten(intent: Intent) -> Unknown:
-    hours = (intent.until - intent.begun) / 3600
-    detail = (
-        f"The intent {intent.name!r} was begun over {hours:.1f} hours ago and never settled; its "
-        "server has forgotten the key by now, so sending it again could do it twice. Find out at "
-        "the server whether it was done, then call journal.settle(name); a new key begins it anew."
-    )
-    return Unknown(detail, Problem(Kind.TOO_OLD, detail))

@@ -1,0 +1,121 @@
+"""Intents: what somebody set out to do, under which key, and how long that key is worth something.
+
+A key counts only as long as its server remembers it. After that nobody can tell a retry from a new
+request, so a journal refuses to give the key out, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from oncekey.client.place import origin_of
+from oncekey.client.transport import outcome_of
+from oncekey.core.dates import parse_http_date
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.value import value
+from oncekey.errors import Misuse, Unknown
+
+NAME_CHARS_MAX = 512
+NOTE_CHARS_MAX = 65_536
+LIST_MAX = 10_000
+MARGIN_S_MAX = 120.0
+"""A key that is given out now is used for a while: its retries must arrive in time as well."""
+
+_APART = 0.05
+_HOUR_S = 3600.0
+RETENTION_S = 24 * _HOUR_S
+"""What most servers remember, until one says otherwise."""
+
+RELIED_S: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "oncekey": RETENTION_S,
+        "ietf": RETENTION_S,
+        "stripe": RETENTION_S,  # "at least 24 hours"
+        "square": RETENTION_S,  # publishes nothing
+        "paypal": 3 * _HOUR_S,  # the shortest of its APIs; orders v2 remembers 6 hours
+        "adyen": 7 * RETENTION_S,  # "at least 7 days"
+        "aws": 600.0,  # the shortest that one of its services publishes: DynamoDB
+        "azure": 300.0,  # what was first sent longer ago is refused
+        "gcp": _HOUR_S,  # "at least 60 minutes"
+    }
+)
+"""By profile: what a caller can count on. A server may keep its keys for longer than it promises,
+so this is at times less than what the same profile chooses for a server of ours.
+"""
+
+
+@value
+class Intent:
+    """Something that was begun and is not settled."""
+
+    name: str
+    key: str
+    begun: float
+    """Seconds since 1970."""
+    until: float
+    """How long the key may be sent: the server remembers it a little longer, as far as is known."""
+    origin: str
+    """Where it goes, if that was said."""
+    note: str
+    """What its caller wrote down to be able to resume it."""
+
+    def usable_key(self, wall: float) -> str:
+        """Its key; `Unknown` is raised if the server has forgotten it by now."""
+        if wall >= self.until:
+            raise _forgotten(self)
+        return self.key
+
+
+def found(
+    name: str, key: str, begun: float, origin: str, note: str, *, retention_s: float
+) -> Intent:
+    """As it was written down, under what is known of its server by now."""
+    until = begun + retention_s - min(MARGIN_S_MAX, retention_s / 10)
+    return Intent(name, key, begun, until, origin, note)
+
+
+def must_fit(name: str, note: str) -> None:
+    if not name or len(name) > NAME_CHARS_MAX or len(note) > NOTE_CHARS_MAX:
+        raise Misuse(
+            f"an intent has a name of 1 to {NAME_CHARS_MAX} characters, and a note of at most "
+            f"{NOTE_CHARS_MAX}"
+        )
+
+
+def must_last(retention_s: float | None) -> None:
+    if retention_s is not None and not retention_s > 0:
+        raise Misuse(f"Journal: retention_s={retention_s}: give seconds, more than 0")
+
+
+def is_about(known_s: float, told_s: float) -> bool:
+    """Whether both are the same retention, read at different moments."""
+    return abs(known_s - told_s) <= _APART * known_s
+
+
+def where(url: str) -> str:
+    """The origin of an address; whatever is no address stays as it is."""
+    return origin_of(url) if "://" in url else url
+
+
+def advertised(answer: Any, wall: float) -> tuple[str, float] | None:
+    """The origin that gave this answer, and how long it says that it remembers keys."""
+    told = outcome_of(answer)
+    if told is None or told.replayed or not told.expires:
+        return None  # a kept answer is some way through its time
+    until = parse_http_date(told.expires.strip())
+    if until is None or until <= wall:
+        return None
+    return origin_of(str(answer.request.url)), until - wall
+
+
+def _forgotten(intent: Intent) -> Unknown:
+    hours = (intent.until - intent.begun) / _HOUR_S
+    ago = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
+    detail = (
+        f"The intent {intent.name!r} was begun over {ago} ago and never settled; its "
+        "server has forgotten the key by now, so sending it again could do it twice. Find out at "
+        "the server whether it was done, then settle the intent; a new key begins it anew."
+    )
+    return Unknown(detail, Problem(Kind.TOO_OLD, detail))

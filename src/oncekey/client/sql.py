@@ -1,0 +1,132 @@
+"""A connection of the caller's, whichever library made it, as one way to ask.
+
+DB-API        any connection whose module says how parameters are written (`paramstyle`): sqlite3,
+              psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector, oracledb, …
+SQLAlchemy    `Connection`, `Session`, `scoped_session`
+Django        `connection`, `connections[alias]`, or the alias
+
+Nothing here begins, commits or rolls back: that is the caller's. Nothing is imported either: a
+connection can only be of a library that somebody has imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
+from typing import Any
+
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+
+_DIALECTS = {
+    "sqlite3": "sqlite",
+    "sqlite": "sqlite",
+    "psycopg": "postgresql",
+    "psycopg2": "postgresql",
+    "pg8000": "postgresql",
+    "postgresql": "postgresql",
+    "pymysql": "mysql",
+    "MySQLdb": "mysql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
+"""By the name of a driver, or what SQLAlchemy and Django call a database."""
+_STYLES = ("qmark", "format", "pyformat", "numeric", "named")
+
+
+@value
+class Asker:
+    """How to ask: statements have a `?` for each parameter."""
+
+    dialect: str
+    """sqlite, postgresql, mysql, or a name that nothing is known about."""
+    style: str
+    run: Callable[[str, Any], Any]
+    """Statement and parameters, as the driver wants them; its cursor, or what is like one."""
+
+    def rows(self, statement: str, *given: Any) -> list[tuple[Any, ...]]:
+        fetched: Sequence[Any] = self.do(statement, *given).fetchall()
+        # Callers may have their connection give rows as mappings.
+        return [tuple(row.values() if isinstance(row, Mapping) else row) for row in fetched]
+
+    def do(self, statement: str, *given: Any) -> Any:
+        texts = statement.split("?")
+        marks = [_mark(self.style, number) for number in range(1, len(texts))]
+        written = "".join(text + mark for text, mark in zip(texts, [*marks, ""], strict=True))
+        if self.style == "named":
+            return self.run(written, {f"p{n}": each for n, each in enumerate(given, start=1)})
+        return self.run(written, given)
+
+
+def _mark(style: str, number: int) -> str:
+    match style:
+        case "qmark":
+            return "?"
+        case "numeric":
+            return f":{number}"
+        case "named":
+            return f":p{number}"
+        case _:
+            return "%s"
+
+
+def asker(connection: Any) -> Asker:
+    """How to ask on this connection, in the transaction that it has open."""
+    if isinstance(connection, str) or _is(connection, "django.utils.connection", "ConnectionProxy"):
+        connection = _django(connection)
+    if _is(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
+        return Asker(_DIALECTS.get(connection.vendor, ""), "format", _through_cursor(connection))
+    if _is(connection, "sqlalchemy.orm", "scoped_session"):
+        connection = connection.registry()
+    if _is(connection, "sqlalchemy.orm", "Session"):
+        connection = connection.connection()
+    if _is(connection, "sqlalchemy", "Connection"):
+        dialect = connection.dialect
+        return Asker(
+            _DIALECTS.get(dialect.name, ""), _known(dialect.paramstyle), connection.exec_driver_sql
+        )
+    return _by_driver(connection)
+
+
+def _by_driver(connection: Any) -> Asker:
+    blocks = hasattr(connection, "cursor") and not iscoroutinefunction(connection.commit)
+    for cls in type(connection).__mro__ if blocks else ():
+        names = cls.__module__.split(".")
+        for length in range(len(names), 0, -1):
+            module = sys.modules.get(".".join(names[:length]))
+            if style := getattr(module, "paramstyle", None):
+                dialect = _DIALECTS.get(names[0], "")
+                return Asker(dialect, _known(style), _through_cursor(connection))
+    kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    raise Misuse(
+        f"within={kind}: give a connection of a DB-API driver, SQLAlchemy or Django that blocks. "
+        "In an AsyncSession: await session.run_sync(lambda within: journal.key(…, within=within))"
+    )
+
+
+def _known(style: str) -> str:
+    return style if style in _STYLES else "format"
+
+
+def _through_cursor(connection: Any) -> Callable[[str, Any], Any]:
+    def run(statement: str, given: Any) -> Any:
+        cursor = connection.cursor()
+        cursor.execute(statement, given)
+        return cursor
+
+    return run
+
+
+def _is(connection: Any, module: str, name: str) -> bool:
+    """Whether it is of a class that, if nobody imported its module, nothing can be of."""
+    imported = sys.modules.get(module)
+    return imported is not None and isinstance(connection, getattr(imported, name, ()))
+
+
+def _django(given: Any) -> Any:
+    """A connection by its alias, or the one that a proxy stands for."""
+    django = sys.modules.get("django.db")
+    if django is None:
+        raise Misuse(f"{given!r} names no connection: this process does not use Django")
+    return django.connections[given if isinstance(given, str) else given._alias]

@@ -1,0 +1,177 @@
+"""A journal in the caller's own SQL database, written in the caller's own transactions.
+
+The intent to pay exists if and only if the order does, because both are one commit; and it is
+settled in the commit that records the outcome:
+
+    with connection:                                                    # one transaction
+        connection.execute("INSERT INTO orders …")
+        key = journal.key("order-42/pay", within=connection)
+    answer = api.post("/charges", json=…, key=key)                      # after its commit
+    with connection:
+        connection.execute("UPDATE orders SET paid = …")
+        journal.settle("order-42/pay", within=connection, answer=answer)
+
+Whatever dies in between is found by `unsettled` when it is back, with its key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from oncekey import guard
+from oncekey.client import intent as intents
+from oncekey.client import keys
+from oncekey.client.intent import LIST_MAX, Intent
+from oncekey.client.sql import Asker, asker
+from oncekey.clock import Clock, SystemClock
+from oncekey.errors import StoreUnavailable
+from oncekey.probes import probe
+
+_LONG_TEXT = {"mysql": "MEDIUMTEXT"}
+_AFTER = {"mysql": " ENGINE = InnoDB DEFAULT CHARSET = utf8mb4"}
+_NEW = {
+    "mysql": ("INSERT IGNORE INTO", ""),
+    "postgresql": ("INSERT INTO", " ON CONFLICT DO NOTHING"),
+    "sqlite": ("INSERT INTO", " ON CONFLICT DO NOTHING"),
+}
+_LATEST = {"mysql": " FOR UPDATE"}
+"""Beside a snapshot that is older than what another transaction has committed meanwhile."""
+_FIND = (
+    "SELECT j.name, j.intent_key, j.begun, j.origin, j.note, s.retention_s FROM oncekey_journal j "
+    "LEFT JOIN oncekey_journal_servers s ON s.id = j.server"
+)
+
+
+class SqlJournal:
+    """Intents in the tables `oncekey_journal` and `oncekey_journal_servers`.
+
+    It holds no connection: each call is given the caller's, and is part of what happens there.
+    """
+
+    def __init__(
+        self,
+        *,
+        retention_s: float | None = None,
+        keys_as: str = "uuid7",
+        clock: Clock | None = None,
+        token: Callable[[], bytes] = guard.random_token,
+    ) -> None:
+        intents.must_last(retention_s)
+        self._retention_s = retention_s
+        self._make_key = keys.kind(keys_as)
+        self._clock = clock or SystemClock()
+        self._token = token
+
+    @staticmethod
+    def schema(dialect: str) -> list[str]:
+        """The statements that make the tables, for whoever has migrations of their own. `dialect`
+        is postgresql, mysql or sqlite.
+        """
+        text, after = _LONG_TEXT.get(dialect, "TEXT"), _AFTER.get(dialect, "")
+        # Names are compared by their digest: columns of text ignore case or trailing blanks on
+        # some databases, and two intents would share a key.
+        return [
+            f"CREATE TABLE IF NOT EXISTS oncekey_journal (id CHAR(64) PRIMARY KEY, name {text} "
+            f"NOT NULL, intent_key VARCHAR(255) NOT NULL, begun DOUBLE PRECISION NOT NULL, "
+            f"server CHAR(64) NOT NULL, origin {text} NOT NULL, note {text} NOT NULL){after}",
+            f"CREATE TABLE IF NOT EXISTS oncekey_journal_servers (id CHAR(64) PRIMARY KEY, "
+            f"origin {text} NOT NULL, retention_s DOUBLE PRECISION NOT NULL){after}",
+        ]
+
+    def create(self, *, within: Any) -> None:
+        """Make the tables where they are missing. On MySQL that commits what is open."""
+        ask = asker(within)
+        for statement in self.schema(ask.dialect):
+            ask.do(statement)
+
+    def key(
+        self,
+        name: str,
+        *,
+        within: Any,
+        origin: str = "",
+        note: str = "",
+        retention_s: float | None = None,
+    ) -> str:
+        """The key of this intent: a new one, written in this transaction, or the one that it has.
+
+        Commit before you send it. Raises `Unknown` if the server has forgotten the key by now.
+        """
+        intents.must_fit(name, note)
+        intents.must_last(retention_s)
+        ask, wall = asker(within), self._clock.wall()
+        found = self._find(ask, name)
+        if found is None:
+            origin = intents.where(origin)
+            fresh = self._make_key(wall, self._token())
+            probe("before_intent")
+            _insert(
+                ask,
+                "oncekey_journal (id, name, intent_key, begun, server, origin, note)",
+                (_id(name), name, fresh, wall, _id(origin), origin, note),
+            )
+            if retention_s and self._retention_s is None:
+                _learn(ask, origin, retention_s, anew=False)
+            probe("after_intent")
+            found = self._find(ask, name, _LATEST.get(ask.dialect, ""))
+        if found is None:
+            raise StoreUnavailable(
+                f"the intent {name!r} was begun by another transaction, which this one does not "
+                "see: roll back and begin anew. Nothing was sent"
+            )
+        return found.usable_key(wall)
+
+    def settle(self, *names: str, within: Any, answer: Any = None) -> None:
+        """These are done, if and only if this transaction commits. From an `answer` is learnt how
+        long its server remembers keys.
+        """
+        ask = asker(within)
+        heard = None if answer is None else intents.advertised(answer, self._clock.wall())
+        probe("before_settle")
+        for name in names:
+            ask.do("DELETE FROM oncekey_journal WHERE id = ?", _id(name))
+        if heard is not None:
+            _learn(ask, *heard, anew=True)
+        probe("after_settle")
+
+    def unsettled(self, *, within: Any, limit: int = LIST_MAX) -> list[Intent]:
+        """What was begun and not settled, the oldest first: send it again with its key."""
+        rows = asker(within).rows(f"{_FIND} ORDER BY j.begun, j.name LIMIT {int(limit)}")
+        return [self._intent(row) for row in rows]
+
+    def learn(self, origin: str, retention_s: float, *, within: Any) -> None:
+        """What this server says of how long it remembers keys."""
+        intents.must_last(retention_s)
+        _learn(asker(within), intents.where(origin), retention_s, anew=True)
+
+    def _find(self, ask: Asker, name: str, how: str = "") -> Intent | None:
+        rows = ask.rows(f"{_FIND} WHERE j.id = ?{how}", _id(name))
+        return self._intent(rows[0]) if rows else None
+
+    def _intent(self, row: tuple[Any, ...]) -> Intent:
+        *written, told_s = row
+        retention_s = told_s or self._retention_s or intents.RETENTION_S
+        return intents.found(*written, retention_s=retention_s)
+
+
+def _id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _insert(ask: Asker, into: str, given: tuple[Any, ...]) -> None:
+    """A new row; on a database that is not known here, one that is there already is an error."""
+    insert, otherwise = _NEW.get(ask.dialect, ("INSERT INTO", ""))
+    marks = ", ".join("?" * len(given))
+    ask.do(f"{insert} {into} VALUES ({marks}){otherwise}", *given)
+
+
+def _learn(ask: Asker, origin: str, retention_s: float, *, anew: bool) -> None:
+    rows = ask.rows("SELECT retention_s FROM oncekey_journal_servers WHERE id = ?", _id(origin))
+    if not rows:
+        columns = "oncekey_journal_servers (id, origin, retention_s)"
+        _insert(ask, columns, (_id(origin), origin, retention_s))
+    elif anew and not intents.is_about(rows[0][0], retention_s):
+        update = "UPDATE oncekey_journal_servers SET retention_s = ? WHERE id = ?"
+        ask.do(update, retention_s, _id(origin))

@@ -1,0 +1,403 @@
+"""A journal in the caller's own database and transactions, on every kind of connection."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import django
+import psycopg
+import pymysql
+import pytest
+from django.conf import settings
+from django.db import connections, transaction
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from oncekey import probes
+from oncekey.client import Client, Retries, SqlJournal
+from oncekey.client.intent import NOTE_CHARS_MAX, RELIED_S, RETENTION_S
+from oncekey.client.sql import Asker
+from oncekey.clock import FakeClock
+from oncekey.core.dates import http_date
+from oncekey.core.profiles import PROFILES
+from oncekey.errors import Misuse, Unknown
+from tests.client.wire import Scripted, scripted
+
+if not settings.configured:
+    settings.configure()
+    django.setup()
+
+pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
+PAY = "order-42/pay"
+API = "https://api.test"
+Open = Callable[[], AbstractContextManager[Any]]
+"""One transaction: it commits at the end of its block, and rolls back if that fails."""
+
+
+def _mysql(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    return {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": parts.username,
+        "password": parts.password,
+        "database": parts.path.lstrip("/"),
+    }
+
+
+def _drivers_own(connect: Callable[[], Any]) -> Open:
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        with closing(connect()) as connection:
+            try:
+                yield connection
+            except BaseException:
+                connection.rollback()
+                raise
+            connection.commit()
+
+    return opened
+
+
+def _of_sqlalchemy(url: str, kind: str) -> Open:
+    engine = create_engine(url)
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        if kind == "connection":
+            with engine.begin() as connection:
+                yield connection
+        elif kind == "session":
+            with Session(engine) as session, session.begin():
+                yield session
+        else:
+            scoped = scoped_session(sessionmaker(engine))
+            with scoped.begin():
+                yield scoped
+            scoped.remove()
+        engine.dispose()
+
+    return opened
+
+
+def _of_django(name: str, database: dict[str, Any]) -> Open:
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        connections.databases[name] = connections.configure_settings({"default": database})[
+            "default"
+        ]
+        try:
+            with transaction.atomic(using=name):
+                yield name
+        finally:
+            connections[name].close()
+
+    return opened
+
+
+def _postgres_of_django(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": parts.path.lstrip("/"),
+        "USER": parts.username,
+        "PASSWORD": parts.password,
+        "HOST": parts.hostname,
+        "PORT": parts.port,
+    }
+
+
+def _way(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
+    database, _, kind = way.partition(" ")
+    if database == "sqlite":
+        match kind:
+            case "sqlite3":
+                return _drivers_own(lambda: sqlite3.connect(path))
+            case "django":
+                options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}
+                return _of_django("journal-sqlite", options)
+            case _:
+                return _of_sqlalchemy(f"sqlite:///{path}", kind)
+    url: str = request.getfixturevalue(f"{database}_url")
+    if database == "postgres":
+        match kind:
+            case "psycopg":
+                return _drivers_own(lambda: psycopg.connect(url))
+            case "dict_row":
+                return _drivers_own(lambda: psycopg.connect(url, row_factory=dict_row))
+            case "django":
+                return _of_django("journal-postgres", _postgres_of_django(url))
+            case _:
+                return _of_sqlalchemy(url.replace("postgresql:", "postgresql+psycopg:"), kind)
+    match kind:
+        case "pymysql":
+            return _drivers_own(lambda: pymysql.connect(**_mysql(url)))
+        case "DictCursor":
+            rows = pymysql.cursors.DictCursor
+            return _drivers_own(lambda: pymysql.connect(**_mysql(url), cursorclass=rows))
+        case _:
+            parts = urlsplit(url)._replace(scheme="mysql+pymysql")
+            return _of_sqlalchemy(parts.geturl(), kind)
+
+
+WAYS = (
+    "sqlite sqlite3",
+    "sqlite connection",
+    "sqlite session",
+    "sqlite scoped",
+    "sqlite django",
+    "postgres psycopg",
+    "postgres dict_row",
+    "postgres connection",
+    "postgres session",
+    "postgres django",
+    "mariadb pymysql",
+    "mariadb DictCursor",
+    "mariadb connection",
+    "mariadb session",
+)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1_700_000_000.0)
+
+
+@pytest.fixture
+def journal(clock: FakeClock) -> SqlJournal:
+    return SqlJournal(clock=clock)
+
+
+def _opened(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
+    begin = _way(way, request, path)
+    with begin() as within:
+        SqlJournal().create(within=within)
+    with begin() as within:
+        SqlJournal().create(within=within)  # again, as every start of a service does
+        SqlJournal().settle(*NAMES, within=within)
+    return begin
+
+
+NAMES = (PAY, "a", "b", "c", "Order", "order", "order ", "öl ☂")
+
+
+@pytest.fixture(params=WAYS)
+def begin(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    return _opened(request.param, request, tmp_path / "shop.db")
+
+
+@pytest.fixture(params=["sqlite sqlite3", "postgres psycopg", "mariadb pymysql"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """One for each database, where it is the database that matters."""
+    return _opened(request.param, request, tmp_path / "shop.db")
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as served:
+        yield served
+
+
+def _rolled_back(begin: Open, work: Callable[[Any], T]) -> T:
+    """What was done in a transaction that failed in the end."""
+    done: list[T] = []
+    with contextlib.suppress(ZeroDivisionError), begin() as within:
+        done.append(work(within))
+        raise ZeroDivisionError
+    return done[0]
+
+
+def test_an_intent_exists_if_and_only_if_its_transaction_commits(
+    journal: SqlJournal, begin: Open
+) -> None:
+    lost = _rolled_back(begin, lambda within: journal.key(PAY, within=within))
+    with begin() as within:
+        assert journal.unsettled(within=within) == []
+        key = journal.key(PAY, within=within, origin=f"{API}/charges", note="100 € ☂")
+        assert key != lost
+    with begin() as within:
+        assert journal.key(PAY, within=within) == key
+        [found] = journal.unsettled(within=within)
+        assert (found.name, found.key, found.note) == (PAY, key, "100 € ☂")
+        assert (found.origin, found.begun) == (f"{API}:443", 1_700_000_000.0)
+
+    _rolled_back(begin, lambda within: journal.settle(PAY, within=within))
+    with begin() as within:
+        assert journal.key(PAY, within=within) == key, "what was not committed is not settled"
+        journal.settle(PAY, within=within)
+    with begin() as within:
+        assert journal.key(PAY, within=within) != key
+
+
+def test_two_that_begin_one_intent_at_once_get_one_key(journal: SqlJournal, driver: Open) -> None:
+    """The second looked before the first had committed, and writes after."""
+    looked, keys = threading.Event(), []
+
+    def second() -> None:
+        with driver() as within:
+            keys.append(journal.key(PAY, within=within))
+
+    with driver() as within:
+        keys.append(journal.key(PAY, within=within))
+        probes.arm("before_intent", looked.set)
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert looked.wait(30)
+    probes.disarm()
+    thread.join(30)
+
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+def test_names_that_a_database_may_take_for_the_same_are_different(
+    journal: SqlJournal, driver: Open
+) -> None:
+    with driver() as within:
+        keys = [journal.key(name, within=within) for name in NAMES]
+
+    assert len(set(keys)) == len(NAMES)
+
+
+def test_the_oldest_come_first_and_only_so_many(
+    journal: SqlJournal, driver: Open, clock: FakeClock
+) -> None:
+    with driver() as within:
+        for name in "bca":
+            journal.key(name, within=within, note="☂" * NOTE_CHARS_MAX)
+            clock.advance(1.0)
+        journal.settle("c", "never begun", within=within)
+
+        assert [each.name for each in journal.unsettled(within=within)] == ["b", "a"]
+        [oldest] = journal.unsettled(within=within, limit=1)
+
+    assert (oldest.name, oldest.note) == ("b", "☂" * NOTE_CHARS_MAX)
+
+
+# ------------------------------------------------------------------------------------- growing old
+
+
+def test_a_key_that_the_server_has_forgotten_is_refused(
+    journal: SqlJournal, driver: Open, clock: FakeClock
+) -> None:
+    with driver() as within:
+        journal.key(PAY, within=within)
+        clock.advance(RETENTION_S - 121)
+        journal.key(PAY, within=within)
+        clock.advance(1)
+        with pytest.raises(Unknown, match=r"over 24.0 hours ago.*could do it twice"):
+            journal.key(PAY, within=within)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_is_known_of_a_provider_counts_until_it_says_otherwise(
+    journal: SqlJournal, clock: FakeClock, tmp_path: Path, profile: str
+) -> None:
+    begin = _drivers_own(lambda: sqlite3.connect(tmp_path / "shop.db"))
+    with begin() as within:
+        journal.create(within=within)
+        known = RELIED_S[profile]
+        key = journal.key(PAY, within=within, origin=API, retention_s=known)
+        clock.advance(known * 0.89)
+        if known - known * 0.89 > 120:
+            assert journal.key(PAY, within=within) == key
+        clock.advance(known * 0.11)
+        with pytest.raises(Unknown, match="could do it twice"):
+            journal.key(PAY, within=within)
+        journal.learn(API, known * 10, within=within)
+        assert journal.key(PAY, within=within) == key
+        journal.key("later", within=within, origin=API, retention_s=known)
+        clock.advance(known * 2)
+        assert journal.key("later", within=within), "its own word is not forgotten"
+
+
+def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(
+    clock: FakeClock, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as within:
+        journal = SqlJournal(clock=clock, retention_s=10_000.0)
+        journal.create(within=within)
+        key = journal.key(PAY, within=within, origin=API, retention_s=600.0)
+        clock.advance(9_000)
+        assert journal.key(PAY, within=within) == key
+
+
+def test_settling_with_an_answer_learns_what_its_server_says(
+    journal: SqlJournal, driver: Open, clock: FakeClock, server: Scripted
+) -> None:
+    expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
+    server.script = ["drop", (201, expires)]
+    retries = Retries(backoff_s=0.001)
+    with Client(base_url=server.url, clock=clock, retries=retries) as api:
+        with driver() as within:
+            key = journal.key("a", within=within, origin=server.url)
+            journal.key("b", within=within, origin=server.url)
+        answer = api.post("/charges", json={"amount": 1}, key=key)
+        with driver() as within:
+            journal.settle("a", within=within, answer=answer)
+        with driver() as within:
+            [left] = journal.unsettled(within=within)
+
+    assert (left.name, left.until) == ("b", left.begun + 600 - 60)
+    assert server.keys == [key, key]
+
+
+# ---------------------------------------------------------------------------------------- misuse
+
+
+class Odd:
+    """No connection at all."""
+
+
+def test_what_is_no_connection_is_refused(journal: SqlJournal) -> None:
+    with pytest.raises(Misuse, match=r"Odd: give a connection of a DB-API driver"):
+        journal.key(PAY, within=Odd())
+
+
+async def test_async_connections_are_told_the_way(journal: SqlJournal, tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}")
+    async with engine.begin() as connection:
+        with pytest.raises(Misuse, match="run_sync"):
+            journal.key(PAY, within=connection)
+        await connection.run_sync(lambda within: journal.create(within=within))
+        key = await connection.run_sync(lambda within: journal.key(PAY, within=within))
+    async with engine.begin() as connection:
+        assert await connection.run_sync(lambda within: journal.key(PAY, within=within)) == key
+    await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("style", "statement", "given"),
+    [
+        ("qmark", "a = ? AND b = ?", (1, 2)),
+        ("format", "a = %s AND b = %s", (1, 2)),
+        ("pyformat", "a = %s AND b = %s", (1, 2)),
+        ("numeric", "a = :1 AND b = :2", (1, 2)),
+        ("named", "a = :p1 AND b = :p2", {"p1": 1, "p2": 2}),
+    ],
+)
+def test_parameters_are_written_as_the_driver_wants_them(
+    style: str, statement: str, given: Any
+) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    Asker("", style, lambda *question: asked.append(question)).do("a = ? AND b = ?", 1, 2)
+
+    assert asked == [(statement, given)]
+
+
+@pytest.mark.parametrize(("name", "note"), [("", ""), ("n" * 513, ""), ("n", "x" * 65_537)])
+def test_names_and_notes_are_bounded(journal: SqlJournal, name: str, note: str) -> None:
+    with pytest.raises(Misuse, match="1 to 512 characters"):
+        journal.key(name, note=note, within=None)
