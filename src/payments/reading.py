@@ -119,32 +119,26 @@ def check(model: type[P], said: dict[str, Any]) -> P:
 _CODES = {
     "extra_forbidden": "parameter_unknown",
     "missing": "parameter_missing",
-    "greater_than_equal": "parameter_invalid_integer",
-    "less_than_equal": "parameter_invalid_integer",
     "string_too_long": "parameter_invalid_string",
+    "parameter_invalid_integer": "parameter_invalid_integer",
+    "incorrect_number": "incorrect_number",
 }
+_LIMITS = {"greater_than_equal": "amount_too_small", "less_than_equal": "amount_too_large"}
 
 
 def _explained(found: list[Any], said: dict[str, Any]) -> StripeError:
     """The first thing that is wrong; of alternatives, what is wrong with the one that was meant."""
-    first = max(found, key=lambda each: _follows(each["loc"], said))
-    param = _param(first["loc"], said)
+    first = max(found, key=lambda each: (_follows(each["loc"], said), not _of_kind(each)))
     kind = first["type"]
+    param = _param(first["loc"], said, missing=kind == "missing")
     if kind == "extra_forbidden":
         message = f"Received unknown parameter: {param}"
     elif kind == "missing":
         message = f"Missing required param: {param}."
     else:
         message = f"Invalid {param}: {first['msg']}" if param else str(first["msg"])
-    code = _CODES.get(kind) or (kind if "_" in kind and " " not in kind else None)
-    if param in ("amount", "amount_to_capture") and kind in (
-        "greater_than_equal",
-        "less_than_equal",
-    ):
-        code = "amount_too_small" if kind == "greater_than_equal" else "amount_too_large"
-    if code is not None and not code.startswith(("parameter_", "amount_", "incorrect_")):
-        code = "parameter_invalid"
-    return invalid(message[:500], param, code)
+    codes = _CODES | _LIMITS if param in ("amount", "amount_to_capture") else _CODES
+    return invalid(message[:500], param, codes.get(kind, "parameter_invalid"))
 
 
 def _follows(location: tuple[Any, ...], said: Any) -> int:
@@ -156,19 +150,24 @@ def _follows(location: tuple[Any, ...], said: Any) -> int:
     return followed
 
 
+def _of_kind(found: Any) -> bool:
+    """Whether something is of another kind altogether: text where an object was meant."""
+    return found["type"] in ("string_type", "model_type", "dict_type")
+
+
 def _holds(said: Any, part: Any) -> bool:
     if isinstance(said, list):
         return isinstance(part, int) and part < len(said)
     return isinstance(said, dict) and part in said
 
 
-def _param(location: tuple[Any, ...], said: Any) -> str | None:
+def _param(location: tuple[Any, ...], said: Any, *, missing: bool) -> str | None:
     """The name of a place in bracket notation, without the names of alternatives in between."""
     parts = []
     for place, part in enumerate(location):
         if _holds(said, part):
             said = said[part]
             parts.append(str(part))
-        elif place == len(location) - 1 and part != "[key]" and isinstance(said, dict):
+        elif missing and place == len(location) - 1:
             parts.append(str(part))
     return parts[0] + "".join(f"[{part}]" for part in parts[1:]) if parts else None

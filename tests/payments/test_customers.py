@@ -1,0 +1,42 @@
+from payments import shapes
+from tests.payments.api import Api
+
+
+def test_a_customer_is_made_changed_and_deleted(api: Api) -> None:
+    made = api.made("customers", {"email": "ada@example.com", "name": "Ada", "metadata[a]": "1"})
+    shapes.Customer.model_validate(made)
+    changed = api.made(f"customers/{made['id']}", {"name": "", "metadata[b]": "2"})
+    assert (changed["name"], changed["email"]) == (None, "ada@example.com")
+    assert changed["metadata"] == {"a": "1", "b": "2"}
+    gone = api.client.delete(f"/v1/customers/{made['id']}").json()
+    assert gone == {"id": made["id"], "object": "customer", "deleted": True}
+    assert api.get(f"customers/{made['id']}").json() == gone
+    assert api.client.delete(f"/v1/customers/{made['id']}").status_code == 404
+    assert api.refused(f"customers/{made['id']}", {"name": "x"}, 404)
+    kinds = ("customer.created", "customer.updated", "customer.deleted")
+    assert all(api.events(kind)[0]["data"]["object"]["id"] == made["id"] for kind in kinds)
+
+
+def test_a_customer_pays_with_the_card_that_is_attached(api: Api) -> None:
+    customer = api.made("customers", {"source": "tok_amex"})
+    charge = api.made("charges", {"amount": 500, "currency": "usd", "customer": customer["id"]})
+    assert charge["payment_method_details"]["card"]["brand"] == "amex"
+    bare = api.made("customers")
+    error = api.refused("charges", {"amount": 500, "currency": "usd", "customer": bare["id"]})
+    assert error["param"] == "customer"
+    assert api.get("charges", customer=customer["id"]).json()["data"] == [charge]
+
+
+def test_customers_are_listed_by_email(api: Api) -> None:
+    made = api.made("customers", {"email": "only@example.com"})
+    assert api.get("customers", email="only@example.com").json()["data"] == [made]
+
+
+def test_a_retry_makes_one_customer(api: Api) -> None:
+    """Rows only: claim, rows and answer are one transaction."""
+    first, again = (api.post("customers", {"name": "Grace"}, "customer-1") for _ in range(2))
+    assert again.content == first.content
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(api.events("customer.created")) == len(
+        {event["data"]["object"]["id"] for event in api.events("customer.created")}
+    )

@@ -1,0 +1,38 @@
+from payments import events, shapes
+from tests.payments.api import Api
+
+
+def test_an_event_names_the_request_that_caused_it(api: Api) -> None:
+    said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
+    response = api.post("charges", said, "event-1")
+    event = api.events("charge.succeeded")[0]
+    shapes.Event.model_validate(event)
+    assert event["request"] == {
+        "id": response.headers["request-id"],
+        "idempotency_key": "event-1",
+    }
+    assert event["pending_webhooks"] == 0
+    assert api.get(f"events/{event['id']}").json() == event
+    assert api.get("events/evt_nobody").status_code == 404
+
+
+def test_a_replay_causes_no_event(api: Api) -> None:
+    said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
+    for _ in range(3):
+        assert api.post("charges", said, "event-2").status_code == 200
+    found = [each["request"]["idempotency_key"] for each in api.events("charge.succeeded")]
+    assert found.count("event-2") == 1
+
+
+def test_events_are_listed_by_their_types(api: Api) -> None:
+    api.made("customers")
+    api.charged()
+    kinds = {"types[0]": "customer.created", "types[1]": "charge.succeeded"}
+    found = api.get("events", limit=100, **kinds).json()["data"]
+    assert {each["type"] for each in found} == {"customer.created", "charge.succeeded"}
+
+
+def test_an_endpoint_wants_all_or_what_it_names() -> None:
+    assert events.wants(["*"], "charge.succeeded")
+    assert events.wants(["charge.failed", "charge.succeeded"], "charge.succeeded")
+    assert not events.wants(["charge.failed"], "charge.succeeded")

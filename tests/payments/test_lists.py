@@ -1,0 +1,60 @@
+from typing import Any
+
+import pytest
+
+from tests.payments.api import Api
+
+
+@pytest.fixture(scope="module")
+def made(api: Api) -> list[str]:
+    """Newest first."""
+    return [api.charged(100 + number)["id"] for number in range(7)][::-1]
+
+
+def ids(found: dict[str, Any]) -> list[str]:
+    return [each["id"] for each in found["data"]]
+
+
+def test_a_list_is_walked_forwards_and_backwards(api: Api, made: list[str]) -> None:
+    first = api.get("charges", limit=3).json()
+    assert (first["object"], first["url"], first["has_more"]) == ("list", "/v1/charges", True)
+    assert ids(first) == made[:3]
+    second = api.get("charges", limit=3, starting_after=made[2]).json()
+    assert (ids(second), second["has_more"]) == (made[3:6], True)
+    last = api.get("charges", limit=3, starting_after=made[5]).json()
+    assert (ids(last), last["has_more"]) == (made[6:], False)
+    back = api.get("charges", limit=3, ending_before=made[6]).json()
+    assert (ids(back), back["has_more"]) == (made[3:6], True)
+    top = api.get("charges", limit=5, ending_before=made[2]).json()
+    assert (ids(top), top["has_more"]) == (made[:2], False)
+
+
+def test_a_list_is_limited_by_time(api: Api, made: list[str]) -> None:
+    created = api.get(f"charges/{made[0]}").json()["created"]
+    assert ids(api.get("charges", **{"created[gte]": created + 60}).json()) == []
+    assert made[0] in ids(api.get("charges", **{"created[lte]": created}).json())
+    assert made[0] in ids(api.get("charges", created=created).json())
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 101}, "limit"),
+        ({"limit": "many"}, "limit"),
+        ({"starting_after": "ch_nobody"}, "starting_after"),
+        ({"ending_before": "ch_nobody"}, "ending_before"),
+        ({"created[ge]": 1}, "created[ge]"),
+        ({"created[gte]": "soon"}, "created[gte]"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_what_is_wrong_is_named(api: Api, query: dict[str, Any], param: str) -> None:
+    response = api.get("charges", **query)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_one_way_at_a_time(api: Api, made: list[str]) -> None:
+    both = {"starting_after": made[0], "ending_before": made[1]}
+    assert api.get("charges", **both).status_code == 400

@@ -1,0 +1,146 @@
+"""Requests that meet in the middle: the network is held up until all of them are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+import sqlalchemy as sa
+
+from payments import ledger
+from payments.tables import ledger_entries
+from tests.payments.api import WAIT_S_MAX, Api
+
+pytestmark = pytest.mark.slow
+
+
+class Together:
+    """Requests that run at the same time, each in a thread."""
+
+    def __init__(self) -> None:
+        self.answers: list[httpx2.Response] = []
+        self._answered = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+
+    def start(self, ask: Callable[..., httpx2.Response], *args: Any) -> None:
+        def run() -> None:
+            self.answers.append(ask(*args))
+            self._answered.release()
+
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
+
+    def until_answered(self, times: int) -> None:
+        for _ in range(times):
+            assert self._answered.acquire(timeout=WAIT_S_MAX)
+
+    def statuses(self) -> list[int]:
+        for thread in self._threads:
+            thread.join(WAIT_S_MAX)
+        return sorted(answer.status_code for answer in self.answers)
+
+
+def sums(api: Api) -> int:
+    with api.database.read() as connection:
+        unbalanced = connection.execute(
+            sa.select(ledger_entries.c.transaction)
+            .group_by(ledger_entries.c.transaction)
+            .having(sa.func.sum(ledger_entries.c.amount) != 0)
+        ).all()
+        assert not unbalanced
+        return ledger.total(connection)
+
+
+def test_refunds_of_one_charge_together_never_exceed_it(fresh: Api) -> None:
+    charge = fresh.charged(2000)
+    together = Together()
+    with fresh.network.held_up():
+        for number in range(5):
+            said = {"charge": charge["id"], "amount": 900}
+            together.start(fresh.post, "refunds", said, f"{charge['id']}-{number}")
+        fresh.network.until_asked(2)  # two fit, and both are on their way
+        together.until_answered(3)  # the others were refused before anybody was paid back
+    assert together.statuses() == [200, 200, 400, 400, 400]
+    given = [amount for reference, amount in fresh.network.rows("refund")]
+    assert given == [900, 900]
+    assert fresh.get(f"charges/{charge['id']}").json()["amount_refunded"] == 1800
+    assert sums(fresh) == 0
+
+
+def test_two_full_refunds_at_once_are_one(fresh: Api) -> None:
+    charge = fresh.charged(2000)
+    together = Together()
+    with fresh.network.held_up():
+        for number in range(2):
+            said = {"charge": charge["id"]}
+            together.start(fresh.post, "refunds", said, f"{charge['id']}-{number}")
+        fresh.network.until_asked()
+        together.until_answered(1)
+    assert together.statuses() == [200, 400]
+    assert [amount for _, amount in fresh.network.rows("refund")] == [2000]
+    assert sums(fresh) == 0
+
+
+def test_a_charge_is_captured_once(fresh: Api) -> None:
+    held = fresh.charged(2000, capture="false")
+    together = Together()
+    with fresh.network.held_up():
+        for number in range(3):
+            path = f"charges/{held['id']}/capture"
+            together.start(fresh.post, path, {}, f"{held['id']}-{number}")
+        fresh.network.until_asked()
+        together.until_answered(2)
+    assert together.statuses() == [200, 400, 400]
+    assert [row for row in fresh.network.rows("capture") if row[0] == held["id"]] == [
+        (held["id"], 2000)
+    ]
+    assert sums(fresh) == 0
+
+
+def test_an_intent_is_either_captured_or_cancelled(fresh: Api) -> None:
+    said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
+    held = fresh.made("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
+    together = Together()
+    with fresh.network.held_up():
+        for verb in ("capture", "cancel"):
+            together.start(
+                fresh.post, f"payment_intents/{held['id']}/{verb}", {}, f"{held['id']}{verb}"
+            )
+        fresh.network.until_asked()
+        together.until_answered(1)
+    assert together.statuses() == [200, 400]
+    moved = fresh.network.rows("capture") + fresh.network.rows("void")
+    assert [reference for reference, _ in moved] == [held["latest_charge"]]
+
+
+def test_an_intent_is_confirmed_once(fresh: Api) -> None:
+    intent = fresh.made(
+        "payment_intents", {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
+    )
+    together = Together()
+    with fresh.network.held_up():
+        for number in range(4):
+            path = f"payment_intents/{intent['id']}/confirm"
+            together.start(fresh.post, path, {}, f"{intent['id']}-{number}")
+        fresh.network.until_asked()
+        together.until_answered(3)
+        assert fresh.refused(f"payment_intents/{intent['id']}/cancel")
+    assert together.statuses() == [200, 400, 400, 400]
+    assert len(fresh.network.rows("authorisation")) == 1
+    assert fresh.get(f"payment_intents/{intent['id']}").json()["amount_received"] == 1500
+
+
+def test_one_key_charges_once_however_many_send_it(fresh: Api) -> None:
+    together = Together()
+    said = {"amount": 1300, "currency": "eur", "source": "tok_visa"}
+    with fresh.network.held_up():
+        for _ in range(4):
+            together.start(fresh.post, "charges", said, "one-key")
+        fresh.network.until_asked()
+    assert together.statuses() == [200] * 4
+    assert len({answer.content for answer in together.answers}) == 1
+    assert len(fresh.network.rows("capture")) == 1
+    assert sums(fresh) == 0

@@ -1,0 +1,69 @@
+from payments import shapes
+from tests.payments.api import Api
+
+
+def test_a_refund_gives_back_a_part_then_the_rest_then_nothing(api: Api) -> None:
+    charge = api.charged(2000)
+    part = api.made("refunds", {"charge": charge["id"], "amount": 500, "reason": "duplicate"})
+    shapes.Refund.model_validate(part)
+    assert (part["status"], part["amount"], part["reason"]) == ("succeeded", 500, "duplicate")
+    assert api.get(f"charges/{charge['id']}").json()["refunded"] is False
+    too_much = api.refused("refunds", {"charge": charge["id"], "amount": 1501})
+    assert (too_much["param"], too_much["code"]) == ("amount", "amount_too_large")
+    rest = api.made("refunds", {"charge": charge["id"]})
+    assert rest["amount"] == 1500
+    now = api.get(f"charges/{charge['id']}").json()
+    assert (now["amount_refunded"], now["refunded"]) == (2000, True)
+    nothing = api.refused("refunds", {"charge": charge["id"]})
+    assert nothing["code"] == "charge_already_refunded"
+    given = [row for row in api.network.rows("refund") if row[0] in (part["id"], rest["id"])]
+    assert given == [(part["id"], 500), (rest["id"], 1500)]
+    assert api.events("charge.refunded")[0]["data"]["object"] == now
+
+
+def test_a_refund_of_an_intent(api: Api) -> None:
+    said = {"amount": 900, "currency": "usd", "payment_method": "pm_card_visa", "confirm": "true"}
+    paid = api.made("payment_intents", said)
+    refund = api.made("refunds", {"payment_intent": paid["id"]})
+    assert (refund["charge"], refund["payment_intent"]) == (paid["latest_charge"], paid["id"])
+    assert api.get("refunds", payment_intent=paid["id"]).json()["data"] == [refund]
+    assert api.get(f"refunds/{refund['id']}").json() == refund
+
+
+def test_a_retry_refunds_once_though_the_network_said_nothing(api: Api) -> None:
+    charge = api.charged(2000)
+    said = {"charge": charge["id"], "amount": 700}
+    api.network.down = 1
+    assert api.post("refunds", said, "refund-1").status_code == 503
+    left = api.refused("refunds", {"charge": charge["id"], "amount": 1400})
+    assert left["code"] == "amount_too_large"  # what waits is reserved
+    done = api.post("refunds", said, "refund-1")
+    assert done.status_code == 200
+    assert [row for row in api.network.rows("refund") if row[0] == done.json()["id"]] == [
+        (done.json()["id"], 700)
+    ]
+    assert api.get(f"charges/{charge['id']}").json()["amount_refunded"] == 700
+
+
+def test_a_refund_names_what_it_is_of(api: Api) -> None:
+    assert api.refused("refunds")["param"] == "charge"
+    assert api.refused("refunds", {"charge": "ch_a", "payment_intent": "pi_a"})["param"] == "charge"
+    assert api.refused("refunds", {"charge": "ch_nobody"})["param"] == "charge"
+    assert api.refused("refunds", {"payment_intent": "pi_nobody"})["param"] == "payment_intent"
+    waits = api.made("payment_intents", {"amount": 900, "currency": "usd"})
+    assert api.refused("refunds", {"payment_intent": waits["id"]})["param"] == "payment_intent"
+    assert api.refused("refunds", {"charge": "ch_a", "reason": "mood"})["param"] == "reason"
+
+
+def test_what_was_only_authorised_is_given_back_by_letting_go_of_it(api: Api) -> None:
+    held = api.charged(2000, capture="false")
+    error = api.refused("refunds", {"charge": held["id"]})
+    assert error["code"] == "charge_not_refundable"
+
+
+def test_metadata_of_a_refund_is_changed(api: Api) -> None:
+    refund = api.made("refunds", {"charge": api.charged()["id"], "metadata[a]": "1"})
+    assert api.made(f"refunds/{refund['id']}", {"metadata[b]": "2"})["metadata"] == {
+        "a": "1",
+        "b": "2",
+    }

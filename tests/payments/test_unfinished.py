@@ -1,0 +1,68 @@
+"""The network said nothing, and the client never came back."""
+
+import pytest
+
+from payments.unfinished import Finisher
+from tests.payments.api import Api
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def finisher(fresh: Api) -> Finisher:
+    return Finisher(fresh.database, fresh.network, patience_s=-1)
+
+
+def test_a_charge_is_finished_without_its_client(fresh: Api, finisher: Finisher) -> None:
+    said = {"amount": 1234, "currency": "eur", "source": "tok_visa"}
+    fresh.network.down = 1
+    assert fresh.post("charges", said, "lost").status_code == 503
+    [pending] = fresh.get("charges").json()["data"]
+    assert pending["status"] == "pending"
+    assert finisher.finish() == 1
+    assert finisher.finish() == 0
+    assert fresh.get(f"charges/{pending['id']}").json()["status"] == "succeeded"
+    late = fresh.post("charges", said, "lost")
+    assert (late.status_code, late.json()["id"]) == (200, pending["id"])
+    assert len(fresh.network.rows("capture")) == 1
+    assert len(fresh.events("charge.succeeded")) == 1
+    assert fresh.get("balance").json()["available"][0]["amount"] == 1234
+
+
+def test_a_decline_is_finished_too(fresh: Api, finisher: Finisher) -> None:
+    said = {"amount": 900, "currency": "usd", "payment_method": "pm_card_chargeDeclined"}
+    fresh.network.down = 1
+    assert fresh.post("payment_intents", said | {"confirm": "true"}, "lost").status_code == 503
+    assert finisher.finish() == 1
+    [intent] = fresh.get("payment_intents").json()["data"]
+    assert intent["status"] == "requires_payment_method"
+    assert intent["last_payment_error"]["code"] == "card_declined"
+
+
+def test_captures_voids_and_refunds_are_finished(fresh: Api, finisher: Finisher) -> None:
+    captured = fresh.charged(2000, capture="false")["id"]
+    said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
+    said |= {"confirm": "true", "capture_method": "manual"}
+    voided = fresh.made("payment_intents", said)["id"]
+    refunded = fresh.charged(700)["id"]
+    fresh.network.down = 3
+    assert fresh.post(f"charges/{captured}/capture", {"amount": 1900}).status_code == 503
+    assert fresh.post(f"payment_intents/{voided}/cancel").status_code == 503
+    assert fresh.post("refunds", {"charge": refunded}).status_code == 503
+    assert finisher.finish() == 3
+    assert fresh.get(f"charges/{captured}").json()["amount_captured"] == 1900
+    assert fresh.get(f"payment_intents/{voided}").json()["status"] == "canceled"
+    assert fresh.get(f"charges/{refunded}").json()["refunded"] is True
+
+
+def test_a_network_that_is_still_down_is_not_asked_for_the_others(
+    fresh: Api, finisher: Finisher
+) -> None:
+    fresh.network.down = 2
+    for key in ("a", "b"):
+        said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
+        assert fresh.post("charges", said, key).status_code == 503
+    fresh.network.down = 1
+    assert finisher.finish() == 0
+    assert fresh.network.down == 0
+    assert finisher.finish() == 2
