@@ -17,7 +17,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 import oncekey
-from oncekey.messaging.outbox import Outbox
 from payments.settings import Settings
 from payments.tables import metadata
 
@@ -66,7 +65,7 @@ class Database:
 
     def create_tables(self) -> None:
         """Create what is missing, for rows and for records. Several processes may do so at once."""
-        Outbox(self.url).migrate_sync()
+        oncekey.migrate(self.url)
         with self.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7277616)"))

@@ -23,7 +23,6 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.supervisors import Multiprocess
 
-import oncekey
 from payments.accounts import LOCAL_KEY
 from payments.app import create_app
 from payments.database import Database
@@ -186,7 +185,6 @@ def migrate(settings: Settings) -> None:
     """Create the tables that are missing, our own and oncekey's."""
     database = Database(settings)  # refuses what rows cannot be kept in, which records could be
     try:
-        oncekey.migrate(settings.database)
         database.create_tables()
     finally:
         database.close()

@@ -42,10 +42,10 @@ class Run:
         self.output = data.with_suffix(".output")
         # Python writes to a file in blocks unless told otherwise: what it says must come at once.
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+        command = [sys.executable, "examples/orders.py"]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "examples/orders.py", "--port", str(self.client.port)]
-                + ["--data", str(data)],
+                [*command, "--port", str(self.client.port), "--data", str(data)],
                 cwd=ROOT,
                 env=environment,
                 stdout=output,
