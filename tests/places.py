@@ -44,11 +44,12 @@ class Place:
         return record
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
+@pytest.fixture(
+    params=["sqlite", "postgres", "redis", pytest.param("mariadb", marks=pytest.mark.slow)]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Each of them in turn; what is there already does not concern the test: keys are random."""
-    made = {"sqlite": sqlite_place, "postgres": postgres_place, "redis": redis_place}[request.param]
-    place = made(request, tmp_path)
+    place = _PLACES[request.param](request, tmp_path)
     place.migrate()
     yield place
     if place.name == "redis":
@@ -71,6 +72,19 @@ def redis_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     url: str = request.getfixturevalue("redis_url")
     prefix = f"place-{uuid.uuid4().hex}"
     return Place("redis", f"{url}?prefix={prefix}", partial(elapse.redis, url, prefix))
+
+
+def mariadb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    url: str = request.getfixturevalue("mariadb_url")
+    return Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
+
+
+_PLACES = {
+    "sqlite": sqlite_place,
+    "postgres": postgres_place,
+    "redis": redis_place,
+    "mariadb": mariadb_place,
+}
 
 
 def forget(place: Place) -> None:

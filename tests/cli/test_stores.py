@@ -8,15 +8,19 @@ import pytest
 from oncekey.stores.url import open_store
 from tests.cli.conftest import OPERATION, Oncekey, Seed
 
+_UNSYNCED = ("postgres", "mariadb")
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
+
+@pytest.fixture(
+    params=["sqlite", "postgres", "redis", pytest.param("mariadb", marks=pytest.mark.slow)]
+)
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Servers are shared with other tests: each test here has a tenant of its own."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'keys.db'}"
     url: str = request.getfixturevalue(f"{request.param}_url")
     # The test server does not sync its disk: its data is gone after the tests anyway.
-    return f"{url}?allow=unsafe-durability" if request.param == "postgres" else url
+    return f"{url}?allow=unsafe-durability" if request.param in _UNSYNCED else url
 
 
 def test_a_round_through_all_commands(oncekey: Oncekey, store_url: str) -> None:

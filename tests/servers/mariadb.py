@@ -96,8 +96,8 @@ class MariaDB(MySQLFamily):
         return [str(self.program.path), *self.options(), *places]
 
 
-def mysql_connection(url: str) -> Any:
-    """A connection as the tests themselves use one, with every statement its own transaction."""
+def mysql_connection(url: str, *, autocommit: bool = True) -> Any:
+    """A connection as the tests themselves use one, usually a transaction for every statement."""
     address = urlsplit(url)
     return pymysql.connect(
         host=address.hostname,
@@ -105,7 +105,7 @@ def mysql_connection(url: str) -> Any:
         user=address.username,
         password=address.password or "",
         database=address.path.lstrip("/") or None,
-        autocommit=True,
+        autocommit=autocommit,
         connect_timeout=5,
     )
 

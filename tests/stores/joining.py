@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncmy
 import asyncpg
 import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+
+from tests.servers.mariadb import mysql_connection
 
 ORDER = "INSERT INTO orders (item) VALUES ('tea')"
 ORDERS = "CREATE TABLE IF NOT EXISTS orders (item TEXT NOT NULL)"
@@ -106,12 +110,16 @@ def _session(driver: str) -> Callable[[str], AbstractAsyncContextManager[Joinabl
 def _engine(url: str, driver: str) -> Any:
     if driver == "pysqlite":
         return create_engine(url)
+    if driver == "pymysql":
+        return create_engine(_libpq(url).replace("mariadb://", "mariadb+pymysql://"))
     return create_engine(_alchemy(url, driver), connect_args={"prepare_threshold": None})
 
 
 def _async_engine(url: str, driver: str) -> Any:
     if driver == "aiosqlite":
         return create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"))
+    if driver == "asyncmy":
+        return create_async_engine(_libpq(url).replace("mariadb://", "mariadb+asyncmy://"))
     off = {"asyncpg": "statement_cache_size", "psycopg": "prepare_threshold"}
     arguments = {off[driver]: 0 if driver == "asyncpg" else None}
     if driver == "asyncpg":
@@ -156,6 +164,33 @@ async def by_sqlite3(url: str) -> AsyncIterator[Joinable]:
         c.close()
 
 
+@asynccontextmanager
+async def by_pymysql(url: str) -> AsyncIterator[Joinable]:
+    with mysql_connection(url, autocommit=False) as c:
+        yield Joinable(c, lambda: c.cursor().execute(ORDER), c.commit, c.rollback)
+
+
+@asynccontextmanager
+async def by_asyncmy(url: str) -> AsyncIterator[Joinable]:
+    parts = urlsplit(url)
+    c = await asyncmy.connect(
+        host=parts.hostname,
+        port=parts.port,
+        user=parts.username,
+        password=parts.password,
+        database=parts.path[1:],
+    )
+
+    async def write() -> None:
+        async with c.cursor() as cursor:
+            await cursor.execute(ORDER)
+
+    try:
+        yield Joinable(c, write, c.commit, c.rollback)
+    finally:
+        c.close()
+
+
 POSTGRES: dict[str, Callable[[str], AbstractAsyncContextManager[Joinable]]] = {
     "asyncpg": by_asyncpg,
     "asyncpg pool": by_asyncpg_pool,
@@ -175,4 +210,12 @@ SQLITE: dict[str, Callable[[str], AbstractAsyncContextManager[Joinable]]] = {
     "async SQLAlchemy on aiosqlite": _async_sqlalchemy("aiosqlite"),
     "AsyncSession on aiosqlite": _async_session("aiosqlite"),
 }
-KINDS = POSTGRES | SQLITE
+MARIADB: dict[str, Callable[[str], AbstractAsyncContextManager[Joinable]]] = {
+    "PyMySQL": by_pymysql,
+    "asyncmy": by_asyncmy,
+    "SQLAlchemy on PyMySQL": _sqlalchemy("pymysql"),
+    "Session on PyMySQL": _session("pymysql"),
+    "async SQLAlchemy on asyncmy": _async_sqlalchemy("asyncmy"),
+    "AsyncSession on asyncmy": _async_session("asyncmy"),
+}
+KINDS = POSTGRES | SQLITE | MARIADB

@@ -34,8 +34,9 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.url import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.atomic_shop import django_alias
-from tests.places import Place, postgres_place, sqlite_place
-from tests.stores.joining import KINDS, ORDER, ORDERS, POSTGRES, Joinable, do
+from tests.places import Place, mariadb_place, postgres_place, sqlite_place
+from tests.servers.mariadb import mysql_connection
+from tests.stores.joining import KINDS, MARIADB, ORDER, ORDERS, POSTGRES, Joinable, do
 from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +69,10 @@ class World:
         if self.place.name == "sqlite":
             with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
                 [count] = db.execute("SELECT count(*) FROM orders").fetchone()
+        elif self.place.name == "mariadb":
+            with mysql_connection(self.place.url) as my, my.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM orders")
+                [count] = cursor.fetchone()
         else:
             with psycopg.connect(self.place.url.partition("?")[0]) as pg:
                 [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
@@ -80,11 +85,16 @@ def call(key: str) -> Call:
 
 def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place:
     made = postgres_place if kind in POSTGRES else sqlite_place
+    made = mariadb_place if kind in MARIADB else made
     place = made(request, tmp_path)
     place.migrate()
     if place.name == "sqlite":
         with closing(sqlite3.connect(tmp_path / "keys.db")) as db, db:
             db.execute(ORDERS)
+    elif place.name == "mariadb":
+        with mysql_connection(place.url) as my, my.cursor() as cursor:
+            cursor.execute("DROP TABLE IF EXISTS orders")
+            cursor.execute(ORDERS)
     else:
         with psycopg.connect(place.url.partition("?")[0]) as pg:
             pg.execute("DROP TABLE IF EXISTS orders")
@@ -95,12 +105,20 @@ def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place
 # Where drivers do not differ, one of each family will do.
 few = pytest.mark.parametrize(
     "world",
-    ["asyncpg", "Session on psycopg", "sqlite3", "AsyncSession on aiosqlite"],
+    [
+        *("asyncpg", "Session on psycopg", "sqlite3", "AsyncSession on aiosqlite"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("PyMySQL", "asyncmy")),
+    ],
     indirect=True,
 )
 
 
-@pytest.fixture(params=list(KINDS))
+_PARAMETERS = [
+    pytest.param(kind, marks=[pytest.mark.slow] if kind in MARIADB else []) for kind in KINDS
+]
+
+
+@pytest.fixture(params=_PARAMETERS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     place = prepared(request, tmp_path, request.param)
     runtime = Runtime(f"{place.url}{'&' if '?' in place.url else '?'}timeout_s=0.2")

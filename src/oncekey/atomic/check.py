@@ -30,6 +30,12 @@ def check(
             raise Misuse("atomic=… is given, but no policy says Policy(atomic=True)")
         return
     fitting = ADAPTERS.get(store.name)
+    if store.name == "mysql":
+        raise Misuse(
+            f"Policy(atomic=True) of {routes}: atomic mode is for PostgreSQL and SQLite. Records "
+            "in MySQL or MariaDB commit with your rows by current().complete_in(connection, …), "
+            "or by steps with within=connection, in a transaction that you begin"
+        )
     if fitting is None:
         raise Misuse(
             f"Policy(atomic=True) of {routes}: records in {store.name} cannot commit with rows of "

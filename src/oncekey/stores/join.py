@@ -7,10 +7,13 @@ has imported: nothing is imported here.
 
 psycopg       `Connection`, `AsyncConnection`
 asyncpg       `Connection`, or what a pool lends
+PyMySQL       `Connection`
+asyncmy       `Connection`
 SQLAlchemy 2  `Connection`, `Session`, `AsyncConnection`, `AsyncSession`, on psycopg, asyncpg,
-              sqlite3 and aiosqlite
+              PyMySQL, asyncmy, sqlite3 and aiosqlite
 Django        `connection`, `connections[alias]`, or the alias, within `transaction.atomic()`
 sqlite3       `Connection`, on the store's own file
+DynamoDB      a list of items as `TransactWriteItems` takes them: written together, here and now
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from typing import Any, TypeVar
 from oncekey.core.op import Op, arun, run
 from oncekey.core.verbs import Refused, Verb
 from oncekey.errors import Misuse
+from oncekey.stores import mysql_join
+from oncekey.stores import dynamodb_join
 from oncekey.stores.base import Store
 from oncekey.stores.postgres_sql import Question
 
@@ -37,19 +42,23 @@ T = TypeVar("T")
 
 def perform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
     """Carry out verbs on `connection`, in the transaction that is open there."""
+    if store.name == "dynamodb":
+        return dynamodb_join.perform(store, connection, verbs)
     ask = blocking(store, connection)
     outcomes = [run(store.perform([verb]), ask)[0] for verb in verbs]
     if _finds_nothing(store, outcomes):
-        _compare(run(_identity(), ask), _own_identity(store))
+        _compare(run(_identity(store), ask), _own_identity(store))
     return outcomes
 
 
 async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
     """The same for async connections and sessions; blocking ones will do too."""
+    if store.name == "dynamodb":
+        return await dynamodb_join.aperform(store, connection, verbs)
     ask = await awaited(store, connection)
     outcomes = [(await arun(store.perform([verb]), ask))[0] for verb in verbs]
     if _finds_nothing(store, outcomes):
-        here = await arun(_identity(), ask)
+        here = await arun(_identity(store), ask)
         _compare(here, await asyncio.to_thread(_own_identity, store))
     return outcomes
 
@@ -62,21 +71,21 @@ def identity(store: Store) -> Any:
 def same_place(own: Any) -> Op[None]:
     """Refuse a database that is not the store's. `own` is its `identity`."""
     if own is not None:
-        _compare((yield from _identity()), own)
+        _compare((yield from _IDENTITIES["postgres"]()), own)
 
 
 def prove(store: Store, own: Any, ask: Ask) -> None:
     """Refuse a database that is not the store's, or not fit for it. `own` is its `identity`."""
     if own is not None:
         run(store.prepare(), ask)
-        _compare(run(_identity(), ask), own)
+        _compare(run(_identity(store), ask), own)
 
 
 async def aprove(store: Store, own: Any, ask: AsyncAsk) -> None:
     """The same, awaited."""
     if own is not None:
         await arun(store.prepare(), ask)
-        _compare(await arun(_identity(), ask), own)
+        _compare(await arun(_identity(store), ask), own)
 
 
 # ------------------------------------------------------------------------------- recognising
@@ -94,6 +103,8 @@ def blocking(store: Store, connection: Any) -> Ask:
         return _sqlite(store, connection)
     if _is(connection, "psycopg", "Connection"):
         return _psycopg(store, connection)
+    if _is(connection, "pymysql.connections", "Connection"):
+        return mysql_join.by_pymysql(_begun_mysql(store, connection))
     if _is(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return _of_django(store, connection)
     if _is(connection, "sqlalchemy", "Connection"):
@@ -112,6 +123,8 @@ async def awaited(store: Store, connection: Any) -> AsyncAsk:
         return by_asyncpg(store, connection)
     if _is(connection, "psycopg", "AsyncConnection"):
         return _psycopg_async(store, connection)
+    if _is(connection, "asyncmy.connection", "Connection"):
+        return mysql_join.by_asyncmy(_begun_mysql(store, connection))
     ask = blocking(store, connection)
 
     async def asked(question: Any) -> Any:
@@ -138,7 +151,8 @@ def _unknown(store: Store, connection: Any) -> Misuse:
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     return Misuse(
         f"{kind} is no connection whose transaction oncekey can join with records in {store.name}: "
-        "give one of psycopg, asyncpg, SQLAlchemy 2, Django or sqlite3 (docs/atomic.md)"
+        "give one of psycopg, asyncpg, PyMySQL, asyncmy, SQLAlchemy 2, Django or sqlite3 "
+        "(docs/atomic.md)"
     )
 
 
@@ -239,19 +253,29 @@ _IDENTITY = Question(
 )
 
 
-def _identity() -> Any:
+def _postgres_identity() -> Op[Any]:
     [row] = yield _IDENTITY
     return tuple(row)
 
 
+_IDENTITIES: dict[str, Callable[[], Op[Any]]] = {
+    "postgres": _postgres_identity,
+    "mysql": mysql_join.identity,
+}
+
+
+def _identity(store: Store) -> Op[Any]:
+    return _IDENTITIES[store.name]()
+
+
 def _own_identity(store: Store) -> Any:
     with closing(store.connect()) as connection:
-        return run(_identity(), connection.ask)
+        return run(_identity(store), connection.ask)
 
 
 def _finds_nothing(store: Store, outcomes: Sequence[Any]) -> bool:
     """Refused for want of a record: so it always is where the database is another one."""
-    return store.name == "postgres" and any(
+    return store.name in _IDENTITIES and any(
         isinstance(outcome, Refused) and outcome.record is None for outcome in outcomes
     )
 
@@ -262,6 +286,13 @@ def _compare(here: Any, there: Any) -> None:
             f"the records are in the database {there[0]}, the connection to join is one to "
             f"{here[0]}, or sees other tables by its search_path: name that one as store=…"
         )
+
+
+def _begun_mysql(store: Store, connection: Any) -> Any:
+    _needs(store, "mysql", connection)
+    if not mysql_join.begun(connection):
+        raise _not_begun("connection.begin()")
+    return connection
 
 
 # ------------------------------------------------------------------------------------ SQLite
@@ -326,6 +357,8 @@ def _of_django(store: Store, connection: Any) -> Ask:
     connection.ensure_connection()
     driver = connection.connection
     if _is(driver, "psycopg", "Connection") or isinstance(driver, sqlite3.Connection):
+        return blocking(store, driver)
+    if _is(driver, "pymysql.connections", "Connection"):
         return blocking(store, driver)
     raise _unknown(store, driver)
 

@@ -305,16 +305,17 @@ def _swap(verbs: Sequence[Swap]) -> Op[list[Done | Refused | Again]]:
 def _update(columns: dict[str, str], rows: Sequence[dict[str, Value]]) -> str:
     """The same columns of all these rows, where they fit."""
     values = names(rows)
-    assigned = ", ".join(
-        f"c.`{name}` = {text.format_map(values)}" for name, text in columns.items()
-    )
     claims = "oncekey_claims c FORCE INDEX (PRIMARY)"
     if len(rows) > 1:
         claims = f"{table(rows)} a STRAIGHT_JOIN {claims} ON c.id = a.id"
     return (
-        f"UPDATE {claims} SET {assigned} "
+        f"UPDATE {claims} SET {_assigned(columns, values)} "
         f"WHERE c.id = {values['id']} AND FIND_IN_SET(HEX({values['id']}), @oncekey_fits)"
     )
+
+
+def _assigned(columns: dict[str, str], values: dict[str, str]) -> str:
+    return ", ".join(f"c.`{name}` = {text.format_map(values)}" for name, text in columns.items())
 
 
 def _forgets_steps(verb: Swap) -> bool:
@@ -329,10 +330,7 @@ def _swap_alone(verb: Swap) -> Op[list[Done | Refused | Again]]:
         moment=_MOMENTS[verb.when],
     )
     change = _change(verb)
-    values = names([change.values])
-    assigned = ", ".join(
-        f"c.`{name}` = {text.format_map(values)}" for name, text in change.columns.items()
-    )
+    assigned = _assigned(change.columns, names([change.values]))
     statement = (
         f"UPDATE oncekey_claims c FORCE INDEX (PRIMARY) SET {assigned} "
         f"WHERE c.id = {literal(verb.id)} AND {as_expected}"
