@@ -11,7 +11,7 @@ import httpx2
 
 from tests.servers.process import free_port
 
-WAIT_S_MAX = 50.0
+WAIT_S_MAX = 100.0
 
 
 def until(true: Callable[[], bool], what: str) -> None:

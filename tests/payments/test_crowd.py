@@ -21,7 +21,7 @@ def counted(said: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) -> None:
     running = Running(tmp_path, "--traffic")
     try:

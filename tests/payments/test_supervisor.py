@@ -15,6 +15,8 @@ from payments.supervisor import Keeper
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 from tests.servers.process import free_port
 
+pytestmark = pytest.mark.timeout(300)  # several starts of several processes, on a busy machine
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
