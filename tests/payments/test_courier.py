@@ -13,7 +13,7 @@ import pytest
 import standardwebhooks
 import stripe
 
-from oncekey.webhooks import NotSent, new_secret
+from oncekey.webhooks import Answered, NotSent, new_secret
 from payments import clock, deliveries, rows
 from payments.senders import Senders
 from payments.settings import Settings
@@ -318,21 +318,26 @@ def test_stopping_waits_for_what_is_under_way_and_takes_no_more(post: Post) -> N
 
 
 def test_a_worker_that_was_too_slow_changes_nothing_that_another_has_begun(post: Post) -> None:
-    with listening(OK) as there:
-        post.endpoint(there.url)
-        post.event()
-        with post.database.begin() as connection:
-            [slow] = _claim(post, connection)
-        post.ahead_s = 91.0  # its lease is over
-        assert post.courier().drain() == 1
-        late = NotSent("nobody listens", 80.0)
-        ending = deliveries.Ending("failed", None, is_gone=True)
-        with post.database.begin() as connection:
-            assert not deliveries.settle(connection, slow, late, ending, post.now(), dead_s=0.0)
+    post.endpoint("http://127.0.0.1:1/")
+    post.event()
+    with post.database.begin() as connection:
+        [slow] = _claim(post, connection)
+    post.ahead_s = 91.0  # its lease is over
+    with post.database.begin() as connection:
+        [other] = _claim(post, connection)
+
+    late, ending = NotSent("nobody listens", 80.0), deliveries.Ending("failed", None, is_gone=True)
+    with post.database.begin() as connection:
+        assert not deliveries.settle(connection, slow, late, ending, post.now(), dead_s=0.0)
     [delivery] = post.deliveries()
-    assert (delivery.status, delivery.attempts, delivery.last_status) == ("delivered", 2, 200)
-    assert len(post.attempts()) == 2  # both are in the log
+    assert (delivery.status, delivery.attempts, delivery.last_error) == ("pending", 2, None)
     assert post.endpoints()[0].status == "enabled"
+
+    done, ending = Answered(200, b"", None, 1.0), deliveries.Ending("delivered", None)
+    with post.database.begin() as connection:
+        assert deliveries.settle(connection, other, done, ending, post.now(), dead_s=0.0)
+    assert post.deliveries()[0].status == "delivered"
+    assert [row.status for row in post.attempts()] == [None, 200]  # both are in the log
 
 
 def test_an_attempt_that_cannot_be_recorded_is_made_again(
