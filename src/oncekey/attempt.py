@@ -250,6 +250,9 @@ class Attempt:
     ) -> Answer:
         """Record the answer in a transaction of yours: it counts if and only if you commit.
 
+        With records in DynamoDB `transaction` is a list of your own writes, as
+        `TransactWriteItems` takes them: they are written with the answer, at once and all or none.
+
         `body` is bytes, or what JSON can write. Do this last: from here until your commit nobody
         can take the record over, and the heartbeat does not renew it any more. Raises `LeaseLost`
         if the record is not this attempt's any more: then roll back.

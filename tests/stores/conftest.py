@@ -65,10 +65,17 @@ def postgres(postgres_url: str, migrated_url: str) -> Subject:
     return Subject(store, elapse=partial(elapse.postgres, postgres_url))
 
 
-@pytest.fixture
-def dynamodb(dynamodb_endpoint: str) -> Iterator[Subject]:
+@pytest.fixture(scope="session")
+def dynamodb_url(dynamodb_endpoint: str) -> Iterator[str]:
+    """A table of this process's own."""
     with dynamodb_kit.table(dynamodb_endpoint) as url:
-        yield dynamodb_kit.subject(url)
+        yield url
+
+
+@pytest.fixture
+def dynamodb(dynamodb_url: str) -> Subject:
+    dynamodb_kit.empty(dynamodb_url)
+    return dynamodb_kit.subject(dynamodb_url)
 
 
 @pytest.fixture(scope="session")

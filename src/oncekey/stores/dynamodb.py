@@ -2,7 +2,7 @@
 
 What is where: `dynamodb_items` and `dynamodb_parts` are the items, `dynamodb_verbs` the verbs that
 name a record, `dynamodb_walk` those that name none, `dynamodb_table` makes the table and judges it.
-This file is the store, and the only one that knows the driver.
+Only `dynamodb_connection` knows the driver. This file is the store.
 
 Time
     Conditions cannot read a clock. Leases are observed (`observed`): a record is lapsed when this
@@ -13,37 +13,24 @@ Time
 Many at once
     There is no conditional write of many items. The verbs of a batch go side by side, each as its
     own request, and those of one record in turn.
-
-Repeats
-    The driver repeats nothing: its own retries would turn a write that was carried out into one
-    that was refused. Here only two things are asked again: what DynamoDB refused for want of
-    capacity, for at most `patience_s`, and transactions, which bear a token that it knows again.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import aiobotocore.session
-import botocore.exceptions as errors
-import botocore.session
-from aiobotocore.config import AioConfig
-from botocore.config import Config
-
 from oncekey.clock import Clock, SystemClock
-from oncekey.core.backoff import full_jitter
-from oncekey.core.op import Op, Pause
+from oncekey.core.op import Op
 from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
-from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import AGAIN, Durability
-from oncekey.stores.dynamodb_calls import Call, Denied, Item
+from oncekey.stores.dynamodb_calls import Call
+from oncekey.stores.dynamodb_connection import AsyncDynamoConnection, Driver, DynamoConnection
 from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.dynamodb_table import GLOBAL_TABLE, Table, passes
+from oncekey.stores.dynamodb_join import Joined
+from oncekey.stores.dynamodb_table import GLOBAL_TABLE, Table
 from oncekey.stores.dynamodb_verbs import Verbs
 from oncekey.stores.dynamodb_walk import Walker
 from oncekey.stores.observed import Sightings
@@ -52,10 +39,6 @@ LANES = 4
 """Over how many connections the verbs of a kind are spread: while one batch is under way, the next
 is prepared.
 """
-REQUESTS_MAX = 64
-"""Requests of one connection at the same time."""
-REPEATS_MAX = 3
-BACKOFF_S, BACKOFF_S_MAX = 0.02, 0.5
 
 _WALK = "walk"
 _KINDS: dict[type, str] = dict.fromkeys((Find, Peek, Steps, Requested), "read")
@@ -97,25 +80,24 @@ class DynamoStore:
             self._address += f"?region={region}"
         if endpoint:
             self._address += f"{'&' if region else '?'}endpoint={endpoint}"
-        self._options = {
-            "region_name": region,
-            "endpoint_url": endpoint,
-            "aws_access_key_id": access_key,
-            "aws_secret_access_key": secret_key,
-        }
-        self._settings = {
-            "connect_timeout": connect_timeout_s,
-            "read_timeout": timeout_s,
-            "retries": {"total_max_attempts": 1, "mode": "standard"},
-            "max_pool_connections": REQUESTS_MAX,
-            "parameter_validation": False,
-        }
-        self._patience_s = patience_s
         clock = clock or SystemClock()
-        self._clock = clock
-        self._dates = dates or Dates(clock)
-        self._table = Table(table, self._address, allow)
-        self._verbs = Verbs(table, self._dates, Sightings(clock), self._table.judged)
+        dates = dates or Dates(clock)
+        self._driver = Driver(
+            self._address,
+            dates,
+            clock,
+            {
+                "region_name": region,
+                "endpoint_url": endpoint,
+                "aws_access_key_id": access_key,
+                "aws_secret_access_key": secret_key,
+            },
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            patience_s=patience_s,
+        )
+        self._table = Table(table, self._address, allow, clock)
+        self._verbs = Verbs(table, dates, Sightings(clock), self._table.judged)
         self._walker = Walker(self._verbs)
 
     def __repr__(self) -> str:
@@ -153,44 +135,15 @@ class DynamoStore:
     # ------------------------------------------------------------------------------ connections
 
     def connect(self) -> DynamoConnection:
-        try:
-            client = _session().create_client(
-                "dynamodb", config=Config(**self._settings), **self._options
-            )
-        except (errors.BotoCoreError, ValueError) as error:
-            raise self._unfit(error) from error
-        return DynamoConnection(client, self)
+        return self._driver.connect()
 
     async def aconnect(self) -> AsyncDynamoConnection:
-        try:
-            context = _async_session().create_client(
-                "dynamodb", config=AioConfig(**self._settings), **self._options
-            )
-            client = await context.__aenter__()
-        except (errors.BotoCoreError, ValueError) as error:
-            raise self._unfit(error) from error
-        return AsyncDynamoConnection(client, self)
+        return await self._driver.aconnect()
 
-    def _unfit(self, error: Exception) -> StoreUnfit:
-        return StoreUnfit(f"{self._address}: {error}")
-
-    def understood(self, answer: Item | Exception, asked_at: float) -> Item | Denied | StoreError:
-        """What a request brought: its answer, or what its failure means."""
-        if isinstance(answer, dict):
-            self._heard(answer, asked_at)
-            return answer
-        if isinstance(answer, errors.ClientError):
-            self._heard(answer.response, asked_at)
-            return _denied(answer.response)
-        if isinstance(answer, _NOT_SENT):
-            return StoreUnavailable(f"cannot reach {self._address}: {answer}", sent=False)
-        if isinstance(answer, errors.NoCredentialsError | errors.PartialCredentialsError):
-            return self._unfit(answer)
-        return StoreUnavailable(f"{self._address} did not answer: {answer}", sent=True)
-
-    def _heard(self, response: Item, asked_at: float) -> None:
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self._dates.heard(headers.get("date"), asked_at)
+    def joined(self, items: Sequence[Any], verbs: Sequence[Verb]) -> Joined:
+        """How to ask for a completion together with a caller's own writes."""
+        token = b"".join(verb.token for verb in verbs if isinstance(verb, Swap))
+        return Joined(items, verbs, self._verbs.request_token(token))
 
 
 def _side_by_side(ops: Sequence[Op[Any]]) -> Op[list[Any]]:
@@ -216,145 +169,6 @@ def _side_by_side(ops: Sequence[Op[Any]]) -> Op[list[Any]]:
             for at, question in questions.items():
                 answers[at], found = found[: len(question)], found[len(question) :]
     return outcomes
-
-
-# ---------------------------------------------------------------------------------- asking again
-
-
-class Tries:
-    """One call, asked until it is answered: what comes next. For both colours."""
-
-    def __init__(self, store: DynamoStore, call: Call) -> None:
-        self._store = store
-        self._call = call
-        self._clock, self._patience_s = store._clock, store._patience_s
-        self._began = self._clock.monotonic()
-        self._tries = self._repeats = 0
-        self.asked_at = self._began
-
-    def after(self, answer: Item | Exception) -> tuple[Any, float | None]:
-        """What it means, and after how long to ask again; None if that is that."""
-        found = self._store.understood(answer, self.asked_at)
-        now = self._clock.monotonic()
-        delay_s = None
-        if isinstance(found, Denied) and passes(found) and now - self._began < self._patience_s:
-            delay_s = full_jitter(self._tries, BACKOFF_S, BACKOFF_S_MAX, now * 1000 % 1)
-        elif isinstance(found, StoreUnavailable) and "ClientRequestToken" in self._call.parameters:
-            self._repeats += 1
-            delay_s = 0.0 if self._repeats < REPEATS_MAX else None
-            found = StoreUnavailable(str(found), sent=found.sent or self._repeats > 1)
-        self._tries += 1
-        self.asked_at = now + (delay_s or 0.0)
-        return found, delay_s
-
-
-class DynamoConnection:
-    """Answers lists of calls, blocking; several at a time go in threads."""
-
-    def __init__(self, client: Any, store: DynamoStore) -> None:
-        self._client = client
-        self._store = store
-        self._threads: ThreadPoolExecutor | None = None
-
-    def ask(self, question: Sequence[Call] | Pause) -> list[Any] | None:
-        if isinstance(question, Pause):
-            threading.Event().wait(question.seconds)
-            return None
-        if len(question) == 1:
-            return [self._answer(question[0])]
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(16, thread_name_prefix="oncekey-dynamodb")
-        return list(self._threads.map(self._answer, question))
-
-    def _answer(self, call: Call) -> Any:
-        tries, ask = Tries(self._store, call), getattr(self._client, call.method)
-        while True:
-            answer: Item | Exception
-            try:
-                answer = ask(**call.parameters)
-            except (errors.BotoCoreError, errors.ClientError, OSError) as error:
-                answer = error
-            found, delay_s = tries.after(answer)
-            if delay_s is None:
-                return found
-            threading.Event().wait(delay_s)
-
-    def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-        self._client.close()
-
-
-class AsyncDynamoConnection:
-    """Answers lists of calls, awaited."""
-
-    def __init__(self, client: Any, store: DynamoStore) -> None:
-        self._client = client
-        self._store = store
-
-    async def ask(self, question: Sequence[Call] | Pause) -> list[Any] | None:
-        if isinstance(question, Pause):
-            await asyncio.sleep(question.seconds)
-            return None
-        if len(question) == 1:
-            return [await self._answer(question[0])]
-        return list(await asyncio.gather(*map(self._answer, question)))
-
-    async def _answer(self, call: Call) -> Any:
-        tries, ask = Tries(self._store, call), getattr(self._client, call.method)
-        while True:
-            answer: Item | Exception
-            try:
-                answer = await ask(**call.parameters)
-            except (errors.BotoCoreError, errors.ClientError, OSError) as error:
-                answer = error
-            found, delay_s = tries.after(answer)
-            if delay_s is None:
-                return found
-            await asyncio.sleep(delay_s)
-
-    async def close(self) -> None:
-        await self._client.close()
-
-
-_NOT_SENT = (
-    errors.EndpointConnectionError,
-    errors.ConnectTimeoutError,
-    errors.ProxyConnectionError,
-)
-
-
-def _denied(response: Item) -> Denied:
-    error = response.get("Error", {})
-    reasons = response.get("CancellationReasons", [])
-    return Denied(
-        error.get("Code", "unknown"),
-        error.get("Message") or "no reason was given",
-        response.get("Item"),
-        tuple((reason.get("Code", "None"), reason.get("Item")) for reason in reasons),
-    )
-
-
-# A session reads the description of the service, which takes longer than all else: it is shared.
-_loading = threading.Lock()
-_loader: Any = None
-
-
-def _shared(session: Any) -> Any:
-    global _loader
-    with _loading:
-        if _loader is None:
-            _loader = session.get_component("data_loader")
-        session.register_component("data_loader", _loader)
-    return session
-
-
-def _session() -> Any:
-    return _shared(botocore.session.Session())
-
-
-def _async_session() -> Any:
-    return _shared(aiobotocore.session.AioSession())
 
 
 # ------------------------------------------------------------------------------------------- URLs

@@ -30,6 +30,8 @@ class Denied:
     """The item that stands there, where a condition did not hold."""
     reasons: tuple[tuple[str, Item | None], ...] = ()
     """Of a transaction: for each of its members a code and the item that stands there."""
+    cause: Exception | None = None
+    """The driver's own, for those who know it."""
 
     @property
     def by_condition(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from oncekey.clock import Clock
 from oncekey.core.op import Op, Pause
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.dynamodb_calls import Call, Denied, Item, key, n
@@ -15,6 +16,7 @@ GLOBAL_TABLE = "global-table"
 TTL = "ttl"
 _NOTE = key(b"oncekey", b"schema")
 _LOOKS_MAX, _LOOK_S = 120, 0.5
+CHECK_EVERY_S = 60.0
 _KEYS = {"id": "B", "part": "B", "owner": "B", "open": "N"}
 
 _MISSING = "ResourceNotFoundException"
@@ -58,11 +60,12 @@ def definition(table: str) -> Item:
 class Table:
     """One table: made, and looked at."""
 
-    def __init__(self, name: str, address: str, allow: Collection[str]) -> None:
+    def __init__(self, name: str, address: str, allow: Collection[str], clock: Clock) -> None:
         self._name = name
         self._address = address
         self._allow = frozenset(allow)
-        self._looked = False
+        self._clock = clock
+        self._checked_at: float | None = None
 
     # ---------------------------------------------------------------------------------- asking
 
@@ -86,7 +89,16 @@ class Table:
     # ----------------------------------------------------------------------------------- fitness
 
     def prepare(self) -> Op[None]:
-        """Check the schema's number, and once that nobody writes to it elsewhere."""
+        """Check the schema's number, and that nobody writes to the table elsewhere. What another
+        connection has just found out counts for this one too.
+        """
+        now = self._clock.monotonic()
+        if self._checked_at is not None and now - self._checked_at < CHECK_EVERY_S:
+            return
+        yield from self._check()
+        self._checked_at = now
+
+    def _check(self) -> Op[None]:
         answer = yield from self._must("get_item", Key=_NOTE, ConsistentRead=True)
         note = answer.get("Item")
         if note is None:
@@ -105,17 +117,11 @@ class Table:
                 f"{oldest}; this one knows {SCHEMA}: upgrade oncekey here, or finish rolling the "
                 "newer release back"
             )
-        if not self._looked:
-            yield from self._look()
-            self._looked = True
-
-    def _look(self) -> Op[None]:
-        answer = yield from self._ask("describe_table")
-        if isinstance(answer, Denied):
-            if answer.code in _DENIED:  # it is not needed for anything else
-                return
-            raise self.judged(answer)
-        check_table(answer["Table"], self._address, self._allow)
+        told = yield from self._ask("describe_table")
+        if not isinstance(told, Denied):
+            check_table(told["Table"], self._address, self._allow)
+        elif told.code not in _DENIED:  # it is needed for nothing else
+            raise self.judged(told)
 
     # -------------------------------------------------------------------------------- migrating
 

@@ -114,7 +114,7 @@ class Verbs:
         Its token makes it safe to repeat: DynamoDB knows it again for ten minutes.
         """
         named = [{kind: {"TableName": self.table, **write}} for kind, write in members]
-        [answer] = yield [transaction(named, self._request_token(token))]
+        [answer] = yield [transaction(named, self.request_token(token))]
         if isinstance(answer, StoreError):
             raise answer
         if isinstance(answer, Denied):
@@ -124,7 +124,7 @@ class Verbs:
             return answer
         return None
 
-    def _request_token(self, token: bytes) -> str:
+    def request_token(self, token: bytes) -> str:
         """Differs from question to question; `token` is an attempt's own and random."""
         asked = f"{os.getpid()} {next(self._numbers)} {self.dates.clock()}".encode()
         return hashlib.sha256(token + asked).hexdigest()[:36]

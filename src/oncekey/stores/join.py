@@ -30,8 +30,7 @@ from typing import Any, TypeVar
 from oncekey.core.op import Op, arun, run
 from oncekey.core.verbs import Refused, Verb
 from oncekey.errors import Misuse
-from oncekey.stores import mysql_join
-from oncekey.stores import dynamodb_join
+from oncekey.stores import dynamodb_join, mysql_join
 from oncekey.stores.base import Store
 from oncekey.stores.postgres_sql import Question
 
