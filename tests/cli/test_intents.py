@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
-from oncekey.client import Journal
+from oncekey.client import Intent, Journal, SqlJournal
 from oncekey.core.key import short_hash
 from tests.cli.conftest import HourAgo, Oncekey
+from tests.servers.mariadb import mysql_connection
 
 
 @pytest.fixture
@@ -75,6 +80,118 @@ def test_nothing_to_do(oncekey: Oncekey, path: str, journal: Journal) -> None:
     ran = oncekey("intents", path)
 
     assert (ran.code, ran.out, ran.err) == (1, "", "every intent is settled\n")
+
+
+def test_whose_move_it_is_stands_below_the_list(
+    oncekey: Oncekey, path: str, journal: Journal
+) -> None:
+    journal.key("order-42/pay")
+    with Journal(path, clock=HourAgo(), retention_s=600.0) as old:
+        old.key("order-7/pay", origin="https://slow.test")
+        old.learn("https://slow.test", 600.0)
+
+    ran = oncekey("intents", path)
+
+    assert "1 may be sent again, with the same key" in ran.err
+    assert "1 may not: the server has forgotten the key" in ran.err
+
+
+# ------------------------------------------------------------------------------------------ resume
+
+resumed: list[Intent] = []
+
+
+def resume(intent: Intent) -> None:
+    resumed.append(intent)
+    if intent.name == "order-43/pay":
+        raise ConnectionError("no route\nto host")
+
+
+async def resume_async(intent: Intent) -> None:
+    resumed.append(intent)
+
+
+def test_what_may_be_sent_is_resumed_and_settled(
+    oncekey: Oncekey, path: str, journal: Journal
+) -> None:
+    with Journal(path, clock=HourAgo()) as old:
+        old.key("order-7/pay", origin="https://slow.test")
+        old.learn("https://slow.test", 600.0)
+    keys = [journal.key(f"order-{number}/pay", note=str(number)) for number in (42, 43)]
+    resumed.clear()
+
+    ran = oncekey("intents", path, "--resume", f"{__name__}:resume")
+
+    assert ran.code == 2
+    assert ran.out.splitlines() == [
+        "order-42/pay: resumed and settled",
+        "order-43/pay: failed, and stays: ConnectionError: no route to host",
+    ]
+    assert "1 too old to be sent" in ran.err
+    assert [(intent.key, intent.note) for intent in resumed] == [(keys[0], "42"), (keys[1], "43")]
+    assert [intent.name for intent in journal.unsettled()] == ["order-7/pay", "order-43/pay"]
+
+    again = oncekey("intents", path, "--json", "--resume", f"{__name__}:resume_async")
+    assert (again.code, again.json) == (0, {"resumed": 1, "failed": 0, "too_old": 1})
+    assert oncekey("intents", path, "--resume", f"{__name__}:resume").code == 1
+
+
+def test_a_function_that_is_not_there_is_said(
+    oncekey: Oncekey, path: str, journal: Journal
+) -> None:
+    journal.key("order-42/pay")
+
+    ran = oncekey("intents", path, "--resume", "no_such_module:f")
+
+    assert (ran.code, "no module no_such_module" in ran.err) == (2, True)
+
+
+# --------------------------------------------------------------------------------------- databases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", "postgres", "mariadb"])
+def test_a_journal_in_a_database_of_the_application_s(
+    oncekey: Oncekey, path: str, database: str, request: pytest.FixtureRequest
+) -> None:
+    where = path if database == "sqlite" else request.getfixturevalue(f"{database}_url")
+    name = f"{database}-{short_hash(path)}/pay"
+    with closing(_connected(database, where)) as within:
+        SqlJournal().create(within=within)
+        SqlJournal().key(name, within=within, note="resend")
+        within.commit()
+
+        assert name in oncekey("intents", where).out
+        assert oncekey("intents", where, "--settle", name).code == 0
+        within.rollback()
+        assert name not in {each.name for each in SqlJournal().unsettled(within=within)}
+
+
+def _connected(database: str, where: str) -> Any:
+    if database == "sqlite":
+        return sqlite3.connect(where)
+    if database == "postgres":
+        return psycopg.connect(where)
+    connection = mysql_connection(where)
+    connection.autocommit(False)
+    return connection
+
+
+def test_a_database_that_does_not_answer_is_said_without_its_password(oncekey: Oncekey) -> None:
+    for url in ("postgresql://u:secret@127.0.0.1:1/x", "mysql://u:secret@127.0.0.1:1/x"):
+        ran = oncekey("intents", url)
+
+        assert ran.code == 2
+        assert ":1" in ran.err
+        assert "secret" not in ran.err
+
+
+def test_an_address_of_something_else_is_refused(oncekey: Oncekey, tmp_path: Path) -> None:
+    assert "mysql://" in oncekey("intents", "redis://localhost/0").err
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE t (a)")
+    ran = oncekey("intents", str(tmp_path / "other.db"))
+    assert (ran.code, "holds no intents" in ran.err) == (2, True)
 
 
 def test_a_file_that_is_not_there_is_not_made(oncekey: Oncekey, path: str) -> None:

@@ -3,51 +3,120 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import inspect
 import sys
-from pathlib import Path
+from typing import Any
 
+from oncekey.cli.books import Book, opened
+from oncekey.cli.recover import load
 from oncekey.cli.table import duration, print_json, table
-from oncekey.client.intent import Intent
-from oncekey.client.journal import Journal
+from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.clock import SystemClock
 from oncekey.core.key import short_hash
-from oncekey.errors import Misuse
+from oncekey.core.printable import printable
 
 NOTHING = 1
-"""The exit code when there is nothing to show."""
+"""The exit code when there is nothing to show, or to resume."""
+FAILED = 2
+ERROR_CHARS_MAX = 300
 
 
 def intents(args: argparse.Namespace) -> int:
-    if not Path(args.file).is_file():  # opening it would make it, and hide that the path is wrong
-        raise Misuse(f"there is no file {args.file}: give the path that Journal(…) was given")
-    with Journal(args.file) as journal:
-        return _settle(journal, args) if args.settle else _list(journal, args)
+    with opened(args.journal) as book:
+        if args.settle:
+            return _settle(book, args)
+        return _resume(book, args) if args.resume else _list(book, args)
 
 
-def _list(journal: Journal, args: argparse.Namespace) -> int:
-    found = journal.unsettled(args.limit)
+def _list(book: Book, args: argparse.Namespace) -> int:
+    found = book.unsettled(args.limit)
     now = SystemClock.wall()
     if args.json:
         print_json({"intents": [_described(intent, now, args.show_keys) for intent in found]})
     elif found:
         print(_listed(found, now, args.show_keys))
+        _advise(found, now)
     if not found:
         print("every intent is settled", file=sys.stderr)
     return 0 if found else NOTHING
 
 
-def _settle(journal: Journal, args: argparse.Namespace) -> int:
-    known = {intent.name for intent in journal.unsettled()}
+def _advise(found: list[Intent], now: float) -> None:
+    """Whose move it is."""
+    old = sum(now >= intent.until for intent in found)
+    if len(found) > old:
+        print(
+            f"{len(found) - old} may be sent again, with the same key: start the application that "
+            "began them, or give --resume MODULE:FUNCTION",
+            file=sys.stderr,
+        )
+    if old:
+        print(
+            f"{old} may not: the server has forgotten the key. Find out there whether it was done, "
+            "then --settle NAME",
+            file=sys.stderr,
+        )
+
+
+def _settle(book: Book, args: argparse.Namespace) -> int:
+    known = {intent.name for intent in book.unsettled()}
     if args.settle not in known:
         print(f"no unsettled intent is called {args.settle!r}", file=sys.stderr)
         return NOTHING
-    journal.settle(args.settle)
-    journal.flush()
+    book.settle(args.settle)
     if args.json:
         print_json({"settled": args.settle})
     else:
         print(f"settled {args.settle!r}; whoever begins it anew gets a new key")
     return 0
+
+
+# ------------------------------------------------------------------------------------------ resume
+
+
+def _resume(book: Book, args: argparse.Namespace) -> int:
+    """Give each that may be sent to a function of the application; what it returns from is settled.
+
+    One that fails does not keep the others: it stays, for the next time.
+    """
+    resume, now = load(args.resume), SystemClock.wall()
+    counts = {"resumed": 0, "failed": 0, "too_old": 0}
+    for intent in book.unsettled(LIST_MAX):
+        if now >= intent.until:
+            counts["too_old"] += 1
+            continue
+        failed = _failure(resume, intent)
+        if failed is None:
+            book.settle(intent.name)
+        counts["resumed" if failed is None else "failed"] += 1
+        if not args.json:
+            print(f"{intent.name}: {failed or 'resumed and settled'}")
+    if args.json:
+        print_json(counts)
+    elif counts["too_old"]:
+        print(f"{counts['too_old']} too old to be sent: see `oncekey intents`", file=sys.stderr)
+    if counts["failed"]:
+        return FAILED
+    return 0 if counts["resumed"] else NOTHING
+
+
+def _failure(resume: Any, intent: Intent) -> str | None:
+    try:
+        made = resume(intent)
+        if inspect.isawaitable(made):
+            asyncio.run(_awaited(made))
+    except Exception as error:
+        said = printable(" ".join(str(error).split()), ERROR_CHARS_MAX)
+        return f"failed, and stays: {type(error).__name__}: {said}"
+    return None
+
+
+async def _awaited(made: Any) -> None:
+    await made
+
+
+# -------------------------------------------------------------------------------------------- rows
 
 
 def _listed(found: list[Intent], now: float, show_keys: bool) -> str:

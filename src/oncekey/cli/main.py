@@ -342,10 +342,21 @@ def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
         commands,
         "intents",
         "list what a client's journal holds that was begun and never settled",
-        "intents intents.db\nintents intents.db --settle order-42/pay",
+        "intents intents.db\nintents intents.db --resume shop.payments:pay_again\n"
+        "intents postgresql://shop@db.internal/shop --settle order-42/pay",
     )
-    added.add_argument("file", metavar="FILE", help="the file that Journal(…) was given")
-    added.add_argument("--settle", metavar="NAME", help="end this one, after you found out")
+    added.add_argument(
+        "journal",
+        metavar="JOURNAL",
+        help="the file that Journal(…) was given, or the URL of the database of a SqlJournal",
+    )
+    does = added.add_mutually_exclusive_group()
+    does.add_argument("--settle", metavar="NAME", help="end this one, after you found out")
+    does.add_argument(
+        "--resume",
+        metavar="MODULE:FUNCTION",
+        help="call it with each intent that may be sent again; those it returns from are settled",
+    )
     added.add_argument(
         "--limit",
         metavar="N",
