@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,13 +24,14 @@ class Seen:
 
 class Scripted:
     """Each answer is a status, or (status, headers), or (status, headers, body), or "drop" or
-    "truncate", or a function that is given the handler. A header that is None is left out. When the
-    script is over: 201.
+    "truncate", or a function that is given the handler. A header that is None is left out.
     """
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
         self.script: list[Any] = []
+        self.otherwise: Callable[[BaseHTTPRequestHandler], Any] = lambda handler: 201
+        """What is answered when the script is over."""
         scripted = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,7 +55,7 @@ class Scripted:
 
     def answer(self, handler: BaseHTTPRequestHandler) -> Any:
         self.seen.append(Seen(handler, _body(handler)))
-        turn = self.script.pop(0) if self.script else 201
+        turn = self.script.pop(0) if self.script else self.otherwise(handler)
         handler.close_connection = True
         if callable(turn):
             return turn(handler)
