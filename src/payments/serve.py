@@ -91,9 +91,15 @@ class Protocol(HttpToolsProtocol):
 
 
 class Workers(Multiprocess):
-    """uvicorn's, but when it ends, the parent lets go of the port at once: a new client is refused,
-    and may go elsewhere, rather than wait for workers that take nobody any more.
+    """uvicorn's, but workers are asked for a sign of life only when one has died: one that starts,
+    or dies while it is asked, gives none, and would keep its parent from hearing of anything else.
+    And when it ends, the parent lets go of the port at once: a new client is refused, and may go
+    elsewhere, rather than wait for workers that take nobody any more.
     """
+
+    def keep_subprocess_alive(self) -> None:
+        if not all(worker.process.is_alive() for worker in self.processes):
+            super().keep_subprocess_alive()
 
     def terminate_all(self) -> None:
         for held in self.sockets:
