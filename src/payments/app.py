@@ -57,6 +57,7 @@ ROWS_ONLY = (
 money, or may; they are made of steps, which a retry or the recoverer continues.
 """
 
+ATOMIC_S_MAX = 5.0
 LAPSES_MAX = 1000
 """Whatever is begun can be continued, however often that fails: nobody needs to look."""
 
@@ -92,7 +93,7 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         tenant=_tenant,
         profile="stripe",
         policy=Policy(recovery="resume", lease_s=settings.lease_s, lapses_max=LAPSES_MAX),
-        routes=dict.fromkeys(ROWS_ONLY, Policy(atomic=True)) | dict.fromkeys(MOVES_MONEY, Policy()),
+        routes=_policies(settings.lease_s),
         hooks=hooks,
         atomic=atomic.SQLAlchemy(database.lent),
     )
@@ -100,6 +101,12 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         return front(KeyForAll(guarded), settings, database, guarded.state_of)
     let_in = watch.inside(KeyForAll(guarded))
     return watch.outside(front(let_in, settings, database, guarded.state_of))
+
+
+def _policies(lease_s: float) -> dict[str, Policy]:
+    # While one such handler runs, SQLite renews no lease: it must be over well before one ends.
+    rows_only = Policy(atomic=True, atomic_s_max=min(ATOMIC_S_MAX, lease_s / 4))
+    return dict.fromkeys(ROWS_ONLY, rows_only) | dict.fromkeys(MOVES_MONEY, Policy())
 
 
 def _tenant(request: oncekey.Request) -> str:

@@ -1,0 +1,71 @@
+"""The real application as a process of its own, for tests that kill it.
+
+    python -m tests.payments.api_server '{"data": …, "port": …, "network_url": …}' [point]
+
+At `point` it dies as by `kill -9`: at one of oncekey's probes, or at one of its own below.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from oncekey import probes
+from payments import charges, work
+from payments.app import create_app
+from payments.database import Database
+from payments.settings import Settings
+from tests.payments.api import UNLIMITED, NearNetwork
+
+POINTS = {
+    "before_pending": (work.Work, "begin", "before"),
+    "after_pending": (work.Work, "begin", "after"),
+    "after_authorise": (charges, "authorise", "after"),
+    "before_commit_of_the_end": (work, "encode", "after"),
+    "after_commit_of_the_end": (work, "answer", "before"),
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(point: str) -> None:
+    """Die there."""
+    if point not in POINTS:
+        probes.arm(point, die)
+        return
+    owner, name, when = POINTS[point]
+    function: Callable[..., Any] = getattr(owner, name)
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        if when == "after":
+            function(*args, **kwargs)
+        die()
+
+    setattr(owner, name, dying)
+
+
+def main(told: str, point: str = "") -> None:
+    said = json.loads(told)
+    port = said.pop("port")
+    said["data"] = Path(said["data"])
+    settings = Settings(local_key=True, rates=UNLIMITED, deliver=False, **said)
+    database = Database(settings)
+    database.create_tables()
+    database.close()
+    app = create_app(settings, None if "network_url" in said else NearNetwork())
+    if point:
+        arm(point)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
