@@ -15,6 +15,7 @@ import pytest
 from oncekey.core.op import arun, run
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
+from oncekey.stores.base import Store
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
@@ -39,7 +40,7 @@ def insist(case: Case, verb: Verb) -> Any:
     return case.ask(verb)
 
 
-def start(store: PostgresStore, face: str) -> None:
+def start(store: Store, face: str) -> None:
     """Connect and be checked, as every line does."""
     if face == "sync":
         with contextlib.closing(store.connect()) as connection:

@@ -339,10 +339,10 @@ class MySQLConnection:
         self._connection.deadline = SystemClock.monotonic() + timeout_s
         try:
             return _answers(question, self._replies(text))
-        except TimeoutError as error:
-            self._connection.hang_up()
-            raise self._store.unavailable(_late(timeout_s), sent=True) from error
         except DRIVER_ERRORS as error:
+            if self._connection.is_late():
+                self._connection.hang_up()
+                raise self._store.unavailable(_late(timeout_s), sent=True) from error
             translated = self._store.translated(error)
             if question.atomic and self._connection.open:
                 self._roll_back()
@@ -385,6 +385,9 @@ class _Bounded(PyMySQLConnection):  # type: ignore[misc]
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(0))
 
+    def is_late(self) -> bool:
+        return SystemClock.monotonic() >= self.deadline
+
     def hang_up(self) -> None:
         self._force_close()
 
@@ -394,5 +397,5 @@ class _Bounded(PyMySQLConnection):  # type: ignore[misc]
             if left_s <= 0:
                 raise TimeoutError
             self._sock.settimeout(left_s)
-            self._current_timeout = left_s
+            self._current_timeout = left_s  # so that the driver sets its own for the next packet
         return super()._read_bytes(num_bytes)

@@ -1,0 +1,39 @@
+"""What the tests of the MySQL store share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from oncekey.core.op import run
+from oncekey.stores.mysql import MySQLStore, open_url
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import FACES
+from tests.stores import elapse
+
+LOCK_WAIT = "FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+
+
+@contextlib.contextmanager
+def case_of(face: str, url: str, direct_url: str) -> Iterator[Case]:
+    store = open_url(url)
+    with contextlib.closing(FACES[face](store)) as asked:
+        yield Case(Subject(store, elapse=partial(elapse.mysql, direct_url)), asked)
+
+
+def migrate(store: MySQLStore) -> list[str]:
+    with contextlib.closing(store.connect()) as connection:
+        return run(store.migrate(), connection.ask)
+
+
+def until(db: Any, condition: str) -> None:
+    for _ in range(200):
+        with db.cursor() as cursor:
+            cursor.execute(f"SELECT 1 {condition}")
+            if cursor.fetchone():
+                return
+        time.sleep(0.15)  # looked at more often, the server's tables of locks are not renewed
+    raise AssertionError(f"never came true: {condition}")

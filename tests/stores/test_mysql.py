@@ -1,0 +1,555 @@
+"""The store and a real MariaDB: lost replies, held rows, deadlocks, long values, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from oncekey.core.lifecycle import landed
+from oncekey.core.op import arun, run
+from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.verbs import (
+    AppendStep,
+    Count,
+    Done,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Purge,
+    Refused,
+    Requested,
+    Steps,
+    Sweep,
+    Tally,
+    Verb,
+)
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores.base import AGAIN
+from oncekey.stores.mysql import open_url
+from oncekey.stores.mysql_text import LONG_BYTES_MIN
+from oncekey.stores.sql_batch import RowHeld
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import FACES
+from tests.servers import MariaDB, start_mariadb
+from tests.servers.mariadb import mysql_connection
+from tests.servers.process import free_port
+from tests.stores.mysql_kit import LOCK_WAIT, case_of, migrate, until
+from tests.stores.postgres_kit import both_faces, insist, start
+from tests.stores.wire import Wire
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def db(mariadb_url: str) -> Iterator[Any]:
+    with mysql_connection(mariadb_url) as db:
+        yield db
+
+
+@pytest.fixture
+def case(mariadb: Subject) -> Iterator[Case]:
+    with contextlib.closing(FACES["sync"](mariadb.store)) as asked:
+        yield Case(mariadb, asked)
+
+
+@pytest.fixture
+def meanwhile() -> Iterator[Callable[..., Future[Any]]]:
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit
+
+
+@pytest.fixture
+def patient_url(mariadb: Subject, migrated_mariadb_url: str) -> str:
+    """Of a store that waits for a row long enough for a slow machine to see it wait."""
+    return f"{migrated_mariadb_url}&timeout_s=80"
+
+
+@contextlib.contextmanager
+def holding(url: str, *ids: bytes) -> Iterator[Any]:
+    """A transaction that has these rows for itself."""
+    with mysql_connection(url, autocommit=False) as holder, holder.cursor() as cursor:
+        for record_id in ids:
+            cursor.execute("SELECT 1 FROM oncekey_claims WHERE id = %s FOR UPDATE", (record_id,))
+        yield cursor
+        holder.rollback()
+
+
+# ------------------------------------------------------------------------------- lost replies
+
+
+@pytest.fixture(params=list(FACES))
+def wired(
+    request: pytest.FixtureRequest, mariadb: Subject, mariadb_url: str
+) -> Iterator[tuple[Case, Wire]]:
+    """A store behind a wire that can be cut, with every connection made."""
+    port = urlsplit(mariadb_url).port
+    assert port is not None
+    with Wire(port) as wire:
+        url = mariadb_url.replace(f":{port}/", f":{wire.port}/")
+        url += "?allow=unsafe-durability&timeout_s=2&connect_timeout_s=2"
+        with case_of(request.param, url, mariadb_url) as case:
+            record = case.begin()
+            case.ask(AppendStep(record.id, record.fence, record.token, Step("first", b"", b"")))
+            case.done(case.renew(record))
+            case.done(case.complete(record))
+            case.ask(Count())
+            yield case, wire
+
+
+def _verbs(case: Case, record: Record) -> dict[str, Verb]:
+    """One of each that writes, all of them possible."""
+    return {
+        "insert": Insert(case.claim()),
+        "complete": case.complete(record),
+        "renew": case.renew(record),
+        "release": case.release(record),
+        "step": AppendStep(record.id, record.fence, record.token, Step("pay", b"d", b"paid")),
+        "tally": Tally({record.id: 1}, {}),
+        "sweep": Sweep(10),
+        "purge": Purge(record.tenant, 10),
+    }
+
+
+WRITES = ("insert", "complete", "renew", "release", "step", "tally", "sweep", "purge")
+CERTAIN = ("insert", "complete", "release", "step")
+"""What must not be lost; the others are repeated whenever their time comes."""
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_p9_a_question_that_did_not_arrive_is_asked_again(
+    wired: tuple[Case, Wire], name: str
+) -> None:
+    """Lost before the server applied it."""
+    case, wire = wired
+    record = case.begin()
+    verb = _verbs(case, record)[name]
+    wire.cut_at_next_question()
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(verb)
+    assert wire.cuts == 1
+    assert lost.value.sent
+    case.same(case.find(record.id), record)
+    again = case.ask(verb)
+    assert isinstance(again, Inserted | Done | int | None)
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_p9_a_write_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire], name: str) -> None:
+    """Lost after the server applied it."""
+    case, wire = wired
+    record = case.begin()
+    verb = _verbs(case, record)[name]
+    wire.cut_at_next_reply()
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(verb)
+    assert wire.cuts == 1
+    assert lost.value.sent
+    again = case.ask(verb)
+    if isinstance(verb, Insert):
+        assert isinstance(again, Found)
+        assert (again.record.token, again.record.attempt) == (verb.claim.token, 1)
+    elif isinstance(verb, AppendStep):
+        assert again == Done(record.fence)
+        assert case.ask(Steps(record.id)) == [verb.step]
+    else:
+        assert isinstance(again, Refused)
+        assert landed(verb, again.record)  # type: ignore[arg-type]
+
+
+def test_p11_a_server_that_does_not_answer_is_not_waited_for(wired: tuple[Case, Wire]) -> None:
+    case, wire = wired
+    wire.hold_replies()
+    with pytest.raises(StoreUnavailable, match=r"no answer within 2 s") as late:
+        case.ask(Insert(case.claim()))
+    assert late.value.sent
+    with pytest.raises(StoreUnavailable) as unconnected:
+        case.ask(Insert(case.claim()))
+    assert not unconnected.value.sent
+
+
+@both_faces
+def test_p12_where_nobody_listens_nothing_was_sent_and_no_password_is_told(face: str) -> None:
+    store = open_url(f"mysql://user:s3cret@127.0.0.1:{free_port()}/keys")
+    with pytest.raises(StoreUnavailable) as refused:
+        start(store, face)
+    assert not refused.value.sent
+    assert "mysql://user:***@127.0.0.1" in str(refused.value)
+    assert "s3cret" not in f"{refused.value} {refused.value.__cause__} {store!r}"
+
+
+@both_faces
+def test_a_wrong_password_is_told_as_such(mariadb_url: str, face: str) -> None:
+    password = urlsplit(mariadb_url).password
+    store = open_url(mariadb_url.replace(f":{password}@", ":wr%40ng@"))
+    with pytest.raises(StoreUnavailable, match="Access denied") as refused:
+        start(store, face)
+    assert not refused.value.sent
+    assert "wr@ng" not in f"{refused.value} {refused.value.__cause__}"
+
+
+# ------------------------------------------------------------------------------ hanging up
+
+
+def test_a_connection_that_was_closed_while_idle_has_sent_nothing(
+    mariadb: Subject, db: Any
+) -> None:
+    store = mariadb.store
+    with contextlib.closing(store.connect()) as connection:
+        run(store.prepare(), connection.ask)
+        _kill_all_but(db)
+        with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
+            run(store.perform([Count()]), connection.ask)
+    assert not gone.value.sent
+
+
+async def test_an_async_connection_that_was_closed_while_idle_has_sent_nothing(
+    mariadb: Subject, db: Any
+) -> None:
+    store = mariadb.store
+    connection: Any = await store.aconnect()
+    await arun(store.prepare(), connection.ask)
+    _kill_all_but(db)
+    await _heard(connection)
+    with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
+        await arun(store.perform([Count()]), connection.ask)
+    assert not gone.value.sent
+    await connection.close()
+
+
+async def _heard(connection: Any) -> None:
+    """The loop hears of it while nobody asks."""
+    for _ in range(2000):
+        if connection._connection._stream_broken:
+            return
+        await asyncio.sleep(0.01)
+
+
+@both_faces
+def test_a_connection_that_is_closed_while_asking_may_have_sent(
+    patient_url: str, mariadb_url: str, db: Any, face: str, meanwhile: Callable[..., Future[Any]]
+) -> None:
+    with case_of(face, patient_url, mariadb_url) as case:
+        record = case.begin()
+        with holding(mariadb_url, record.id):
+            completing = meanwhile(case.ask, case.complete(record))
+            until(db, LOCK_WAIT)
+            _kill_all_but(db, "AND id IN (SELECT trx_mysql_thread_id " + LOCK_WAIT + ")")
+            with pytest.raises(StoreUnavailable) as lost:
+                completing.result()
+        assert lost.value.sent
+        assert insist(case, case.complete(record)) == Done(record.fence)
+
+
+def _kill_all_but(db: Any, which: str = "") -> None:
+    """End the other connections to this database, and wait until they are gone."""
+    others = "FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() "
+    with db.cursor() as cursor:
+        cursor.execute(f"SELECT id {others} {which}")
+        killed = [row[0] for row in cursor.fetchall()]
+        assert killed
+        for number in killed:
+            cursor.execute(f"KILL {number}")
+    for number in killed:
+        until(db, f"WHERE NOT EXISTS (SELECT 1 {others} AND id = {number})")
+
+
+# ------------------------------------------------------------------- held rows and deadlocks
+
+
+@both_faces
+def test_p11_a_row_that_stays_held_is_given_up(
+    mariadb: Subject, mariadb_url: str, face: str
+) -> None:
+    """F12: 1205 undoes a statement only; alone it is asked `TRIES_MAX` times, then told."""
+    with contextlib.closing(FACES[face](mariadb.store)) as asked:
+        case = Case(mariadb, asked)
+        record = case.begin()
+        append = AppendStep(record.id, record.fence, record.token, Step("pay", b"", b"paid"))
+        with holding(mariadb_url, record.id):
+            with pytest.raises(StoreUnavailable, match="holds the record"):
+                case.ask(case.complete(record))
+            with pytest.raises(StoreUnavailable, match="holds the record"):
+                case.ask(append)
+            found = case.ask(Insert(case.rival(record)))
+            assert isinstance(found, Found)  # whoever only looks does not wait
+        assert case.ask(Steps(record.id)) == []
+        assert case.ask(case.complete(record)) == Done(record.fence)
+
+
+def test_a_batch_waits_for_no_row_and_writes_the_others(
+    mariadb: Subject, mariadb_url: str, case: Case
+) -> None:
+    store = mariadb.store
+    records = sorted((case.begin() for _ in range(4)), key=lambda record: record.id)
+    with contextlib.closing(store.connect()) as connection, holding(mariadb_url, records[1].id):
+        verbs = [
+            case.complete(records[0]),
+            case.complete(records[1]),
+            case.release(records[2]),
+            case.complete(records[3]),
+        ]
+        outcomes = run(store.perform(verbs), connection.ask)
+        step = Step("pay", b"", b"paid")
+        running = [case.begin(), case.begin(), records[1]]
+        appends = [AppendStep(each.id, each.fence, each.token, step) for each in running]
+        kept = run(store.perform(appends), connection.ask)
+    fences = [record.fence for record in records]
+    assert outcomes == [Done(fences[0]), AGAIN, Done(fences[2]), Done(fences[3])]
+    assert [type(each) for each in kept] == [Done, Done, type(AGAIN)]
+    states = [case.find(record.id).state for record in records]
+    assert states == [State.COMPLETED, State.RUNNING, State.RELEASED, State.COMPLETED]
+    assert case.ask(Steps(records[1].id)) == []
+
+
+def test_a_batch_of_claims_falls_apart_where_one_of_them_is_being_made(
+    mariadb: Subject, mariadb_url: str, case: Case
+) -> None:
+    """Somebody inserts the same id and has not committed: only that one waits."""
+    store = mariadb.store
+    claims = sorted((case.claim() for _ in range(3)), key=lambda claim: claim.id)
+    with contextlib.closing(store.connect()) as ours, contextlib.closing(store.connect()) as other:
+        [question, *_] = _questions(store.perform([Insert(claims[1])]))
+        rival = mysql_connection(mariadb_url, autocommit=False)
+        with contextlib.closing(rival), rival.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(question.statements[1])
+            outcomes = run(store.perform([Insert(claim) for claim in claims]), ours.ask)
+            assert outcomes == [AGAIN] * 3
+            alone = [run(store.perform([Insert(claims[at])]), ours.ask)[0] for at in (0, 2)]
+            assert [type(outcome) for outcome in alone] == [Inserted, Inserted]
+            with pytest.raises(RowHeld):
+                run(store.perform([Insert(claims[1])]), other.ask)
+            rival.rollback()
+        [outcome] = run(store.perform([Insert(claims[1])]), other.ask)
+        assert isinstance(outcome, Inserted)
+
+
+def _questions(op: Any) -> list[Any]:
+    question = next(op)
+    op.close()
+    return [question]
+
+
+def test_a_deadlock_is_asked_again_and_nothing_is_half_done(
+    patient_url: str, mariadb_url: str, meanwhile: Callable[..., Future[Any]], db: Any
+) -> None:
+    """F12: 1213 undoes the whole transaction; the same question is then asked anew."""
+    with case_of("sync", patient_url, mariadb_url) as case:
+        first, second = sorted((case.stage(State.COMPLETED) for _ in range(2)), key=lambda r: r.id)
+        before = _deadlocks(db)
+        with holding(mariadb_url, second.id) as rival:
+            # Whoever has written less is the victim.
+            rival.execute("CREATE TEMPORARY TABLE weight (n INT) ENGINE = InnoDB")
+            rival.execute("INSERT INTO weight SELECT 1 FROM seq_1_to_100")
+            purging = meanwhile(case.ask, Purge(first.tenant, 10))
+            until(db, LOCK_WAIT)
+            rival.execute("SELECT 1 FROM oncekey_claims WHERE id = %s FOR UPDATE", (first.id,))
+        assert _deadlocks(db) > before
+        assert purging.result() == 2
+        assert [case.find(record.id).key for record in (first, second)] == ["", ""]
+
+
+def _deadlocks(db: Any) -> int:
+    with db.cursor() as cursor:
+        cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
+        return int(cursor.fetchone()[1])
+
+
+# ------------------------------------------------------------------------------- long values
+
+SIZES = [LONG_BYTES_MIN - 1, LONG_BYTES_MIN, 65_535, 65_536, 300_000, 2_000_000]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_long_values_are_kept_whole(mariadb: Subject, case: Case, alone: bool) -> None:
+    """A server that makes rows into a table may cut what is long without a word."""
+    store = mariadb.store
+    values = [bytes((number + 1,)) * size for number, size in enumerate(SIZES)]
+    claims = [case.claim(request=value) for value in values]
+    with contextlib.closing(store.connect()) as connection:
+
+        def carry_out(verbs: list[Verb]) -> list[Any]:
+            if alone:
+                return [run(store.perform([verb]), connection.ask)[0] for verb in verbs]
+            outcomes = run(store.perform(verbs), connection.ask)
+            again = [at for at, outcome in enumerate(outcomes) if outcome is AGAIN]
+            assert again == [at for at, size in enumerate(SIZES) if size >= LONG_BYTES_MIN]
+            for at in again:
+                [outcomes[at]] = run(store.perform([verbs[at]]), connection.ask)
+            return outcomes
+
+        carry_out([Insert(claim) for claim in claims])
+        assert [case.ask(Requested(claim.id)) == claim.request for claim in claims] == [True] * 6
+        records = [case.find(claim.id) for claim in claims]
+        carry_out(
+            [
+                AppendStep(record.id, record.fence, record.token, Step("pay", b"d", value))
+                for record, value in zip(records, values, strict=True)
+            ]
+        )
+        carry_out(
+            [
+                case.complete(record, Answer(200, (), value))
+                for record, value in zip(records, values, strict=True)
+            ]
+        )
+    for record, value in zip(records, values, strict=True):
+        [step] = case.ask(Steps(record.id))
+        answer = case.find(record.id).answer
+        assert step.result == value
+        assert answer is not None
+        assert (answer.body == value) is True
+
+
+def test_p11_what_is_too_long_for_the_server_is_refused_before_it_is_sent(
+    mariadb: Subject, case: Case, db: Any
+) -> None:
+    """It would end the connection; whoever travels with it is served."""
+    with db.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        [[bytes_max]] = cursor.fetchall()
+    small, large = case.begin(), case.begin()
+    body = bytes(bytes_max // 2)
+    with pytest.raises(StoreUnfit, match="raise max_allowed_packet"):
+        case.ask(case.complete(large, Answer(200, (), body)))
+    assert case.find(large.id).state is State.RUNNING
+    assert case.ask(case.complete(small)) == Done(small.fence)
+
+
+# ------------------------------------------------------------------------------------ fences
+
+
+def test_p2_a_fence_is_above_all_that_were_removed_with_their_records(case: Case) -> None:
+    record = case.begin()
+    fences = [record.fence]
+    for _ in range(3):
+        case.lapse()
+        record = case.done(case.take(record))
+        fences.append(record.fence)
+    case.elapse(record.expires_in_s + 1)
+    assert case.ask(Sweep(10)) >= 1
+    again = case.ask(Insert(case.claim(id=record.id)))
+    assert isinstance(again, Inserted)
+    assert again.fence > max(fences)
+    assert fences == sorted(set(fences))
+
+
+def test_a_sweep_passes_over_what_somebody_holds(mariadb_url: str, case: Case) -> None:
+    held, free = case.stage(State.COMPLETED), case.stage(State.COMPLETED)
+    case.elapse(held.expires_in_s + 1)
+    with holding(mariadb_url, held.id):
+        assert case.ask(Sweep(10)) == 1
+        assert case.ask(Find(free.id)) is None
+    assert case.ask(Sweep(10)) == 1
+
+
+# -------------------------------------------------------------- a server of these tests' own
+
+HOSTILE = {
+    "default-time-zone": "+09:00",
+    "sql-mode": "ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT",
+    "character-set-server": "latin1",
+    "transaction-isolation": "SERIALIZABLE",
+    "innodb-autoinc-lock-mode": "0",
+    "autocommit": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDB]:
+    """To be mistreated; its settings are none that the store could wish for."""
+    with start_mariadb(durable=True, settings=HOSTILE) as server:
+        migrate(open_url(server.url))
+        yield server
+
+
+@both_faces
+def test_p4_what_was_acknowledged_survives_a_crash(server: MariaDB, face: str) -> None:
+    with case_of(face, server.url, server.url) as case:
+        assert case.subject.store.durability.power_loss
+        completed, running = case.stage(State.COMPLETED), case.begin()
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            case.ask(case.complete(running))
+        server.restart()
+        case.same(insist(case, Find(completed.id)), completed)
+        assert insist(case, case.complete(running)) == Done(running.fence)
+        insist(case, Insert(case.claim()))
+
+
+@both_faces
+def test_p8_time_zone_and_settings_of_the_server_do_not_matter(server: MariaDB, face: str) -> None:
+    with case_of(face, server.url, server.url) as case:
+        record = case.begin(case.claim(tenant='it\'s \\ "日本"'))
+        assert record.tenant == 'it\'s \\ "日本"'
+        assert record.lease_left_s == case.about(case.lease_s)
+        with mysql_connection(server.url) as db, db.cursor() as cursor:
+            cursor.execute(
+                "SELECT created BETWEEN UTC_TIMESTAMP() - INTERVAL 60 SECOND "
+                "AND UTC_TIMESTAMP() + INTERVAL 1 SECOND FROM oncekey_claims "
+                "WHERE id = %s",
+                (record.id,),
+            )
+            assert cursor.fetchone() == (1,)
+        case.elapse(case.lease_s + 1)
+        assert case.find(record.id).lapsed
+
+
+# ---------------------------------------------------------------------------------- processes
+
+_RACE = """
+import asyncio, sys
+from oncekey.core.record import Claim
+from oncekey.core.verbs import Insert, Inserted
+from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.mysql import open_url
+
+async def race():
+    gatherer = AsyncGatherer(open_url(sys.argv[1]))
+    token = sys.argv[2].encode()
+    claims = [
+        Claim(number.to_bytes(32, "big"), token, "tenant", "POST /", "key", b"f", 1, 30.0, 60.0)
+        for number in range(1000)
+    ]
+    if sys.argv[2] == "1":
+        claims.reverse()
+    sys.stdin.readline()  # all start together
+    outcomes = await asyncio.gather(*(gatherer.ask(Insert(claim)) for claim in claims))
+    await gatherer.close()
+    print(sum(isinstance(outcome, Inserted) for outcome in outcomes))
+
+asyncio.run(race())
+"""
+
+
+def test_p1_of_several_processes_one_wins_each_record(
+    mariadb: Subject, migrated_mariadb_url: str
+) -> None:
+    """Their batches overlap in opposite orders."""
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACE, migrated_mariadb_url, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("\n")
+        racer.stdin.flush()
+    won = [int(racer.communicate(timeout=50)[0]) for racer in racers]
+    assert sum(won) == 1000
+    face = FACES["sync"](mariadb.store)
+    assert face.ask(Count())[State.RUNNING] == 1000
+    face.close()

@@ -1,0 +1,269 @@
+"""Which MySQL or MariaDB is fit, what is said of those that are not, and the schema."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.core.op import run
+from oncekey.core.verbs import Count
+from oncekey.errors import Misuse, StoreUnfit
+from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
+from oncekey.stores.mysql_address import read
+from oncekey.stores.mysql_fitness import Server, statements
+from oncekey.stores.mysql_text import FOR_EVER_US, Question, literal, micros, table
+from oncekey.stores.sql import migrations
+from tests.servers.mariadb import mysql_connection
+from tests.stores.mysql_kit import migrate
+from tests.stores.postgres_kit import both_faces, start
+
+FIT = Server("10.11.19-MariaDB-0+deb12u1", False, 1, False, 0, {})
+
+
+# ----------------------------------------------------------------------------------- judgement
+
+
+@pytest.mark.parametrize(
+    "version", ["10.6.0-MariaDB", "10.11.19-MariaDB-0+deb12u1", "11.8.3-MariaDB", "8.0.11", "9.7.4"]
+)
+def test_these_versions_are_fit(version: str) -> None:
+    assert replace(FIT, version=version).unfit(unsafe_durability=False) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("10.5.29-MariaDB", "is MariaDB 10.5.29-MariaDB; the oldest that will do is 10.6"),
+        ("5.7.44", "is MySQL 5.7.44; the oldest that will do is 8.0"),
+        ("8.0.11-TiDB-v7.5.0", "neither MySQL nor MariaDB"),
+        ("something", "neither MySQL nor MariaDB"),
+    ],
+)
+def test_these_versions_are_not(version: str, told: str) -> None:
+    assert told in str(replace(FIT, version=version).unfit(unsafe_durability=True))
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (replace(FIT, flush_log=0), "has innodb_flush_log_at_trx_commit = 0: a crash can forget"),
+        (replace(FIT, flush_log=2), "has innodb_flush_log_at_trx_commit = 2: a crash can forget"),
+        (replace(FIT, log_bin=True), "has sync_binlog = 0: a crash can forget"),
+    ],
+)
+def test_p4_what_may_forget_has_to_be_accepted_by_name(server: Server, told: str) -> None:
+    refused = server.unfit(unsafe_durability=False)
+    assert refused is not None
+    assert told in refused
+    assert "allow=unsafe-durability" in refused
+    assert server.unfit(unsafe_durability=True) is None
+
+
+def test_a_binary_log_that_is_synced_is_fit() -> None:
+    assert replace(FIT, log_bin=True, sync_binlog=1).unfit(unsafe_durability=False) is None
+    assert replace(FIT, flush_log=3).unfit(unsafe_durability=False) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (replace(FIT, read_only=True), "is read-only, as replicas are"),
+        (replace(FIT, other_engines={"oncekey_steps": "Aria"}), "keeps oncekey_steps in Aria"),
+    ],
+)
+def test_nobody_can_accept_these(server: Server, told: str) -> None:
+    assert told in str(server.unfit(unsafe_durability=True))
+
+
+# ------------------------------------------------------------------------------------- real ones
+
+
+@pytest.fixture
+def fresh_url(mariadb_url: str) -> Iterator[str]:
+    """A database without our tables."""
+    with mysql_connection(mariadb_url) as admin, admin.cursor() as cursor:
+        cursor.execute("CREATE DATABASE oncekey_fresh")
+        yield f"{mariadb_url.rpartition('/')[0]}/oncekey_fresh?allow=unsafe-durability"
+        cursor.execute("DROP DATABASE oncekey_fresh")
+
+
+def execute(url: str, *statements: str) -> Any:
+    with mysql_connection(url) as db, db.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return cursor.fetchall()
+
+
+@pytest.mark.slow
+@both_faces
+def test_without_tables_it_says_how_to_make_them(fresh_url: str, face: str) -> None:
+    with pytest.raises(StoreUnfit, match=r"has no oncekey tables: run `oncekey migrate mariadb://"):
+        start(open_url(fresh_url), face)
+
+
+@pytest.mark.slow
+def test_migrating_is_safe_to_repeat_and_to_cut_short(fresh_url: str) -> None:
+    store = open_url(fresh_url)
+    with contextlib.closing(store.connect()) as connection:
+        op = store.migrate()
+        question = next(op)
+        while not question.statements[0].startswith("CREATE TABLE IF NOT EXISTS oncekey_claims"):
+            question = op.send(connection.ask(question))
+        op.close()  # the process ends here, and its connection with it
+    assert migrate(store) == ["0001_first"]
+    assert migrate(store) == []
+    start(store, "sync")
+    assert execute(fresh_url, "SELECT * FROM oncekey_fences") == ((1, 0),)
+
+
+@pytest.mark.slow
+def test_of_several_migrators_one_does_it(fresh_url: str) -> None:
+    applied: list[list[str]] = []
+    threads = [
+        threading.Thread(target=lambda: applied.append(migrate(open_url(fresh_url))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(applied) == [[], [], [], ["0001_first"]]
+
+
+@pytest.mark.slow
+def test_p4_a_server_that_may_forget_is_refused(migrated_mariadb_url: str) -> None:
+    bare = migrated_mariadb_url.partition("?")[0]
+    with pytest.raises(StoreUnfit, match="innodb_flush_log_at_trx_commit = 2"):
+        start(open_url(bare), "sync")
+    assert open_url(bare).durability == DURABILITY
+    assert open_url(migrated_mariadb_url).durability == UNSAFE_DURABILITY
+    start(open_url(migrated_mariadb_url), "sync")
+
+
+@pytest.mark.slow
+def test_a_table_of_another_engine_is_refused(fresh_url: str) -> None:
+    store = open_url(fresh_url)
+    migrate(store)
+    execute(fresh_url, "ALTER TABLE oncekey_steps ENGINE = MyISAM")
+    with pytest.raises(StoreUnfit, match="keeps oncekey_steps in MyISAM, which has no transact"):
+        start(store, "sync")
+
+
+@pytest.mark.slow
+def test_a_newer_schema_is_refused(fresh_url: str) -> None:
+    store = open_url(fresh_url)
+    migrate(store)
+    execute(fresh_url, "INSERT INTO oncekey_schema VALUES (9000, 'later', 9000, NOW())")
+    with pytest.raises(StoreUnfit, match="only releases that know schema 9000"):
+        start(store, "sync")
+
+
+@pytest.mark.slow
+@both_faces
+def test_missing_privileges_are_named(migrated_mariadb_url: str, face: str) -> None:
+    name = migrated_mariadb_url.partition("?")[0].rpartition("/")[2]
+    execute(
+        migrated_mariadb_url,
+        "CREATE OR REPLACE USER reader@'127.0.0.1' IDENTIFIED BY 'read'",
+        f"GRANT SELECT ON `{name}`.* TO reader@'127.0.0.1'",
+    )
+    place = migrated_mariadb_url.partition("@")[2]
+    store = open_url(f"mariadb://reader:read@{place}")
+    start(store, face)
+    with contextlib.closing(store.connect()) as connection:
+        denied = Question(("DELETE FROM oncekey_claims",))
+        with pytest.raises(StoreUnfit, match="needs SELECT, INSERT, UPDATE and DELETE"):
+            connection.ask(denied)
+        assert run(store.perform([Count()]), connection.ask)  # the connection is as good as before
+
+
+# ---------------------------------------------------------------------------------- addresses
+
+
+def test_an_address_is_taken_apart_and_its_password_is_not_shown() -> None:
+    address, options = read("mysql://us%40er:p%2Fw@db.example:3307/keys?timeout_s=2&tls=true")
+    assert options == {"timeout_s": 2.0}
+    assert address.shown == "mysql://us%40er:***@db.example:3307/keys"
+    driver = address.driver()
+    assert isinstance(driver.pop("ssl"), ssl.SSLContext)
+    assert driver == {
+        "host": "db.example",
+        "port": 3307,
+        "user": "us@er",
+        "password": "p/w",
+        "database": "keys",
+    }
+    assert address.scrub("no p/w, no p%2Fw") == "no ***, no ***"
+
+
+def test_an_address_may_be_a_socket(tmp_path: Path) -> None:
+    address, _ = read(f"mariadb://user@localhost/keys?unix_socket={tmp_path}/socket")
+    assert address.driver()["unix_socket"] == f"{tmp_path}/socket"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("mysql://host/keys", "names no user"),
+        ("mysql://user@host", "names no database"),
+        ("mysql://user@host/keys?ssl=1", "ssl=1 is not understood. There are allow="),
+        ("mysql://user@host/keys?timeout_s=x", "timeout_s=x is not understood"),
+        ("mysql://user@host/keys?timeout_s=0", "is no time to wait"),
+        ("mysql://user@host/keys?allow=anything", "allow=anything is not understood"),
+        ("mysql://user@host/keys?tls_ca=/nowhere", "tls_ca=/nowhere cannot be read"),
+    ],
+)
+def test_addresses_that_are_refused(url: str, told: str) -> None:
+    with pytest.raises(Misuse) as refused:
+        open_url(url)
+    assert told in str(refused.value)
+
+
+# --------------------------------------------------------------------------------------- texts
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "NULL"),
+        (True, "1"),
+        (False, "0"),
+        (7, "7"),
+        (0.1, "0.1e0"),
+        (1e-7, "1e-07"),
+        (b"", "x''"),
+        (b"'\\", "x'275c'"),
+        ("é", "x'c3a9'"),
+    ],
+)
+def test_values_are_numbers_or_digits(given: Any, text: str) -> None:
+    assert literal(given) == text
+
+
+@pytest.mark.parametrize("given", [float("inf"), float("nan")])
+def test_what_is_no_number_is_refused(given: float) -> None:
+    with pytest.raises(ValueError, match="cannot be kept"):
+        literal(given)
+
+
+def test_rows_are_a_table_and_times_have_an_end() -> None:
+    assert table([{"a": 1, "b": None}, {"a": 2, "b": b"\1"}]) == (
+        "(SELECT 1 AS `a`, NULL AS `b` UNION ALL SELECT 2, x'01')"
+    )
+    assert micros(None) == 0
+    assert micros(1.5) == 1_500_000
+    assert micros(1e300) == FOR_EVER_US
+
+
+def test_every_statement_of_a_migration_can_be_repeated() -> None:
+    """They commit one by one: what was cut short is begun again."""
+    for migration in migrations("mysql"):
+        for statement in statements(migration):
+            assert "IF NOT EXISTS" in statement or "ON DUPLICATE KEY" in statement
