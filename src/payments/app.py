@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio.to_thread
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 
 import oncekey
 from oncekey import Policy, atomic
@@ -28,6 +27,7 @@ from payments import (
     pages,
     payment_intents,
     payment_methods,
+    reference,
     refunds,
     webhook_endpoints,
 )
@@ -131,8 +131,7 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     for part in PARTS:
         api.include_router(part.router)
     pages.add(api, settings)
-    document = openapi.document(api)
-    api.add_route("/openapi.json", lambda _: JSONResponse(document), include_in_schema=False)
+    reference.add(api, openapi.document(api))
     return api
 
 

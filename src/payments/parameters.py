@@ -66,9 +66,13 @@ def _as_text(value: object) -> object:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Amount = Annotated[int, Field(ge=1, le=AMOUNT_MAX), BeforeValidator(_whole)]
+Amount = Annotated[int, Field(ge=1, le=AMOUNT_MAX, examples=[2000]), BeforeValidator(_whole)]
 Truth = Annotated[bool, BeforeValidator(_boolean)]
-Currency = Annotated[str, Field(pattern="^[A-Za-z]{3}$"), BeforeValidator(_currency)]
+Currency = Annotated[
+    str,
+    Field(json_schema_extra={"enum": sorted(CURRENCIES)}, examples=["eur"]),
+    BeforeValidator(_currency),
+]
 Text = Annotated[str, StringConstraints(max_length=5000)]
 Short = Annotated[str, StringConstraints(max_length=255)]
 Id = Annotated[str, StringConstraints(max_length=255, pattern="^[A-Za-z0-9_]+$")]
@@ -204,7 +208,7 @@ class MethodAttach(Parameters):
 class ChargeCreate(Parameters):
     amount: Amount
     currency: Currency
-    source: Id | CardNumber | None = None
+    source: Id | CardNumber | None = Field(None, examples=["tok_visa"])
     customer: Id | None = None
     capture: Truth = True
     description: Text | None = None
@@ -251,7 +255,7 @@ class _Paying(Parameters):
     said about that case (`return_url`, `off_session`, …) is taken and changes nothing.
     """
 
-    payment_method: Id | None = None
+    payment_method: Id | None = Field(None, examples=["pm_card_visa"])
     payment_method_data: MethodData | None = None
     payment_method_types: Annotated[list[Literal["card"]], Field(max_length=5)] | None = None
     receipt_email: Email | None = None

@@ -1,0 +1,44 @@
+"""The reference: every route on one page, read from the OpenAPI document, to try out in place.
+
+It is made of files of this folder alone, so it works without any other server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+FOLDER = Path(__file__).parent
+FILES = {
+    "/docs": ("docs.html", "text/html; charset=utf-8"),
+    "/docs/docs.css": ("docs.css", "text/css; charset=utf-8"),
+    "/docs/docs.js": ("docs.js", "text/javascript; charset=utf-8"),
+}
+SAFE = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def add(api: FastAPI, document: dict[str, Any]) -> None:
+    """Add `/docs` and `/openapi.json` to an application."""
+
+    async def openapi(_: Request) -> Response:
+        return JSONResponse(document)
+
+    api.add_route("/openapi.json", openapi, include_in_schema=False)
+    for path, (name, kind) in FILES.items():
+        api.add_route(path, _sender((FOLDER / name).read_bytes(), kind), include_in_schema=False)
+
+
+def _sender(body: bytes, kind: str) -> Any:
+    async def send(_: Request) -> Response:
+        return Response(body, media_type=kind, headers=SAFE)
+
+    return send
