@@ -11,11 +11,13 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 
+from oncekey.client.intent import RELIED_S
+from oncekey.client.verdict import Again, Final, Mismatched, Reply, judge
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Situation
 from oncekey.core.policy import Verdict
-from oncekey.core.problem import MEANINGS, Kind
-from oncekey.core.profiles import PROFILES, BodyField, Header, Profile
+from oncekey.core.problem import MEANINGS, Kind, Problem
+from oncekey.core.profiles import PROFILES, BodyField, Header, Profile, render
 from oncekey.core.verbs import When
 from oncekey.stores import redis_fitness
 from oncekey.stores.base import Durability
@@ -152,6 +154,54 @@ def _durability(name: str, durability: Durability) -> list[str]:
     return [*shown, *("kept" if each else "may be lost" for each in kept), durability.note]
 
 
+# --------------------------------------------------------------------------------- clients
+
+MOVES = {
+    Kind.MISSING_KEY: "yours: that request left without our client, or is mounted elsewhere",
+    Kind.INVALID_KEY: "yours: the key that you gave is none",
+    Kind.NO_TENANT: "yours: authenticate; the key is not spent",
+    Kind.MALFORMED_REQUEST: "yours: the request is wrong; the key is not spent",
+    Kind.TOO_LARGE: "yours: the request is too large; the key is not spent",
+    Kind.MISMATCH: "yours: one key was used for two intents",
+    Kind.IN_FLIGHT: "the client's: it waits and asks again",
+    Kind.OUTCOME_UNKNOWN: "the service's operator's; do not send it under a new key",
+    Kind.ANSWER_NOT_KEPT: "yours: it was done, read what it created (`Location`)",
+    Kind.STALE_ANSWER: "yours: it was done, read what it created",
+    Kind.NEWER_RECORD: "the client's: a release is being rolled out there",
+    Kind.TOO_OLD: "yours: find out whether it was done before you use a new key",
+    Kind.STORE_UNAVAILABLE: "the client's; if it lasts, the service's operator's",
+    Kind.UNSETTLED: "the client's: it waits and asks again",
+    Kind.NOT_FOUND: "yours: nothing is known of this key there",
+}
+
+
+def moves() -> str:
+    """Every refusal, what our client does with it, and whose move it is."""
+    head = ("refusal", "status", "it says", "our client", "whose move")
+    return table(head, (_move(kind) for kind in Kind))
+
+
+def _move(kind: Kind) -> list[str]:
+    meaning, profile = MEANINGS[kind], PROFILES["oncekey"]
+    problem = Problem(kind, "…", retryable=meaning.advice.startswith("Wait"))
+    answer = render(problem, profile)
+    headers = {name.decode(): text.decode() for name, text in answer.headers}
+    verdict = judge(Reply(answer.status, headers, answer.body or b""), profile, 0.0)
+    does = {
+        Again: "sends it again, same key",
+        Mismatched: "raises `Mismatch` at once",
+        Final: "gives you the answer",
+    }[type(verdict)]
+    link = f"[{kind}](words.md#{kind})"
+    return [link, str(meaning.status), meaning.title, does, MOVES[kind]]
+
+
+def relied() -> str:
+    """How long keys can be counted on, by profile."""
+    rows = ((f"`{name}`", _duration(seconds)) for name, seconds in RELIED_S.items())
+    return table(("profile", "counted on for"), rows)
+
+
 # --------------------------------------------------------------------------------- layers
 
 
@@ -162,7 +212,8 @@ def layers() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    part.__name__: part for part in (states, decisions, kinds, profiles, durability, layers)
+    part.__name__: part
+    for part in (states, decisions, kinds, profiles, durability, moves, relied, layers)
 }
 
 
