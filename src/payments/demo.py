@@ -1,6 +1,6 @@
 """What the checkout page asks, beside the API: notices, a tally, and the network's faults.
 
-    GET /demo/watch             what happens to charges, as server-sent events
+    GET /demo/watch?after=      what happens to charges, as server-sent events
     GET /demo/tally?order=&key= what became of one order, as the card network counts it
     GET /demo/faults            what can go wrong at the card network
     PUT /demo/faults/{name}     let it go wrong: {"times": 1}
@@ -48,7 +48,7 @@ def add(api: FastAPI, watch: Watch) -> None:
             return _elsewhere()
         if watch.full:
             return JSONResponse({"error": "Too many listeners."}, 503, NO_STORE)
-        after = request.headers.get("last-event-id", "")
+        after = request.headers.get("last-event-id") or request.query_params.get("after", "")
         stream = watch.stream(int(after) if after.isdecimal() else None)
         return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
@@ -148,8 +148,13 @@ def _kept(connection: Connection, order: str, key: str) -> dict[str, Any]:
 
 
 def _charged(network: Network, references: list[str]) -> dict[str, Any]:
-    """What the card network has of it. It counts by itself, in a file of its own."""
-    lines = [line for each in references for line in network.transactions(reference=each)]
+    """What the card network has of it, None while it is down. It counts by itself, in a file of its
+    own.
+    """
+    try:
+        lines = [line for each in references for line in network.transactions(reference=each)]
+    except NetworkDown:
+        return {"charges": None, "moved": None, "declines": None}
     captures = [line.amount for line in lines if line.kind == "capture" and not line.declined]
     declines = sum(1 for line in lines if line.declined)
     return {"charges": len(captures), "moved": sum(captures), "declines": declines}

@@ -37,7 +37,7 @@ class Notice:
 
     number: int
     request: int | None
-    """Counted by this process; None where nobody asked for it (recovery)."""
+    """Counted by this process."""
     key: str | None
     part: str
     kind: str
@@ -134,6 +134,8 @@ class Watch:
 
     def __call__(self, event: events.Event) -> None:
         """A hook, for oncekey's middleware and for the client of the network."""
+        if _trace.get() is None:  # another route, or recovery: nobody watches that
+            return
         match event:
             case Attempted():
                 self._asked_network(event)
@@ -172,7 +174,8 @@ class Watch:
 
     async def stream(self, after: int | None) -> AsyncGenerator[bytes, None]:
         """Server-sent events: what was noticed since the notice `after`; None: from now on."""
-        known = after if after is not None else (self._notices[-1].number if self._notices else 0)
+        latest = self._notices[-1].number if self._notices else 0
+        known = latest if after is None else min(after, latest)  # it may be another process's
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
         self._listeners[changed] = loop
         try:

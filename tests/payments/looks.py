@@ -45,6 +45,7 @@ _CONTRASTS = """() => {
         light(parts(getComputedStyle(element).color)),
         light(behind(element)),
       ].sort((a, b) => b - a);
-      return { text: element.textContent.trim().slice(0, 40), ratio: (one + 0.05) / (other + 0.05) };
+      const text = element.textContent.trim().slice(0, 40);
+      return { text, ratio: (one + 0.05) / (other + 0.05) };
     });
 }"""

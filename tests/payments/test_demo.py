@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from payments.accounts import LOCAL_KEY
+from payments.accounts import LOCAL, LOCAL_KEY
 from payments.app import create_app
 from payments.database import Database
 from payments.network import FAULTS
 from payments.settings import Settings
+from payments.tables import charges
 from tests.payments.card_network import CardNetwork
+from tests.servers.process import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -99,3 +101,33 @@ def test_nobody_elsewhere_switches_anything(client: TestClient) -> None:
 
     assert refused.status_code == 403
     assert not any(each["times"] for each in client.get("/demo/faults").json()["data"])
+
+
+def test_the_network_may_be_down(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What we know ourselves is told all the same; what only the network knows is left open."""
+    settings = Settings(
+        data=tmp_path_factory.mktemp("alone"), network_url=f"http://127.0.0.1:{free_port()}"
+    )
+    database = Database(settings)
+    database.create_tables()
+    insert = charges.insert().values(
+        tenant=LOCAL.tenant,
+        id="ch_1",
+        created=1,
+        amount=2400,
+        currency="eur",
+        status="pending",
+        capture=True,
+        network_key="n1",
+        metadata={"order": "o9"},
+    )
+    with database.begin() as connection:
+        connection.execute(insert)
+    database.close()
+    with TestClient(
+        create_app(settings), base_url="http://127.0.0.1", client=("127.0.0.1", 50000)
+    ) as client:
+        told = tally(client, "o9", "k9")
+        assert (told["charges"], told["ledger"]["entries"]) == (None, 0)
+        assert client.get("/demo/faults").status_code == 503
+        assert client.put("/demo/faults/slow", json={"times": 1}).status_code == 503

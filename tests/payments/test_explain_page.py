@@ -1,4 +1,4 @@
-"""The explainer in a real Chromium: played forwards and backwards, by hand, by keys and by itself."""
+"""The explainer in a real Chromium: played forwards and backwards, by hand and by itself."""
 
 from __future__ import annotations
 

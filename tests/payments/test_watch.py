@@ -86,6 +86,21 @@ def test_whoever_comes_back_misses_nothing() -> None:
     assert [each["says"] for each in asyncio.run(listened(told, 3, 2))] == ["3", "4"]
 
 
+def test_whoever_was_told_by_another_process_is_told_by_this_one() -> None:
+    told = Watch()
+    told.tell("key", "good", "first")
+
+    async def main() -> list[dict[str, Any]]:
+        stream = told.stream(1000)
+        lines = [await anext(stream)]
+        told.tell("key", "good", "second")
+        lines.append(await anext(stream))
+        await stream.aclose()
+        return heard(lines)
+
+    assert [each["says"] for each in asyncio.run(main())] == ["second"]
+
+
 def test_who_listens_is_told_from_any_thread() -> None:
     told = Watch()
 

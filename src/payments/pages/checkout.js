@@ -1,11 +1,11 @@
 /**
  * The checkout page: pays one order, with oncekey's client, and shows what happens meanwhile.
  *
- * What it must not forget is in localStorage: the order, how often Pay was pressed, and that it is
- * paid. The key of the payment is the client's to keep.
+ * A reload finds in localStorage which order it is, and under which key it is being paid. What tabs
+ * must agree on, clicks and that it is paid, is where the client keeps its intents.
  */
 
-import { Client, outcomeOf } from "/oncekey.js";
+import { Client, outcomeOf, usualShelf } from "/oncekey.js";
 
 const PRICE = 2400;
 const KEY = "Bearer sk_test_local"; // works on this machine only
@@ -43,16 +43,11 @@ const money = (minor) => (minor / 100).toFixed(2);
 function newOrder() {
   const random = crypto.getRandomValues(new Uint8Array(5));
   const id = Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  return { id: `order_${id}`, clicks: 0, key: null, paid: null };
+  return { id: `order_${id}`, key: null };
 }
 
-/** As it is now, in whichever tab it was changed. */
 function order() {
-  try {
-    return JSON.parse(localStorage.getItem(ORDER)) ?? changed(newOrder());
-  } catch {
-    return changed(newOrder());
-  }
+  return JSON.parse(localStorage.getItem(ORDER) ?? "null") ?? changed(newOrder());
 }
 
 function changed(now) {
@@ -60,10 +55,15 @@ function changed(now) {
   return now;
 }
 
+const shelf = usualShelf();
+const tabs = new BroadcastChannel("checkout");
+const clicksOf = ({ id }) => `checkout/clicks/${id}`;
+const paidOf = ({ id }) => `checkout/paid/${id}`;
+const kept = async (name) => (await shelf.all(name))[0];
+
 // --------------------------------------------------------------------------------------- paying
 
 let tunnel = false;
-let elsewhere = new AbortController();
 
 const api = new Client({
   profile: "stripe",
@@ -79,10 +79,7 @@ const api = new Client({
   },
 });
 
-function watchAttempt({ what, attempt, retryInS, key }) {
-  // Another tab may have been told, and let the key go, since we looked: then this one is a new key.
-  if (what === "sending" && order().paid) elsewhere.abort(new Error("Paid already, in another tab."));
-  else if (what === "sending") changed({ ...order(), key });
+function watchAttempt({ what, attempt, retryInS }) {
   if (what === "offline") say("You are offline. It is sent when you are back.");
   if (what === "sending" && attempt > 1) say(`Asking again, with the same key (try ${attempt}) …`);
   if (retryInS) say(`No answer. Asking again in ${retryInS.toFixed(1)} s, with the same key.`);
@@ -90,51 +87,57 @@ function watchAttempt({ what, attempt, retryInS, key }) {
 
 const intentOf = ({ id }) => `checkout/${id}/pay`;
 
-function pressed() {
-  const now = changed({ ...order(), clicks: order().clicks + 1 });
-  draw();
-  if (now.paid) return say(`Paid already: ${now.paid.id}. Nothing is sent.`, "good");
-  return pay(now);
+async function pressed() {
+  const now = order();
+  await shelf.update(clicksOf(now), (clicks = 0) => clicks + 1);
+  tabs.postMessage("pressed");
+  await draw();
+  await pay(now);
 }
 
+/**
+ * First the key, then the look whether it is paid, and the other way round below: so no tab can come
+ * in between with a new key, and pay what another has just paid.
+ */
 async function pay(now) {
   say("Paying …");
   try {
-    const answer = await api.fetch("/v1/charges", {
-      method: "POST",
-      headers: { Authorization: KEY },
-      body: new URLSearchParams({
-        amount: String(PRICE),
-        currency: "eur",
-        source: "tok_visa",
-        description: "Enamel mug, blue",
-        "metadata[order]": now.id,
-      }),
-      intent: intentOf(now),
-      settle: false,
-      signal: elsewhere.signal,
-    });
-    await told(now, answer);
+    const key = await api.key(intentOf(now));
+    const paid = await kept(paidOf(now));
+    if (paid) {
+      await api.settle(intentOf(now), key);
+      return say(`Paid already: ${paid}. Nothing is sent.`, "good");
+    }
+    changed({ ...now, key });
+    await told(now, await api.fetch("/v1/charges", { ...request(now), key }));
   } catch (error) {
-    if (elsewhere.signal.aborted) await api.settle(intentOf(now));
-    say(error.message, elsewhere.signal.aborted ? "good" : "bad");
+    say(error.message, "bad");
   }
   refresh();
 }
 
-/** Write down that it is paid, then let the key go: no tab can come in between and pay again. */
+/** The same each time: a key belongs to one request. */
+function request({ id }) {
+  const said = { amount: PRICE, currency: "eur", source: "tok_visa", description: "Enamel mug, blue" };
+  return {
+    method: "POST",
+    headers: { Authorization: KEY },
+    body: new URLSearchParams({ ...said, "metadata[order]": id }),
+  };
+}
+
 async function told(now, answer) {
   const said = await answer.json();
-  const { gaveUp, attempts, replayed } = outcomeOf(answer);
-  if (gaveUp) return say(`${said.error?.message ?? answer.status} Press Pay to go on, with the same key.`, "bad");
+  const { key, settled, attempts, replayed } = outcomeOf(answer);
+  if (answer.ok) await shelf.update(paidOf(now), () => said.id);
+  if (settled) await api.settle(intentOf(now), key);
+  tabs.postMessage("told");
+  await draw();
   if (!answer.ok) {
-    if (answer.status === 402) await api.settle(intentOf(now));
-    return say(said.error?.message ?? `Refused: ${answer.status}`, "bad");
+    const more = settled ? "" : " Press Pay to go on, with the same key.";
+    return say((said.error?.message ?? `Refused: ${answer.status}.`) + more, "bad");
   }
-  if (order().id === now.id) changed({ ...order(), paid: { id: said.id } });
-  await api.settle(intentOf(now));
   const how = replayed ? ", as recorded for an earlier try" : attempts > 1 ? `, after ${attempts} tries` : "";
-  draw();
   say(`Paid: ${said.id}${how}.`, "good");
 }
 
@@ -145,11 +148,13 @@ function say(text, kind = "") {
 
 // -------------------------------------------------------------------------------------- drawing
 
-function draw() {
+async function draw() {
   const now = order();
+  const [clicks, paid] = await Promise.all([kept(clicksOf(now)), kept(paidOf(now))]);
   put("order", now.id.replace("order_", ""));
-  put("clicks", now.clicks);
-  at("another").hidden = !now.paid;
+  put("clicks", clicks ?? 0);
+  at("another").hidden = !paid;
+  return paid;
 }
 
 function drawPart(name, kind, says) {
@@ -182,7 +187,7 @@ function drawNotice({ request, part, kind, says }) {
   drawPart(part, kind, says);
   const line = document.createElement("li");
   const cells = [
-    ["who", request === null ? "recovery" : `request ${request}`],
+    ["who", `request ${request}`],
     ["where", PARTS.find(([name]) => name === part)?.[1] ?? part],
     ["what", says],
   ];
@@ -199,9 +204,9 @@ function drawNotice({ request, part, kind, says }) {
 
 function drawTally({ requests, charges, moved, ledger, events, deliveries }) {
   put("requests", requests);
-  put("charges", charges);
+  put("charges", charges ?? "…"); // the card network is down, and comes back
   put("charges-word", charges === 1 ? "charge" : "charges");
-  put("moved", money(moved));
+  put("moved", charges === null ? "…" : money(moved));
   for (const proof of document.querySelectorAll(".proof")) proof.classList.toggle("wrong", charges > 1);
   if (ledger.entries) {
     drawPart("ledger", ledger.sum === 0 ? "good" : "bad", `${ledger.entries} entries, their sum is ${ledger.sum}`);
@@ -263,10 +268,11 @@ function refresh(inMs = 120) {
     const { id, key } = order();
     const query = new URLSearchParams({ order: id, key: key ?? "" });
     try {
-      const [tally, faults] = await Promise.all([read(`/demo/tally?${query}`), read("/demo/faults")]);
+      const tally = await read(`/demo/tally?${query}`);
       drawTally(tally);
-      drawFaults(faults.data);
-      if (tally.deliveries.pending) refresh(1000);
+      drawFaults((await read("/demo/faults")).data);
+      if (tally.charges === null) refresh(500);
+      else if (tally.deliveries.pending) refresh(1000);
     } catch {
       refresh(500); // the card network is being started again
     }
@@ -280,10 +286,11 @@ async function read(path) {
 }
 
 function listen() {
-  const source = new EventSource("/demo/watch");
+  // With a key there is something to be told of what was before this page: a reload forgets nothing.
+  const source = new EventSource(`/demo/watch${order().key ? "?after=0" : ""}`);
   source.addEventListener("message", ({ data }) => {
     const notice = JSON.parse(data);
-    if (notice.key !== null && notice.key !== order().key) return;
+    if (notice.key !== order().key) return;
     drawNotice(notice);
     refresh();
   });
@@ -292,31 +299,33 @@ function listen() {
 // ---------------------------------------------------------------------------------------- start
 
 at("pay").addEventListener("click", pressed);
-at("another").addEventListener("click", () => {
+at("another").addEventListener("click", async () => {
+  const before = order();
   changed(newOrder());
-  elsewhere = new AbortController();
+  for (const name of [clicksOf(before), paidOf(before)]) await shelf.update(name, () => undefined);
+  tabs.postMessage("another");
+  await begin();
+  at("pay").focus();
+});
+tabs.addEventListener("message", async ({ data }) => {
+  if (data === "another") return begin();
+  const paid = await draw();
+  if (paid) say(`Paid: ${paid}.`, "good");
+  refresh();
+});
+
+async function begin() {
   at("log").replaceChildren();
   at("quiet").hidden = false;
   drawWay();
-  draw();
-  say("");
+  const paid = await draw();
+  say(paid ? `Paid: ${paid}.` : "", "good");
   refresh(0);
-  at("pay").focus();
-});
-globalThis.addEventListener("storage", ({ key }) => {
-  if (key !== ORDER) return;
-  draw();
-  refresh();
-  if (order().paid) say(`Paid: ${order().paid.id}.`, "good");
-});
+}
 
-drawWay();
 drawFaults();
-draw();
 listen();
-refresh(0);
-const now = order();
-if (now.paid) say(`Paid: ${now.paid.id}.`, "good");
-else if ((await api.unsettled()).some(({ name }) => name === intentOf(now))) {
-  await pay(now); // what a reload interrupted goes on, with its key
+await begin();
+if ((await api.unsettled()).some(({ name }) => name === intentOf(order()))) {
+  await pay(order()); // what a reload interrupted goes on, with its key
 }

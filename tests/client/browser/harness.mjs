@@ -129,21 +129,28 @@ const commands = {
   uuid7: (cases) => cases.map(([wall, hex]) => oncekey.uuid7(wall, Buffer.from(hex, "hex"))),
 
   /** One client in one world; `requests` follow each other, each after `restS` of doing nothing. */
-  async deliver({ requests, options = {}, abortAt, ...script }) {
+  async deliver({ requests, options = {}, abortAt, abortWhen, ...script }) {
     const world = new World(script);
     const events = [];
+    const stop = new AbortController();
     const client = new oncekey.Client({
       ...options,
       shelf: world.shelf,
       world: world.given(),
-      onAttempt: (event) => events.push(event),
+      onAttempt(event) {
+        events.push(event);
+        if (event.what === abortWhen) stop.abort();
+      },
     });
-    const stop = new AbortController();
     if (abortAt !== undefined) world.at(abortAt, () => stop.abort());
     const endings = [];
     for (const { restS = 0, ...init } of requests) {
       world.wallAt += restS;
-      const signal = abortAt === undefined ? undefined : stop.signal;
+      const signal = abortAt ?? abortWhen ? stop.signal : undefined;
+      if (init.beginning) {
+        endings.push(await client.key(init.beginning, { note: "begun" }));
+        continue;
+      }
       const work = () => client.fetch("https://api.test/orders", { method: "POST", signal, ...init });
       endings.push(await world.run(ending(work)));
     }

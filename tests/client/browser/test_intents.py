@@ -140,6 +140,20 @@ def test_the_note_and_the_settling_are_the_caller_s(node: Node) -> None:
     assert [intent["note"] for intent in seen["unsettled"]] == ["100 EUR"]
 
 
+def test_a_key_can_be_had_before_it_is_sent(node: Node) -> None:
+    seen = told(node, [{"beginning": "cart-7/pay"}, {"beginning": "cart-7/pay"}, PAY])
+
+    assert seen["endings"][0] == seen["endings"][1] == keys(seen)[0]
+    assert seen["unsettled"] == []
+
+
+@pytest.mark.parametrize(("status", "settled"), [(201, True), (402, True), (401, False)])
+def test_whoever_settles_is_told_whether_to(node: Node, status: int, settled: bool) -> None:
+    seen = told(node, [{"body": "{}", "key": "k"}], faults=[{"kind": "status", "status": status}])
+
+    assert seen["endings"][0]["settled"] is settled
+
+
 # -------------------------------------------------------------------- offline, and given up
 
 
@@ -180,6 +194,13 @@ def test_aborted_is_aborted(node: Node, at: float) -> None:
     assert seen["endings"][0]["error"] == "AbortError"
     assert len(seen["attempts"]) == 1
     assert len(seen["unsettled"]) == 1
+
+
+def test_whoever_is_told_of_an_attempt_can_still_stop_it(node: Node) -> None:
+    seen = told(node, [PAY], abortWhen="sending")
+
+    assert seen["endings"][0]["error"] == "AbortError"
+    assert seen["attempts"] == []
 
 
 def test_a_crowd_does_not_storm_a_sick_server(node: Node) -> None:

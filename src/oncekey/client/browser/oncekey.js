@@ -93,6 +93,7 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
  * @property {boolean} replayed The answer is a kept one: an earlier attempt had arrived after all.
  * @property {string | null} expires Until when the server remembers the key, as it says.
  * @property {string | null} gaveUp Why there was no further attempt, where one would have been in order.
+ * @property {boolean} settled Its intent is done with: the next one may have a new key.
  */
 
 /**
@@ -236,6 +237,18 @@ export class Client {
       if (settle && ended.verdict.settled) await anyway(() => this.settle(intent, begun.key));
     }
     return this.#given(call, ended);
+  }
+
+  /**
+   * The key of an intent, written down: a new one, or the one that it has. For those who have to do
+   * something between that and sending it, as `key`, and settle it themselves.
+   *
+   * @param {string} intent
+   * @param {{ note?: string, origin?: string }} [more] `origin`: where it goes.
+   * @returns {Promise<string>}
+   */
+  async key(intent, { note = "", origin = globalThis.location?.origin ?? "" } = {}) {
+    return (await this.#intents.begin(intent, newKey(this.#world), origin, note)).key;
   }
 
   /**
@@ -427,7 +440,9 @@ export class Client {
     }
     const { headers } = answer.response;
     const expires = headers.get("idempotency-expires");
-    outcomes.set(answer.response, { key, attempts, replayed: replayed(headers), expires, gaveUp });
+    const { settled } = verdict;
+    const said = { replayed: replayed(headers), expires };
+    outcomes.set(answer.response, { key, attempts, ...said, gaveUp, settled });
     return answer.response;
   }
 
@@ -891,31 +906,50 @@ async function kept(ask) {
  * @typedef {object} Shelf
  * @property {(name: string, change: (before: any) => any) => Promise<any>} update Put what `change` makes
  *   of the value that is there, undefined for none; nobody comes in between. Gives what is there now.
- * @property {(prefix: string) => Promise<any[]>} all
+ * @property {(prefix: string) => Promise<any[]>} all The values whose names begin so.
  */
 
 /**
- * localStorage, where tabs can take turns (Web Locks); else IndexedDB, whose transactions do that.
+ * IndexedDB; where there is none, localStorage.
  *
- * Which one it is must not change from one page load to the next: so it depends on what the browser
- * has, not on whether a write succeeds today.
+ * In this order, because what one tab writes to localStorage another may see only some time later, even
+ * if they take turns by a lock: both could make a key for one intent. Transactions of IndexedDB hold.
+ *
+ * Which one it is must not change from one page load to the next, or there would be two keys again: so
+ * it depends on what the browser has, not on whether a write succeeds today.
  *
  * @returns {Shelf}
  */
 export function usualShelf() {
-  /** @type {Storage | undefined} */
-  let storage;
-  try {
-    storage = globalThis.localStorage ?? undefined;
-  } catch {
-    storage = undefined; // forbidden by the user, or in a sandboxed frame
-  }
-  if (storage && globalThis.navigator?.locks) return storageShelf(storage, navigator.locks);
-  if (globalThis.indexedDB) return databaseShelf(globalThis.indexedDB);
-  throw new Error("this browser has neither localStorage nor IndexedDB for this page");
+  const database = given(() => globalThis.indexedDB);
+  if (database) return databaseShelf(database);
+  const storage = given(() => globalThis.localStorage);
+  if (storage) return storageShelf(storage, globalThis.navigator?.locks);
+  throw new Error("this browser has neither IndexedDB nor localStorage for this page");
 }
 
-/** @param {Storage} storage @param {LockManager} locks @returns {Shelf} */
+/**
+ * What the browser has, if this page may use it: a sandboxed frame may not even ask.
+ *
+ * @template T
+ * @param {() => T} ask
+ * @returns {T | undefined}
+ */
+function given(ask) {
+  try {
+    return ask();
+  } catch {
+    return undefined;
+  }
+}
+
+/**
+ * Good for one tab. Two that begin one intent in the same moment may make two keys.
+ *
+ * @param {Storage} storage
+ * @param {LockManager} [locks]
+ * @returns {Shelf}
+ */
 export function storageShelf(storage, locks) {
   const read = (/** @type {string} */ name) => {
     try {
@@ -925,13 +959,15 @@ export function storageShelf(storage, locks) {
     }
   };
   return {
-    update: (name, change) =>
-      locks.request(name, async () => {
+    async update(name, change) {
+      const work = () => {
         const after = change(read(name));
         if (after === undefined) storage.removeItem(name);
         else storage.setItem(name, JSON.stringify(after));
         return after;
-      }),
+      };
+      return locks ? locks.request(name, work) : work();
+    },
     all: async (prefix) =>
       Array.from({ length: storage.length }, (_, index) => storage.key(index) ?? "")
         .filter((name) => name.startsWith(prefix))
@@ -940,7 +976,7 @@ export function storageShelf(storage, locks) {
 }
 
 /**
- * Written to the disk before it is given out, at some cost (`durability: "strict"`).
+ * Written to the disk before it is given out (`durability: "strict"`), and shared by all tabs.
  *
  * @param {IDBFactory} factory
  * @returns {Shelf}

@@ -1,0 +1,264 @@
+"""The checkout page in a real Chromium, on the whole system: however Pay is pressed, and whatever
+goes wrong meanwhile, the card network has one charge of the order in its own file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from payments.network import FAULTS
+from tests.payments.looks import contrasts
+from tests.payments.running import Running, children_of, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WAIT_MS = 50_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = Running(tmp_path_factory.mktemp("checkout"))
+    until(running.answers, "the system to run")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def context(chromium: Browser) -> Iterator[BrowserContext]:
+    context = chromium.new_context(reduced_motion="reduce")
+    context.set_default_timeout(WAIT_MS)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, running: Running) -> Page:
+    return opened(context, running)
+
+
+def opened(context: BrowserContext, running: Running) -> Page:
+    page = context.new_page()
+    page.goto(f"http://127.0.0.1:{running.port}/")
+    page.wait_for_selector("#fault-slow")
+    page.wait_for_function("document.querySelector('#way').childElementCount === 7")
+    return page
+
+
+def shows(page: Page, id_: str, text: str) -> None:
+    page.wait_for_function(
+        "([id, text]) => document.getElementById(id).textContent === text", arg=[id_, text]
+    )
+
+
+def shows_at_least(page: Page, id_: str, number: int) -> None:
+    page.wait_for_function(
+        "([id, number]) => Number(document.getElementById(id).textContent) >= number",
+        arg=[id_, number],
+    )
+
+
+def await_paid(page: Page, running: Running) -> str:
+    """The order is paid, once: as the page shows it, and as the network's file has it."""
+    page.get_by_text("Paid").wait_for()
+    shows(page, "charges", "1")
+    shows(page, "moved", "24.00")
+    [charge] = re.findall(r"ch_\w+", page.inner_text("#says"))
+    assert captures(running, charge) == [2400]
+    page.wait_for_function("""async () => {
+      const { Client } = await import("/oncekey.js");
+      return (await new Client().unsettled()).length === 0;
+    }""")
+    return str(charge)
+
+
+def captures(running: Running, charge: str) -> list[int]:
+    with closing(sqlite3.connect(running.data / "network.db")) as book:
+        query = "SELECT amount FROM transactions WHERE kind = 'capture' AND reference = ?"
+        return [amount for (amount,) in book.execute(query, (charge,))]
+
+
+def all_captures(running: Running) -> int:
+    with closing(sqlite3.connect(running.data / "network.db")) as book:
+        query = "SELECT count(*) FROM transactions WHERE kind = 'capture'"
+        count: int = book.execute(query).fetchone()[0]
+        return count
+
+
+@contextmanager
+def frozen_network(running: Running) -> Iterator[None]:
+    """Whoever asks the card network waits until the end of this."""
+    pid = children_of(running.process.pid)["network"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def await_arrivals(page: Page, count: int) -> None:
+    page.wait_for_function(
+        """(count) => [...document.querySelectorAll("#log .what")]
+          .filter(({ textContent }) => textContent === "a request arrives").length >= count""",
+        arg=count,
+    )
+
+
+# --------------------------------------------------------------------- however it is pressed
+
+
+def test_a_double_click(page: Page, running: Running) -> None:
+    before = all_captures(running)
+    with frozen_network(running):
+        page.locator("#pay").dblclick()
+        await_arrivals(page, 2)
+
+    await_paid(page, running)
+    shows(page, "clicks", "2")
+    shows_at_least(page, "requests", 2)
+    assert all_captures(running) == before + 1
+
+
+def test_pressed_again_when_it_is_paid(page: Page, running: Running) -> None:
+    page.click("#pay")
+    charge = await_paid(page, running)
+    before = all_captures(running)
+    page.click("#pay")
+
+    page.get_by_text(f"Paid already: {charge}").wait_for()
+    shows(page, "clicks", "2")
+    assert all_captures(running) == before
+
+
+def test_a_reload_in_the_middle(page: Page, running: Running) -> None:
+    before = all_captures(running)
+    with frozen_network(running):
+        page.click("#pay")
+        await_arrivals(page, 1)
+        page.reload()
+        await_arrivals(page, 2)
+
+    await_paid(page, running)
+    shows(page, "clicks", "1")
+    shows_at_least(page, "requests", 2)
+    assert all_captures(running) == before + 1
+
+
+def test_offline_and_back(page: Page, context: BrowserContext, running: Running) -> None:
+    context.set_offline(True)
+    page.click("#pay")
+    page.get_by_text("You are offline.").wait_for()
+    context.set_offline(False)
+
+    await_paid(page, running)
+
+
+def test_two_tabs(page: Page, context: BrowserContext, running: Running) -> None:
+    other, before = opened(context, running), all_captures(running)
+    with frozen_network(running):
+        page.click("#pay")
+        other.click("#pay")
+        await_arrivals(page, 2)
+
+    assert await_paid(page, running) == await_paid(other, running)
+    shows(page, "clicks", "2")
+    shows(other, "clicks", "2")
+    assert all_captures(running) == before + 1
+
+
+def test_another_order_is_another_charge(page: Page, running: Running) -> None:
+    page.click("#pay")
+    first = await_paid(page, running)
+    page.click("#another")
+    shows(page, "charges", "0")
+    shows(page, "clicks", "0")
+    page.click("#pay")
+
+    assert await_paid(page, running) != first
+
+
+# ------------------------------------------------------------------------ whatever goes wrong
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "tunnel"])
+def test_every_fault_ends_in_one_charge(page: Page, running: Running, fault: str) -> None:
+    before = all_captures(running)
+    page.click(f"#fault-{fault}")
+    page.wait_for_selector(f"#fault-{fault}[aria-checked=true]")
+    page.click("#pay")
+
+    await_paid(page, running)
+    page.wait_for_selector(f"#fault-{fault}[aria-checked=false]")  # it met its request
+    assert all_captures(running) == before + 1
+    shows_at_least(page, "requests", 2 if fault == "tunnel" else 1)
+
+
+def test_the_way_is_shown(page: Page, running: Running) -> None:
+    page.click("#fault-500-after")
+    page.wait_for_selector("#fault-500-after[aria-checked=true]")
+    page.click("#pay")
+    await_paid(page, running)
+
+    for part in ("client", "limiter", "key", "handler", "network", "ledger", "webhook"):
+        page.wait_for_selector(f"#part-{part}.good")
+    log = page.inner_text("#log")
+    assert "answers 500; asked again, with the same key" in log
+    assert "knows this key: charged before, not again" in log
+    assert "2 entries, their sum is 0" in page.inner_text("#part-ledger")
+
+
+# -------------------------------------------------------------------------- for everybody
+
+
+def test_keys_are_enough(page: Page, running: Running) -> None:
+    def tab_to(id_: str) -> None:
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.id") == id_:
+                outline = "getComputedStyle(document.activeElement).outlineStyle"
+                assert page.evaluate(outline) != "none"
+                return
+        raise AssertionError(f"no way to {id_} by the keyboard")
+
+    tab_to("fault-reset")
+    page.keyboard.press("Space")
+    page.wait_for_selector("#fault-reset[aria-checked=true]")
+    tab_to("pay")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+
+    await_paid(page, running)
+    tab_to("another")
+    page.keyboard.press("Enter")
+    shows(page, "clicks", "0")
+    assert page.evaluate("document.activeElement.id") == "pay"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_in_light_and_dark(page: Page, running: Running, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.click("#fault-500-before")
+    page.wait_for_selector("#fault-500-before[aria-checked=true]")
+    assert not [found for found in contrasts(page) if found["ratio"] < 4.5]
+    page.click("#pay")
+    await_paid(page, running)
+
+    assert not [found for found in contrasts(page) if found["ratio"] < 4.5]
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(246, 245, 242)"
+    assert dark is (scheme == "dark")
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_nothing_sticks_out(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
