@@ -14,7 +14,14 @@ from bench import http, machine, memory, recovery, stores, table
 from bench.rounds import Settings
 from bench.subject import failures
 from bench.table import Section
-from tests.servers import Server, Unavailable, find_tool, start_postgres, start_redis
+from tests.servers import (
+    Server,
+    Unavailable,
+    find_tool,
+    start_mariadb,
+    start_postgres,
+    start_redis,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -71,6 +78,7 @@ def _machine() -> str:
 def _servers() -> str:
     starters: dict[str, Callable[[], str]] = {
         "PostgreSQL": lambda: _version(start_postgres),
+        "MariaDB": lambda: _version(start_mariadb),
         "Redis": lambda: _version(start_redis),
         "wrk": lambda: f"({find_tool('wrk').source})",
         "redis-benchmark": lambda: f"({find_tool('redis-benchmark').source})",

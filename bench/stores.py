@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import atomic, postgres, redis, sqlite
+from bench import atomic, mysql, postgres, redis, sqlite
 from bench.rounds import Settings
 from bench.subject import measured
 from bench.table import Section
@@ -10,7 +10,8 @@ from bench.table import Section
 HOW = (
     "Verbs of the store contract, through the gatherer, and whole decisions of the engine, against "
     "the engine's own load generator or one round trip of its driver with the same one-row "
-    "statement. PostgreSQL with `fsync` and `synchronous_commit` on, Redis appending to its file "
+    "statement. PostgreSQL with `fsync` and `synchronous_commit` on, MariaDB with "
+    "`innodb_flush_log_at_trx_commit=1`, Redis appending to its file "
     "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`."
 )
 
@@ -19,6 +20,7 @@ def section(settings: Settings) -> Section:
     rows = [
         *measured("PostgreSQL", lambda: postgres.rows(settings)),
         *measured(atomic.TITLE, lambda: atomic.rows(settings), atomic.GOAL),
+        *measured(mysql.INSERTS, lambda: mysql.rows(settings), mysql.GOAL),
         *measured("Redis", lambda: redis.rows(settings)),
         *measured("SQLite", lambda: sqlite.rows(settings)),
     ]
@@ -26,5 +28,5 @@ def section(settings: Settings) -> Section:
 
 
 def estimate_s(settings: Settings) -> float:
-    estimates = (postgres.estimate_s, atomic.estimate_s, redis.estimate_s, sqlite.estimate_s)
-    return sum(estimate(settings) for estimate in estimates)
+    subjects = (postgres, atomic, mysql, redis, sqlite)
+    return sum(float(subject.estimate_s(settings)) for subject in subjects)

@@ -109,7 +109,17 @@ def redis_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def mariadb_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database of this process's own on a real MariaDB; dropped at the end."""
-    url, name = _offer(request, "mariadb"), f"oncekey_{uuid.uuid4().hex}"
+    yield from _own_database(_offer(request, "mariadb"))
+
+
+@pytest.fixture(scope="session")
+def mysql_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same on a real MySQL, where ONCEKEY_TEST_MYSQL asks for one."""
+    yield from _own_database(_offer(request, "mysql"))
+
+
+def _own_database(url: str) -> Iterator[str]:
+    name = f"oncekey_{uuid.uuid4().hex}"
     with mysql_connection(url) as admin, admin.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{name}`")
         yield urlsplit(url)._replace(path=f"/{name}").geturl()

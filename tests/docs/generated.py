@@ -134,6 +134,8 @@ def durability() -> str:
             "sqlite:///keys.db?synchronous=NORMAL",
             "postgresql://host/database",
             "postgresql://host/database?allow=unsafe-durability",
+            "mysql://user@host/database",
+            "mysql://user@host/database?allow=unsafe-durability",
         )
     }
     servers = {

@@ -13,6 +13,7 @@ folder is removed. What cannot be had raises `Unavailable`, which says why and w
 from tests.servers.kafka import Kafka, start_kafka
 from tests.servers.mariadb import MariaDB, start_mariadb
 from tests.servers.ministack import Ministack, start_ministack
+from tests.servers.mysql import MySQL, start_mysql
 from tests.servers.nats import Nats, start_nats
 from tests.servers.pgbouncer import PgBouncer, start_pgbouncer
 from tests.servers.postgres import Postgres, start_postgres
@@ -25,6 +26,7 @@ __all__ = [
     "Kafka",
     "MariaDB",
     "Ministack",
+    "MySQL",
     "Nats",
     "PgBouncer",
     "Postgres",
@@ -37,6 +39,7 @@ __all__ = [
     "start_kafka",
     "start_mariadb",
     "start_ministack",
+    "start_mysql",
     "start_nats",
     "start_pgbouncer",
     "start_postgres",

@@ -15,19 +15,22 @@ class Failed(Exception):
     """The packages could not be had; the text says why."""
 
 
-def unpacked(package: str) -> Path:
+def unpacked(package: str, suite: str = "") -> Path:
     """The folder that holds the package's files; downloaded on first use.
 
-    Several packages that belong together are named with a space between them.
+    Several packages that belong together are named with a space between them. With a `suite` they
+    are that release's, whatever this machine's is: they come with a C library and loader of theirs.
     """
     if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
         raise Failed(f"install {package}: this is no Debian or Ubuntu, so it cannot be fetched")
-    cache = _cache()
-    finished = cache / package.replace(" ", "+")
+    cache = cache_folder()
     with open(cache / "fetching", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        options = _from_suite(cache / suite, suite) if suite else []
+        finished = cache / suite / package.replace(" ", "+")
         if not finished.exists():
-            _unpack(package, cache, finished)
+            left_out = ("perl",) if suite else ("libc6_",)  # the machine's own fits its loader
+            _unpack(package, cache / suite, finished, options, left_out)
     return finished
 
 
@@ -38,7 +41,8 @@ def libraries(root: Path) -> list[Path]:
     ]
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where what was fetched is kept, for later runs."""
     # As root the servers run as nobody, who cannot see into root's home.
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = (Path("/var/cache") if os.geteuid() == 0 else home) / "oncekey-test"
@@ -49,7 +53,22 @@ def _cache() -> Path:
     return cache
 
 
-def _unpack(package: str, cache: Path, finished: Path) -> None:
+def _from_suite(place: Path, suite: str) -> list[str]:
+    """Options for apt to look into another release, at the mirror that this machine uses."""
+    place.mkdir(exist_ok=True)
+    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=_DOWNLOAD_S_MAX)
+    mirrors = [uri for uri in told.stdout.split() if uri.rstrip("/").endswith("/debian")]
+    if not mirrors:
+        raise Failed(f"this machine has no mirror of Debian to fetch {suite} from")
+    sources = place / "sources.list"
+    sources.write_text(f"deb {mirrors[0]} {suite} main\n")
+    return [f"Dir::Etc::sourcelist={sources}", "Dir::Etc::sourceparts=/dev/null"]
+
+
+def _unpack(
+    package: str, cache: Path, finished: Path, more: list[str], left_out: tuple[str, ...]
+) -> None:
     work = finished.with_name(f"{finished.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     archives, files = work / "archives", work / "files"
@@ -66,6 +85,7 @@ def _unpack(package: str, cache: Path, finished: Path) -> None:
         "Acquire::Retries=2",
         "Acquire::http::Timeout=20",
         "Debug::NoLocking=1",
+        *more,
     ]
     apt = ["apt-get", "-q", *(word for option in options for word in ("-o", option))]
     fresh = cache / "lists" / "fresh"
@@ -74,7 +94,7 @@ def _unpack(package: str, cache: Path, finished: Path) -> None:
         fresh.touch()
     _run([*apt, "install", "-y", "--no-install-recommends", "--download-only", *package.split()])
     for archive in sorted(archives.glob("*.deb")):
-        if not archive.name.startswith("libc6_"):  # the machine's own fits its loader
+        if not archive.name.startswith(left_out):
             _run(["dpkg-deb", "-x", str(archive), str(files)])
     files.rename(finished)
     shutil.rmtree(work)

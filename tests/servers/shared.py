@@ -14,6 +14,7 @@ import redis
 from tests.servers.kafka import Kafka, start_kafka
 from tests.servers.mariadb import mysql_version, start_mariadb
 from tests.servers.ministack import ministack_version, start_ministack
+from tests.servers.mysql import start_mysql, wanted
 from tests.servers.nats import nats_version, start_nats
 from tests.servers.pgbouncer import start_pgbouncer
 from tests.servers.postgres import postgres_version, start_postgres
@@ -22,10 +23,22 @@ from tests.servers.programs import Unavailable
 from tests.servers.rabbitmq import rabbitmq_version, start_rabbitmq
 from tests.servers.redis import redis_version, start_redis
 
-NAMES = ("postgres", "redis", "mariadb", "pgbouncer", "nats", "rabbitmq", "kafka", "dynamodb")
+NAMES: tuple[str, ...] = (
+    "postgres",
+    "redis",
+    "mariadb",
+    "pgbouncer",
+    "nats",
+    "rabbitmq",
+    "kafka",
+    "dynamodb",
+)
+if wanted():
+    NAMES += ("mysql",)
 _VERSIONS: dict[str, Callable[[str], str]] = {
     "redis": redis_version,
     "mariadb": mysql_version,
+    "mysql": mysql_version,
     "nats": nats_version,
     "rabbitmq": rabbitmq_version,
     "kafka": lambda url: f"kafka at {url}",
@@ -88,6 +101,7 @@ class Shared:
             "postgres": start_postgres,
             "redis": start_redis,
             "mariadb": start_mariadb,
+            "mysql": start_mysql,
             "pgbouncer": self._start_pgbouncer,
             "nats": start_nats,
             "rabbitmq": start_rabbitmq,

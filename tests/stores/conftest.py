@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract import Subject
 from tests.servers.mariadb import mysql_connection
+from tests.servers.mysql import wanted
 from tests.stores import dynamodb_kit, elapse
 
 
@@ -72,16 +74,42 @@ def dynamodb_url(dynamodb_endpoint: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def _dynamodb(dynamodb_url: str) -> Iterator[Subject]:
+    subject = dynamodb_kit.subject(dynamodb_url)
+    with closing(subject.store.connect()):  # while one is open, others need no client of their own
+        yield subject
+
+
 @pytest.fixture
-def dynamodb(dynamodb_url: str) -> Subject:
+def dynamodb(dynamodb_url: str, _dynamodb: Subject) -> Subject:
     dynamodb_kit.empty(dynamodb_url)
-    return dynamodb_kit.subject(dynamodb_url)
+    return _dynamodb
 
 
 @pytest.fixture(scope="session")
 def migrated_mariadb_url(mariadb_url: str) -> str:
     """A MariaDB with our tables; it is one for tests, so it may forget what it acknowledged."""
-    url = f"{mariadb_url}?allow=unsafe-durability"
+    return _migrated_mysql(mariadb_url)
+
+
+@pytest.fixture
+def mariadb(mariadb_url: str, migrated_mariadb_url: str) -> Subject:
+    return _mysql_subject(mariadb_url, migrated_mariadb_url)
+
+
+@pytest.fixture(scope="session")
+def migrated_mysql_url(mysql_url: str) -> str:
+    return _migrated_mysql(mysql_url)
+
+
+@pytest.fixture
+def mysql(mysql_url: str, migrated_mysql_url: str) -> Subject:
+    return _mysql_subject(mysql_url, migrated_mysql_url)
+
+
+def _migrated_mysql(url: str) -> str:
+    url = f"{url}?allow=unsafe-durability"
     store = mysql_store.open_url(url)
     connection = store.connect()
     run(store.migrate(), connection.ask)
@@ -89,18 +117,18 @@ def migrated_mariadb_url(mariadb_url: str) -> str:
     return url
 
 
-@pytest.fixture
-def mariadb(mariadb_url: str, migrated_mariadb_url: str) -> Subject:
-    with mysql_connection(mariadb_url) as db, db.cursor() as cursor:
+def _mysql_subject(url: str, migrated_url: str) -> Subject:
+    with mysql_connection(url) as db, db.cursor() as cursor:
         for table in ("claims", "steps"):
             cursor.execute(f"DELETE FROM oncekey_{table}")
-    store = mysql_store.open_url(migrated_mariadb_url)
-    return Subject(store, elapse=partial(elapse.mysql, mariadb_url))
+    return Subject(mysql_store.open_url(migrated_url), elapse=partial(elapse.mysql, url))
 
 
-STORES = ("memory", "sqlite", "redis", "postgres", "dynamodb", "mariadb")
+STORES: tuple[str, ...] = ("memory", "sqlite", "redis", "postgres", "dynamodb", "mariadb")
+if wanted():
+    STORES += ("mysql",)
 # Over a socket the contract takes its time: the quick run leaves it to memory and SQLite.
-_REMOTE = ("redis", "postgres", "dynamodb", "mariadb")
+_REMOTE = ("redis", "postgres", "dynamodb", "mariadb", "mysql")
 _PARAMETERS = [
     pytest.param(name, marks=[pytest.mark.slow] if name in _REMOTE else []) for name in STORES
 ]
