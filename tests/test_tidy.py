@@ -1,6 +1,7 @@
 """House rules that no linter knows."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,14 @@ def test_requirements_are_hashed_and_name_no_registry() -> None:
         for pin in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
             assert re.match(r"[\w.-]+==", pin), pin
             assert "--hash=sha256:" in pin, pin
+
+
+def test_node_packages_are_pinned_by_digest_and_name_no_registry() -> None:
+    locks = [path for path in _files() if path.name == "package-lock.json"]
+    assert locks
+    for path in locks:
+        text = path.read_text()
+        assert "://" not in text, path
+        packages = json.loads(text)["packages"]
+        assert all("integrity" in pin for name, pin in packages.items() if name), path
+        assert "omit-lockfile-registry-resolved=true" in path.with_name(".npmrc").read_text()

@@ -1,0 +1,61 @@
+"""The whole system as processes, and Stripe's clients for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+
+from payments.accounts import LOCAL_KEY
+from tests.payments.acceptance.line import Line
+from tests.payments.acceptance.sdk import SDKS, Sdk
+from tests.payments.card_network import CardNetwork
+from tests.payments.serving import Serving
+from tests.servers.programs import Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """The API and the card network, each a process of its own."""
+
+    api: Serving
+    network: CardNetwork
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    with CardNetwork(folder) as network:
+        words = ("--network", network.url, "--webhook-network", "127.0.0.0/8")
+        with closing(Serving(folder / "data", *words)) as api:
+            yield Shop(api, network)
+
+
+def opened(name: str, port: int, api_key: str = LOCAL_KEY) -> Sdk:
+    try:
+        return SDKS[name](port, api_key)
+    except Unavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+@pytest.fixture(scope="module", params=list(SDKS))
+def sdk(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Sdk]:
+    """Each of the clients in turn."""
+    with closing(opened(request.param, shop.api.port)) as sdk:
+        yield sdk
+
+
+@pytest.fixture
+def line(shop: Shop) -> Iterator[Line]:
+    """To the API, and it breaks when told to."""
+    with Line(shop.api.port) as line:
+        yield line
+
+
+@pytest.fixture(params=list(SDKS))
+def over(request: pytest.FixtureRequest, line: Line) -> Iterator[Sdk]:
+    """Each of the clients in turn, over that line."""
+    with closing(opened(request.param, line.port)) as sdk:
+        yield sdk

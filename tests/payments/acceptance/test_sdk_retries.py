@@ -1,0 +1,168 @@
+"""What Stripe's clients do by themselves when a line or a server fails: it ends in one charge.
+
+The clients send the same key again after a cut line, 409 and whatever is 500 or above.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+
+import httpx2
+import pytest
+
+from payments.accounts import LOCAL_KEY
+from tests.payments.acceptance.conftest import Shop, opened
+from tests.payments.acceptance.line import Break, Line
+from tests.payments.acceptance.sdk import SDKS, Answered, Refused, Sdk
+from tests.payments.serving import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+CHARGE = {"amount": 2000, "currency": "eur", "source": "tok_visa"}
+
+
+def charged(shop: Shop, said: str) -> list[str]:
+    """The charges with this description that the network took money for."""
+    with closing(sqlite3.connect(shop.api.data / "payments.db")) as file:
+        found = file.execute("SELECT id FROM charges WHERE description = ?", (said,)).fetchall()
+    ours = {id_ for (id_,) in found}
+    return [reference for reference, _ in shop.network.rows("capture") if reference in ours]
+
+
+def pay(sdk: Sdk, said: str, key: str | None = None, retries: int | None = None) -> Answered:
+    params = {**CHARGE, "description": said}
+    return sdk.ask("charges.create", params=params, key=key, retries=retries)
+
+
+@pytest.fixture
+def said() -> str:
+    """What a test's charge is called."""
+    return f"purchase {uuid.uuid4().hex}"
+
+
+@contextmanager
+def frozen(shop: Shop) -> Iterator[None]:
+    """The card network answers nobody meanwhile."""
+    os.kill(shop.network.child.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(shop.network.child.pid, signal.SIGCONT)
+
+
+# ------------------------------------------------------------------------------------ the line
+
+
+def test_a_line_that_is_cut_before_the_request_arrives(
+    over: Sdk, line: Line, shop: Shop, said: str
+) -> None:
+    line.breaks = [Break("before"), Break("before")]
+    made = pay(over, said)
+    assert not made.replayed
+    assert len(line.keys) == 3
+    assert len(set(line.keys)) == 1
+    assert charged(shop, said) == [made["id"]]
+
+
+def test_a_line_that_is_cut_after_the_card_was_charged(
+    over: Sdk, line: Line, shop: Shop, said: str
+) -> None:
+    line.breaks = [Break("after"), Break("after")]
+    made = pay(over, said)
+    assert made.replayed
+    assert line.statuses == [200, 200, 200]
+    assert charged(shop, said) == [made["id"]]
+
+
+def test_an_answer_that_is_cut_in_its_middle_is_asked_for_again_with_the_same_key(
+    over: Sdk, line: Line, shop: Shop, said: str
+) -> None:
+    """Neither client repeats this one by itself: whoever keeps the key can."""
+    line.breaks = [Break("after", part=0.9)]
+    key = uuid.uuid4().hex
+    with pytest.raises(Refused) as caught:
+        pay(over, said, key)
+    assert caught.value.kind in ("APIConnectionError", "ConnectionError")
+    made = pay(over, said, key)
+    assert made.replayed
+    assert charged(shop, said) == [made["id"]]
+
+
+def test_a_line_that_stays_cut_is_told_and_the_purchase_can_be_made_later(
+    over: Sdk, line: Line, shop: Shop, said: str
+) -> None:
+    line.breaks = [Break("after"), Break("before"), Break("after")]
+    key = uuid.uuid4().hex
+    with pytest.raises(Refused) as caught:
+        pay(over, said, key, retries=2)
+    assert caught.value.kind in ("APIConnectionError", "ConnectionError")
+    assert pay(over, said, key).replayed
+    assert len(charged(shop, said)) == 1
+
+
+# ---------------------------------------------------------------------------- 500, 503 and 409
+
+
+@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_failure_that_somebody_on_the_way_makes_up(
+    over: Sdk, line: Line, shop: Shop, said: str, status: int, moment: str
+) -> None:
+    line.breaks = [Break("after" if moment == "after" else "before", status)]
+    made = pay(over, said)
+    assert made.replayed == (moment == "after")
+    assert len(set(line.keys)) == 1
+    assert charged(shop, said) == [made["id"]]
+
+
+def test_a_network_that_fails_every_time_is_503_and_the_retry_continues(
+    over: Sdk, line: Line, shop: Shop, said: str
+) -> None:
+    """The card is charged each time as the network sees it, and each time it says 500."""
+    with shop.network.client() as network:
+        network.arm("500-after", 12)  # as often as the API asks before it gives up
+        made = pay(over, said, retries=5)
+        network.disarm()
+    assert line.statuses[0] == 503
+    assert line.statuses[-1] == 200
+    assert charged(shop, said) == [made["id"]]
+
+
+def test_a_charge_that_is_under_way_is_409_until_it_is_done(
+    line: Line, shop: Shop, said: str
+) -> None:
+    """Both clients at once: the API lets them wait for 10 s before it refuses them."""
+    key = uuid.uuid4().hex
+    form = {name: str(value) for name, value in CHARGE.items()} | {"description": said}
+    headers = {"Idempotency-Key": key, "Authorization": f"Bearer {LOCAL_KEY}"}
+
+    def ask_first() -> httpx2.Response:
+        return shop.api.client.post("/v1/charges", data=form, headers=headers)
+
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor())
+        sdks = [stack.enter_context(closing(opened(name, line.port))) for name in SDKS]
+        with frozen(shop):
+            first = threads.submit(ask_first)
+            until(lambda: is_pending(shop, said), "the first request to be under way")
+            others = [threads.submit(pay, sdk, said, key, 20) for sdk in sdks]
+            until(lambda: line.statuses == [409, 409], "the others to be refused")
+        made = first.result()
+        assert made.status_code == 200
+        for other in others:
+            assert other.result().replayed
+            assert other.result()["id"] == made.json()["id"]
+    assert charged(shop, said) == [made.json()["id"]]
+
+
+def is_pending(shop: Shop, said: str) -> bool:
+    with closing(sqlite3.connect(shop.api.data / "payments.db")) as file:
+        query = "SELECT count(*) FROM charges WHERE description = ? AND status = 'pending'"
+        found: int = file.execute(query, (said,)).fetchone()[0]
+    return found == 1
