@@ -8,14 +8,15 @@ from fastapi.responses import Response
 from payments import ledger, objects, shapes
 from payments.answers import answer
 from payments.database import Database
-from payments.openapi import answers
-from payments.reading import tenant
+from payments.openapi import answers, asks
+from payments.parameters import Nothing
+from payments.reading import Looking, tenant
 
 router = APIRouter(prefix="/v1/balance", tags=["balance"])
 
 
-@router.get("", **answers(shapes.Balance))
-def retrieve_balance(request: Request) -> Response:
+@router.get("", **answers(shapes.Balance), **asks(Nothing))
+def retrieve_balance(request: Request, asked: Looking) -> Response:
     database: Database = request.app.state.database
     whose = tenant(request)
     with database.read() as connection:

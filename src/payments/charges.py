@@ -13,15 +13,16 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, lists, objects, rows, settlement, shapes, sources
-from payments.answers import answer
+from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import invalid, refused
+from payments.expanding import expanded
 from payments.money import MINIMUM, shown
 from payments.network import Authorised, Declined, Network, NetworkRefused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
-from payments.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate
-from payments.reading import body_as, query_as, tenant
+from payments.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate, Nothing
+from payments.reading import Looking, body_as, query_as, tenant
 from payments.sources import Source
 from payments.tables import charges
 from payments.work import Work
@@ -40,7 +41,8 @@ def create_charge(
     request: Request, asked: Annotated[ChargeCreate, Depends(body_as(ChargeCreate))]
 ) -> Response:
     check_amount(asked.amount, asked.currency)
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "charge")
+    whose = work.tenant
 
     def pending(connection: Connection) -> Order:
         source = sources.of_charge(connection, whose, asked.source, asked.customer)
@@ -132,7 +134,8 @@ def told(charge: Row[Any]) -> tuple[int, Object]:
 def capture_charge(
     request: Request, id: str, asked: Annotated[ChargeCapture, Depends(body_as(ChargeCapture))]
 ) -> Response:
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "charge")
+    whose = work.tenant
 
     def reserve(connection: Connection) -> Order:
         charge = rows.get(connection, charges, whose, id, lock=True)
@@ -221,11 +224,9 @@ def list_charges(
     return answer(request, found)
 
 
-@router.get("/{id}", **answers(shapes.Charge))
-def retrieve_charge(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        return answer(request, objects.charge(rows.get(connection, charges, tenant(request), id)))
+@router.get("/{id}", **answers(shapes.Charge), **asks(Nothing))
+def retrieve_charge(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, charges, id, objects.charge)
 
 
 @router.post("/{id}", **answers(shapes.Charge, writes=True), **takes(ChargeUpdate))
@@ -244,5 +245,6 @@ def update_charge(
         changed = rows.change(connection, charges, whose, id, **given) if given else charge
         assert changed is not None  # noqa: S101  (it is locked)
         shown = objects.charge(changed)
-        events.record(connection, whose, "charge.updated", shown, None)
+        events.record(connection, whose, "charge.updated", shown, request_id(request))
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)

@@ -13,8 +13,8 @@ from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import missing
 from payments.openapi import answers, asks, takes
-from payments.parameters import CustomerChange, CustomerCreate, CustomerList
-from payments.reading import body_as, query_as, tenant
+from payments.parameters import CustomerChange, CustomerCreate, CustomerList, Nothing
+from payments.reading import Looking, body_as, query_as, tenant
 from payments.tables import customers, payment_methods
 
 router = APIRouter(prefix="/v1/customers", tags=["customers"])
@@ -73,12 +73,9 @@ def list_customers(
     return answer(request, found)
 
 
-@router.get("/{id}", **answers(shapes.Customer, or_deleted=True))
-def retrieve_customer(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        found = rows.get(connection, customers, tenant(request), id)
-    return answer(request, objects.customer(found))
+@router.get("/{id}", **answers(shapes.Customer, or_deleted=True), **asks(Nothing))
+def retrieve_customer(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, customers, id, objects.customer)
 
 
 @router.post("/{id}", **answers(shapes.Customer, writes=True), **takes(CustomerChange))

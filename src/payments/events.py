@@ -19,8 +19,8 @@ from payments.answers import answer
 from payments.database import Database
 from payments.errors import missing
 from payments.openapi import answers, asks
-from payments.parameters import EventList
-from payments.reading import query_as, tenant
+from payments.parameters import EventList, Nothing
+from payments.reading import Looking, query_as, tenant
 from payments.tables import deliveries, events, webhook_endpoints
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
@@ -88,8 +88,8 @@ def list_events(
     return answer(request, found)
 
 
-@router.get("/{id}", **answers(shapes.Event))
-def retrieve_event(request: Request, id: str) -> Response:
+@router.get("/{id}", **answers(shapes.Event), **asks(Nothing))
+def retrieve_event(request: Request, id: str, asked: Looking) -> Response:
     database: Database = request.app.state.database
     whose = tenant(request)
     with database.read() as connection:

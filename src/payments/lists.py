@@ -1,4 +1,4 @@
-"""Lists: newest first, a page at a time, from where a cursor stands."""
+"""Lists, newest first, a page at a time from where a cursor stands; and single objects."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from fastapi import Request
+from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
+from payments import rows
+from payments.answers import answer
+from payments.database import Database
 from payments.errors import missing
-from payments.parameters import Created, Page
+from payments.expanding import check, expanded
+from payments.parameters import Created, Page, Parameters
+from payments.reading import tenant as tenant_of
 
 Shape = Callable[[Row[Any]], dict[str, Any]]
 
@@ -24,6 +31,8 @@ def page(
     *conditions: sa.ColumnElement[bool],
 ) -> dict[str, Any]:
     """One page of a tenant's objects. Ids sort as the objects were made, so a cursor is an id."""
+    paths = [path.removeprefix("data.") for path in asked.expand or ()]
+    check(table.name.removesuffix("s"), paths)
     query = sa.select(table).where(table.c.tenant == tenant, *conditions, *_span(table, asked))
     backwards = asked.ending_before is not None
     if asked.starting_after is not None:
@@ -33,17 +42,27 @@ def page(
         _check(connection, table, tenant, "ending_before", asked.ending_before)
         query = query.where(table.c.id > asked.ending_before)
     order = table.c.id.asc() if backwards else table.c.id.desc()
-    rows = list(connection.execute(query.order_by(order).limit(asked.limit + 1)))
-    more = len(rows) > asked.limit
-    found = rows[: asked.limit]
+    found = list(connection.execute(query.order_by(order).limit(asked.limit + 1)))
+    more = len(found) > asked.limit
+    del found[asked.limit :]
     if backwards:
         found.reverse()
     return {
         "object": "list",
-        "data": [shape(row) for row in found],
+        "data": [expanded(connection, tenant, shape(row), paths) for row in found],
         "has_more": more,
         "url": url,
     }
+
+
+def one(request: Request, asked: Parameters, table: sa.Table, id_: str, shape: Shape) -> Response:
+    """One object, as it is now."""
+    whose = tenant_of(request)
+    check(table.name.removesuffix("s"), asked.expand)
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = shape(rows.get(connection, table, whose, id_))
+        return answer(request, expanded(connection, whose, found, asked.expand))
 
 
 def _check(connection: Connection, table: sa.Table, tenant: str, param: str, id_: str) -> None:

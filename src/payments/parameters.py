@@ -91,7 +91,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     expand: Expand | None = None
-    """Taken, as the libraries send it; objects are named by their ids all the same."""
+    """Ids in the answer in whose place the object itself is wanted."""
 
     @model_validator(mode="before")
     @classmethod

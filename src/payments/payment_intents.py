@@ -25,6 +25,7 @@ from payments.charges import (
 )
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
+from payments.expanding import expanded
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.parameters import (
@@ -34,8 +35,9 @@ from payments.parameters import (
     IntentCreate,
     IntentList,
     IntentUpdate,
+    Nothing,
 )
-from payments.reading import body_as, query_as, tenant
+from payments.reading import Looking, body_as, query_as, tenant
 from payments.sources import Source
 from payments.tables import charges, payment_intents
 from payments.work import Work
@@ -70,7 +72,8 @@ def create_payment_intent(
             "payment_method",
             "parameter_missing",
         )
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "payment_intent")
+    whose = work.tenant
 
     def insert(connection: Connection) -> Order:
         intent, source = _insert(connection, whose, asked, work.request_id)
@@ -110,7 +113,8 @@ def _insert(
 def confirm_payment_intent(
     request: Request, id: str, asked: Annotated[IntentConfirm, Depends(body_as(IntentConfirm))]
 ) -> Response:
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "payment_intent")
+    whose = work.tenant
 
     def begin(connection: Connection) -> Order:
         intent = rows.get(connection, payment_intents, whose, id, lock=True)
@@ -205,7 +209,8 @@ def _unexpected(intent: Row[Any], verb: str) -> StripeError:
 def capture_payment_intent(
     request: Request, id: str, asked: Annotated[IntentCapture, Depends(body_as(IntentCapture))]
 ) -> Response:
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "payment_intent")
+    whose = work.tenant
 
     def reserve(connection: Connection) -> Order:
         # Not locked: charges are locked before their intents, here as at the end.
@@ -231,7 +236,8 @@ def capture_payment_intent(
 def cancel_payment_intent(
     request: Request, id: str, asked: Annotated[IntentCancel, Depends(body_as(IntentCancel))]
 ) -> Response:
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "payment_intent")
+    whose = work.tenant
 
     def begin(connection: Connection) -> Order:
         intent = rows.get(connection, payment_intents, whose, id)
@@ -283,12 +289,9 @@ def list_payment_intents(
     return answer(request, found)
 
 
-@router.get("/{id}", **answers(shapes.PaymentIntent))
-def retrieve_payment_intent(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        found = rows.get(connection, payment_intents, tenant(request), id)
-    return answer(request, objects.payment_intent(found))
+@router.get("/{id}", **answers(shapes.PaymentIntent), **asks(Nothing))
+def retrieve_payment_intent(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, payment_intents, id, objects.payment_intent)
 
 
 @router.post("/{id}", **_ANSWER, **takes(IntentUpdate))
@@ -300,11 +303,10 @@ def update_payment_intent(
     with database.rows() as connection:
         intent = rows.get(connection, payment_intents, whose, id, lock=True)
         changes = _changes(connection, intent, asked)
-        changed = (
-            rows.change(connection, payment_intents, whose, id, **changes) if changes else intent
-        )
-    assert changed is not None  # noqa: S101  (it is locked)
-    return answer(request, objects.payment_intent(changed))
+        if changes:
+            intent = rows.change(connection, payment_intents, whose, id, **changes) or intent
+        shown = expanded(connection, whose, objects.payment_intent(intent), asked.expand)
+    return answer(request, shown)
 
 
 def _changes(connection: Connection, intent: Row[Any], asked: IntentUpdate) -> Object:

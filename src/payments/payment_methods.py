@@ -13,6 +13,7 @@ from payments import cards, clock, events, ids, lists, objects, rows, shapes, so
 from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import refused
+from payments.expanding import expanded
 from payments.openapi import answers, asks, takes
 from payments.parameters import (
     MethodAttach,
@@ -22,7 +23,7 @@ from payments.parameters import (
     Nothing,
     TokenCreate,
 )
-from payments.reading import body_as, query_as, tenant
+from payments.reading import Looking, body_as, query_as, tenant
 from payments.tables import payment_methods, tokens
 
 router = APIRouter(prefix="/v1", tags=["payment_methods"])
@@ -46,11 +47,9 @@ def create_token(
     return answer(request, objects.token(made))
 
 
-@router.get("/tokens/{id}", **answers(shapes.Token))
-def retrieve_token(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        return answer(request, objects.token(rows.get(connection, tokens, tenant(request), id)))
+@router.get("/tokens/{id}", **answers(shapes.Token), **asks(Nothing))
+def retrieve_token(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, tokens, id, objects.token)
 
 
 @router.post("/payment_methods", **_METHOD, **takes(MethodCreate))
@@ -105,12 +104,9 @@ def _list(request: Request, asked: MethodList, customer: str | None, url: str) -
     return answer(request, found)
 
 
-@router.get("/payment_methods/{id}", **answers(shapes.PaymentMethod))
-def retrieve_payment_method(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        found = rows.get(connection, payment_methods, tenant(request), id)
-    return answer(request, objects.payment_method(found))
+@router.get("/payment_methods/{id}", **answers(shapes.PaymentMethod), **asks(Nothing))
+def retrieve_payment_method(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, payment_methods, id, objects.payment_method)
 
 
 @router.post("/payment_methods/{id}", **_METHOD, **takes(MethodUpdate))
@@ -126,7 +122,8 @@ def update_payment_method(
             given["metadata"] = rows.merged(method.metadata, given["metadata"])
         if given:
             method = rows.change(connection, payment_methods, whose, id, **given) or method
-    return answer(request, objects.payment_method(method))
+        shown = expanded(connection, whose, objects.payment_method(method), asked.expand)
+    return answer(request, shown)
 
 
 @router.post("/payment_methods/{id}/attach", **_METHOD, **takes(MethodAttach))
@@ -144,6 +141,7 @@ def attach_payment_method(
             connection, payment_methods, whose, method.id, customer=asked.customer
         )
         shown = _told(connection, whose, changed, "payment_method.attached", request)
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
 

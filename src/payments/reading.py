@@ -7,15 +7,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import ValidationError
 
 from payments import form
 from payments.errors import StripeError, invalid
 from payments.gate import account_of
-from payments.parameters import Parameters
+from payments.parameters import Nothing, Parameters
 
 P = TypeVar("P", bound=Parameters)
 
@@ -47,6 +47,10 @@ def query_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
         return check(model, _form(request.scope["query_string"]))
 
     return read
+
+
+Looking = Annotated[Nothing, Depends(query_as(Nothing))]
+"""The parameters of a request that only looks at one object."""
 
 
 def _refuse_query(request: Request) -> None:

@@ -18,12 +18,13 @@ from payments.answers import answer
 from payments.charges import Order
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
+from payments.expanding import expanded
 from payments.money import shown
 from payments.network import Network, NetworkRefused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
-from payments.parameters import MetadataUpdate, RefundCreate, RefundList
-from payments.reading import body_as, query_as, tenant
+from payments.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
+from payments.reading import Looking, body_as, query_as, tenant
 from payments.tables import charges, payment_intents, refunds
 from payments.work import Work
 
@@ -36,7 +37,8 @@ def create_refund(
 ) -> Response:
     if (asked.charge is None) == (asked.payment_intent is None):
         raise invalid("Give the charge or the payment_intent to refund, one of them.", "charge")
-    work, whose = Work(request), tenant(request)
+    work = Work(request, asked, "refund")
+    whose = work.tenant
 
     def reserve(connection: Connection) -> Order:
         charge = _charge_of(connection, whose, asked)
@@ -157,11 +159,9 @@ def list_refunds(
     return answer(request, found)
 
 
-@router.get("/{id}", **answers(shapes.Refund))
-def retrieve_refund(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        return answer(request, objects.refund(rows.get(connection, refunds, tenant(request), id)))
+@router.get("/{id}", **answers(shapes.Refund), **asks(Nothing))
+def retrieve_refund(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, refunds, id, objects.refund)
 
 
 @router.post("/{id}", **answers(shapes.Refund, writes=True), **takes(MetadataUpdate))
@@ -175,4 +175,5 @@ def update_refund(
         if "metadata" in asked.given():
             metadata = rows.merged(refund.metadata, asked.metadata)
             refund = rows.change(connection, refunds, whose, id, metadata=metadata) or refund
-    return answer(request, objects.refund(refund))
+        shown = expanded(connection, whose, objects.refund(refund), asked.expand)
+    return answer(request, shown)

@@ -67,7 +67,7 @@ class Charge(_Object):
     billing_details: BillingDetails
     captured: bool
     currency: str
-    customer: str | None
+    customer: str | Customer | Deleted | None
     description: str | None
     disputed: Literal[False]
     failure_code: str | None
@@ -75,8 +75,8 @@ class Charge(_Object):
     metadata: dict[str, str]
     outcome: Outcome | None
     paid: bool
-    payment_intent: str | None
-    payment_method: str | None
+    payment_intent: str | PaymentIntent | None
+    payment_method: str | PaymentMethod | None
     payment_method_details: CardDetails
     receipt_email: str | None
     refunded: bool
@@ -114,13 +114,13 @@ class PaymentIntent(_Object):
     client_secret: str
     confirmation_method: Literal["automatic", "manual"]
     currency: str
-    customer: str | None
+    customer: str | Customer | Deleted | None
     description: str | None
     last_payment_error: PaymentError | None
-    latest_charge: str | None
+    latest_charge: str | Charge | None
     metadata: dict[str, str]
     next_action: None
-    payment_method: str | None
+    payment_method: str | PaymentMethod | None
     payment_method_types: list[Literal["card"]]
     receipt_email: str | None
     statement_descriptor: str | None
@@ -133,10 +133,10 @@ class Refund(Shape):
     created: int
     amount: int
     balance_transaction: None
-    charge: str
+    charge: str | Charge
     currency: str
     metadata: dict[str, str]
-    payment_intent: str | None
+    payment_intent: str | PaymentIntent | None
     reason: str | None
     receipt_number: None
     status: Literal["pending", "succeeded", "failed"]
@@ -166,7 +166,7 @@ class PaymentMethod(_Object):
     object: Literal["payment_method"]
     billing_details: BillingDetails
     card: Card
-    customer: str | None
+    customer: str | Customer | Deleted | None
     metadata: dict[str, str]
     type: Literal["card"]
 

@@ -22,8 +22,11 @@ import oncekey
 from payments import ids
 from payments.answers import answer, encode, lines, request_id
 from payments.database import Database
+from payments.expanding import check, expanded
 from payments.network import Network
 from payments.objects import Object
+from payments.parameters import Parameters
+from payments.reading import tenant
 
 T = TypeVar("T")
 
@@ -31,8 +34,12 @@ T = TypeVar("T")
 class Work:
     """What a handler that moves money works with."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, asked: Parameters | None = None, kind: str = "") -> None:
+        """`asked` may want ids expanded, in the kind of object that it is answered with."""
+        self._expand = asked.expand if asked is not None else None
+        check(kind, self._expand)
         self.request = request
+        self.tenant = tenant(request)
         self.database: Database = request.app.state.database
         self.network: Network = request.app.state.network
         self._attempt = oncekey.current_or_none()
@@ -57,6 +64,8 @@ class Work:
         """Write what happened, and what the client is told of it: both, or neither."""
         with self.database.begin() as connection:
             status, body = write(connection)
+            if self._expand and status == 200:
+                body = expanded(connection, self.tenant, body, self._expand)
             encoded = encode(body)
             if self._attempt is not None:
                 headers = lines(self.request)

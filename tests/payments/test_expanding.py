@@ -1,0 +1,49 @@
+import pytest
+
+from payments import shapes
+from tests.payments.api import Api
+
+PAID = {"amount": 900, "currency": "usd", "payment_method": "pm_card_visa", "confirm": "true"}
+
+
+def test_objects_stand_in_place_of_their_ids(api: Api) -> None:
+    customer = api.made("customers", {"name": "Ada"})
+    said = PAID | {"customer": customer["id"], "expand[]": ["latest_charge", "customer"]}
+    paid = api.made("payment_intents", said)
+    shapes.PaymentIntent.model_validate(paid)
+    assert paid["customer"] == customer
+    assert (paid["latest_charge"]["object"], paid["latest_charge"]["amount"]) == ("charge", 900)
+    query = {"expand[]": "latest_charge.customer"}
+    found = api.get(f"payment_intents/{paid['id']}", **query).json()
+    assert found["latest_charge"]["customer"] == customer
+    assert found["customer"] == customer["id"]
+    refund = api.made("refunds", {"payment_intent": paid["id"], "expand[]": "charge"})
+    assert refund["charge"]["amount_refunded"] == 900
+
+
+def test_lists_are_expanded_item_by_item(api: Api) -> None:
+    api.made("payment_intents", PAID)
+    found = api.get("charges", limit=2, **{"expand[]": "data.payment_intent"}).json()["data"]
+    assert found[0]["payment_intent"]["object"] == "payment_intent"
+
+
+def test_a_replay_is_expanded_as_the_first_answer_was(api: Api) -> None:
+    said = PAID | {"expand[]": "latest_charge"}
+    assert api.made("payment_intents", said, "expand-1") == api.made(
+        "payment_intents", said, "expand-1"
+    )
+
+
+@pytest.mark.parametrize("path", ["amount", "latest_charge.id", "customer.customer", "", "a" * 100])
+def test_what_cannot_be_expanded_is_refused_before_anything_is_done(api: Api, path: str) -> None:
+    before = api.count("charges"), len(api.network.rows("authorisation"))
+    assert api.refused("payment_intents", PAID | {"expand[]": path})["param"] == "expand"
+    assert (api.count("charges"), len(api.network.rows("authorisation"))) == before
+    assert api.get("payment_intents", **{"expand[]": path}).status_code == 400
+
+
+def test_what_a_look_does_not_know_is_refused(api: Api) -> None:
+    charge = api.charged()["id"]
+    for path in (f"charges/{charge}", "balance", "events/evt_1"):
+        answer = api.get(path, surprise=1)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "surprise")
