@@ -19,8 +19,8 @@ from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres as module
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.stores.postgres_sql import Question
-from oncekey.stores.sql_batch import RowHeld
 from oncekey.stores.sql import Migration, migrations
+from oncekey.stores.sql_batch import RowHeld
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.servers import start_postgres
