@@ -23,7 +23,7 @@ from payments.gate import App, Message, Receive, Scope, Send
 NOTICES_MAX = 512
 KEYS_MAX = 1_000
 LISTENERS_MAX = 32
-STREAM_S = 5.0
+STREAM_S = 2.0
 """How long one stream lasts. Whoever listens comes back at once and misses nothing; a server that
 shuts down waits for no listener longer than this.
 """

@@ -47,6 +47,8 @@ def started_chromium() -> Iterator[Browser]:
         from playwright.sync_api import Error, sync_playwright
     except ModuleNotFoundError as error:
         raise Unavailable("chromium: the package playwright is not installed") from error
+    with contextlib.suppress(Unavailable):  # its own Node needs a library that small systems lack
+        os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(find_tool("node").path))
     with sync_playwright() as playwright:
         try:
             browser = playwright.chromium.launch(
