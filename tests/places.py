@@ -17,6 +17,8 @@ from oncekey.core.key import record_id
 from oncekey.core.op import run
 from oncekey.core.record import Record
 from oncekey.core.verbs import Find
+from tests.observing import VARIABLE, Observing
+from tests.servers.ministack import table_url
 from tests.stores import elapse
 
 
@@ -27,6 +29,8 @@ class Place:
     name: str
     url: str
     elapse: Callable[[float], None]
+    observing: Observing | None = None
+    """Where leases are observed: whoever is to take over must have looked before time passes."""
 
     def migrate(self) -> None:
         store = open_store(self.url)
@@ -45,7 +49,11 @@ class Place:
 
 
 @pytest.fixture(
-    params=["sqlite", "postgres", "redis", pytest.param("mariadb", marks=pytest.mark.slow)]
+    params=[
+        *("sqlite", "postgres", "redis"),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+        pytest.param("dynamodb", marks=pytest.mark.slow),
+    ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """Each of them in turn; what is there already does not concern the test: keys are random."""
@@ -79,11 +87,21 @@ def mariadb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
 
 
+def dynamodb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    endpoint: str = request.getfixturevalue("dynamodb_endpoint")
+    patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    patch.setenv(VARIABLE, str(tmp_path))
+    observing = Observing(tmp_path)
+    url = table_url(endpoint, f"place-{uuid.uuid4().hex}")
+    return Place("dynamodb", url, observing.elapse, observing)
+
+
 _PLACES = {
     "sqlite": sqlite_place,
     "postgres": postgres_place,
     "redis": redis_place,
     "mariadb": mariadb_place,
+    "dynamodb": dynamodb_place,
 }
 
 

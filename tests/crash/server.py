@@ -22,6 +22,7 @@ from oncekey import Policy, current, single_tenant
 from oncekey.steps import current_child_key as child_key
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests import observing
 from tests.crash import downstream
 
 POLL_S = 0.01
@@ -37,6 +38,7 @@ async def hold(sign: Path, *, blocking: bool) -> None:
 
 
 def build(store: str, ledger: str, policy: Policy) -> Starlette:
+    observing.arrange()
     ledger_file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     async def pay(request: Request) -> JSONResponse:

@@ -23,6 +23,7 @@ from oncekey.core.record import State
 from oncekey.testing.crash import VARIABLE
 from tests.crash.child import ROOT, serving
 from tests.crash.downstream import Downstream, running
+from tests.observing import Observing
 from tests.places import Place, sqlite_place
 
 pytestmark = pytest.mark.slow
@@ -101,6 +102,40 @@ def abandon(place: Place, ledger: Path, double: Downstream, at: str, lease_s: fl
     return key
 
 
+def finish(place: Place, ledger: Path, key: str) -> list[str]:
+    """What becomes of an orphan, once its lease is over."""
+    if place.observing is None:
+        place.elapse(LEASE_S)
+        with recovering(place, ledger, "--once", lease_s=LEASE_S) as recovery:
+            endings = recovery.ended(key)
+    else:  # its recoverer has to stay, and to watch it for one lease
+        with recovering(place, ledger, lease_s=LEASE_S) as recovery:
+            record = record_id("single", OPERATION, key)
+            place.observing.wait_seen(recovery.process.pid, record)
+            place.elapse(LEASE_S)
+            endings = [recovery.next()["ending"]]
+            recovery.process.send_signal(signal.SIGTERM)
+            assert recovery.ended(key) == []
+    assert recovery.process.returncode == 0
+    return endings
+
+
+def watch_and_stop(
+    place: Place, observing: Observing, recoveries: list[Recovery], key: str
+) -> None:
+    """Let all of them watch the orphan for a lease, and end when it is finished."""
+    record = record_id("single", OPERATION, key)
+    for recovery in recoveries:
+        observing.wait_seen(recovery.process.pid, record)
+    place.elapse(LEASE_S)
+    deadline = time.monotonic() + ENDS_S_MAX
+    while (found := place.look(key, OPERATION)) is None or found.state is not State.COMPLETED:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for recovery in recoveries:
+        recovery.process.send_signal(signal.SIGTERM)
+
+
 def done(place: Place, key: str) -> bytes:
     """The kept answer of an operation that is finished."""
     record = place.look(key, OPERATION)
@@ -117,11 +152,7 @@ def test_p6_an_orphan_is_finished_by_another_process(
     """Killed between the second step's effect and its record."""
     ledger = tmp_path / "ledger"
     key = abandon(place, ledger, double, "before_step=kill@2", LEASE_S)
-    place.elapse(LEASE_S)
-
-    with recovering(place, ledger, "--once", lease_s=LEASE_S) as recovery:
-        assert recovery.ended(key) == ["finished"]
-        assert recovery.process.returncode == 0
+    assert finish(place, ledger, key) == ["finished"]
 
     made = json.loads(done(place, key))["made"]
     assert len(set(made)) == len(STEPS)
@@ -135,10 +166,14 @@ def test_p1_of_three_recoverers_one_finishes_it(
     """What a step calls is asked for once more than there were deaths, if ever there were two."""
     ledger = tmp_path / "ledger"
     key = abandon(place, ledger, double, "after_step=kill@1", LEASE_S)
-    place.elapse(LEASE_S)
+    options = ("--once",) if place.observing is None else ()
+    if place.observing is None:
+        place.elapse(LEASE_S)
 
-    recoveries = [Recovery(place, ledger, "--once", lease_s=LEASE_S) for _ in range(3)]
+    recoveries = [Recovery(place, ledger, *options, lease_s=LEASE_S) for _ in range(3)]
     try:
+        if place.observing is not None:
+            watch_and_stop(place, place.observing, recoveries, key)
         endings = [ending for recovery in recoveries for ending in recovery.ended(key)]
     finally:
         for recovery in recoveries:

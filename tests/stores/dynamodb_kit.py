@@ -57,13 +57,19 @@ def migrate(store: DynamoStore) -> list[str]:
 
 
 @contextmanager
-def table(endpoint: str) -> Iterator[str]:
-    """The URL of a new table, gone afterwards."""
-    name = f"oncekey-{uuid.uuid4().hex}"
-    url = table_url(endpoint, name)
-    migrate(open_url(url))
+def unmigrated(endpoint: str) -> Iterator[str]:
+    """The URL of a table that is not there yet, and is gone afterwards."""
+    url = table_url(endpoint, f"oncekey-{uuid.uuid4().hex}")
     yield url
-    client(url).delete_table(TableName=name)
+    client(url).delete_table(TableName=name_of(url))
+
+
+@contextmanager
+def table(endpoint: str) -> Iterator[str]:
+    """The URL of a new table."""
+    with unmigrated(endpoint) as url:
+        migrate(open_url(url))
+        yield url
 
 
 def empty(url: str) -> None:
@@ -91,8 +97,11 @@ def _client(endpoint: str, region: str) -> Any:
 
 def client(url: str) -> Any:
     """To look behind a store's back."""
-    options = parse_qs(urlsplit(url).query)
-    return _client(options["endpoint"][0], options["region"][0])
+    return _client(endpoint_of(url), parse_qs(urlsplit(url).query)["region"][0])
+
+
+def endpoint_of(url: str) -> str:
+    return parse_qs(urlsplit(url).query)["endpoint"][0]
 
 
 def name_of(url: str) -> str:

@@ -33,7 +33,7 @@ from oncekey.stores.dynamodb_join import Joined
 from oncekey.stores.dynamodb_table import GLOBAL_TABLE, Table
 from oncekey.stores.dynamodb_verbs import Verbs
 from oncekey.stores.dynamodb_walk import Walker
-from oncekey.stores.observed import Sightings
+from oncekey.stores.observed import Sightings, sightings_of
 
 LANES = 4
 """Over how many connections the verbs of a kind are spread: while one batch is under way, the next
@@ -80,6 +80,7 @@ class DynamoStore:
             self._address += f"?region={region}"
         if endpoint:
             self._address += f"{'&' if region else '?'}endpoint={endpoint}"
+        sightings = sightings_of(self._address) if clock is None else Sightings(clock)
         clock = clock or SystemClock()
         dates = dates or Dates(clock)
         self._driver = Driver(
@@ -97,7 +98,7 @@ class DynamoStore:
             patience_s=patience_s,
         )
         self._table = Table(table, self._address, allow, clock)
-        self._verbs = Verbs(table, dates, Sightings(clock), self._table.judged)
+        self._verbs = Verbs(table, dates, sightings, self._table.judged)
         self._walker = Walker(self._verbs)
 
     def __repr__(self) -> str:

@@ -42,7 +42,8 @@ class Denied:
 
 
 def n(number: float) -> Item:
-    return {"N": repr(number)}
+    """Written as DynamoDB itself would: 30, not 30.0."""
+    return {"N": repr(int(number) if number == int(number) else number)}
 
 
 def b(data: bytes) -> Item:

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiobotocore.session
+import aiohttp
 import botocore.exceptions as errors
 import botocore.session
 from aiobotocore.config import AioConfig
@@ -147,7 +148,7 @@ class Driver:
         if isinstance(answer, errors.ClientError):
             self._heard(answer.response, asked_at)
             return _denied(answer)
-        if isinstance(answer, _NOT_SENT):
+        if _was_not_sent(answer):
             return StoreUnavailable(f"cannot reach {self._address}: {answer}", sent=False)
         if isinstance(answer, errors.NoCredentialsError | errors.PartialCredentialsError):
             return self._unfit(answer)
@@ -156,6 +157,18 @@ class Driver:
     def _heard(self, response: Item, asked_at: float) -> None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         self._dates.heard(headers.get("date"), asked_at)
+
+
+def _was_not_sent(error: Exception) -> bool:
+    """Whether no connection came about. aiobotocore says so too of one that broke while it was
+    written to; only what it was told by aiohttp tells the two apart.
+    """
+    if not isinstance(error, _NOT_SENT):
+        return False
+    told = error.kwargs.get("error")
+    return not isinstance(told, aiohttp.ClientError) or isinstance(
+        told, aiohttp.ClientConnectorError
+    )
 
 
 def _denied(cause: errors.ClientError) -> Denied:

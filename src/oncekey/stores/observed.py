@@ -13,9 +13,10 @@ nobody's way.
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass
 
-from oncekey.clock import Clock
+from oncekey.clock import Clock, SystemClock
 
 SIGHTINGS_MAX = 20_000
 """How many records are remembered. What is forgotten is seen for the first time again: its
@@ -75,3 +76,18 @@ class Sightings:
         if record_id in self._seen:
             with self._mutex:
                 self._seen.pop(record_id, None)
+
+
+_of_places: weakref.WeakValueDictionary[str, Sightings] = weakref.WeakValueDictionary()
+_places = threading.Lock()
+
+
+def sightings_of(place: str) -> Sightings:
+    """What this process saw at a place, whichever of its stores looked: a recoverer and the
+    application that it recovers for have one each.
+    """
+    with _places:
+        found = _of_places.get(place)
+        if found is None:
+            found = _of_places[place] = Sightings(SystemClock())
+        return found

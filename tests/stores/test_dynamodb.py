@@ -1,0 +1,649 @@
+"""What DynamoDB can do to records beyond the contract: no clock, lost answers, no capacity."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from oncekey import open_store
+from oncekey.core.lifecycle import landed
+from oncekey.core.op import run
+from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.verbs import (
+    AppendStep,
+    Count,
+    Done,
+    Due,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Purge,
+    Refused,
+    Requested,
+    Scan,
+    Steps,
+    Swap,
+    Sweep,
+    Tally,
+)
+from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores.dynamodb import open_url
+from oncekey.stores.dynamodb_calls import Denied
+from oncekey.stores.dynamodb_items import INLINE_BYTES_MAX
+from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
+from oncekey.stores.dynamodb_table import check_table, definition, judged
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import FACES, Face, SyncFace
+from tests.servers.ministack import table_url
+from tests.servers.process import free_port
+from tests.stores import dynamodb_kit
+from tests.stores.wire import Wire
+
+pytestmark = pytest.mark.slow
+LARGE = bytes(range(256)) * 4096
+
+
+@pytest.fixture(params=list(FACES))
+def case(request: pytest.FixtureRequest, dynamodb: Subject) -> Iterator[Case]:
+    face: Face = FACES[request.param](dynamodb.store)
+    yield Case(dynamodb, face)
+    face.close()
+
+
+@pytest.fixture
+def items(dynamodb_url: str) -> Callable[[bytes], list[dict[str, Any]]]:
+    """All items of a record, behind the store's back."""
+
+    def look(record_id: bytes) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = dynamodb_kit.client(dynamodb_url).query(
+            TableName=dynamodb_kit.name_of(dynamodb_url),
+            KeyConditionExpression="id = :id",
+            ExpressionAttributeValues={":id": {"B": record_id}},
+        )["Items"]
+        return found
+
+    return look
+
+
+Look = Callable[[bytes], list[dict[str, Any]]]
+
+
+def _record(found: list[dict[str, Any]]) -> dict[str, Any]:
+    [item] = [item for item in found if item["part"]["B"] == b"r"]
+    return item
+
+
+# ---------------------------------------------------------------------------------- observed leases
+
+
+@pytest.fixture
+def other(dynamodb_url: str) -> Iterator[Case]:
+    """Another process, which has seen nothing yet."""
+    subject = dynamodb_kit.subject(dynamodb_url)
+    face = SyncFace(subject.store)
+    yield Case(subject, face)
+    face.close()
+
+
+def test_p6_another_process_needs_one_lease_of_its_own(case: Case, other: Case) -> None:
+    """Two leases at most: one for its owner, one for whoever waits for it."""
+    record = case.begin()
+    case.lapse()
+    assert case.find(record.id).lapsed
+    first_look = other.find(record.id)
+    assert first_look.lease_left_s == other.about(other.lease_s)
+    other.refused(other.take(first_look), first_look)
+    other.lapse()
+    assert other.ask(Peek(record.id)).lease_left_s <= 0
+    assert other.done(other.take(other.find(record.id))).attempt == 2
+    assert isinstance(case.ask(case.complete(record)), Refused)
+
+
+def test_p1_a_renewal_that_nobody_saw_defeats_a_take_over(case: Case, other: Case) -> None:
+    record = case.begin()
+    seen = other.find(record.id)
+    case.done(case.renew(record))
+    other.lapse()
+    outcome = other.ask(other.take(seen))
+    assert isinstance(outcome, Refused)
+    assert outcome.record is not None
+    assert (outcome.record.beat, outcome.record.token) == (1, record.token)
+    assert outcome.record.lease_left_s == other.about(other.lease_s)
+
+
+def test_p8_who_never_looked_takes_nothing_over(case: Case, other: Case) -> None:
+    """However certain it is: a clock somewhere else is no proof here."""
+    record = case.begin()
+    case.lapse()
+    for move in (other.take(case.find(record.id)), other.doubt(case.find(record.id))):
+        assert isinstance(other.ask(move), Refused)
+    other.lapse()  # it was looked at when it was refused
+    assert isinstance(other.ask(other.take(record)), Done)
+
+
+def test_a_recoverer_sees_what_is_abandoned_by_watching_it(case: Case, other: Case) -> None:
+    record = case.begin(case.claim(recovery="resume"))
+    plain = case.begin()
+    assert other.ask(Due(10, abandoned=True)) == []
+    other.lapse()
+    assert other.ask(Due(10, abandoned=True)) == [record.id]
+    assert other.ask(Due(10)) == [record.id]
+    other.lapse()
+    assert set(other.ask(Due(10))) == {record.id, plain.id}
+
+
+def test_stores_by_one_url_watch_together(dynamodb: Subject, dynamodb_url: str) -> None:
+    """A recoverer and the application that it recovers for are two stores of one process."""
+    one, two = open_url(dynamodb_url), open_url(dynamodb_url)
+    assert one._verbs.sightings is two._verbs.sightings
+
+
+def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
+    """Its dates come from the answers: all agree, however far their own clocks are ahead."""
+    found: list[Record] = []
+    for ahead_s in (0.0, 86_400.0):
+        clock = dynamodb_kit.Ahead()
+        clock.seconds = ahead_s
+        subject = Subject(open_url(dynamodb_url, clock=clock))
+        face = SyncFace(subject.store)
+        case = Case(subject, face)
+        record_id = found[0].id if found else case.stage(State.COMPLETED).id
+        found.append(case.find(record_id))
+        face.close()
+    assert found[0].expires_in_s == pytest.approx(found[1].expires_in_s, abs=20)
+    assert found[0].age_s == pytest.approx(found[1].age_s, abs=20)
+
+
+# ------------------------------------------------------------------------------------- what is kept
+
+
+def test_garbage_is_left_to_the_time_to_live(case: Case, items: Look) -> None:
+    for state in State:
+        item = _record(items(case.stage(state).id))
+        assert int(item["ttl"]["N"]) == int(item["expires"]["N"]) // 1_000_000 + 1
+
+
+def test_p10_what_has_parts_is_kept_from_the_time_to_live(case: Case, items: Look) -> None:
+    """Else its steps would stay behind: only a number is a time."""
+    stepped, asked = case.begin(), case.begin(case.claim(request=b"POST"))
+    case.ask(AppendStep(stepped.id, stepped.fence, stepped.token, Step("charge", b"d", b"r")))
+    case.done(case.release(stepped))
+    for record in (stepped, asked):
+        assert "N" not in _record(items(record.id))["ttl"]
+    case.expire()
+    assert case.ask(Sweep(10)) == 2
+    assert items(stepped.id) == items(asked.id) == []
+
+
+def test_p10_expired_but_not_yet_removed_is_as_good_as_gone(case: Case) -> None:
+    """The time to live may strike days late: a read tells."""
+    record = case.stage(State.COMPLETED)
+    case.expire()
+    found = case.ask(Insert(case.rival(record)))
+    assert isinstance(found, Found)
+    assert found.record.expired
+    assert case.done(case.take(found.record)).attempt == 1
+
+
+def test_starting_over_leaves_no_part_behind(case: Case, items: Look) -> None:
+    record = case.begin(case.claim(request=b"POST"))
+    case.ask(AppendStep(record.id, record.fence, record.token, Step("charge", b"d", b"r")))
+    case.done(case.complete(record))
+    assert [item["part"]["B"][:1] for item in items(record.id)] == [b"r", b"s"]
+    case.expire()
+    case.done(case.take(case.find(record.id)))
+    assert [item["part"]["B"] for item in items(record.id)] == [b"r"]
+
+
+def test_a_large_body_is_in_pieces_that_go_by_themselves(case: Case, items: Look) -> None:
+    record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
+    pieces = [item for item in items(record.id) if item["part"]["B"][:1] == b"b"]
+    assert b"".join(piece["data"]["B"] for piece in pieces) == LARGE
+    expires = int(_record(items(record.id))["expires"]["N"]) / 1_000_000
+    assert all(int(piece["ttl"]["N"]) > expires for piece in pieces)
+    assert case.ask(Purge("acct_1", 10)) == 1
+    assert [item["part"]["B"] for item in items(record.id)] == [b"r"]
+
+
+def test_p3_a_late_completion_changes_no_piece_of_a_large_body(case: Case) -> None:
+    record = case.begin()
+    kept = Answer(200, (), LARGE)
+    case.done(case.complete(record, kept))
+    for late in (LARGE[::-1], LARGE + b"x", LARGE[: INLINE_BYTES_MAX + 1]):
+        outcome = case.ask(case.complete(record, Answer(200, (), late)))
+        assert isinstance(outcome, Refused)
+        assert outcome.record is not None
+        assert outcome.record.answer == kept
+    assert case.find(record.id).answer == kept
+
+
+def test_a_body_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
+    record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
+    direct, name = dynamodb_kit.client(dynamodb_url), dynamodb_kit.name_of(dynamodb_url)
+    item = direct.get_item(
+        TableName=name, Key={"id": {"B": record.id}, "part": {"B": b"r"}}, ConsistentRead=True
+    )["Item"]
+    part = b"b" + item["body_digest"]["B"] + b"\x00\x01"
+    direct.delete_item(TableName=name, Key={"id": {"B": record.id}, "part": {"B": part}})
+    with pytest.raises(CorruptRecord, match="missing"):
+        case.ask(Find(record.id))
+
+
+def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> None:
+    with pytest.raises(StoreError, match="request_bytes_max"):
+        case.ask(Insert(case.claim(request=bytes(REQUEST_BYTES_MAX + 1))))
+    record = case.begin()
+    step = Step("fetch", b"d", bytes(STEP_BYTES_MAX + 1))
+    with pytest.raises(StoreError, match="keep where it is"):
+        case.ask(AppendStep(record.id, record.fence, record.token, step))
+    case.same(case.find(record.id), record)
+
+
+def test_more_steps_than_a_transaction_holds_are_purged_and_swept(case: Case, items: Look) -> None:
+    record = case.begin(case.claim(tenant="leaving"))
+    for number in range(103):
+        step = Step(f"step-{number}", b"d", b"r")
+        case.ask(AppendStep(record.id, record.fence, record.token, step))
+    case.done(case.release(record))
+    assert case.ask(Purge("leaving", 10)) == 1
+    assert {step.result for step in case.ask(Steps(record.id))} == {None}
+    case.expire()
+    assert case.ask(Sweep(10)) == 1
+    assert items(record.id) == []
+
+
+def test_an_item_that_something_else_wrote_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
+    record = case.begin()
+    dynamodb_kit.client(dynamodb_url).put_item(
+        TableName=dynamodb_kit.name_of(dynamodb_url),
+        Item={"id": {"B": record.id}, "part": {"B": b"r"}, "state": {"S": "running"}},
+    )
+    with pytest.raises(CorruptRecord, match="something other than oncekey"):
+        case.ask(Find(record.id))
+
+
+# ------------------------------------------------------------------------------------- lost answers
+
+Make = Callable[[Case], Any]
+
+
+def _running(case: Case) -> Record:
+    return case.begin(case.claim(tenant="leaving"))
+
+
+def _lapsed(case: Case) -> Record:
+    record = _running(case)
+    case.lapse()
+    return case.find(record.id)
+
+
+def _step(case: Case) -> AppendStep:
+    record = _running(case)
+    return AppendStep(record.id, record.fence, record.token, Step("charge", b"d", b"r"))
+
+
+WRITES: dict[str, Make] = {
+    "insert": lambda case: Insert(case.claim()),
+    "insert with a request": lambda case: Insert(case.claim(request=b"POST /orders")),
+    "renew": lambda case: case.renew(_running(case)),
+    "complete": lambda case: case.complete(_running(case)),
+    "complete with a large body": lambda case: case.complete(
+        _running(case), Answer(200, (), LARGE[: INLINE_BYTES_MAX + 1])
+    ),
+    "release": lambda case: case.release(_running(case)),
+    "take over": lambda case: case.take(_lapsed(case)),
+    "take over with a request": lambda case: case.take(_lapsed(case), request=b"POST"),
+    "doubt": lambda case: case.doubt(_lapsed(case)),
+    "give up": lambda case: case.give_up(_running(case)),
+    "run again": lambda case: case.take(case.stage(State.RELEASED)),
+    "resolve": lambda case: case.resolve(case.stage(State.UNKNOWN)),
+    "step": _step,
+}
+TRANSACTIONS = ("insert with a request", "take over with a request", "step")
+"""They are repeated at once: DynamoDB knows them again by their token."""
+READS: dict[str, Make] = {
+    "find": lambda case: Find(case.stage(State.COMPLETED).id),
+    "peek": lambda case: Peek(_running(case).id),
+    "steps": lambda case: Steps(_running(case).id),
+    "requested": lambda case: Requested(case.begin(case.claim(request=b"POST")).id),
+    "scan": lambda case: Scan(10),
+    "count": lambda case: Count(),
+    "due": lambda case: Due(10),
+    "abandoned": lambda case: Due(10, abandoned=True),
+    "tally": lambda case: Tally({_running(case).id: 1}, {}),
+    "sweep": lambda case: Sweep(10),
+    "purge": lambda case: Purge("leaving", 10),
+}
+CUTS: dict[str, Callable[[Wire], None]] = {
+    "before it was carried out": Wire.cut_at_next_question,
+    "after it was carried out": Wire.cut_at_next_reply,
+}
+
+
+@pytest.fixture(params=list(FACES))
+def cut(
+    request: pytest.FixtureRequest, dynamodb: Subject, dynamodb_url: str
+) -> Iterator[tuple[Case, Wire]]:
+    """The same store, over a wire that breaks when told to."""
+    endpoint = dynamodb_kit.endpoint_of(dynamodb_url)
+    with Wire(int(endpoint.rpartition(":")[2])) as wire:
+        url = table_url(f"http://127.0.0.1:{wire.port}", dynamodb_kit.name_of(dynamodb_url))
+        subject = dynamodb_kit.subject(url)
+        face: Face = FACES[request.param](subject.store)
+        case = Case(subject, face)
+        assert case.ask(Count()) == dict.fromkeys(State, 0)  # it is connected, and found fit
+        yield case, wire
+        face.close()
+
+
+@pytest.mark.parametrize("when", CUTS)
+@pytest.mark.parametrize("name", WRITES)
+def test_p9_a_write_whose_answer_was_lost_is_repeated(
+    cut: tuple[Case, Wire], name: str, when: str
+) -> None:
+    case, wire = cut
+    verb = WRITES[name](case)
+    CUTS[when](wire)
+    if name not in TRANSACTIONS:
+        with pytest.raises(StoreUnavailable) as lost:
+            case.ask(verb)
+        assert lost.value.sent
+    outcome = case.ask(verb)
+    assert wire.cuts == 1
+    _happened_once(case, verb, outcome)
+
+
+def _happened_once(case: Case, verb: Any, outcome: Any) -> None:
+    if isinstance(verb, Insert):
+        record = case.find(verb.id)
+        assert record.token == verb.claim.token
+        assert (record.attempt, record.beat) == (1, 0)
+        assert case.ask(Requested(verb.id)) == verb.claim.request
+        assert isinstance(outcome, Inserted | Found)
+        fence = outcome.fence if isinstance(outcome, Inserted) else outcome.record.fence
+        assert fence == record.fence
+    elif isinstance(verb, Swap):
+        record = case.find(verb.id)
+        assert record.state is verb.to
+        if isinstance(outcome, Refused):
+            assert landed(verb, outcome.record)
+        else:
+            assert outcome == Done(record.fence)
+        if verb.claim is not None:
+            assert case.ask(Requested(verb.id)) == verb.claim.request
+        if verb.answer is not None:
+            assert record.answer == verb.answer
+    else:
+        assert outcome == Done(verb.fence)
+        assert case.ask(Steps(verb.id)) == [verb.step]
+
+
+@pytest.mark.parametrize("when", CUTS)
+@pytest.mark.parametrize("name", READS)
+def test_p9_a_look_or_a_walk_that_was_cut_can_be_taken_again(
+    cut: tuple[Case, Wire], name: str, when: str
+) -> None:
+    case, wire = cut
+    verb = READS[name](case)
+    case.stage(State.COMPLETED, case.claim(tenant="leaving"))
+    CUTS[when](wire)
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(verb)
+    assert lost.value.sent
+    again = case.ask(verb)
+    assert not isinstance(again, Exception)
+    assert wire.cuts == 1
+    if name == "purge":
+        assert [record.key for record in case.ask(Scan(10, tenant="leaving"))] == [""]
+    if name == "find":
+        assert again.state is State.COMPLETED
+
+
+def test_what_cannot_be_reached_was_not_sent(dynamodb_url: str) -> None:
+    name = dynamodb_kit.name_of(dynamodb_url)
+    for make_face in FACES.values():
+        store = open_url(table_url(f"http://127.0.0.1:{free_port()}", name))
+        face: Face = make_face(store)
+        with pytest.raises(StoreUnavailable) as lost:
+            face.ask(Find(b"any"))
+        assert not lost.value.sent
+        face.close()
+
+
+# ------------------------------------------------------------------------------------- no capacity
+
+
+class Scarce(ThreadingHTTPServer):
+    """In front of the server: refuses so many writes for want of capacity."""
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), _ScarceHandler)
+        self.endpoint = endpoint
+        self.refusals = 0
+        self.code = "ProvisionedThroughputExceededException"
+        self.refused = 0
+
+
+class _ScarceHandler(BaseHTTPRequestHandler):
+    server: Scarce
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        writes = not self.headers["x-amz-target"].endswith((".GetItem", ".DescribeTable"))
+        if writes and self.server.refusals > 0:
+            self.server.refusals -= 1
+            self.server.refused += 1
+            told = json.dumps({"__type": self.server.code, "message": "slow down"}).encode()
+            self._tell(400, told)
+            return
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        request = Request(self.server.endpoint, body, headers, method="POST")  # noqa: S310
+        with urlopen(request, timeout=20) as answer:  # noqa: S310
+            self._tell(answer.status, answer.read())
+
+    def _tell(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/x-amz-json-1.0")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody wants to know."""
+
+
+@pytest.fixture
+def scarce(dynamodb_url: str) -> Iterator[Scarce]:
+    server = Scarce(dynamodb_kit.endpoint_of(dynamodb_url))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("colour", FACES)
+@pytest.mark.parametrize(
+    "code",
+    ["ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"],
+)
+def test_p11_what_is_refused_for_want_of_capacity_is_asked_again_for_a_while(
+    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str, code: str
+) -> None:
+    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
+    subject = dynamodb_kit.subject(f"{url}&patience_s=20")
+    face: Face = FACES[colour](subject.store)
+    case = Case(subject, face)
+    scarce.code, scarce.refusals = code, 3
+    assert case.begin().attempt == 1
+    assert scarce.refused == 3
+    face.close()
+
+
+@pytest.mark.parametrize("colour", FACES)
+def test_p11_and_then_no_more_and_nothing_was_sent(
+    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str
+) -> None:
+    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
+    subject = dynamodb_kit.subject(f"{url}&patience_s=0.05")
+    face: Face = FACES[colour](subject.store)
+    case = Case(subject, face)
+    scarce.refusals = 1_000_000
+    claim = case.claim()
+    with pytest.raises(StoreUnavailable, match="takes no more for the moment") as lost:
+        case.ask(Insert(claim))
+    assert not lost.value.sent
+    scarce.refusals = 0
+    assert case.ask(Find(claim.id)) is None
+    face.close()
+
+
+def test_of_a_batch_those_that_found_capacity_are_served(
+    scarce: Scarce, dynamodb: Subject, dynamodb_url: str
+) -> None:
+    """Partial results: the others are asked again, alone."""
+    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
+    subject = dynamodb_kit.subject(f"{url}&patience_s=0")
+    face = SyncFace(subject.store)
+    case = Case(subject, face)
+    claims = [case.claim(id=bytes((0, number)) * 16) for number in range(6)]
+    scarce.refusals = 2
+    outcomes = face.drive(subject.store.perform([Insert(claim) for claim in claims]))
+    assert sum(isinstance(outcome, Inserted) for outcome in outcomes) == 4
+    assert [case.ask(Find(claim.id)) is None for claim in claims] == [
+        not isinstance(outcome, Inserted) for outcome in outcomes
+    ]
+    face.close()
+
+
+@pytest.mark.parametrize(
+    ("denied", "kind", "sent"),
+    [
+        (Denied("InternalServerError", "oops"), StoreUnavailable, True),
+        (Denied("ThrottlingException", "slow"), StoreUnavailable, False),
+        (
+            Denied("TransactionCanceledException", "no", None, (("TransactionConflict", None),)),
+            StoreUnavailable,
+            False,
+        ),
+        (Denied("ResourceNotFoundException", "no table"), StoreUnfit, None),
+        (Denied("AccessDeniedException", "not allowed"), StoreUnfit, None),
+        (Denied("ExpiredTokenException", "expired"), StoreUnfit, None),
+        (Denied("ValidationException", "too large"), StoreError, None),
+    ],
+)
+def test_what_an_answer_means(denied: Denied, kind: type[StoreError], sent: bool | None) -> None:
+    error = judged(denied, "dynamodb://t")
+    assert type(error) is kind
+    assert getattr(error, "sent", None) is sent
+    assert denied.message in str(error)
+
+
+# ------------------------------------------------------------------------------------- the table
+
+
+def test_migrating_says_what_it_made(dynamodb_endpoint: str) -> None:
+    with dynamodb_kit.unmigrated(dynamodb_endpoint) as url:
+        store = open_url(url)
+        assert dynamodb_kit.migrate(store) == [
+            f"table {dynamodb_kit.name_of(url)} with the indexes tenants and open",
+            "time to live by the attribute ttl",
+            "schema 1",
+        ]
+        assert dynamodb_kit.migrate(store) == []
+
+
+def test_without_its_table_a_store_says_how_to_make_it(dynamodb_endpoint: str) -> None:
+    for make_face in FACES.values():
+        store = open_url(table_url(dynamodb_endpoint, "never-made"))
+        face: Face = make_face(store)
+        with pytest.raises(StoreUnfit, match="run `oncekey migrate dynamodb://never-made"):
+            face.ask(Find(b"any"))
+        face.close()
+
+
+def test_a_table_of_a_newer_release_is_not_touched(dynamodb_endpoint: str) -> None:
+    with dynamodb_kit.table(dynamodb_endpoint) as url:
+        note = {"id": {"B": b"oncekey"}, "part": {"B": b"schema"}}
+        newer = {"version": {"N": "9"}, "oldest_reader": {"N": "8"}}
+        name = dynamodb_kit.name_of(url)
+        dynamodb_kit.client(url).put_item(TableName=name, Item={**note, **newer})
+        store = open_url(url)
+        connection = store.connect()
+        with pytest.raises(StoreUnfit, match="upgrade oncekey here"):
+            run(store.prepare(), connection.ask)
+        connection.close()
+
+
+def test_a_table_of_somebody_elses_is_refused(dynamodb_endpoint: str) -> None:
+    with dynamodb_kit.unmigrated(dynamodb_endpoint) as url:
+        dynamodb_kit.client(url).create_table(
+            TableName=dynamodb_kit.name_of(url),
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        with pytest.raises(StoreUnfit, match="keys or indexes"):
+            dynamodb_kit.migrate(open_url(url))
+
+
+def test_a_global_table_is_refused_unless_it_is_allowed() -> None:
+    table = {**definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
+    with pytest.raises(StoreUnfit, match="eu-west-1"):
+        check_table(table, "dynamodb://t", ())
+    check_table(table, "dynamodb://t", ("global-table",))
+
+
+# ------------------------------------------------------------------------------------- addresses
+
+
+def test_addresses_say_where_the_table_is() -> None:
+    store = open_store("dynamodb://AKIA:a%2Fb@my.Table_1?region=eu-central-1&timeout_s=2")
+    assert repr(store) == "DynamoStore('dynamodb://my.Table_1?region=eu-central-1')"
+    assert store.durability.power_loss
+    elsewhere = open_store("dynamodb://t?endpoint=http://127.0.0.1:1")
+    assert not elsewhere.durability.store_crash
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "dynamodb://",
+        "dynamodb://key@table",
+        "dynamodb://table/extra",
+        "dynamodb://table?colour=red",
+        "dynamodb://table?allow=anything",
+        "dynamodb://table?timeout_s=soon",
+    ],
+)
+def test_addresses_that_say_nothing(url: str) -> None:
+    with pytest.raises(Misuse):
+        open_store(url)
+
+
+def test_without_credentials_it_says_so(
+    dynamodb_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    store = open_url(f"dynamodb://any?region=us-east-1&endpoint={dynamodb_endpoint}")
+    for make_face in FACES.values():
+        face: Face = make_face(store)
+        with pytest.raises(StoreUnfit, match="credentials"):
+            face.ask(Find(b"any"))
+        face.close()

@@ -1,0 +1,104 @@
+"""The server's date, from answers that are dated to the second."""
+
+from __future__ import annotations
+
+from email.utils import formatdate
+
+import pytest
+
+from oncekey.clock import FakeClock
+from oncekey.errors import StoreUnfit
+from oncekey.stores.dynamodb_dates import Dates
+
+SERVER = 1_800_000_000.0
+"""What time it is at the server when the host's monotonic clock begins."""
+
+
+class Exchange:
+    """A host and a server whose clocks run alike, from different beginnings."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(start=500.0)
+        self.dates = Dates(self.clock)
+        self.server = SERVER
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.server += seconds
+
+    def ask(self, there_s: float = 0.0, back_s: float = 0.0) -> None:
+        asked_at = self.dates.clock()
+        self.pass_time(there_s)
+        header = formatdate(int(self.server), usegmt=True)
+        self.pass_time(back_s)
+        self.dates.heard(header, asked_at)
+
+    @property
+    def behind_s(self) -> float:
+        return self.server - self.dates.now() / 1_000_000
+
+
+def test_without_an_answer_there_is_no_date() -> None:
+    with pytest.raises(StoreUnfit, match="Date header"):
+        Dates(FakeClock()).now()
+
+
+def test_what_is_no_date_is_not_heard() -> None:
+    dates = Dates(FakeClock())
+    dates.heard("yesterday", 0.0)
+    dates.heard(None, 0.0)
+    assert not dates.known
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
+def test_it_is_never_ahead_and_at_most_a_second_behind(fraction: float) -> None:
+    exchange = Exchange()
+    exchange.pass_time(fraction)
+    exchange.ask()
+    assert -0.001 <= exchange.behind_s <= 1.0
+    exchange.pass_time(86_400.0)
+    assert -0.001 <= exchange.behind_s <= 1.0
+
+
+def test_a_slow_answer_makes_it_late_not_early() -> None:
+    exchange = Exchange()
+    exchange.ask(there_s=2.0, back_s=3.0)
+    assert 3.0 - 0.001 <= exchange.behind_s <= 4.0
+
+
+def test_every_answer_narrows_it() -> None:
+    exchange = Exchange()
+    exchange.pass_time(0.9)
+    exchange.ask(back_s=2.0)
+    before = exchange.behind_s
+    for _ in range(20):
+        exchange.pass_time(0.93)
+        exchange.ask()
+    assert -0.001 <= exchange.behind_s < 0.1 < before
+
+
+def test_p8_a_host_whose_wall_clock_is_set_notices_nothing() -> None:
+    exchange = Exchange()
+    exchange.ask()
+    before = exchange.behind_s
+    exchange.clock.step_wall(86_400.0)
+    assert exchange.behind_s == before
+
+
+def test_a_server_whose_clock_is_set_is_followed() -> None:
+    exchange = Exchange()
+    exchange.ask()
+    for step_s in (3600.0, -7200.0):
+        exchange.server += step_s
+        exchange.ask()
+        assert -0.001 <= exchange.behind_s <= 1.0
+
+
+def test_fences_rise_whatever_the_clock_does() -> None:
+    exchange = Exchange()
+    exchange.ask()
+    fences = [exchange.dates.fence() for _ in range(3)]
+    exchange.server -= 3600.0
+    exchange.ask()
+    fences += [exchange.dates.fence(), exchange.dates.fence(above=fences[-1] + 10**15)]
+    assert fences == sorted(set(fences))
