@@ -1,4 +1,4 @@
-"""One running application for the tests of a file; those that race or die make their own."""
+"""One running application for all; tests that race, die or count everything make their own."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tests.payments.api import Api, serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """On SQLite."""
     with serving(tmp_path_factory.mktemp("payments")) as api:

@@ -37,6 +37,7 @@ def test_a_client_without_a_key_is_given_one(api: Api) -> None:
     assert first.json()["id"] != second.json()["id"]
 
 
+@pytest.mark.slow
 def test_without_idempotency_the_same_handlers_run_and_a_retry_charges_again(
     tmp_path: Path,
 ) -> None:

@@ -1,8 +1,16 @@
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.payments.api import Api
+from tests.payments.api import Api, serving
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """One of its own: every charge in it is known."""
+    with serving(tmp_path_factory.mktemp("lists")) as api:
+        yield api
 
 
 @pytest.fixture(scope="module")
