@@ -75,3 +75,13 @@ def test_stores_of_one_place_share_what_this_process_saw() -> None:
     one, other = sightings_of("place-1"), sightings_of("place-2")
     assert one is sightings_of("place-1")
     assert one is not other
+
+
+def test_a_renewal_for_longer_is_overlong_until_one_lease_is_left() -> None:
+    clock = FakeClock()
+    sightings = Sightings(clock)
+    sightings.look(ID, 1, 3, TOKEN, LEASE_S * 3)
+    assert sightings.overlong(ID, 1, TOKEN, LEASE_S) == 3
+    assert sightings.overlong(ID, 2, TOKEN, LEASE_S) is None
+    clock.advance(LEASE_S * 2)
+    assert sightings.overlong(ID, 1, TOKEN, LEASE_S) is None

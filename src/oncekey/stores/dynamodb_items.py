@@ -124,10 +124,11 @@ def swapped(verb: Swap, fence: int, now: int) -> Update:
     update.equal(state=s(verb.state), fence=n(verb.fence), token=b(verb.token))
     lease_us = round((verb.lease_s or 0.0) * MICROS)
     expires = now + lease_us + round(verb.retention_s * MICROS)
+    none = update.given("none", n(0))  # some look at the sum before they look at the condition
     left = update.given("ttl", n(ttl_s(expires)))
     update.set(
         state=s(verb.to),
-        beat=f"{update.name('beat')} + {update.given('one', n(1))}",
+        beat=f"if_not_exists({update.name('beat')}, {none}) + {update.given('one', n(1))}",
         expires=n(expires),
         ttl=f"if_not_exists({update.name('kept')}, {left})",
     )

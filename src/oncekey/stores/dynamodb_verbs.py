@@ -216,15 +216,19 @@ class Verbs:
         if verb.when is When.EXPIRED:
             update.only_if(f"{update.name('expires')} <= {update.given('now', n(now))}")
         elif verb.when is not When.ANY:
-            beat = None
-            if verb.when is When.LAPSED:  # what is observed is never overlong
-                beat = self.sightings.lapsed(verb.id, verb.fence, verb.token)
+            beat = self._watched(verb)
             if beat is None:
                 [found] = yield from self.all([self.get(verb.id)])
                 return (yield from self.refused(found.get("Item")))
             update.equal(beat=n(beat))
         yield from self._put_body(verb, now)
         return (yield from self._carry_out(verb, update, fence))
+
+    def _watched(self, verb: Swap) -> int | None:
+        """The beat at which this process has seen that the swap is due; None if it has not."""
+        if verb.when is When.LAPSED:
+            return self.sightings.lapsed(verb.id, verb.fence, verb.token)
+        return self.sightings.overlong(verb.id, verb.fence, verb.token, verb.lease_s or 0.0)
 
     def _put_body(self, verb: Swap, now: int) -> Op[None]:
         """Pieces of a large body are there before the record speaks of them."""

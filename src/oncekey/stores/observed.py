@@ -65,11 +65,19 @@ class Sightings:
 
     def lapsed(self, record_id: bytes, fence: int, token: bytes) -> int | None:
         """The beat at which this owner's record was seen for a whole lease; None if it was not."""
+        beat, left_s = self._known(record_id, fence, token)
+        return beat if left_s <= 0 else None
+
+    def overlong(self, record_id: bytes, fence: int, token: bytes, lease_s: float) -> int | None:
+        """The beat at which more than one lease is left of it: it was renewed for longer."""
+        beat, left_s = self._known(record_id, fence, token)
+        return beat if left_s > lease_s * 1.001 else None
+
+    def _known(self, record_id: bytes, fence: int, token: bytes) -> tuple[int | None, float]:
         seen = self._seen.get(record_id)
         if seen is None or (seen.fence, seen.token) != (fence, token):
-            return None
-        over = seen.since + seen.lease_s <= self._clock.monotonic()
-        return seen.beat if over else None
+            return None, 0.0
+        return seen.beat, seen.since + seen.lease_s - self._clock.monotonic()
 
     def forget(self, record_id: bytes) -> None:
         """It does not run any more."""

@@ -48,7 +48,7 @@ def found_for(case: Case, name: str, source: State) -> Record:
 
 
 def never(case: Case, name: str) -> bool:
-    """Whether the transition cannot be due: what is observed is never overlong."""
+    """Whether no clock can make the transition due: what is observed was never set back."""
     return case.observed and TRANSITIONS[name].when is When.OVERLONG
 
 
