@@ -167,6 +167,8 @@ class MySQLStore:
                 connect_timeout=max(1, math.ceil(self._connect_timeout_s)),
                 read_timeout=self._connect_timeout_s,
                 write_timeout=self.limits.timeout_s,
+                # Else it reads all certificates that the system trusts, and checks none of them.
+                ssl_disabled=self.address.tls is None,
             )
             return MySQLConnection(self, connection)
         except (*DRIVER_ERRORS, RuntimeError) as error:
