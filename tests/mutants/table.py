@@ -50,7 +50,7 @@ def _of_store(
         CONTRACT,
         f"{test} and async-{store}",
         times=times,
-        server=store if store in ("postgres", "redis") else None,
+        server=store if store in ("postgres", "redis", "mariadb") else None,
     )
 
 
@@ -183,6 +183,26 @@ STORES = (
         "    WHERE expires <= statement_timestamp()\n",
         "    WHERE state = 'running' OR expires <= statement_timestamp()\n",
         _SWEPT,
+    ),
+    # ------------------------------------------------------------------------------- MariaDB
+    _of_store("mariadb", "no state check", "mysql_write.py", "c.state = {state} AND ", ""),
+    _of_store("mariadb", "no fence check", "mysql_write.py", " AND c.fence = {fence}", ""),
+    _of_store("mariadb", "no token check", "mysql_write.py", " AND c.token = {token}", ""),
+    _of_store(
+        "mariadb",
+        "no lapse check at the write",
+        "mysql_write.py",
+        'When.LAPSED: f"c.lease_until <= {CLOCK}"',
+        'When.LAPSED: "TRUE"',
+        _AT_THE_WRITE,
+    ),
+    _of_store(
+        "mariadb",
+        "a sweep forgets the fences",
+        "mysql_sql.py",
+        '"WHERE one = 1 AND removed < @oncekey_fence"',
+        '"WHERE one = 2 AND removed < @oncekey_fence"',
+        "test_a_removed_record_leaves_no_fence_to_be_used_again",
     ),
     # --------------------------------------------------------------------------------- Redis
     _of_store("redis", "no state check", _SWAP, _LUA, _LUA.replace("state ~= ARGV[1] or ", "")),
