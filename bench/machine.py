@@ -10,7 +10,17 @@ from importlib import metadata
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PACKAGES = ("starlette", "uvicorn", "uvloop", "asyncpg", "redis", "hiredis")
+_PACKAGES = (
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "asyncpg",
+    "redis",
+    "hiredis",
+    "httpx2",
+    "httpx",
+    "requests",
+)
 
 
 class ForeignCpu:

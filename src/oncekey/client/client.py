@@ -61,10 +61,17 @@ class _Intents:
             retention_s=RELIED_S.get(self._sender.profile.name),
         )
 
-    def learn(self, response: Any) -> None:
-        """How long this server remembers keys: it says so with every first answer."""
+    def news(self, response: Any) -> tuple[str, float] | None:
+        """How long this server remembers keys, if the journal does not know that: it is said with
+        every first answer, and is always the same.
+        """
         heard = advertised(response, self._sender.clock.wall())
-        if heard is not None and self.journal is not None:
+        if heard is None or self.journal is None or self.journal.knows(*heard):
+            return None
+        return heard
+
+    def learn(self, heard: tuple[str, float]) -> None:
+        if self.journal is not None:
             self.journal.learn(*heard)
 
 
@@ -111,7 +118,8 @@ class Client:
         _one_of(key)
         key = self._intents.key(intent, url, note)
         response = self.inner.request(method, url, **_with_key(options, key))
-        self._intents.learn(response)
+        if heard := self._intents.news(response):
+            self._intents.learn(heard)
         return response
 
     def get(self, url: str, **options: Any) -> Any:
@@ -172,7 +180,8 @@ class AsyncClient:
         _one_of(key)
         key = await asyncio.to_thread(self._intents.key, intent, url, note)
         response = await self.inner.request(method, url, **_with_key(options, key))
-        await asyncio.to_thread(self._intents.learn, response)
+        if heard := self._intents.news(response):
+            await asyncio.to_thread(self._intents.learn, heard)
         return response
 
     async def get(self, url: str, **options: Any) -> Any:

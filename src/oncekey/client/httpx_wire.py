@@ -211,9 +211,8 @@ class Exchange:
 
     def _whole(self, response: Any, raw: bytes) -> Reply:
         response.stream = self._library.ByteStream(raw)
-        status = response.status_code
-        body = self._decoded(response, raw) if status >= 400 else b""
-        return Reply(status, response.headers, body, response)
+        body = self._decoded(response, raw) if response.status_code >= 400 else b""
+        return Reply(response.status_code, response.headers, body, response)
 
     def _decoded(self, response: Any, raw: bytes) -> bytes:
         library = self._library

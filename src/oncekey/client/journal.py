@@ -109,16 +109,18 @@ class Journal:
             rows = db.execute(f"{_SELECT} ORDER BY begun, name LIMIT ?", (limit,)).fetchall()
         return [self._intent(row) for row in rows]
 
+    def knows(self, origin: str, retention_s: float) -> bool:
+        """Whether that would be no news. Looks into no file."""
+        known = self._learnt.get(intents.where(origin))
+        return known is not None and intents.is_about(known, retention_s)
+
     def learn(self, origin: str, retention_s: float) -> None:
         """What this server says of how long it remembers keys. Written only if that is new."""
         intents.must_last(retention_s)
-        origin = intents.where(origin)
         with self._asking() as db:
-            known = self._learnt.get(origin)
-            if known is not None and intents.is_about(known, retention_s):
-                return
-            with _committing(db):
-                self._note_retention(db, origin, retention_s)
+            if not self.knows(origin, retention_s):
+                with _committing(db):
+                    self._note_retention(db, intents.where(origin), retention_s)
 
     def flush(self) -> None:
         """Write down what was settled."""

@@ -44,10 +44,9 @@ def ulid(wall: float, token: bytes) -> str:
 
 
 def _versioned(raw: bytes, version: int) -> str:
-    digits = raw.hex()
+    hex_ = raw.hex()
     variant = "89ab"[raw[8] >> 4 & 3]
-    middle = f"{digits[8:12]}-{version}{digits[13:16]}-{variant}{digits[17:20]}"
-    return f"{digits[:8]}-{middle}-{digits[20:]}"
+    return f"{hex_[:8]}-{hex_[8:12]}-{version}{hex_[13:16]}-{variant}{hex_[17:20]}-{hex_[20:]}"
 
 
 KINDS: Final[Mapping[str, MakeKey]] = MappingProxyType(

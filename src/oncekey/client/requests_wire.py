@@ -42,15 +42,22 @@ class Exchange:
         self.sent_at, self.deadline = sender.begin()
         self._body = _body(request, sender.body_bytes_max)
         brought = mark_of(request)
-        if brought is not None:
-            brought = sender.again(brought, request)
-            self.deadline = brought.deadline(self.deadline)
+        if brought is not None or sender.header is None or not self._take_new_key(sender.header):
+            if brought is not None:
+                request.hooks[_MARK] = brought = sender.again(brought, request)
+                self.deadline = brought.deadline(self.deadline)
+            self.mark = self.plan.mark
+            self._ready = self._planned(self.plan)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How it is sent; also when that is done already, since it was left its mark."""
+        request = self._request
         outgoing = Outgoing(request.method, request.url, request.headers, self._body)
-        self.plan = plan = sender.plan(outgoing, brought)
-        self.mark = plan.mark
+        plan = self._sender.plan(outgoing, mark_of(request))
         if plan.mark is not None:
             request.hooks[_MARK] = plan.mark
-        self._ready = self._prepared(plan)
+        return plan
 
     def attempt(self, left_s: float) -> Reply | Broken:
         """What comes of sending it now, in at most so many seconds."""
@@ -76,12 +83,19 @@ class Exchange:
 
     # ------------------------------------------------------------------------------- the request
 
-    def _prepared(self, plan: Plan) -> Any:
-        """The request as it is sent. The caller's own stays as it is, so that whoever follows a
-        redirect does not carry the key along.
-        """
-        request, placed = self._request, plan.placed
-        ready = request.copy()
+    def _take_new_key(self, header: str) -> bool:
+        """Nearly every request: one that has no key yet, and takes it in a header."""
+        request = self._request
+        if header in request.headers:
+            return False
+        self._ready = ready = self._copied()
+        ready.headers[header] = key = self._sender.new_key()
+        self.mark = mark = Mark(key, request.url, self._sender.clock.wall())
+        request.hooks[_MARK] = mark
+        return True
+
+    def _planned(self, plan: Plan) -> Any:
+        placed, ready = plan.placed, self._copied()
         for name, text in placed.headers:
             ready.headers[name] = text
         if plan.without:
@@ -90,8 +104,19 @@ class Exchange:
             ready.url = placed.url
         if placed.body is not None:
             ready.headers["Content-Length"] = str(len(placed.body))
-        if body := self._body if placed.body is None else placed.body:
-            ready.body = body
+            ready.body = placed.body
+        return ready
+
+    def _copied(self) -> Any:
+        """The request as it is sent. The caller's own stays as it is, so that whoever follows a
+        redirect does not carry the key along. Its cookies are in its headers by now: the jar, which
+        is most of what its own `copy` copies, stays behind.
+        """
+        request = self._request
+        ready = request.__class__()
+        ready.method, ready.url, ready.hooks = request.method, request.url, request.hooks
+        ready.headers = request.headers.copy()
+        ready.body = self._body or request.body
         return ready
 
     def _limited(self, left_s: float) -> Any:

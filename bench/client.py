@@ -1,0 +1,177 @@
+"""The client: a request through our transport against the same request without it.
+
+Both clients are of the same library and ask the same server, which is a process of its own, in
+turn. With a journal: against the same request and one row that is committed by hand before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import httpx
+import httpx2
+import requests
+
+from bench.rounds import Contender, Settings, contest
+from bench.served import Served
+from bench.subject import measured
+from bench.table import Goal, Row, Section
+from oncekey.client import Client, Journal, retrying
+from tests.servers import folders
+
+LIBRARIES = ("httpx2", "httpx2, async", "httpx", "httpx, async", "requests")
+GOAL = Goal(1.05, at_least=False, of_time=True)
+TIMEOUT_S = 30.0
+ORDER: dict[str, Any] = {"item": "tea", "quantity": 2, "note": "to be delivered before noon"}
+BATCH = 20
+TURNS = 8
+"""Short ones: the less changes between those that are compared."""
+HOW = (
+    "One caller, one connection, a POST of a small JSON order to Starlette on uvicorn in another "
+    "process; every request gets a key, and none has to be retried. The limit is the same client "
+    "without our transport. *CPU*: of the calling process alone, which says more than the time if "
+    "others use the machine. *With a journal*: each request is an intent, on disk before it "
+    "leaves; the limit is the bare request after one row was committed to a SQLite file "
+    "(`synchronous=FULL`) by hand."
+)
+
+Send = Callable[[int], None]
+"""Sends so many requests, one after the other."""
+
+
+def section(settings: Settings) -> Section:
+    rows: list[Row] = []
+    for library in LIBRARIES:
+        rows += measured(f"client, {library}", partial(_library_rows, library, settings))
+    rows += measured("client with a journal", partial(_journal_rows, settings))
+    return Section("Client", HOW, tuple(rows))
+
+
+def estimate_s(settings: Settings) -> float:
+    return (len(LIBRARIES) + 1) * (settings.estimate_s(2) + 2)
+
+
+class Caller:
+    """A contender: requests by one client, and the CPU time that each of them took here."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.cpu_us: list[float] = []
+
+    def __call__(self, seconds: float) -> float:
+        done, started, cpu_s = 0, time.monotonic(), time.process_time()
+        while time.monotonic() < started + seconds:
+            self._send(BATCH)
+            done += BATCH
+        self.cpu_us.append((time.process_time() - cpu_s) / done * 1e6)
+        return done / (time.monotonic() - started)
+
+
+# ------------------------------------------------------------------------------------- transports
+
+
+def _library_rows(library: str, settings: Settings) -> list[Row]:
+    with (
+        Served() as served,
+        _sender(library, served, bare=True) as plain,
+        _sender(library, served, bare=False) as ours,
+    ):
+        return _compared(library, Caller(plain), Caller(ours), settings, GOAL)
+
+
+@contextmanager
+def _sender(library: str, served: Served, *, bare: bool) -> Iterator[Send]:
+    url = f"http://127.0.0.1:{served.port}/orders"
+    if library == "requests":
+        with requests.Session() as session:
+            adapter = requests.adapters.HTTPAdapter()
+            session.mount("http://", adapter if bare else retrying(adapter))
+            yield partial(_each, partial(session.post, url, json=ORDER, timeout=TIMEOUT_S))
+        return
+    module: Any = httpx2 if library.startswith("httpx2") else httpx
+    if library.endswith("async"):
+        with asyncio.Runner() as runner:
+            inner = module.AsyncHTTPTransport()
+            client = module.AsyncClient(transport=inner if bare else retrying(inner))
+            post = partial(client.post, url, json=ORDER, timeout=TIMEOUT_S)
+            yield lambda times: runner.run(_each_awaited(post, times))
+            runner.run(client.aclose())
+        return
+    inner = module.HTTPTransport()
+    with module.Client(transport=inner if bare else retrying(inner)) as blocking:
+        yield partial(_each, partial(blocking.post, url, json=ORDER, timeout=TIMEOUT_S))
+
+
+def _each(post: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        assert post().status_code == 200
+
+
+async def _each_awaited(post: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        assert (await post()).status_code == 200
+
+
+# ---------------------------------------------------------------------------------------- journal
+
+
+def _journal_rows(settings: Settings) -> list[Row]:
+    folder, numbers = folders.private("journal"), itertools.count()
+    by_hand = sqlite3.connect(folder / "by-hand.db", isolation_level=None)
+    by_hand.execute("PRAGMA synchronous = FULL")
+    by_hand.execute("CREATE TABLE intents (name TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID")
+    with (
+        Served() as served,
+        Journal(folder / "intents.db") as journal,
+        Client(base_url=f"http://127.0.0.1:{served.port}", journal=journal) as api,
+        httpx2.Client(base_url=f"http://127.0.0.1:{served.port}") as bare,
+    ):
+
+        def written() -> Any:
+            by_hand.execute("INSERT INTO intents VALUES (?, ?)", (f"o{next(numbers)}", "key"))
+            return bare.post("/orders", json=ORDER)
+
+        def intended() -> Any:
+            name = f"o{next(numbers)}"
+            answer = api.post("/orders", json=ORDER, intent=name)
+            journal.settle(name)
+            return answer
+
+        callers = Caller(partial(_each, written)), Caller(partial(_each, intended))
+        return _compared("httpx2, with a journal", *callers, settings, None)
+
+
+def _compared(
+    name: str, plain: Caller, ours: Caller, settings: Settings, goal: Goal | None
+) -> list[Row]:
+    contenders: dict[str, Contender] = {"bare": plain, "with keys": ours}
+    result = contest(name, contenders, settings, turns=TURNS)
+    pairs = list(zip(_by_round(plain), _by_round(ours), strict=True))
+    ratios = [mine / theirs for theirs, mine in pairs]
+    return [
+        replace(result.row(f"{name}: a request", "with keys", "bare", GOAL), goal=goal),
+        Row(
+            f"{name}: CPU of a request",
+            ours=f"{median(mine for _, mine in pairs):.0f} µs",
+            limit=f"{median(theirs for theirs, _ in pairs):.0f} µs",
+            value=median(ratios),
+            low=min(ratios),
+            high=max(ratios),
+            steady=True,
+        ),
+    ]
+
+
+def _by_round(caller: Caller) -> list[float]:
+    """As the contest counts them: the median of the turns, without the warm-up."""
+    counted = caller.cpu_us[1:]
+    return [median(counted[n : n + TURNS]) for n in range(0, len(counted), TURNS)]
