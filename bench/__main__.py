@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import http, machine, memory, recovery, stores, table
+from bench import client, http, machine, memory, recovery, stores, table
 from bench.rounds import Settings
 from bench.subject import failures
 from bench.table import Section
@@ -26,7 +26,13 @@ from tests.servers import (
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "bench" / "results"
-SUBJECTS = {"http": http, "stores": stores, "recovery": recovery, "memory": memory}
+SUBJECTS = {
+    "http": http,
+    "stores": stores,
+    "client": client,
+    "recovery": recovery,
+    "memory": memory,
+}
 QUICK = Settings(rounds=2, seconds=1.0, quick=True)
 
 
