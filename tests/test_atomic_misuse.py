@@ -30,6 +30,7 @@ REFUSED: dict[str, tuple[Any, Any, Policy, str]] = {
     "no policy": ("sqlite:///{}/k.db", atomic.Sqlite(), Policy(), r"no policy says Policy\(atom"),
     "memory": (MemoryStore(), atomic.Sqlite(), Policy(atomic=True), "records in memory cannot"),
     "redis": ("redis://h", atomic.Asyncpg(None), Policy(atomic=True), "records in redis cannot"),
+    "MySQL": ("mysql://u@h/d", None, Policy(atomic=True), r"by current\(\)\.complete_in"),
     "another database": (
         *("sqlite:///{}/k.db", atomic.Asyncpg(None), Policy(atomic=True)),
         r"Asyncpg\(…\) is for postgres, but the records are in sqlite",

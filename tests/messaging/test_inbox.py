@@ -251,6 +251,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return place
 
 
+def test_records_in_mysql_are_no_part_of_the_callers_transaction() -> None:
+    inbox = Inbox(Runtime("mysql://user@host/database"), name="orders")
+    with pytest.raises(Misuse, match=r"use handle\(…\), and current\(\)\.complete_in"):
+        inbox.handle_in_sync(object(), "m1", print)
+
+
 class Shop:
     """Rows in the store's own database, and connections of the application's own."""
 
