@@ -25,11 +25,14 @@ class CardNetwork:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.child = self._launched()
+        self._await()
 
-    def restart(self) -> None:
+    def restart(self, *, wait: bool = True) -> None:
         """After it crashed, on the same file and port."""
         assert self.child.ended is not None
         self.child = self._launched()
+        if wait:
+            self._await()
 
     def client(self) -> Network:
         return Network(self.url)
@@ -52,16 +55,18 @@ class CardNetwork:
         command = [sys.executable, "-m", "payments.network.server"]
         command += ["--file", str(self.file), "--port", str(self.port)]
         with open(self.log, "ab") as log:
-            child = Child("network", command, output=log)
+            return Child("network", command, output=log)
+
+    def _await(self) -> None:
         deadline = time.monotonic() + START_S_MAX
-        while child.ended is None and time.monotonic() < deadline:
+        while self.child.ended is None and time.monotonic() < deadline:
             try:
                 httpx2.get(f"{self.url}/tally", trust_env=False)
             except httpx2.TransportError:
                 time.sleep(0.02)
             else:
-                return child
-        child.kill()
+                return
+        self.child.kill()
         raise AssertionError(f"The network did not start: {self.log.read_text()[-2000:]}")
 
     def __enter__(self) -> Self:

@@ -17,9 +17,10 @@ from typing import Any
 
 import httpx2
 
+from oncekey.client import Retries
 from payments.accounts import LOCAL_KEY
 from payments.child import Child
-from payments.network import FAULTS, NetworkDown
+from payments.network import FAULTS, Network, NetworkDown
 from tests.payments.card_network import CardNetwork
 from tests.payments.serving import until
 from tests.servers.process import free_port
@@ -121,7 +122,7 @@ class System:
     def mend(self) -> None:
         """Start again whatever has ended."""
         if self.network.child.ended is not None:
-            self.network.restart()
+            self.network.restart(wait=False)
         if self.receiver.ended is not None:
             self.receiver = self._receive()
         if self.api.ended is not None:
@@ -182,7 +183,7 @@ class Killer:
 
     def _fault(self) -> bool:
         try:
-            with self._system.network.client() as network:
+            with Network(self._system.network.url, retries=Retries(attempts_max=1)) as network:
                 network.arm(self._random.choice(list(FAULTS)))
         except NetworkDown:
             return False
