@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import atomic, mysql, postgres, redis, sqlite
+from bench import atomic, dynamodb, mysql, postgres, redis, sqlite
 from bench.rounds import Settings
 from bench.subject import measured
 from bench.table import Section
@@ -12,7 +12,9 @@ HOW = (
     "the engine's own load generator or one round trip of its driver with the same one-row "
     "statement. PostgreSQL with `fsync` and `synchronous_commit` on, MariaDB with "
     "`innodb_flush_log_at_trx_commit=1`, Redis appending to its file "
-    "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`."
+    "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`. "
+    "DynamoDB is an emulator, which says nothing of its speed: only the driver's own conditional "
+    "writes to the same emulator are compared with."
 )
 
 
@@ -23,10 +25,11 @@ def section(settings: Settings) -> Section:
         *measured(mysql.INSERTS, lambda: mysql.rows(settings), mysql.GOAL),
         *measured("Redis", lambda: redis.rows(settings)),
         *measured("SQLite", lambda: sqlite.rows(settings)),
+        *measured(dynamodb.INSERTS, lambda: dynamodb.rows(settings), dynamodb.GOAL),
     ]
     return Section("Stores", HOW, tuple(rows))
 
 
 def estimate_s(settings: Settings) -> float:
-    subjects = (postgres, atomic, mysql, redis, sqlite)
+    subjects = (postgres, atomic, mysql, redis, sqlite, dynamodb)
     return sum(float(subject.estimate_s(settings)) for subject in subjects)

@@ -7,17 +7,25 @@ import pytest
 
 from oncekey.stores.url import open_store
 from tests.cli.conftest import OPERATION, Oncekey, Seed
+from tests.servers.ministack import table_url
 
 _UNSYNCED = ("postgres", "mariadb")
 
 
 @pytest.fixture(
-    params=["sqlite", "postgres", "redis", pytest.param("mariadb", marks=pytest.mark.slow)]
+    params=[
+        *("sqlite", "postgres", "redis"),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+        pytest.param("dynamodb", marks=pytest.mark.slow),
+    ]
 )
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Servers are shared with other tests: each test here has a tenant of its own."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'keys.db'}"
+    if request.param == "dynamodb":
+        endpoint: str = request.getfixturevalue("dynamodb_endpoint")
+        return table_url(endpoint, f"cli-{uuid.uuid4().hex}")
     url: str = request.getfixturevalue(f"{request.param}_url")
     # The test server does not sync its disk: its data is gone after the tests anyway.
     return f"{url}?allow=unsafe-durability" if request.param in _UNSYNCED else url

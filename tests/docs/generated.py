@@ -136,6 +136,8 @@ def durability() -> str:
             "postgresql://host/database?allow=unsafe-durability",
             "mysql://user@host/database",
             "mysql://user@host/database?allow=unsafe-durability",
+            "dynamodb://table?region=eu-central-1",
+            "dynamodb://table?endpoint=http://host:4566",
         )
     }
     servers = {

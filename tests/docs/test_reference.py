@@ -16,7 +16,7 @@ from oncekey.core.problem import Kind, Problem, as_json
 from oncekey.core.profiles import PROFILES, Header, Profile, render
 from oncekey.core.record import Answer
 from oncekey.probes import PROBES
-from oncekey.stores import postgres_address, redis
+from oncekey.stores import dynamodb, postgres_address, redis
 from oncekey.stores.url import KINDS
 from tests.docs.pages import DOCS, ROOT, TEXTS, blocks, headings, rows
 
@@ -112,7 +112,7 @@ def test_every_store_is_documented(scheme: str) -> None:
     assert f"`{scheme}://" in TEXTS["docs/stores.md"]
 
 
-OPTIONS = {"timeout_s", "synchronous", *postgres_address._OWN, *redis._OPTIONS}
+OPTIONS = {"timeout_s", "synchronous", *postgres_address._OWN, *redis._OPTIONS, *dynamodb._OPTIONS}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

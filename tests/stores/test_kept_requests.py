@@ -16,12 +16,15 @@ from oncekey.core.record import Record
 from oncekey.core.verbs import Requested, Swap, Sweep
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
+from tests.stores import dynamodb_kit
 
 REQUEST = b"POST /orders, with a card number"
 Raw = Callable[[], list[bytes]]
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
+@pytest.fixture(
+    params=["sqlite", "postgres", "redis", pytest.param("dynamodb", marks=pytest.mark.slow)]
+)
 def subject(request: pytest.FixtureRequest) -> Subject:
     subject: Subject = request.getfixturevalue(request.param)
     return subject
@@ -36,9 +39,8 @@ def case(subject: Subject) -> Iterator[Case]:
 @pytest.fixture
 def raw(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> Raw:
     """What requests the store keeps, seen behind its back."""
-    return {"sqlite": _sqlite, "postgres": _postgres, "redis": _redis}[subject.store.name](
-        request, subject, tmp_path
-    )
+    raws = {"sqlite": _sqlite, "postgres": _postgres, "redis": _redis, "dynamodb": _dynamodb}
+    return raws[subject.store.name](request, subject, tmp_path)
 
 
 def _sqlite(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> Raw:
@@ -69,6 +71,16 @@ def _redis(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> 
             hashes = [key for key in client.scan_iter(f"{prefix}:*") if client.type(key) == b"hash"]
             kept = [client.hmget(key, "request", "request_of") for key in hashes]
         return [request for request, token in kept if request is not None or token is not None]
+
+    return look
+
+
+def _dynamodb(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> Raw:
+    url: str = request.getfixturevalue("dynamodb_url")
+
+    def look() -> list[bytes]:
+        found = dynamodb_kit.client(url).scan(TableName=dynamodb_kit.name_of(url))["Items"]
+        return [item["data"]["B"] for item in found if item["part"]["B"].startswith(b"q")]
 
     return look
 

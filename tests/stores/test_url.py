@@ -33,10 +33,11 @@ class Absent(importlib.abc.MetaPathFinder):
 
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str, store: str) -> None:
     """Take the driver away, and what was imported with it."""
+    ours = f"oncekey.stores.{store}"
     for module in list(sys.modules):
-        if module.partition(".")[0] in packages:
+        is_ours = module == ours or module.startswith(f"{ours}_")
+        if is_ours or module.partition(".")[0] in packages:
             monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, f"oncekey.stores.{store}", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(*packages), *sys.meta_path])
 
 
@@ -64,6 +65,7 @@ def test_memory_is_a_new_store_each_time() -> None:
         ("redis+unix:///run/redis.sock", "redis"),
         ("valkey://127.0.0.1:6379/0", "redis"),
         ("valkeys://127.0.0.1:6379/0", "redis"),
+        ("dynamodb://idempotency?region=eu-central-1", "dynamodb"),
     ],
 )
 def test_the_scheme_chooses_and_nothing_is_connected(url: str, name: str) -> None:
@@ -130,6 +132,8 @@ def test_an_option_that_cannot_be_read_is_misuse(url: str) -> None:
         ("postgresql://u:hunter2@h/db", "asyncpg", "postgres", "postgres"),
         ("redis://u:hunter2@h/0", "redis", "redis", "redis"),
         ("redis://u:hunter2@h/0", "hiredis", "redis", "redis"),
+        ("dynamodb://u:hunter2@table", "botocore", "dynamodb", "dynamodb"),
+        ("dynamodb://u:hunter2@table", "aiobotocore", "dynamodb", "dynamodb"),
     ],
 )
 def test_a_missing_driver_is_answered_with_its_extra(
