@@ -151,6 +151,10 @@ const commands = {
         endings.push(await client.key(init.beginning, { note: "begun" }));
         continue;
       }
+      if (init.settling) {
+        endings.push(await client.settle(...init.settling));
+        continue;
+      }
       const work = () => client.fetch("https://api.test/orders", { method: "POST", signal, ...init });
       endings.push(await world.run(ending(work)));
     }

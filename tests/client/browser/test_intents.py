@@ -147,6 +147,15 @@ def test_a_key_can_be_had_before_it_is_sent(node: Node) -> None:
     assert seen["unsettled"] == []
 
 
+def test_what_another_tab_began_anew_is_not_settled(node: Node) -> None:
+    begin, late = {"beginning": "cart-7/pay"}, {"settling": ["cart-7/pay", "an earlier key"]}
+    seen = told(node, [begin, late, begin])
+    assert seen["endings"][0] == seen["endings"][2]
+
+    seen = told(node, [begin, {"settling": ["cart-7/pay"]}, begin])
+    assert seen["endings"][0] != seen["endings"][2]
+
+
 @pytest.mark.parametrize(("status", "settled"), [(201, True), (402, True), (401, False)])
 def test_whoever_settles_is_told_whether_to(node: Node, status: int, settled: bool) -> None:
     seen = told(node, [{"body": "{}", "key": "k"}], faults=[{"kind": "status", "status": status}])
@@ -182,6 +191,22 @@ def test_offline_in_the_middle(node: Node) -> None:
 
     assert [at for at, *_ in seen["attempts"]] == [0, 30]
     assert len(set(keys(seen))) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("3600", "the server asks to wait 3600 s, longer than is left"),
+        ("89.5", "the time for all attempts is over"),
+    ],
+)
+def test_a_wait_that_does_not_fit_is_not_begun(node: Node, asked: str, why: str) -> None:
+    """The answer is given at once, not when the time is over."""
+    sick = {"kind": "status", "status": 503, "headers": {"retry-after": asked}}
+    seen = told(node, [PAY], faults=[sick], chances=[0.99], options={"retries": {"backoffS": 1}})
+
+    assert seen["time"] == 0
+    assert why in seen["endings"][0]["gaveUp"]
 
 
 @pytest.mark.parametrize("at", [0.1, 2])
