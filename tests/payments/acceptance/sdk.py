@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,4 +206,4 @@ class NodeSdk(Sdk):
         return answer["ok"]
 
 
-SDKS = {"python": PythonSdk, "node": NodeSdk}
+SDKS: dict[str, Callable[[int, str], Sdk]] = {"python": PythonSdk, "node": NodeSdk}

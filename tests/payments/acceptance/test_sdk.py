@@ -120,6 +120,14 @@ def test_an_intent_is_cancelled_before_and_after_its_card_was_asked(sdk: Sdk, sh
     assert held["latest_charge"] in voided
 
 
+def test_an_intent_shows_its_charge_where_that_is_asked_for(sdk: Sdk) -> None:
+    params = {**INTENT, "confirm": True, "expand": ["latest_charge"]}
+    paid = sdk.ask("payment_intents.create", params=params)
+    assert paid["latest_charge"]["amount_captured"] == 1500
+    listed = sdk.ask("payment_intents.list", params={"expand": ["data.latest_charge"]})
+    assert listed["data"][0]["latest_charge"]["id"] == paid["latest_charge"]["id"]
+
+
 def test_intents_are_listed_and_refunded(sdk: Sdk) -> None:
     paid = sdk.ask("payment_intents.create", params={**INTENT, "confirm": True})
     listed = sdk.ask("payment_intents.list", params={"limit": 1})
@@ -244,6 +252,20 @@ def test_a_wrong_key_is_an_authentication_error(shop: Shop, name: str) -> None:
     with closing(opened(name, shop.api.port, "sk_test_wrong")) as stranger:
         error = refused(stranger, "charges.create", params=CHARGE)
     assert (error.kind, error.status) == ("AuthenticationError", 401)
+
+
+def test_too_much_is_a_rate_limit_error_that_is_not_retried(sdk: Sdk) -> None:
+    """Over three calls a day can end once at most."""
+    card = {"number": "4242424242424242", "exp_month": 12, "exp_year": 2034}
+    errors = []
+    for _ in range(3):
+        try:
+            sdk.ask("tokens.create", params={"card": card})
+        except Refused as error:
+            errors.append(error)
+    assert errors
+    assert all((each.kind, each.status) == ("RateLimitError", 429) for each in errors)
+    assert all(int(each.headers["retry-after"]) >= 1 for each in errors)
 
 
 # ------------------------------------------------------------------------ events, balance, types
