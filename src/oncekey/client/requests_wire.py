@@ -72,7 +72,7 @@ class Exchange:
     def told(self, response: Any) -> Any:
         """The answer as the caller gets it, with what is known of its delivery."""
         response.oncekey = self
-        if response.status_code >= 300 and self.mark is not None:
+        if 300 <= response.status_code < 400 and self.mark is not None:
             left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
             self._request.hooks[_MARK] = left
         return response
