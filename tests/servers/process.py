@@ -65,6 +65,11 @@ class Server(ABC):
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        """Whether it was started, and neither stopped nor killed since."""
+        return self._process is not None
+
+    @property
     def source(self) -> str:
         """Where the program came from."""
         return self.program.source

@@ -1,7 +1,7 @@
 """A private Valkey or Redis."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import redis
 
@@ -11,20 +11,31 @@ from tests.servers.programs import SOURCES, find_tool, reachable
 DATABASES = 128
 
 
-def start_redis(*, durable: bool = False, sources: Sequence[str] = SOURCES) -> "Redis":
+def start_redis(
+    *,
+    durable: bool = False,
+    sources: Sequence[str] = SOURCES,
+    settings: Mapping[str, object] | None = None,
+) -> "Redis":
     """Start an empty server with an append-only file; `durable` syncs it before every answer."""
-    return Redis(durable, tuple(sources)).start()
+    always = {"appendfsync": "always"} if durable else {}
+    return Redis(tuple(sources), {**always, **(settings or {})}).start()
 
 
 class Redis(Server):
-    def __init__(self, durable: bool, sources: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        sources: tuple[str, ...] = SOURCES,
+        settings: Mapping[str, object] | None = None,
+        password: str | None = None,
+    ) -> None:
         super().__init__("redis", reachable(find_tool("redis", sources)))
-        self._durable = durable
-        self._password = secrets.token_hex(8)
+        self.password = password or secrets.token_hex(8)
+        self._settings = dict(settings or {})
 
     @property
     def url(self) -> str:
-        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
     def version(self) -> str:
@@ -35,12 +46,15 @@ class Redis(Server):
             "bind": "127.0.0.1",
             "port": self.port,
             "dir": self.folder,
-            "requirepass": self._password,
+            "requirepass": self.password,
+            "masterauth": self.password,
             "databases": DATABASES,
             "appendonly": "yes",
-            "appendfsync": "always" if self._durable else "everysec",
+            "appendfsync": "everysec",
             "save": '""',
             "maxmemory-policy": "noeviction",
+            "repl-diskless-sync-delay": 0,  # so that a replica is up at once
+            **self._settings,
         }
         lines = "".join(f"{name} {value}\n" for name, value in settings.items())
         return [str(self.program.path), str(self.write("redis.conf", lines))]

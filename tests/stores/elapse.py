@@ -42,7 +42,11 @@ end
 def redis(url: str, prefix: str, seconds: float) -> None:
     """The server's own expiry stays where it was: what has expired may still be there."""
     with redis_client.Redis.from_url(url) as client:
-        client.eval(_REDIS, 0, prefix, round(-seconds * 1_000_000))
+        redis_node(client, prefix, seconds)
+
+
+def redis_node(client: redis_client.Redis, prefix: str, seconds: float) -> None:
+    client.eval(_REDIS, 0, prefix, round(-seconds * 1_000_000))
 
 
 def postgres(url: str, seconds: float) -> None:

@@ -21,7 +21,6 @@ from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import Case, SyncFace
 from tests.servers import Redis, start_redis
 from tests.servers.process import free_port
-from tests.servers.programs import SOURCES
 
 CLAIM = Claim(b"i" * 32, b"t" * 16, "tenant", "POST /", "key", b"f" * 32, 1, 30.0, 600.0)
 
@@ -30,11 +29,11 @@ class SetRedis(Redis):
     """A server with settings of one's own."""
 
     def __init__(self, *settings: str) -> None:
-        super().__init__(False, SOURCES)
-        self._settings = settings
+        super().__init__()
+        self._arguments = settings
 
     def command(self) -> list[str]:
-        return [*super().command(), *self._settings]
+        return [*super().command(), *self._arguments]
 
 
 @pytest.fixture

@@ -24,6 +24,24 @@ class Pause:
     seconds: float
 
 
+def relay(op: Op[T], turn: Callable[[Any], Any]) -> Op[T]:
+    """The same operation, each of its questions turned into another."""
+    try:
+        question = next(op)
+        while True:
+            try:
+                answer = yield turn(question)
+            except Exception as error:
+                question = op.throw(error)
+            else:
+                question = op.send(answer)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    finally:
+        op.close()
+
+
 def run(op: Op[T], ask: Callable[[Any], Any]) -> T:
     """Drive an operation with a blocking `ask`."""
     try:

@@ -33,9 +33,6 @@ def check_server(info: Mapping[str, str], address: str, allow: Collection[str]) 
     if numbers and numbers < VERSION_MIN:
         needed = ".".join(map(str, VERSION_MIN))
         raise StoreUnfit(f"{address} is Redis {version}: use {needed} or newer, or Valkey")
-    if info.get("role", "master") != "master":
-        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        raise StoreUnfit(f"{address} is a replica: connect to its primary, {primary}")
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and EVICTION not in allow:
         raise StoreUnfit(
@@ -47,13 +44,20 @@ def check_server(info: Mapping[str, str], address: str, allow: Collection[str]) 
         )
 
 
+def check_role(info: Mapping[str, str], address: str) -> None:
+    """Raise if this server only follows another."""
+    if info.get("role", "master") != "master":
+        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        raise StoreUnfit(f"{address} is a replica: connect to its primary, {primary}")
+
+
 def check_cluster(info: Mapping[str, str], address: str) -> None:
     """Raise unless one node serves all keys; `info` is what CLUSTER INFO says."""
     nodes, state = info.get("cluster_size", "?"), info.get("cluster_state", "?")
     if nodes != "1" or state != "ok":
         raise StoreUnfit(
-            f"{address} is a node of a Redis Cluster ({nodes} nodes hold keys, state {state}), and "
-            "oncekey does not find its way in a cluster yet: use a server with cluster-enabled no"
+            f"{address} is a node of a Redis Cluster ({nodes} nodes hold keys, state {state}): "
+            "write redis+cluster:// instead of redis://, with the addresses of some of its nodes"
         )
 
 
@@ -74,7 +78,7 @@ def check_schema(version: int, oldest_reader: int, address: str) -> None:
 
 _COMMANDS = (
     "evalsha script|load hset hget hmget hkeys hdel hincrby zadd zrem zrangebyscore exists persist "
-    "pexpireat unlink set scan time wait info select config|get cluster|info"
+    "pexpireat unlink set scan time wait info select config|get cluster|info cluster|slots asking"
 )
 
 

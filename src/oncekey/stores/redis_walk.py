@@ -21,12 +21,13 @@ import heapq
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from oncekey.core.framing import as_bytes
 from oncekey.core.op import Op
 from oncekey.core.record import Record, State
 from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
+from oncekey.errors import StoreUnavailable
 from oncekey.stores.redis_calls import FIELDS, STATES, Command, call, record
 
 PORTION_KEYS = 250
@@ -60,7 +61,22 @@ class _Sighting:
         return self.lapsed(now) and self.recovery != b"rerun"
 
 
-Ask = Callable[[list[Command]], Op[list[Any]]]
+class Ground(Protocol):
+    """What a walk needs to know of its store."""
+
+    @property
+    def pattern(self) -> str: ...
+    def key(self, record_id: bytes) -> str: ...
+    def nodes(self) -> list[Any]: ...
+    def lists(self, node: Any) -> list[str]: ...
+    def ask_all(
+        self, commands: list[Command], *, certain: bool = False, node: Any = None
+    ) -> Op[list[Any]]: ...
+
+
+Spot = tuple[int, int]
+"""Where a walk is: on the how many-th node, and SCAN's cursor there."""
+_START: Spot = (0, 0)
 
 
 class Walk(enum.Enum):
@@ -72,31 +88,29 @@ class Walk(enum.Enum):
 
 
 class Walker:
-    """The walks of one store.
+    """The walks of one store, over all of its nodes, one after the other."""
 
-    `ask` answers commands and raises if one of them failed; `change` does so for those that write.
-    """
-
-    def __init__(self, prefix: str, ask: Ask, change: Ask) -> None:
-        self._prefix = f"{prefix}:"
-        self._ask = ask
-        self._change = change
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
         # Where the last call ended. If two threads collide here, a portion is seen twice, or later.
-        self._cursors: dict[Walk, int] = dict.fromkeys(Walk, 0)
+        self._spots: dict[Walk, Spot] = dict.fromkeys(Walk, _START)
 
     def perform(self, verb: Any) -> Op[Any]:
         return _WALKS[type(verb)](self, verb)
 
-    def _portion(self, cursor: int) -> Op[tuple[int, int, list[_Sighting]]]:
-        """The next cursor (0 at the end), the server's time, and the records of this portion."""
-        scan = ("SCAN", cursor, "MATCH", f"{self._prefix}*", "COUNT", PORTION_KEYS)
-        ((following, keys),) = yield from self._ask([scan])
-        start = len(self._prefix)
-        keys = [key for key in keys if _HEX.fullmatch(key, start)]
-        now, rows = yield from self._read(keys, _SIGHTED)
+    def _portion(self, spot: Spot) -> Op[tuple[Spot | None, int, list[_Sighting]]]:
+        """The next spot (None at the end), the server's time, and the records of this portion."""
+        nodes = self._ground.nodes()
+        number, cursor = spot if spot[0] < len(nodes) else _START  # some may have gone
+        scan = ("SCAN", cursor, "MATCH", self._ground.pattern, "COUNT", PORTION_KEYS)
+        (following, keys), time = yield from self._ground.ask_all(
+            [scan, ("TIME",)], node=nodes[number]
+        )
+        ids = [found for found in map(self._id, keys) if found is not None]
+        rows = yield from self._rows(ids, _SIGHTED)
         sightings = [
             _Sighting(
-                bytes.fromhex(key[start:].decode()),
+                record_id,
                 STATES[state],
                 tenant,
                 blanked == b"",
@@ -104,21 +118,33 @@ class Walker:
                 int(expires),
                 recovery,
             )
-            for key, (state, tenant, blanked, lease_until, expires, recovery) in zip(
-                keys, rows, strict=True
+            for record_id, (state, tenant, blanked, lease_until, expires, recovery) in zip(
+                ids, rows, strict=True
             )
             if state is not None  # it vanished since
         ]
-        return int(following), now, sightings
+        after = (number, int(following)) if int(following) else self._beyond((number, 0))
+        return after, _micros(time), sightings
 
-    def _read(self, keys: Sequence[Any], fields: Sequence[str]) -> Op[tuple[int, list[Any]]]:
-        """The server's time, and these fields of each key."""
-        commands: list[Command] = [("TIME",), *(("HMGET", key, *fields) for key in keys)]
-        (seconds, micros), *rows = yield from self._ask(commands)
-        return int(seconds) * 1_000_000 + int(micros), rows
+    def _beyond(self, spot: Spot) -> Spot | None:
+        """The beginning of the next node; None if there is none."""
+        number = spot[0] + 1
+        return (number, 0) if number < len(self._ground.nodes()) else None
 
-    def _key(self, record_id: bytes) -> str:
-        return self._prefix + record_id.hex()
+    def _id(self, key: bytes) -> bytes | None:
+        """The record that a key holds, if it holds one of this store's."""
+        digits = key.rpartition(b":")[2]
+        if not _HEX.fullmatch(digits):
+            return None
+        record_id = bytes.fromhex(digits.decode())
+        return record_id if self._ground.key(record_id).encode() == key else None
+
+    def _rows(self, ids: Sequence[bytes], fields: Sequence[str]) -> Op[list[Any]]:
+        """These fields of each record."""
+        return self._ground.ask_all([("HMGET", self._ground.key(i), *fields) for i in ids])
+
+    def _change(self, calls: list[Command]) -> Op[list[Any]]:
+        return self._ground.ask_all(calls, certain=True)
 
     def _due(self, verb: Due) -> Op[list[bytes]]:
         if verb.abandoned:
@@ -129,11 +155,21 @@ class Walker:
 
     def _abandoned(self, limit: int) -> Op[list[bytes]]:
         limit = max(limit, 0)
-        (listed,) = yield from self._change([call("abandoned", f"{self._prefix}open", limit)])
         seen = yield from self._expected(Walk.ABANDONED, limit, _Sighting.abandoned)
         since = {record.id: record.lease_until for record in seen}
-        for digits, lease_until in zip(listed[::2], listed[1::2], strict=True):
-            since[bytes.fromhex(digits.decode())] = int(lease_until)
+        nodes, failures = self._ground.nodes(), []
+        for node in nodes:
+            calls = [call("abandoned", key, limit) for key in self._ground.lists(node)]
+            try:
+                listed = yield from self._change(calls)
+            except StoreUnavailable as failure:  # what the others hold need not wait for it
+                failures.append(failure)
+                continue
+            for pairs in listed:
+                for digits, lease_until in zip(pairs[::2], pairs[1::2], strict=True):
+                    since[bytes.fromhex(digits.decode())] = int(lease_until)
+        if len(failures) == len(nodes):
+            raise failures[0]
         return sorted(since, key=lambda record_id: (since[record_id], record_id))[:limit]
 
     def _sweep(self, verb: Sweep) -> Op[int]:
@@ -141,7 +177,7 @@ class Walker:
             Walk.SWEEP, verb.limit, lambda seen, now: seen.expires <= now
         )
         # Only a hint so far: the script judges again, at the removal.
-        calls = [call("sweep", self._key(seen.id)) for seen in expired[: verb.limit]]
+        calls = [call("sweep", self._ground.key(seen.id)) for seen in expired[: verb.limit]]
         removed: int = sum((yield from self._change(calls)))
         return removed
 
@@ -150,24 +186,29 @@ class Walker:
     ) -> Op[list[_Sighting]]:
         """What is wanted of the next portions, until there is enough of it."""
         found: dict[bytes, _Sighting] = {}
-        cursor = self._cursors[walk]
-        _, portions = walk.value
-        for _ in range(portions):
-            cursor, now, sightings = yield from self._portion(cursor)
+        spot, failures = self._spots[walk], 0
+        for looked in range(1, walk.value[1] + 1):
+            try:
+                after, now, sightings = yield from self._portion(spot)
+            except StoreUnavailable:  # a hint at what the other nodes hold is better than none
+                failures += 1
+                if failures >= len(self._ground.nodes()):
+                    raise
+                after, now, sightings = self._beyond(spot), 0, []
             found.update({seen.id: seen for seen in sightings if wanted(seen, now)})
-            if len(found) >= enough or not cursor:
+            spot = after or _START
+            if after is None or (len(found) >= enough and looked >= len(self._ground.nodes())):
                 break
-        self._cursors[walk] = cursor
+        self._spots[walk] = spot
         return list(found.values())
 
     def _count(self, verb: Count) -> Op[dict[State, int]]:
         counts = dict.fromkeys(State, 0)
-        cursor, walking = 0, True
-        while walking:
-            cursor, _, sightings = yield from self._portion(cursor)
+        spot: Spot | None = _START
+        while spot is not None:
+            spot, _, sightings = yield from self._portion(spot)
             for seen in sightings:
                 counts[seen.state] += 1
-            walking = cursor != 0
         return counts
 
     def _scan(self, verb: Scan) -> Op[list[Record]]:
@@ -176,7 +217,8 @@ class Walker:
         while more and len(records) < verb.limit:
             missing = verb.limit - len(records)
             ids = yield from self._smallest(missing, after, verb)
-            now, rows = yield from self._read([self._key(i) for i in ids], FIELDS[:-1])
+            (time,) = yield from self._ground.ask_all([("TIME",)], node=self._ground.nodes()[0])
+            rows, now = (yield from self._rows(ids, FIELDS[:-1])), _micros(time)
             # Some may have vanished since they were sighted, which leaves room for the next.
             records += [record(i, row, now) for i, row in zip(ids, rows, strict=True) if row[0]]
             more = len(ids) == missing
@@ -187,9 +229,9 @@ class Walker:
         """The lowest ids after `after` that the scan asks for: SCAN itself knows no order."""
         tenant = None if verb.tenant is None else as_bytes(verb.tenant)
         smallest: list[bytes] = []
-        cursor, walking = 0, True
-        while walking:
-            cursor, _, sightings = yield from self._portion(cursor)
+        spot: Spot | None = _START
+        while spot is not None:
+            spot, _, sightings = yield from self._portion(spot)
             fitting = {
                 seen.id
                 for seen in sightings
@@ -198,31 +240,36 @@ class Walker:
                 and tenant in (None, seen.tenant)
             }
             smallest = heapq.nsmallest(count, fitting.union(smallest))
-            walking = cursor != 0
         return smallest
 
     def _purge(self, verb: Purge) -> Op[int]:
         tenant = as_bytes(verb.tenant)
-        purged, cursor, walking = 0, 0, True
-        while walking and purged < verb.limit:
-            cursor, _, sightings = yield from self._portion(cursor)
+        purged = 0
+        spot: Spot | None = _START
+        while spot is not None and purged < verb.limit:
+            spot, _, sightings = yield from self._portion(spot)
             calls = [
-                call("purge", self._key(seen.id), tenant)
+                call("purge", self._ground.key(seen.id), tenant)
                 for seen in sightings
                 if seen.tenant == tenant and seen.state is not State.RUNNING and not seen.blank
             ]
             purged += sum((yield from self._change(calls[: verb.limit - purged])))
-            walking = cursor != 0
         return purged
 
     def _tally(self, verb: Tally) -> Op[None]:
         ids = verb.replays.keys() | verb.conflicts.keys()
         yield from self._change(
             [
-                call("tally", self._key(i), verb.replays.get(i, 0), verb.conflicts.get(i, 0))
+                call("tally", self._ground.key(i), verb.replays.get(i, 0), verb.conflicts.get(i, 0))
                 for i in sorted(ids)
             ]
         )
+
+
+def _micros(time: Sequence[Any]) -> int:
+    """What TIME says."""
+    seconds, micros = time
+    return int(seconds) * 1_000_000 + int(micros)
 
 
 _WALKS: dict[type, Callable[[Walker, Any], Op[Any]]] = {

@@ -47,7 +47,10 @@ KINDS = (
         extra="mysql",
     ),
     Kind(
-        ("redis", "rediss", "unix", "redis+unix", "valkey", "valkeys"),
+        (
+            *("redis", "rediss", "unix", "redis+unix", "valkey", "valkeys"),
+            *("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
+        ),
         "redis://user:password@host:6379/0",
         "oncekey.stores.redis",
         drivers=("redis", "hiredis"),

@@ -5,9 +5,11 @@ local now = clock()
 local prefix = string.match(key, '^(.*:)')
 local abandoned = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, ARGV[1])) do
-  local found = redis.call('HMGET', prefix .. id, 'state', 'recovery', 'lease_until')
+  local found = redis.pcall('HMGET', prefix .. id, 'state', 'recovery', 'lease_until')
   local open = found[1] == 'running' and found[2] ~= 'rerun'
-  if open and tonumber(found[3]) <= now then
+  if found.err then
+    -- A cluster is moving them: the record is on the other node. The next look finds both again.
+  elseif open and tonumber(found[3]) <= now then
     abandoned[#abandoned + 1] = id
     abandoned[#abandoned + 1] = found[3]
   else

@@ -38,14 +38,16 @@ local function persist()
 end
 
 -- What runs and is not simply run again by a retry is listed by the end of its lease, so that whoever
--- finishes abandoned work need not walk over all keys. The list is a hint, in one key for all: a
--- record that an older release has changed stands there wrongly, or not at all.
+-- finishes abandoned work need not walk over all keys. The list is a hint, in one key for all that
+-- share a prefix: a record that an older release has changed stands there wrongly, or not at all. So
+-- does one whose list could not be written, for a cluster moves the keys of a slot one by one: hence
+-- pcall.
 local function list(recovery, lease_until)
   local prefix, id = string.match(key, '^(.*:)(.*)$')
   if recovery == 'rerun' then
-    redis.call('ZREM', prefix .. 'open', id)
+    redis.pcall('ZREM', prefix .. 'open', id)
   else
-    redis.call('ZADD', prefix .. 'open', lease_until, id)
+    redis.pcall('ZADD', prefix .. 'open', lease_until, id)
   end
 end
 
