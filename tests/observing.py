@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from oncekey.clock import Clock, SystemClock
 from oncekey.stores import observed
@@ -36,9 +37,9 @@ class _Watched(observed.Sightings):
         super().__init__(_Ahead(folder / "ahead"))
         self._told = os.open(folder / "seen", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def look(self, record_id: bytes, fence: int, beat: int, token: bytes, lease_s: float) -> float:
-        left_s = super().look(record_id, fence, beat, token, lease_s)
-        os.write(self._told, f"{os.getpid()} {record_id.hex()} {beat}\n".encode())
+    def look(self, record_id: bytes, *seen: Any, lapsed: bool = False) -> float:
+        left_s = super().look(record_id, *seen, lapsed=lapsed)
+        os.write(self._told, f"{os.getpid()} {record_id.hex()} \n".encode())
         return left_s
 
 

@@ -129,6 +129,43 @@ def test_p8_who_never_looked_takes_nothing_over(case: Case, other: Case) -> None
     assert isinstance(other.ask(other.take(record)), Done)
 
 
+@pytest.mark.parametrize("recovery", ["rerun", "resume"])
+def test_p6_one_process_has_watched_for_all(
+    case: Case, other: Case, dynamodb_url: str, recovery: str
+) -> None:
+    """Its sweep says so in the record: a retry may come to any process, or a recoverer be new."""
+    record = case.begin(case.claim(recovery=recovery))
+    case.lapse()
+    lapsed = case.find(record.id)
+    assert case.ask(Sweep(10)) == 0
+    case.same(case.find(record.id), lapsed)
+    assert other.ask(Peek(record.id)).lease_left_s <= 0
+    assert other.ask(Due(10, abandoned=True)) == ([record.id] if recovery == "resume" else [])
+    assert other.done(other.take(other.find(record.id))).attempt == 2
+    assert other.find(record.id).lease_left_s == other.about(other.lease_s)
+
+
+def test_p1_a_renewal_makes_it_void_that_a_lease_was_seen_to_end(case: Case, other: Case) -> None:
+    record = case.begin()
+    case.lapse()
+    assert case.ask(Sweep(10)) == 0
+    assert other.find(record.id).lapsed
+    case.done(case.renew(record))
+    assert isinstance(other.ask(other.take(record)), Refused)
+    assert other.find(record.id).lease_left_s == other.about(other.lease_s)
+
+
+def test_p1_a_lease_that_was_renewed_unseen_is_not_said_to_have_ended(
+    case: Case, other: Case
+) -> None:
+    record = case.begin()
+    other.find(record.id)
+    case.done(case.renew(record))
+    other.lapse()
+    assert other.ask(Sweep(10)) == 0
+    assert case.find(record.id).lease_left_s == case.about(case.lease_s)
+
+
 def test_a_recoverer_sees_what_is_abandoned_by_watching_it(case: Case, other: Case) -> None:
     record = case.begin(case.claim(recovery="resume"))
     plain = case.begin()

@@ -85,3 +85,39 @@ def test_a_renewal_for_longer_is_overlong_until_one_lease_is_left() -> None:
     assert sightings.overlong(ID, 2, TOKEN, LEASE_S) is None
     clock.advance(LEASE_S * 2)
     assert sightings.overlong(ID, 1, TOKEN, LEASE_S) is None
+
+
+def test_one_observers_finding_is_everybodys_until_the_next_beat() -> None:
+    clock = FakeClock()
+    sightings = Sightings(clock)
+    assert sightings.look(ID, 1, 0, TOKEN, LEASE_S, lapsed=True) <= 0
+    assert sightings.lapsed(ID, 1, TOKEN) == 0
+    assert sightings.look(ID, 1, 1, TOKEN, LEASE_S) == LEASE_S
+    assert sightings.lapsed(ID, 1, TOKEN) is None
+
+
+def test_what_lapsed_here_is_told_once() -> None:
+    clock = FakeClock()
+    sightings = Sightings(clock)
+    for name in (b"a", b"b", b"c"):
+        sightings.look(name, 1, 0, TOKEN, LEASE_S)
+    assert sightings.untold(10) == []
+    clock.advance(LEASE_S)
+    sightings.look(b"c", 1, 1, TOKEN, LEASE_S)
+    assert len(sightings.untold(1)) == 1
+    for name, seen in sightings.untold(10):
+        sightings.tell(name, seen)
+    assert sightings.untold(10) == []
+    assert sightings.lapsed(b"a", 1, TOKEN) == 0
+
+
+def test_what_changed_meanwhile_is_not_taken_for_told() -> None:
+    clock = FakeClock()
+    sightings = Sightings(clock)
+    sightings.look(ID, 1, 0, TOKEN, LEASE_S)
+    clock.advance(LEASE_S)
+    [(_, seen)] = sightings.untold(10)
+    sightings.look(ID, 1, 1, TOKEN, LEASE_S)
+    sightings.tell(ID, seen)
+    clock.advance(LEASE_S)
+    assert [name for name, _ in sightings.untold(10)] == [ID]

@@ -13,6 +13,11 @@ Time
     not after now; *expired* when its expiry is not after now; *overlong* when it runs and its lease
     deadline is later than now + 1.001 times its `lease_s`.
 
+    A store whose conditions cannot read a clock observes leases instead: what is left of one is
+    counted from when this process first read the record with its present fence and beat, and a swap
+    `when` lapsed is carried out only at a beat that was seen for a whole lease. Retention still
+    needs a clock that all processes share.
+
 Fence
     Positive, and greater than every fence that this id ever had, also when its record was removed
     in between. `Insert` and every swap with `raise_fence` take a new one.

@@ -234,6 +234,7 @@ def lease_left_s(record_id: bytes, item: Item, sightings: Sightings) -> float:
         number(item, "beat"),
         item["token"]["B"],
         float(item["held"]["N"]),
+        lapsed=item.get("lapsed") == item["beat"],
     )
 
 

@@ -352,7 +352,7 @@ class Verbs:
         return (yield from self.whole(read["Item"])) if "Item" in read else None
 
     def _peek(self, verb: Peek) -> Op[Glimpse | None]:
-        shown = ("state", "fence", "beat", "token", "held")
+        shown = ("state", "fence", "beat", "token", "held", "lapsed")
         [read] = yield from self.all([self.get(verb.id, None, *shown)])
         if "Item" not in read:
             return None

@@ -25,18 +25,19 @@ from oncekey.stores import dynamodb_items as items
 from oncekey.stores import dynamodb_parts as parts
 from oncekey.stores.dynamodb_calls import RECORD, Call, Denied, Item, Update, b, key, n, s
 from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX, Verbs
+from oncekey.stores.observed import Sighting
 
 OPEN, TENANTS = "open", "tenants"
-OPEN_SHOWS = ("fence", "beat", "token", "held")
+OPEN_SHOWS = ("fence", "beat", "token", "held", "lapsed")
 """What the index shows of a record: enough to observe its lease."""
 PAGES_MAX = 20
 """How many pages, of 1 MB each, one `Due` or `Sweep` looks at."""
 TOGETHER_MAX = 25
 """Changes that are asked for at the same time."""
 
-_SIGHTED = ("id", "state", "fence", "beat", "token", "held", "expires", "kept")
+_SIGHTED = ("id", "state", "fence", "beat", "token", "held", "lapsed", "expires", "kept")
 _BODILESS = (
-    *("id", "state", "fence", "token", "beat", "held", "tenant", "operation", "key"),
+    *("id", "state", "fence", "token", "beat", "held", "lapsed", "tenant", "operation", "key"),
     *("fingerprint", "fingerprint_version", "lease", "retention", "recovery", "schema", "digests"),
     *("attempt", "lapses", "no_effect", "status", "headers", "resource", "created", "expires"),
     *("replays", "conflicts"),
@@ -152,6 +153,7 @@ class Walker:
     # ------------------------------------------------------------------------------------ sweep
 
     def _sweep(self, verb: Sweep) -> Op[int]:
+        yield from self._tell_lapsed()
         given = {":now": n(self._verbs.dates.now())}
         expired = yield from self._expected(verb, " AND #expires <= :now", given)
         removed = 0
@@ -163,6 +165,23 @@ class Walker:
         for at in range(0, len(plain), TOGETHER_MAX):
             removed += yield from self._carried_out(plain[at : at + TOGETHER_MAX])
         return removed
+
+    def _tell_lapsed(self) -> Op[None]:
+        """Say of records that were seen to lapse here that they did, so that a retry which comes to
+        another process need not wait for a lease again.
+        """
+        sightings = self._verbs.sightings
+        for record_id, seen in sightings.untold(TOGETHER_MAX):
+            told = yield from self._carried_out([self._mark(record_id, seen)])
+            sightings.tell(record_id, seen) if told else sightings.forget(record_id)
+
+    def _mark(self, record_id: bytes, seen: Sighting) -> Call:
+        """Void with the next beat, and not written if that has come already."""
+        update = Update()
+        update.equal(state=s(State.RUNNING), fence=n(seen.fence), token=b(seen.token))
+        update.equal(beat=n(seen.beat))
+        update.set(lapsed=n(seen.beat))
+        return self._verbs.call("update_item", Key=key(record_id), **update.parameters())
 
     def _removal(self, record_id: bytes) -> Call:
         """Judged at the removal: it may have been renewed, or started over."""

@@ -14,6 +14,7 @@ Subclass `StoreContract` in a test module, under a name that pytest collects, an
 
 `elapse(seconds)` makes the store believe that time has passed; with a negative number, that its
 clock was set back. Shifting every deadline and date that it keeps the other way does as well.
+A store that observes leases says `observed=True`, and lets its observer's time pass too.
 Without `elapse` the suite really waits: it then takes minutes, and the tests of a clock that is set
 back are skipped.
 
