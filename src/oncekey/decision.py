@@ -25,6 +25,8 @@ class Call:
     """The request itself, where it may have to be finished without its client."""
     asked: tuple[tuple[str | bytes, ...], float] | None = None
     """What an edge recognises the request by when it comes again, and when it came."""
+    first_sent: float | None = None
+    """When its client sent it for the first time, where the client says so; seconds since 1970."""
 
 
 @value

@@ -47,6 +47,7 @@ from oncekey.decision import (
 )
 from oncekey.errors import StoreError, StoreUnavailable
 from oncekey.holding import Holding, compare
+from oncekey.notices import LOOK, Notices
 from oncekey.probes import probe
 from oncekey.waiters import Waiters
 
@@ -93,11 +94,13 @@ class Guard(Holding):
         retention_from: Literal["completion", "first use"] = "completion",
         token: Callable[[], bytes] = random_token,
         chance: Callable[[], float] = chance,
+        notices: Notices | None = None,
     ) -> None:
         super().__init__(
             clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from
         )
         self._waiters = Waiters()
+        self._notices = notices
 
     # ----------------------------------------------------------------------------------- begin
 
@@ -110,10 +113,17 @@ class Guard(Holding):
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
+            if self._notices is not None and self._notices.due(looked_at):
+                yield from self._heed(self._notices, claim)
             claimed = yield from self._insert(claim, policy, heard_of=False)
             if isinstance(claimed, Execute):
-                return claimed
-            decision = yield from self._consider(claimed, claim, call, policy, looked_at)
+                decision = claimed
+            else:
+                decision = yield from self._consider(claimed, claim, call, policy, looked_at)
+            if isinstance(decision, Execute):
+                if not self._forgotten(call):
+                    return decision
+                decision = yield from self.give_up(decision.attempt, call)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:
@@ -280,6 +290,8 @@ class Guard(Holding):
         if not orphan.lapsed or orphan.expired:
             return None
         claim = claim or self.claim(call, policy)
+        if self._notices is not None and self._notices.due(self._clock.monotonic()):
+            yield from self._heed(self._notices, claim)
         action = lifecycle.decide(orphan, compare(orphan, call), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)
@@ -287,6 +299,9 @@ class Guard(Holding):
             return None
         taken = yield from self._take(orphan, claim, policy, looked_at)
         if not isinstance(taken, Execute):
+            return None
+        if self._forgotten(call):
+            yield from self.give_up(taken.attempt, call)
             return None
         taken.attempt.recovering, taken.attempt.asks = True, action is Action.ASK
         return taken
@@ -321,6 +336,15 @@ class Guard(Holding):
         return outcome
 
     # ---------------------------------------------------------------------------- small parts
+
+    def _heed(self, notices: Notices, claim: Claim) -> Op[None]:
+        """Look at the store's notice."""
+        found = yield from self._ask(LOOK, claim, heard_of=False)
+        notices.seen(found, self._clock.monotonic())
+
+    def _forgotten(self, call: Call) -> bool:
+        """Whether it may have run before the store lost its memory: then it must not run now."""
+        return self._notices is not None and self._notices.forgotten(call)
 
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":

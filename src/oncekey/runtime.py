@@ -19,6 +19,7 @@ from oncekey.core.profiles import PROFILES, Profile
 from oncekey.events import Hook, Hooks
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat
+from oncekey.notices import Notices
 from oncekey.ports import Ports, in_thread, through
 from oncekey.recovery import Sweeper
 from oncekey.registry import registry_of
@@ -48,7 +49,12 @@ class Runtime:
         """Whoever can finish abandoned operations of this store adds itself here."""
         self.clock = clock or SystemClock()
         told = Hooks(hooks)
-        self.guard = Guard(clock=self.clock, hooks=told, retention_from=retention_from)
+        self.guard = Guard(
+            clock=self.clock,
+            hooks=told,
+            retention_from=retention_from,
+            notices=Notices(self.clock),
+        )
         self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
         self.sweeper = Sweeper(self.store, self.guard.tallies)
         self.gatherer = Gatherer(self.store)

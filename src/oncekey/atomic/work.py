@@ -90,6 +90,9 @@ class Work:
     def __init__(self, store: Store, seconds_max: float) -> None:
         self._store = store
         self._postgres = store.name == "postgres"
+        # A store around another, as the sealed one, has its own way to ask the same.
+        self._hold_id = getattr(store, "atomic_hold", postgres_atomic.hold)
+        self._settle = getattr(store, "atomic_settle", postgres_atomic.settle)
         self._seconds_max = seconds_max
         self._claim: Claim
         self._token = b""
@@ -190,7 +193,7 @@ class Work:
         if not self._open:
             return Held(False, None)
         if self._postgres:
-            held = yield from postgres_atomic.hold(self._claim)
+            held = yield from self._hold_id(self._claim)
         else:
             [record] = yield from self._store.perform([Find(self._claim.id)])
             held = Held(True, record)
@@ -267,7 +270,7 @@ class Work:
         claim, perform = self._claim, self._store.perform
         if self._postgres:
             new = self._take is None and swap.to is State.COMPLETED
-            if new and (yield from postgres_atomic.settle(claim, swap)):
+            if new and (yield from self._settle(claim, swap)):
                 return swap.fence
             if not (yield from postgres_atomic.is_ours(claim)):
                 raise Misuse(

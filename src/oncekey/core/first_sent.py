@@ -17,6 +17,11 @@ from oncekey.core.dates import parse_http_date
 from oncekey.core.problem import Kind, Problem
 
 
+def first_sent(lines: Sequence[bytes]) -> float | None:
+    """What the header lines say, if there is one and it can be read; seconds since 1970."""
+    return parse_http_date(lines[0].decode("latin-1").strip(" \t")) if len(lines) == 1 else None
+
+
 def check_first_sent(
     lines: Sequence[bytes], name: str, now_wall: float, retention_s: float
 ) -> Problem | None:
@@ -24,17 +29,17 @@ def check_first_sent(
 
     `name` is the header's, for the words; `retention_s` is how long records of this route are kept.
     """
-    first_sent = parse_http_date(lines[0].decode("latin-1").strip(" \t")) if lines else None
-    if len(lines) != 1 or first_sent is None:
+    sent = first_sent(lines)
+    if sent is None:
         return Problem(
             Kind.MALFORMED_REQUEST,
             f"Send one header {name}, with the time of the first try as an HTTP date, "
             "such as Sun, 06 Nov 1994 08:49:37 GMT.",
         )
     window_s = retention_s / 2
-    if abs(now_wall - first_sent) <= window_s:
+    if abs(now_wall - sent) <= window_s:
         return None
-    where = "before" if first_sent < now_wall else "after"
+    where = "before" if sent < now_wall else "after"
     return Problem(
         Kind.TOO_OLD,
         f"The header {name} lies more than {window_s:g} seconds {where} this server's time. If the "

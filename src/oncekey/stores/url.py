@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -69,8 +70,28 @@ _ALIASES = {"redis+unix": "unix"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-def open_store(url: str) -> Store:
-    """The store that a URL names. Nothing is connected yet. Raises `Misuse` for what names none."""
+def open_store(url: str, *, secrets: str | Sequence[str] | None = None) -> Store:
+    """The store that a URL names. Nothing is connected yet. Raises `Misuse` for what names none.
+
+    With `secrets` everything in it is sealed: a list of texts, one text with commas between them,
+    or `@FILE` with one in each line. The first seals, all of them open (docs/sealed.md).
+    """
+    store = _open_plain(url)
+    return store if secrets is None else _sealed(store, secrets)
+
+
+def _sealed(store: Store, secrets: str | Sequence[str]) -> Store:
+    try:
+        sealed = importlib.import_module("oncekey.stores.sealed")
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "cryptography":
+            raise
+        raise Misuse(f"secrets=…: {error}: pip install 'oncekey[sealed]'") from error
+    opened: Store = sealed.SealedStore(store, secrets)
+    return opened
+
+
+def _open_plain(url: str) -> Store:
     scheme = _SCHEME.match(url)
     if scheme is None:
         raise Misuse(_no_scheme(url))

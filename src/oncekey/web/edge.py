@@ -19,7 +19,7 @@ from oncekey.core import key as keys
 from oncekey.core import profiles
 from oncekey.core.canonical import parse_pairs
 from oncekey.core.fingerprint import BadBody
-from oncekey.core.first_sent import check_first_sent
+from oncekey.core.first_sent import check_first_sent, first_sent
 from oncekey.core.headers import (
     first_headers,
     kept_answer,
@@ -215,10 +215,10 @@ class Edge:
             return Problem(Kind.MALFORMED_REQUEST, fingerprint.reason)
         policy = route.policy
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
-        if not policy.field_digests:
-            return Call(tenant, route.operation, key, fingerprint, request=kept, asked=asked)
-        digests = fingerprints.field_digests(kind, body, key)
-        return Call(tenant, route.operation, key, fingerprint, digests, kept, asked)
+        digests = fingerprints.field_digests(kind, body, key) if policy.field_digests else {}
+        stamp = self.profile.first_sent_in
+        sent = None if stamp is None else first_sent(request.headers.all(stamp.name))
+        return Call(tenant, route.operation, key, fingerprint, digests, kept, asked, sent)
 
     def _keep(self, request: Request, route: Route, body: bytes) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""

@@ -1,0 +1,75 @@
+"""Secrets of sealed records, and the keys that are derived from each.
+
+A secret is text with the entropy of a key, not a password: nothing here slows a guesser down. Each
+gives three keys, by HKDF-SHA256 (RFC 5869): one for what a client's key opens, one for what must be
+opened without it, one that wraps the deployment's id key. Its `id` stands in everything that it
+sealed, so that several can be in use at once; nobody can tell the secret from it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+
+from oncekey.core.value import value
+from oncekey.errors import Misuse
+
+CHARS_MIN = 32
+SECRETS_MAX = 16
+ID_BYTES = 4
+ADVICE = 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
+
+
+@value
+class Secret:
+    """What one secret gives."""
+
+    id: bytes
+    content: bytes
+    recovery: bytes
+    wrapping: bytes
+
+
+def secret(text: str) -> Secret:
+    """The keys of one secret."""
+    extracted = hmac.digest(b"oncekey/secret/1", text.encode(), "sha256")
+
+    def derived(purpose: bytes) -> bytes:
+        return hmac.digest(extracted, purpose + b"\x01", "sha256")
+
+    return Secret(
+        derived(b"id")[:ID_BYTES], derived(b"content"), derived(b"recovery"), derived(b"wrapping")
+    )
+
+
+def read_secrets(given: str | Sequence[str]) -> tuple[Secret, ...]:
+    """The secrets, the one that seals first: a list, a text with commas between them, or `@FILE`
+    with one in each line. Raises `Misuse`; no message holds a part of one.
+    """
+    texts = _texts(given) if isinstance(given, str) else [text.strip() for text in given]
+    if not texts or not all(texts):
+        raise Misuse(f"secrets=…: there is none, or an empty one. Make one: {ADVICE}")
+    if len(texts) > SECRETS_MAX:
+        raise Misuse(f"secrets=…: at most {SECRETS_MAX}; drop those that sealed nothing any more")
+    if any(len(text) < CHARS_MIN for text in texts):
+        raise Misuse(
+            f"secrets=…: one is shorter than {CHARS_MIN} characters, and could be guessed. Make "
+            f"one: {ADVICE}"
+        )
+    if any("," in text for text in texts):
+        raise Misuse("secrets=…: one holds a comma, which stands between secrets")
+    found = tuple(secret(text) for text in texts)
+    if len({each.id for each in found}) < len(found):
+        raise Misuse("secrets=…: one is named twice")
+    return found
+
+
+def _texts(given: str) -> list[str]:
+    if given.startswith("@"):
+        try:
+            lines = Path(given[1:]).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Misuse(f"secrets=…: {given[1:]} cannot be read: {error}") from None
+        return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [text.strip() for text in given.split(",")] if given.strip() else []

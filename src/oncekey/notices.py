@@ -1,0 +1,57 @@
+"""Heeding the store's notice: whether it is sealed, and whether it has lost its memory.
+
+A process looks before its first claim and from then on every `LOOK_EVERY_S`; in between nothing is
+asked. What stands there is explained in `core.notice`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from oncekey.clock import Clock
+from oncekey.core.made_at import made_at
+from oncekey.core.notice import NOTICE_ID, Amnesia, read_notice
+from oncekey.core.record import Record
+from oncekey.core.verbs import Find
+from oncekey.decision import Call
+
+_log = logging.getLogger("oncekey")
+
+LOOK_EVERY_S = 10.0
+LOOK = Find(NOTICE_ID)
+
+
+class Notices:
+    """What a process knows of the notice of its store."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._look_at = float("-inf")
+        self.amnesia: Amnesia | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to look, by the monotonic clock. Who looks for the first time is not
+        alone: until one has seen the notice, nobody may go on without.
+        """
+        if now < self._look_at:
+            return False
+        if self._look_at > float("-inf"):
+            self._look_at = now + LOOK_EVERY_S
+        return True
+
+    def seen(self, found: Record | None, now: float) -> None:
+        """Take note. Raises `StoreUnfit` where this process must not use the store as it does."""
+        amnesia = read_notice(found)
+        if amnesia is not None and self.amnesia is None:
+            _log.warning(
+                "the amnesia guard is raised: requests whose keys may have been used before the "
+                "store lost records are not run, their outcome is unknown"
+            )
+        self.amnesia, self._look_at = amnesia, now + LOOK_EVERY_S
+
+    def forgotten(self, call: Call) -> bool:
+        """Whether this call may have run before, and the store has lost what it knew of it."""
+        if self.amnesia is None:
+            return False
+        made = made_at(call.key) if call.first_sent is None else call.first_sent
+        return self.amnesia.covers(made, self._clock.wall())

@@ -1,0 +1,69 @@
+"""Envelopes: bytes sealed with AES-256-GCM, each bound to its place.
+
+    format byte | which key | id of the secret (4) | nonce (12) | ciphertext and tag (16)
+
+What an envelope is bound to (`place`) is not in it: whoever opens it says where it was found, and
+an envelope that was moved, or anything of it changed, does not open.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from oncekey.core.secret import ID_BYTES
+from oncekey.core.value import value
+from oncekey.errors import CorruptRecord
+
+FORMAT = b"\x01"
+NONCE_BYTES = 12
+_HEAD_BYTES = 2 + ID_BYTES
+KEYS_REMEMBERED = 1_024
+
+
+@value
+class Head:
+    """What can be read of an envelope without opening it."""
+
+    opened_by: bytes
+    secret_id: bytes
+
+
+def new_key() -> bytes:
+    return AESGCM.generate_key(256)
+
+
+@lru_cache(KEYS_REMEMBERED)
+def _cipher(key: bytes) -> AESGCM:
+    return AESGCM(key)
+
+
+def seal(key: bytes, head: Head, content: bytes, place: bytes) -> bytes:
+    """The content, for whoever has the key and finds it in its place."""
+    nonce, said = os.urandom(NONCE_BYTES), FORMAT + head.opened_by + head.secret_id
+    return b"".join((said, nonce, _cipher(key).encrypt(nonce, content, said + place)))
+
+
+def read_head(envelope: bytes) -> Head:
+    if envelope[:1] != FORMAT or len(envelope) < _HEAD_BYTES + NONCE_BYTES:
+        raise CorruptRecord(
+            f"what is kept begins with {envelope[:2].hex() or 'nothing'} and is no envelope: it "
+            "was written without sealing, by a newer release, or by something else"
+        )
+    return Head(envelope[1:2], envelope[2:_HEAD_BYTES])
+
+
+def open_envelope(key: bytes, envelope: bytes, place: bytes) -> bytes:
+    """The content; raises `CorruptRecord` for what is not as it was sealed."""
+    nonce_end = _HEAD_BYTES + NONCE_BYTES
+    said, nonce = envelope[:_HEAD_BYTES], envelope[_HEAD_BYTES:nonce_end]
+    try:
+        return _cipher(key).decrypt(nonce, envelope[nonce_end:], said + place)
+    except InvalidTag:
+        raise CorruptRecord(
+            "a sealed record does not open: something other than oncekey has changed it, or moved "
+            "it from another place"
+        ) from None
