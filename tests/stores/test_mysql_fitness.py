@@ -15,6 +15,7 @@ import pytest
 from oncekey.core.op import run
 from oncekey.core.verbs import Count
 from oncekey.errors import Misuse, StoreUnfit
+from oncekey.stores.finding import Risk, insist
 from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.mysql_address import read
 from oncekey.stores.mysql_fitness import Server, statements
@@ -30,56 +31,64 @@ FIT = Server("10.11.19-MariaDB-0+deb12u1", False, 1, False, 0, {})
 # ----------------------------------------------------------------------------------- judgement
 
 
+def unfit(server: Server, *allowed: Risk) -> str | None:
+    try:
+        insist(server.findings(), "mysql://host/keys", allowed)
+    except StoreUnfit as refused:
+        return str(refused)
+    return None
+
+
 @pytest.mark.parametrize(
     "version", ["10.6.0-MariaDB", "10.11.19-MariaDB-0+deb12u1", "11.8.3-MariaDB", "8.0.11", "9.7.4"]
 )
 def test_these_versions_are_fit(version: str) -> None:
-    assert replace(FIT, version=version).unfit(unsafe_durability=False) is None
+    assert unfit(replace(FIT, version=version)) is None
 
 
 @pytest.mark.parametrize(
     ("version", "told"),
     [
-        ("10.5.29-MariaDB", "is MariaDB 10.5.29-MariaDB; the oldest that will do is 10.6"),
-        ("5.7.44", "is MySQL 5.7.44; the oldest that will do is 8.0"),
+        ("10.5.29-MariaDB", "MariaDB 10.5.29-MariaDB: the oldest that will do is 10.6"),
+        ("5.7.44", "MySQL 5.7.44: the oldest that will do is 8.0"),
         ("8.0.11-TiDB-v7.5.0", "neither MySQL nor MariaDB"),
         ("something", "neither MySQL nor MariaDB"),
     ],
 )
 def test_these_versions_are_not(version: str, told: str) -> None:
-    assert told in str(replace(FIT, version=version).unfit(unsafe_durability=True))
+    assert told in str(unfit(replace(FIT, version=version), Risk.DURABILITY))
 
 
 @pytest.mark.parametrize(
     ("server", "told"),
     [
-        (replace(FIT, flush_log=0), "has innodb_flush_log_at_trx_commit = 0: a crash can forget"),
-        (replace(FIT, flush_log=2), "has innodb_flush_log_at_trx_commit = 2: a crash can forget"),
-        (replace(FIT, log_bin=True), "has sync_binlog = 0: a crash can forget"),
+        (replace(FIT, flush_log=0), "innodb_flush_log_at_trx_commit = 0: a crash can forget"),
+        (replace(FIT, flush_log=2), "innodb_flush_log_at_trx_commit = 2: a crash can forget"),
+        (replace(FIT, log_bin=True), "sync_binlog = 0: a crash can forget"),
     ],
 )
 def test_p4_what_may_forget_has_to_be_accepted_by_name(server: Server, told: str) -> None:
-    refused = server.unfit(unsafe_durability=False)
+    refused = unfit(server)
     assert refused is not None
     assert told in refused
     assert "allow=unsafe-durability" in refused
-    assert server.unfit(unsafe_durability=True) is None
+    assert unfit(server, Risk.DURABILITY) is None
 
 
 def test_a_binary_log_that_is_synced_is_fit() -> None:
-    assert replace(FIT, log_bin=True, sync_binlog=1).unfit(unsafe_durability=False) is None
-    assert replace(FIT, flush_log=3).unfit(unsafe_durability=False) is None
+    assert unfit(replace(FIT, log_bin=True, sync_binlog=1)) is None
+    assert unfit(replace(FIT, flush_log=3)) is None
 
 
 @pytest.mark.parametrize(
     ("server", "told"),
     [
-        (replace(FIT, read_only=True), "is read-only, as replicas are"),
-        (replace(FIT, other_engines={"oncekey_steps": "Aria"}), "keeps oncekey_steps in Aria"),
+        (replace(FIT, read_only=True), "read_only = 1: as replicas have it"),
+        (replace(FIT, other_engines={"oncekey_steps": "Aria"}), "oncekey_steps in Aria"),
     ],
 )
 def test_nobody_can_accept_these(server: Server, told: str) -> None:
-    assert told in str(server.unfit(unsafe_durability=True))
+    assert told in str(unfit(server, Risk.DURABILITY))
 
 
 # ------------------------------------------------------------------------------------- real ones
@@ -152,7 +161,7 @@ def test_a_table_of_another_engine_is_refused(fresh_url: str) -> None:
     store = open_url(fresh_url)
     migrate(store)
     execute(fresh_url, "ALTER TABLE oncekey_steps ENGINE = MyISAM")
-    with pytest.raises(StoreUnfit, match="keeps oncekey_steps in MyISAM, which has no transact"):
+    with pytest.raises(StoreUnfit, match="oncekey_steps in MyISAM: it has no transact"):
         start(store, "sync")
 
 

@@ -22,7 +22,7 @@ import asyncio
 import contextlib
 import math
 import select
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import asyncmy
@@ -33,10 +33,12 @@ from pymysql.constants import CLIENT
 
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
+from oncekey.core.record import Record
 from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import mysql_fitness, mysql_sql
 from oncekey.stores.base import Durability
+from oncekey.stores.finding import Examination, allowed, first_by_id, insist
 from oncekey.stores.mysql_address import Address, read
 from oncekey.stores.mysql_text import Question, Reply
 from oncekey.stores.mysql_write import Limits
@@ -73,7 +75,7 @@ class MySQLStore:
         self,
         address: Address,
         *,
-        unsafe_durability: bool = False,
+        allow: Collection[str] = (),
         timeout_s: float = 5.0,
         connect_timeout_s: float = 5.0,
         chore_timeout_s: float = 60.0,
@@ -86,10 +88,10 @@ class MySQLStore:
         for name, seconds in waits.items():
             if not 0 < seconds < math.inf:
                 raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
-        self.durability = UNSAFE_DURABILITY if unsafe_durability else DURABILITY
+        self.allowed = allowed(allow, mysql_fitness.RISKS)
+        self.durability = UNSAFE_DURABILITY if self.allowed else DURABILITY
         self.address = address
         self.limits = Limits(timeout_s, chore_timeout_s)
-        self._unsafe_durability = unsafe_durability
         self._connect_timeout_s = connect_timeout_s
 
     def __repr__(self) -> str:
@@ -105,11 +107,19 @@ class MySQLStore:
 
     def prepare(self) -> Op[None]:
         replies = yield mysql_fitness.PREPARE
-        server = mysql_fitness.server(replies)
-        if unfit := server.unfit(unsafe_durability=self._unsafe_durability):
-            raise StoreUnfit(f"{self.address.shown} {unfit}")
+        shown = self.address.shown
+        insist(mysql_fitness.server(replies).findings(), shown, self.allowed)
         [(applied, oldest_reader)] = replies[1].rows
-        check_schema(self.name, applied, oldest_reader, self.address.shown)
+        check_schema(self.name, applied, oldest_reader, shown)
+
+    def examine(self) -> Op[Examination]:
+        return mysql_fitness.examine(self.address.shown)
+
+    def now(self) -> Op[float | None]:
+        return mysql_fitness.now()
+
+    def sample(self, limit: int) -> Op[list[Record]]:
+        return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:
         mutex = mysql_fitness.ONE_MIGRATOR

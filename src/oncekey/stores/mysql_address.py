@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from oncekey.errors import Misuse
 from oncekey.stores.url import redact
 
-UNSAFE = "unsafe-durability"
 _PORT = 3306
 
 
@@ -67,8 +66,8 @@ def read(url: str) -> tuple[Address, dict[str, Any]]:
 
 
 def _option(name: str, value: str) -> dict[str, Any]:
-    if name == "allow" and value == UNSAFE:
-        return {"unsafe_durability": True}
+    if name == "allow":
+        return {name: value.split(",")}
     if name == "unix_socket" and value:
         return {name: value}
     if name == "tls" and value == "true":
@@ -84,6 +83,6 @@ def _option(name: str, value: str) -> dict[str, Any]:
         except ValueError:
             pass  # told below
     raise Misuse(
-        f"{name}={value} is not understood. There are allow={UNSAFE}, tls=true, tls_ca=FILE, "
-        "unix_socket=PATH, timeout_s=5 and connect_timeout_s=5"
+        f"{name}={value} is not understood. There are allow=unsafe-durability, tls=true, "
+        "tls_ca=FILE, unix_socket=PATH, timeout_s=5 and connect_timeout_s=5"
     )

@@ -1,17 +1,24 @@
-"""Whether a MySQL or MariaDB may be used as it is, and what its schema is made of. Pure."""
+"""Whether a MySQL or MariaDB may be used as it is, what is worth knowing about it, and what its
+schema is made of. Pure.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from oncekey.core.op import Op
 from oncekey.core.value import value
-from oncekey.stores.mysql_address import UNSAFE
+from oncekey.errors import StoreUnfit
+from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
+from oncekey.stores.finding import schema as schema_finding
 from oncekey.stores.mysql_text import Question, Reply, Value, literal
-from oncekey.stores.sql import Migration
+from oncekey.stores.sql import Migration, migrations
 
 MYSQL_MIN = (8, 0)
 MARIADB_MIN = (10, 6)
+RISKS = (Risk.DURABILITY,)
 
 PREPARE = Question(
     (
@@ -36,30 +43,42 @@ class Server:
     other_engines: dict[str, str]
     """Our tables that are not in InnoDB."""
 
-    def unfit(self, *, unsafe_durability: bool) -> str | None:
-        """Why it must not be used, if it must not."""
-        if why := _too_old(self.version):
-            return why
-        if self.read_only:
-            return "is read-only, as replicas are: name the primary, or set read_only = 0 there"
-        for table, engine in self.other_engines.items():
-            return (
-                f"keeps {table} in {engine}, which has no transactions: ALTER TABLE {table} "
-                "ENGINE = InnoDB"
-            )
-        if (setting := self._forgetful()) and not unsafe_durability:
-            return (
-                f"has {setting}: a crash can forget what was told, and a retry would then run "
-                f"again. Set it to 1, or accept that by adding allow={UNSAFE} to the URL"
-            )
-        return None
+    def findings(self) -> Iterator[Finding]:
+        """What decides whether it may be used, but for the schema."""
+        yield _version(self.version)
+        yield self._role()
+        yield self._engines()
+        yield self._durability()
 
-    def _forgetful(self) -> str | None:
+    def _role(self) -> Finding:
+        if self.read_only:
+            return unsafe(
+                "role",
+                "read_only = 1",
+                "as replicas have it: nothing can be claimed, and what it shows may be old",
+                "Name the primary, or SET GLOBAL read_only = 0 there",
+            )
+        return Finding("role", "read and write")
+
+    def _engines(self) -> Finding:
+        for table, engine in self.other_engines.items():
+            why = "it has no transactions"
+            do = f"ALTER TABLE {table} ENGINE = InnoDB"
+            return unsafe("engine", f"{table} in {engine}", why, do)
+        return Finding("engine", "InnoDB")
+
+    def _durability(self) -> Finding:
+        forgets = "a crash can forget what was acknowledged, and a retry would then run again"
         if self.flush_log not in (1, 3):  # 3 is MariaDB's "1, and once more"
-            return f"innodb_flush_log_at_trx_commit = {self.flush_log}"
+            seen = f"innodb_flush_log_at_trx_commit = {self.flush_log}"
+            do = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration"
+            return unsafe("durability", seen, forgets, do, Risk.DURABILITY)
         if self.log_bin and self.sync_binlog != 1:  # a transaction that it lacks is rolled back
-            return f"sync_binlog = {self.sync_binlog}"
-        return None
+            seen = f"sync_binlog = {self.sync_binlog}"
+            do = "SET GLOBAL sync_binlog = 1, and in the server's configuration"
+            return unsafe("durability", seen, forgets, do, Risk.DURABILITY)
+        binlog = ", sync_binlog = 1" if self.log_bin else ", no binary log"
+        return Finding("durability", f"innodb_flush_log_at_trx_commit = {self.flush_log}{binlog}")
 
 
 def server(replies: list[Reply]) -> Server:
@@ -85,14 +104,147 @@ def _is_on(setting: Any) -> bool:
     return _text(setting).upper() not in ("0", "OFF")
 
 
-def _too_old(version: str) -> str | None:
+def _version(version: str) -> Finding:
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None or "tidb" in version.lower():
-        return f"is {version}, which is neither MySQL nor MariaDB"
+        why = "it is neither MySQL nor MariaDB"
+        return unsafe("version", version, why, "Name another server")
     name, least = ("MariaDB", MARIADB_MIN) if "mariadb" in version.lower() else ("MySQL", MYSQL_MIN)
+    seen = f"{name} {version}"
     if (int(numbers[1]), int(numbers[2])) < least:
-        return f"is {name} {version}; the oldest that will do is {least[0]}.{least[1]}"
-    return None
+        why = f"the oldest that will do is {least[0]}.{least[1]}"
+        return unsafe("version", seen, why, "Upgrade the server")
+    return Finding("version", seen)
+
+
+# ------------------------------------------------------------------------------- a thorough look
+
+_VARIABLES = (
+    *("max_connections", "max_allowed_packet", "innodb_doublewrite", "wsrep_on"),
+    *("group_replication_single_primary_mode", "group_replication_group_name"),
+    *("transaction_isolation", "tx_isolation"),
+)
+_LOOK = Question(
+    (
+        f"SHOW GLOBAL VARIABLES WHERE Variable_name IN {_VARIABLES}",
+        "SHOW GLOBAL STATUS WHERE Variable_name IN ('Threads_connected', 'wsrep_cluster_size')",
+        "SELECT table_name, table_rows, data_length + index_length FROM information_schema.tables "
+        "WHERE table_schema = DATABASE() AND table_name LIKE 'oncekey%'",
+    ),
+    chore=True,
+)
+_NOW = Question(("SELECT UNIX_TIMESTAMP(SYSDATE(6))",))
+_PROBES = {
+    "INSERT": "INSERT INTO {0} SELECT * FROM {0} WHERE 1 = 0",
+    "UPDATE": "UPDATE {0} SET id = id WHERE 1 = 0",
+    "DELETE": "DELETE FROM {0} WHERE 1 = 0",
+}
+"""They change nothing, and need what the verbs need."""
+
+BUSY_SHARE = 0.8
+PACKET_BYTES_MIN = 4_194_304
+
+
+def examine(address: str) -> Op[Examination]:
+    """Everything: also what is no reason to refuse the server."""
+    try:
+        replies = yield PREPARE
+        [(applied, oldest_reader)] = replies[1].rows
+    except StoreUnfit:
+        first, _, last = PREPARE.statements
+        found = yield Question((first, last))
+        replies, applied, oldest_reader = [found[0], found[0], found[1]], None, None
+    told = server(replies)
+    variables, status, tables = yield _LOOK
+    newest = migrations("mysql")[-1].number
+    readable = (applied or 0) >= newest >= (oldest_reader or 0)
+    findings = [
+        *told.findings(),
+        schema_finding(applied, oldest_reader, newest, address),
+        *_beyond({_text(k): _text(v) for k, v in (*variables.rows, *status.rows)}),
+    ]
+    if readable and not told.read_only:
+        findings.append((yield from _privileges()))
+    sizes = {_text(name): (int(rows or 0), int(size or 0)) for name, rows, size in tables.rows}
+    rows = sizes.get("oncekey_claims", (0, 0))[0]
+    size = Size(sum(each for _, each in sizes.values()), rows or None, "as the statistics have it")
+    return Examination(findings[0].seen, findings, size, readable)
+
+
+def now() -> Op[float | None]:
+    [reply] = yield _NOW
+    return float(reply.rows[0][0])
+
+
+def _privileges() -> Op[Finding]:
+    missing = []
+    for name, probe in _PROBES.items():
+        try:
+            yield Question((probe.format("oncekey_claims"), probe.format("oncekey_steps")))
+        except StoreUnfit:
+            missing.append(name)
+    if missing:
+        seen, what = f"missing: {', '.join(missing)}", ", ".join(missing)
+        do = f"GRANT {what} ON <database>.* TO <user>"
+        return unsafe("privileges", seen, "what needs them fails", do)
+    return Finding("privileges", "all that is needed")
+
+
+def _beyond(told: Mapping[str, str]) -> Iterator[Finding]:
+    isolation = told.get("transaction_isolation") or told.get("tx_isolation", "?")
+    yield Finding("isolation", f"READ COMMITTED in our sessions (the server's: {isolation})")
+    yield _several_writers(told)
+    if told.get("innodb_doublewrite", "ON").upper() in ("OFF", "0"):
+        yield advice(
+            "torn pages",
+            "innodb_doublewrite = OFF",
+            "a loss of power can damage pages, unless the file system writes them whole (ZFS)",
+            "Set innodb_doublewrite = ON in the server's configuration",
+        )
+    else:
+        yield Finding("torn pages", f"innodb_doublewrite = {told.get('innodb_doublewrite', '?')}")
+    packet = int(told.get("max_allowed_packet", 0))
+    if packet < PACKET_BYTES_MIN:
+        yield advice(
+            "packets",
+            f"max_allowed_packet = {packet:,}",
+            "an answer takes twice its length, and what is longer is refused",
+            f"SET GLOBAL max_allowed_packet = {16 * 1024 * 1024}, and in the configuration",
+        )
+    else:
+        yield Finding("packets", f"max_allowed_packet = {packet:,}")
+    yield _connections(int(told.get("Threads_connected", 0)), int(told.get("max_connections", 0)))
+
+
+def _several_writers(told: Mapping[str, str]) -> Finding:
+    if told.get("wsrep_on", "OFF").upper() in ("ON", "1"):
+        return advice(
+            "replication",
+            f"a Galera cluster of {told.get('wsrep_cluster_size', '?')} nodes",
+            "another node may not know yet what this one acknowledged",
+            "Name the same node in the URL of every process",
+        )
+    if (
+        told.get("group_replication_group_name")
+        and told.get("group_replication_single_primary_mode") == "OFF"
+    ):
+        return advice(
+            "replication",
+            "group_replication_single_primary_mode = OFF",
+            "another member may not know yet what this one acknowledged",
+            "Name the same member in the URL of every process",
+        )
+    return Finding(
+        "replication", "one server writes; a failover to an asynchronous replica forgets"
+    )
+
+
+def _connections(open_now: int, most: int) -> Finding:
+    seen = f"{open_now} of max_connections = {most}"
+    if open_now > BUSY_SHARE * most:
+        why = "a process that cannot connect refuses its requests; each takes up to seven"
+        return advice("connections", seen, why, "Raise max_connections")
+    return Finding("connections", seen)
 
 
 # ------------------------------------------------------------------------------------------ schema

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -33,17 +33,18 @@ from psycopg.conninfo import conninfo_to_dict
 
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
+from oncekey.core.record import Record
 from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores import postgres_sql
+from oncekey.stores import postgres_fitness, postgres_sql
 from oncekey.stores.base import Durability
+from oncekey.stores.finding import Examination, allowed, first_by_id, insist
 from oncekey.stores.patience import Patience
-from oncekey.stores.postgres_address import UNSAFE, Address, named, split
+from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
-from oncekey.stores.sql import check_schema, migrations
+from oncekey.stores.sql import migrations
 from oncekey.stores.sql_batch import RowHeld, group
 
-VERSION_MIN = 13
 MIGRATORS = 31360989905909113
 """The advisory lock of those who migrate."""
 
@@ -90,7 +91,7 @@ class PostgresStore:
         url: str,
         *,
         pgbouncer: bool = False,
-        unsafe_durability: bool = False,
+        allow: Collection[str] = (),
         timeout_s: float = 5.0,
         connect_timeout_s: float = 5.0,
         chore_timeout_s: float = 60.0,
@@ -103,11 +104,11 @@ class PostgresStore:
         for name, seconds in waits.items():
             if not 0 < seconds < math.inf:
                 raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
-        self.durability = UNSAFE_DURABILITY if unsafe_durability else DURABILITY
+        self.allowed = allowed(allow, postgres_fitness.RISKS)
+        self.durability = UNSAFE_DURABILITY if self.allowed else DURABILITY
         self.address = Address(named(url))
         self.pgbouncer = pgbouncer
         self.limits = Limits(timeout_s, chore_timeout_s)
-        self._unsafe_durability = unsafe_durability
         self._connect_timeout_s = connect_timeout_s
 
     def __repr__(self) -> str:
@@ -122,36 +123,18 @@ class PostgresStore:
     # ---------------------------------------------------------------------- fitness and schema
 
     def prepare(self) -> Op[None]:
-        [row] = yield Question(STATEMENTS["prepare"])
-        version, standby, read_only, isolation, fsync, synchronous, applied, oldest_reader = row
-        if unfit := self._unfit(version, standby, read_only, isolation, fsync, synchronous):
-            raise StoreUnfit(f"{self.address.shown} {unfit}")
-        check_schema(self.name, applied, oldest_reader, self.address.shown)
+        [row] = yield Question(postgres_fitness.PREPARE)
+        shown = self.address.shown
+        insist(postgres_fitness.Server(*row).findings(shown), shown, self.allowed)
 
-    def _unfit(
-        self, version: int, standby: bool, read_only: bool, isolation: str, fsync: bool, sync: str
-    ) -> str | None:
-        if version < VERSION_MIN * 10_000:
-            return f"is PostgreSQL {version // 10_000}; the oldest that will do is {VERSION_MIN}"
-        if standby:
-            return (
-                "is a standby: name the primary, or all hosts (postgresql://user@one,two/database)"
-                " and target_session_attrs=read-write"
-            )
-        if read_only:
-            return "is read-only for this role: set default_transaction_read_only = off for it"
-        if isolation != "read committed":
-            return (
-                f"isolates by {isolation}, under which concurrent claims fail: set "
-                "default_transaction_isolation = 'read committed' for this role"
-            )
-        if (not fsync or sync == "off") and not self._unsafe_durability:
-            return (
-                f"has {'synchronous_commit' if fsync else 'fsync'} = off: a crash can forget what "
-                "was told, and a retry would then run again. Turn it on, or accept that by "
-                f"adding allow={UNSAFE} to the URL"
-            )
-        return None
+    def examine(self) -> Op[Examination]:
+        return postgres_fitness.examine(self.address.shown)
+
+    def now(self) -> Op[float | None]:
+        return postgres_fitness.now()
+
+    def sample(self, limit: int) -> Op[list[Record]]:
+        return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:
         applied = []

@@ -9,7 +9,6 @@ from urllib.parse import unquote, urlsplit
 from oncekey.errors import Misuse
 from oncekey.stores.url import redact
 
-UNSAFE = "unsafe-durability"
 _OWN = ("pgbouncer", "allow", "timeout_s", "connect_timeout_s")
 
 # What libpq does on the client's side. asyncpg would take these for settings of the server.
@@ -74,14 +73,14 @@ def _without(url: str, names: frozenset[str]) -> str:
 def _option(name: str, value: str) -> dict[str, Any]:
     if name == "pgbouncer" and value in ("true", "false"):
         return {name: value == "true"}
-    if name == "allow" and value == UNSAFE:
-        return {"unsafe_durability": True}
+    if name == "allow":
+        return {name: value.split(",")}
     if name.endswith("_s"):
         try:
             return {name: float(value)}
         except ValueError:
             pass  # told below
     raise Misuse(
-        f"{name}={value} is not understood. There are pgbouncer=true, allow={UNSAFE}, "
-        "timeout_s=5 and connect_timeout_s=5"
+        f"{name}={value} is not understood. There are pgbouncer=true, "
+        "allow=unsafe-durability, timeout_s=5 and connect_timeout_s=5"
     )

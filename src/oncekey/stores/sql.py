@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any
 
 from oncekey.core.record import Answer, Record, State, decode_headers
-from oncekey.errors import StoreUnfit
+from oncekey.stores.finding import insist, schema
 
 COLUMNS = (
     *("id", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version"),
@@ -89,11 +89,4 @@ def migrations(engine: str) -> list[Migration]:
 def check_schema(engine: str, applied: int | None, oldest_reader: int | None, url: str) -> None:
     """Refuse a schema that this code cannot work with; `url` must not hold a password."""
     newest = migrations(engine)[-1].number
-    if applied is None or applied < newest:
-        found = "has no oncekey tables" if applied is None else f"is at schema {applied}"
-        raise StoreUnfit(f"{url} {found}, this release needs {newest}: run `oncekey migrate {url}`")
-    if oldest_reader is not None and oldest_reader > newest:
-        raise StoreUnfit(
-            f"{url} is at schema {applied}, which only releases that know schema {oldest_reader} "
-            f"can use; this one knows {newest}: upgrade oncekey here, or roll the newer one back"
-        )
+    insist([schema(applied, oldest_reader, newest, url)], url, ())

@@ -1,0 +1,269 @@
+"""Whether a PostgreSQL may be used as it is, and what is worth knowing about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from oncekey.core.op import Op
+from oncekey.core.value import value
+from oncekey.errors import StoreUnfit
+from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
+from oncekey.stores.finding import schema as schema_finding
+from oncekey.stores.postgres_sql import Question
+from oncekey.stores.sql import migrations
+
+VERSION_MIN = 13
+RISKS = (Risk.DURABILITY,)
+
+_SETTINGS = """
+    current_setting('server_version_num')::int,
+    pg_is_in_recovery(),
+    current_setting('transaction_read_only')::bool,
+    current_setting('transaction_isolation'),
+    current_setting('fsync')::bool,
+    current_setting('synchronous_commit'),
+    (SELECT string_agg(relname, ', ' ORDER BY relname) FROM pg_class
+     WHERE relname LIKE 'oncekey\\_%' AND relkind = 'r' AND relpersistence = 'u'
+     AND pg_table_is_visible(oid))"""
+PREPARE = f"""SELECT {_SETTINGS},
+    (SELECT max(number) FROM oncekey_schema),
+    (SELECT max(oldest_reader) FROM oncekey_schema)"""  # noqa: S608
+_WITHOUT_TABLES = f"SELECT {_SETTINGS}, NULL::int, NULL::int"
+
+
+@value
+class Server:
+    """What a server says of itself, in the order of `PREPARE`."""
+
+    version: int
+    standby: bool
+    read_only: bool
+    isolation: str
+    fsync: bool
+    synchronous_commit: str
+    unlogged: str | None
+    """Our tables that no crash leaves anything of."""
+    applied: int | None
+    oldest_reader: int | None
+
+    def findings(self, address: str) -> Iterator[Finding]:
+        """What decides whether it may be used."""
+        yield self._version()
+        yield self._role()
+        yield self._isolation()
+        yield self._durability()
+        newest = migrations("postgres")[-1].number
+        yield schema_finding(self.applied, self.oldest_reader, newest, address)
+
+    def _version(self) -> Finding:
+        seen = f"PostgreSQL {self.version // 10_000}.{self.version % 10_000}"
+        if self.version < VERSION_MIN * 10_000:
+            why = f"the oldest that will do is {VERSION_MIN}"
+            return unsafe("version", seen, why, "Upgrade the server")
+        return Finding("version", seen)
+
+    def _role(self) -> Finding:
+        if self.standby:
+            return unsafe(
+                "role",
+                "a standby",
+                "it cannot be written to, and what it shows may be old",
+                "Name the primary, or all hosts (postgresql://user@one,two/database) and "
+                "target_session_attrs=read-write",
+            )
+        if self.read_only:
+            return unsafe(
+                "role",
+                "read-only for this role",
+                "nothing can be claimed",
+                "ALTER ROLE <role> SET default_transaction_read_only = off",
+            )
+        return Finding("role", "primary, read and write")
+
+    def _isolation(self) -> Finding:
+        if self.isolation != "read committed":
+            return unsafe(
+                "isolation",
+                self.isolation,
+                "concurrent claims fail under it",
+                "ALTER ROLE <role> SET default_transaction_isolation = 'read committed'",
+            )
+        return Finding("isolation", self.isolation)
+
+    def _durability(self) -> Finding:
+        forgets = "a crash can forget what was acknowledged, and a retry would then run again"
+        if not self.fsync:
+            do = "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()"
+            return unsafe("durability", "fsync = off", forgets, do, Risk.DURABILITY)
+        if self.synchronous_commit == "off":
+            do = "ALTER ROLE <role> SET synchronous_commit = on"
+            return unsafe("durability", "synchronous_commit = off", forgets, do, Risk.DURABILITY)
+        if self.unlogged:
+            return unsafe(
+                "durability",
+                f"unlogged: {self.unlogged}",
+                "a crash empties such a table, and retries would then run again",
+                f"ALTER TABLE {self.unlogged.partition(',')[0]} SET LOGGED",
+                Risk.DURABILITY,
+            )
+        seen = f"fsync = on, synchronous_commit = {self.synchronous_commit}"
+        return Finding("durability", seen)
+
+
+# ------------------------------------------------------------------------------- a thorough look
+
+_BEYOND = """SELECT
+    current_setting('full_page_writes')::bool,
+    current_setting('synchronous_standby_names'),
+    (SELECT count(*) FROM pg_stat_replication)::int,
+    (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
+    ARRAY(
+        SELECT p || ' on ' || t
+        FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p,
+            unnest(ARRAY['oncekey_claims', 'oncekey_answers', 'oncekey_steps', 'oncekey_schema']) t
+        WHERE to_regclass(t) IS NOT NULL AND NOT has_table_privilege(to_regclass(t), p)
+        AND NOT (t = 'oncekey_schema' AND p <> 'SELECT')
+        ORDER BY t, p
+    ) || ARRAY(
+        SELECT 'USAGE on oncekey_fences' WHERE to_regclass('oncekey_fences') IS NOT NULL
+        AND NOT has_sequence_privilege(to_regclass('oncekey_fences'), 'USAGE')
+    ),
+    current_setting('max_connections')::int,
+    (SELECT sum(numbackends) FROM pg_stat_database)::int,
+    coalesce(extract(epoch FROM clock_timestamp() - (
+        SELECT min(xact_start) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()
+    )), 0)::float8,
+    (SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database())::bigint,
+    (SELECT sum(n_live_tup) FROM pg_stat_user_tables WHERE relname = 'oncekey_claims')::bigint,
+    (SELECT sum(n_dead_tup) FROM pg_stat_user_tables WHERE relname = 'oncekey_claims')::bigint,
+    (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
+     WHERE relname LIKE 'oncekey\\_%' AND relkind = 'r' AND pg_table_is_visible(oid))::bigint,
+    (SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass('oncekey_claims'))"""
+_NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+BUSY_SHARE = 0.8
+LONG_TRANSACTION_S = 600.0
+XID_AGE_MAX = 1_000_000_000
+
+
+def examine(address: str) -> Op[Examination]:
+    """Everything: also what is no reason to refuse the server."""
+    try:
+        [row] = yield Question(PREPARE)
+    except StoreUnfit:
+        [row] = yield Question(_WITHOUT_TABLES)
+    server = Server(*row)
+    [row] = yield Question(_BEYOND, chore=True)
+    beyond = Beyond(*row)
+    findings = [*server.findings(address), *beyond.findings()]
+    newest = migrations("postgres")[-1].number
+    readable = (server.applied or 0) >= newest >= (server.oldest_reader or 0)
+    return Examination(findings[0].seen, findings, beyond.size(), readable)
+
+
+def now() -> Op[float | None]:
+    [row] = yield Question(_NOW)
+    seconds: float = row[0]
+    return seconds
+
+
+@value
+class Beyond:
+    """The rest, in the order in which it is asked for."""
+
+    full_page_writes: bool
+    synchronous_standby_names: str
+    standbys: int
+    superuser: bool | None
+    missing_privileges: Sequence[Any]
+    connections_max: int
+    connections: int
+    oldest_transaction_s: float
+    xid_age: int
+    live_rows: int | None
+    dead_rows: int | None
+    bytes: int | None
+    rows: int | None
+
+    def size(self) -> Size:
+        """The statistics may never have been gathered: then they tell less than nothing."""
+        known = max(self.rows or 0, self.live_rows or 0)
+        return Size(self.bytes, known or None, "tables and indexes")
+
+    def findings(self) -> Iterator[Finding]:
+        yield self._privileges()
+        yield self._torn_pages()
+        yield self._replication()
+        yield self._connections()
+        yield self._vacuum()
+
+    def _privileges(self) -> Finding:
+        if self.missing_privileges:
+            missing = ", ".join(self.missing_privileges)
+            grants = "; ".join(f"GRANT {each} TO <role>" for each in self.missing_privileges)
+            why = "what needs them fails"
+            return unsafe("privileges", f"missing: {missing}", why, grants)
+        if self.superuser:
+            return advice(
+                "privileges",
+                "this role is a superuser",
+                "whoever gets hold of the URL gets all of the server",
+                "Use a role with SELECT, INSERT, UPDATE and DELETE on the oncekey tables",
+            )
+        return Finding("privileges", "all that is needed")
+
+    def _torn_pages(self) -> Finding:
+        if not self.full_page_writes:
+            return advice(
+                "torn pages",
+                "full_page_writes = off",
+                "a loss of power can damage pages, unless the file system writes them whole (ZFS)",
+                "ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()",
+            )
+        return Finding("torn pages", "full_page_writes = on")
+
+    def _replication(self) -> Finding:
+        if self.standbys and not self.synchronous_standby_names:
+            return advice(
+                "replication",
+                f"{self.standbys} standbys, none of them synchronous",
+                "a failover forgets what the standby had not received, and retries run again",
+                "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()",
+            )
+        names = self.synchronous_standby_names
+        return Finding("replication", f"synchronous_standby_names = '{names}'" if names else "none")
+
+    def _connections(self) -> Finding:
+        seen = f"{self.connections} of max_connections = {self.connections_max}"
+        if self.connections > BUSY_SHARE * self.connections_max:
+            return advice(
+                "connections",
+                seen,
+                "a process that cannot connect refuses its requests; each takes up to seven",
+                "Raise max_connections, or put PgBouncer in between and add pgbouncer=true",
+            )
+        return Finding("connections", seen)
+
+    def _vacuum(self) -> Finding:
+        if self.oldest_transaction_s > LONG_TRANSACTION_S:
+            return advice(
+                "vacuum",
+                f"a transaction has been open for {self.oldest_transaction_s:.0f} s",
+                "nothing that was deleted since can be cleared away, and tables grow",
+                "SELECT pid, query FROM pg_stat_activity ORDER BY xact_start LIMIT 5",
+            )
+        if self.xid_age > XID_AGE_MAX:
+            return advice(
+                "vacuum",
+                f"the oldest transaction id is {self.xid_age:,} old",
+                "at 2,000,000,000 the server stops taking writes",
+                "VACUUM (FREEZE) oncekey_claims",
+            )
+        live, dead = self.live_rows or 0, self.dead_rows or 0
+        seen = f"{dead:,} dead rows beside {live:,} live ones"
+        if dead > max(live, 10_000):
+            why = "autovacuum does not keep up, and every question passes over them"
+            return advice("vacuum", seen, why, "VACUUM oncekey_claims")
+        return Finding("vacuum", seen)
