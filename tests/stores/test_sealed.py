@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from oncekey.core.verbs import (
     Requested,
     Scan,
     Steps,
+    Swap,
     Sweep,
 )
 from oncekey.errors import CorruptRecord, Misuse, StoreUnfit
@@ -83,7 +85,7 @@ def claim(**changes: Any) -> Claim:
     return replace(made, **changes)
 
 
-def complete(claimed: Claim, fence: int = 1, answer: Answer = ANSWER) -> lifecycle.Swap:
+def complete(claimed: Claim, fence: int = 1, answer: Answer = ANSWER) -> Swap:
     held = lifecycle.Held(claimed.id, fence, claimed.token)
     return lifecycle.complete(held, answer, retention_s=600.0, resource_id="order_1")
 
@@ -257,7 +259,7 @@ def test_of_processes_that_make_the_book_at_once_all_use_one() -> None:
     for stopped_after in range(4):
         shared = MemoryStore()
         slow, quick = SealedStore(shared, [SECRET]), SealedStore(shared, [SECRET, SECOND])
-        slow.inner = _Interrupted(shared, stopped_after, lambda quick=quick: prepare(quick))
+        slow.inner = _Interrupted(shared, stopped_after, partial(prepare, quick))
         claimed = completed(slow)
         assert ask(quick, Find(claimed.id))[0].answer == ANSWER
 

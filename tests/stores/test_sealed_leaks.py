@@ -1,0 +1,260 @@
+"""A leaked table: whatever a sealed store leaves in the files of its engine tells nobody anything.
+
+Each engine is used with words that occur nowhere else, stopped, and all its files are searched for
+them: its tables, logs and journals. The same search finds every word of an unsealed store.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from oncekey import open_store
+from oncekey.core import lifecycle
+from oncekey.core.key import record_id
+from oncekey.core.record import Answer, Claim, State, Step
+from oncekey.core.verbs import AppendStep, Find, Insert, Purge, Requested, Scan, Steps, Tally
+from oncekey.stores.base import Store
+from oncekey.stores.migrate import migrate
+from oncekey.testing.contract.subject import new_id, new_token
+from tests.servers import start_mariadb, start_postgres, start_redis
+from tests.servers.mariadb import mysql_connection
+from tests.servers.ministack import start_ministack, table_url
+from tests.servers.process import Server
+from tests.servers.programs import Unavailable
+from tests.stores import dynamodb_kit
+from tests.stores.sealed_kit import SECOND, SECRET, ask
+
+pytestmark = pytest.mark.slow
+
+ENGINES = ("sqlite", "postgres", "redis", "mariadb", "dynamodb")
+_NAMES = ("key", "tenant", "body", "header", "resource", "step", "result", "request", "field")
+
+
+def _word(name: str) -> str:
+    return f"{name}-{uuid.uuid4().hex}"
+
+
+@dataclass
+class Words:
+    """What must not be found, and what may be: the operation stays readable."""
+
+    secret: dict[str, str] = field(default_factory=lambda: {name: _word(name) for name in _NAMES})
+    operation: str = field(default_factory=lambda: _word("operation"))
+    fingerprint: bytes = field(default_factory=new_id)
+    ids: list[bytes] = field(default_factory=list)
+
+    def claim(self, number: int, recovery: str = "rerun") -> Claim:
+        key = f"{self.secret['key']}-{number}"
+        self.ids.append(record_id(self.secret["tenant"], self.operation, key))
+        return Claim(
+            id=self.ids[-1],
+            token=new_token(),
+            tenant=self.secret["tenant"],
+            operation=self.operation,
+            key=key,
+            fingerprint=self.fingerprint,
+            fingerprint_version=1,
+            lease_s=3600.0,
+            retention_s=86_400.0,
+            recovery=recovery,
+            field_digests={self.secret["field"]: "ab"},
+            request=None if recovery == "rerun" else self.secret["request"].encode(),
+        )
+
+    @property
+    def answer(self) -> Answer:
+        header = (b"x-secret", self.secret["header"].encode())
+        return Answer(201, (header,), f"{self.secret['body']} ".encode() * 20)
+
+    def traces(self) -> dict[str, bytes]:
+        """By what somebody would look for each of them."""
+        found: dict[str, bytes] = {"fingerprint": self.fingerprint}
+        found |= {f"id {number}": each for number, each in enumerate(self.ids)}
+        for name, word in self.secret.items():
+            found[name] = word.encode()
+            found[f"{name}, sha256"] = hashlib.sha256(word.encode()).digest()
+            found[f"{name}, base64"] = base64.b64encode(word.encode())[:-4]
+        hexadecimal = {f"{name}, hex": trace.hex().encode() for name, trace in found.items()}
+        return found | hexadecimal
+
+
+def use(store: Store, words: Words) -> None:
+    """Every way in which something comes into a store, in every state."""
+    running, done, doubtful, leaving = (
+        words.claim(number, recovery) for number, recovery in enumerate(["resume", *["rerun"] * 3])
+    )
+    fences = [found.fence for found in ask(store, *map(Insert, (running, done, doubtful, leaving)))]
+    steps = [
+        AppendStep(each.id, fence, each.token, Step(words.secret["step"], b"d", result))
+        for each, fence in ((running, fences[0]), (leaving, fences[3]))
+        for result in (None, words.secret["result"].encode())
+    ]
+    held = [
+        lifecycle.Held(each.id, fence, each.token)
+        for each, fence in zip((done, doubtful, leaving), fences[1:], strict=True)
+    ]
+    completions = [
+        lifecycle.complete(
+            each, words.answer, retention_s=86_400.0, resource_id=words.secret["resource"]
+        )
+        for each in (held[0], held[2])
+    ]
+    give_up = lifecycle.give_up(held[1], new_token=new_token(), lapses=1, retention_s=86_400.0)
+    ask(store, *steps, *completions, give_up, Tally({done.id: 1}, {done.id: 1}))
+    [[unknown]] = ask(store, Scan(10, state=State.UNKNOWN))
+    resolve = lifecycle.resolve(
+        unknown, new_token=new_token(), answer=words.answer, retention_s=86_400.0
+    )
+    ask(store, resolve)
+    replay, request, kept = ask(store, Find(done.id), Requested(running.id), Steps(running.id))
+    assert (replay.answer, request) == (words.answer, words.secret["request"].encode())
+    assert kept == [Step(words.secret["step"], b"d", words.secret["result"].encode())]
+    assert ask(store, Find(doubtful.id))[0].answer == words.answer
+
+
+# ------------------------------------------------------------------------------------- engines
+
+
+@dataclass
+class Engine:
+    """Two stores of one kind, and all that is left of both in its files."""
+
+    urls: tuple[str, str]
+    """One to be sealed, one that is not."""
+    raw: Callable[[], Iterator[bytes]]
+
+
+def _files(folder: Path) -> Iterator[bytes]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.read_bytes()
+
+
+def _stopped(server: Server) -> Iterator[bytes]:
+    server.stop()
+    yield from _files(server.folder)
+
+
+@contextmanager
+def sqlite_engine(tmp_path: Path) -> Iterator[Engine]:
+    urls = (f"sqlite:///{tmp_path / 'sealed.db'}", f"sqlite:///{tmp_path / 'plain.db'}")
+    yield Engine(urls, lambda: _files(tmp_path))
+
+
+@contextmanager
+def postgres_engine(tmp_path: Path) -> Iterator[Engine]:
+    with start_postgres() as server:
+        with psycopg.connect(server.url, autocommit=True) as db:
+            db.execute("CREATE DATABASE plain")
+        plain = f"{server.url.rpartition('/')[0]}/plain"
+        allowed = "?allow=unsafe-durability"
+        yield Engine((server.url + allowed, plain + allowed), lambda: _stopped(server))
+
+
+@contextmanager
+def redis_engine(tmp_path: Path) -> Iterator[Engine]:
+    with start_redis() as server:
+        urls = (f"{server.url}?prefix=sealed", f"{server.url}?prefix=plain")
+        yield Engine(urls, lambda: _stopped(server))
+
+
+@contextmanager
+def mariadb_engine(tmp_path: Path) -> Iterator[Engine]:
+    with start_mariadb() as server:
+        with mysql_connection(server.url) as db, db.cursor() as cursor:
+            cursor.execute("CREATE DATABASE plain")
+        plain = f"{server.url.rpartition('/')[0]}/plain"
+        allowed = "?allow=unsafe-durability"
+        yield Engine((server.url + allowed, plain + allowed), lambda: _stopped(server))
+
+
+@contextmanager
+def dynamodb_engine(tmp_path: Path) -> Iterator[Engine]:
+    """Its emulator has no files: every item, as the protocol gives it."""
+    with start_ministack() as server:
+        urls = (table_url(server.url, "sealed"), table_url(server.url, "plain"))
+
+        def items() -> Iterator[bytes]:
+            for url in urls:
+                paginator = dynamodb_kit.client(url).get_paginator("scan")
+                for page in paginator.paginate(TableName=dynamodb_kit.name_of(url)):
+                    for item in page["Items"]:
+                        for name, kept in item.items():
+                            [content] = kept.values()
+                            yield name.encode()
+                            yield content if isinstance(content, bytes) else str(content).encode()
+
+        yield Engine(urls, items)
+
+
+_ENGINES = {
+    "sqlite": sqlite_engine,
+    "postgres": postgres_engine,
+    "redis": redis_engine,
+    "mariadb": mariadb_engine,
+    "dynamodb": dynamodb_engine,
+}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    try:
+        with _ENGINES[request.param](tmp_path) as engine:
+            yield engine
+    except Unavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+@pytest.mark.timeout(180)
+def test_p12_a_leaked_table_tells_nothing(engine: Engine) -> None:
+    """Neither keys, nor accounts, nor answers, nor steps, nor requests, nor what identifies any of
+    them to somebody who guesses: plain hashes.
+    """
+    store = open_store(engine.urls[0], secrets=[SECRET])
+    rotated = open_store(engine.urls[0], secrets=[SECOND, SECRET])
+    plain = open_store(engine.urls[1])
+    for each in (store, rotated, plain):
+        migrate(each)
+    sealed_words, later_words, plain_words, purged_words = (Words() for _ in range(4))
+    use(store, sealed_words)
+    use(rotated, later_words)
+    use(plain, plain_words)
+    use(store, purged_words)
+    assert ask(rotated, Purge(purged_words.secret["tenant"], 100)) == [3]
+    keys = {"a secret": SECRET.encode(), "the id key": store._id_key}  # type: ignore[attr-defined]
+
+    sealed = {
+        f"{name} of {number}": trace
+        for number, words in enumerate((sealed_words, later_words, purged_words))
+        for name, trace in words.traces().items()
+    }
+    controls = {
+        "operation, sealed": sealed_words.operation.encode(),
+        **{f"{name}, plain": word.encode() for name, word in plain_words.secret.items()},
+        "id, plain": plain_words.ids[0],
+    }
+    found = _search(engine.raw(), sealed | controls | keys)
+
+    assert found == _seen(controls, engine.urls[0])
+
+
+def _search(contents: Iterator[bytes], wanted: dict[str, bytes]) -> set[str]:
+    found: set[str] = set()
+    for content in contents:
+        found |= {name for name, trace in wanted.items() if name not in found and trace in content}
+    return found
+
+
+def _seen(controls: dict[str, bytes], url: str) -> set[str]:
+    """What the search has to find. Redis names its keys by the digits of the ids."""
+    left_out = {"id, plain"} if url.startswith("redis") else set()
+    return controls.keys() - left_out
