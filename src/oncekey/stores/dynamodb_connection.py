@@ -44,6 +44,7 @@ REPEATS_MAX = 3
 BACKOFF_S, BACKOFF_S_MAX = 0.02, 0.5
 
 _NOT_SENT = (
+    errors.CredentialRetrievalError,
     errors.EndpointConnectionError,
     errors.ConnectTimeoutError,
     errors.ProxyConnectionError,
