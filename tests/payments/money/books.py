@@ -36,9 +36,10 @@ def unfinished(database: Database) -> int:
 def check_money(database: Database, book: list[Transaction], told: Told) -> None:
     """The ledger, the network's own file and the buyers agree."""
     report = reconcile(database, lambda: book, pending_s=0)
-    assert not report.differences
-    assert not report.pending
-    assert [each for each in told if each["what"] == "wrong"] == []
+    assert not report.differences, report.differences
+    assert not report.pending, report.pending
+    wrong = [each for each in told if each["what"] == "wrong"]
+    assert not wrong, wrong
     _check_acknowledged(book, told)
     _check_once(database, book)
 
@@ -53,7 +54,7 @@ def _check_acknowledged(book: list[Transaction], told: Told) -> None:
             assert seen[kind, each[name], each["amount"]] == 1, each
         elif each["what"] == "cancelled":
             kinds = [line.kind for line in book if line.reference == each["charge"]]
-            assert kinds == ["authorisation", "void"], each
+            assert kinds == ["authorisation", "void"], (each, kinds)
 
 
 def _check_once(database: Database, book: list[Transaction]) -> None:
@@ -61,24 +62,24 @@ def _check_once(database: Database, book: list[Transaction]) -> None:
     at most that took money, and so has whatever a buyer wanted.
     """
     captured = Counter(line.reference for line in book if line.kind == "capture")
-    assert set(captured.values()) <= {1}
+    assert set(captured.values()) <= {1}, captured.most_common(5)
     columns = charges.c.id, charges.c.payment_intent, charges.c.description
     by_intent: Counter[str] = Counter()
     by_want: Counter[str] = Counter()
     for id_, intent, want in rows(database, sa.select(*columns)):
         by_intent[intent or id_] += captured[id_]
         by_want[want] += captured[id_]
-    assert sum(by_want.values()) == captured.total()
-    assert max(by_intent.values()) == 1
-    assert max(by_want.values()) == 1
+    assert by_want.total() == captured.total(), "the network took money for charges we do not have"
+    assert max(by_intent.values()) == 1, by_intent.most_common(5)
+    assert max(by_want.values()) == 1, by_want.most_common(5)
 
 
 def check_events(database: Database, booked: Counter[str]) -> None:
     """Every event was delivered, and processed once."""
     written = [id_ for (id_,) in rows(database, sa.select(events.c.id))]
     states = Counter(state for (state,) in rows(database, sa.select(deliveries.c.status)))
-    assert states == {"delivered": len(written)}
-    assert booked == Counter(written)
+    assert states == {"delivered": len(written)}, states
+    assert booked == Counter(written), (booked - Counter(written), Counter(written) - booked)
 
 
 def counted(database: Database, book: list[Transaction], told: Told) -> dict[str, int]:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from oncekey.webhooks import LOOPBACK
 from payments import clock
@@ -32,6 +33,7 @@ from tests.payments.serving import until
 
 FINISH_S_MAX = 300.0
 ROUNDS_MAX = 20
+SENT_AGAIN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def run(plan: Plan, folder: Path, database_url: str, redis_url: str) -> None:
         until(lambda: unfinished(database) == 0, "what was begun to be finished")
         assert system.end_api() == 0, system.log("api")
         deliver_the_rest(database, settings)
+        forget_some(database)
+        deliver_the_rest(database, settings)
         book = list(lines_of_file(system.network.file))
         print(f"\n{plan}: killed {dict(killer.done)}: {counted(database, book, told)}")  # noqa: T201
         check_money(database, book, told)
@@ -119,3 +123,13 @@ def deliver_the_rest(database: Database, settings: Settings) -> None:
             return
         courier.drain()
     raise AssertionError("some deliveries fail again and again")
+
+
+def forget_some(database: Database) -> None:
+    """As if those who had sent them had died before they wrote it down."""
+    sent = sa.select(deliveries.c.id).order_by(deliveries.c.id).limit(SENT_AGAIN)
+    with database.begin() as connection:
+        which = [id_ for (id_,) in connection.execute(sent)]
+        connection.execute(
+            deliveries.update().where(deliveries.c.id.in_(which)).values(status="pending")
+        )
