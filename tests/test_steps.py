@@ -220,6 +220,17 @@ def test_p5_a_step_that_failed_binds_the_key_to_its_request() -> None:
     assert refused.problem.kind is Kind.MISMATCH
 
 
+def test_a_step_that_is_rolled_back_leaves_the_key_to_another_request() -> None:
+    """P7: its rows are gone with the caller's transaction."""
+    world = World()
+    first = world.attempt()
+    with pytest.raises(KeyboardInterrupt):
+        first.step_sync("order", _dies, within=object())
+    run(world.guard.abandon(first, no_effect=True), world.ask)
+    other = dataclasses.replace(CALL, fingerprint=Fingerprint(1, b"\x01" * 32))
+    assert isinstance(run(world.guard.begin(other, world.policy), world.ask), Execute)
+
+
 def test_at_most_once_contradicts_running_anew_for_a_version() -> None:
     """Noticed by whoever writes it, before the step has its effect."""
     world = World()

@@ -177,7 +177,8 @@ class Attempt:
         The result is what JSON gives back. `at_most_once` never repeats a step that an earlier
         attempt began; where its end is not known the outcome becomes unknown. `within` is a
         connection or session on which the function writes its rows: the step is then kept in the
-        same transaction, which is yours to commit before the next step.
+        same transaction, which is yours to commit before the next step, or to roll back if this
+        one fails.
         """
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
@@ -186,7 +187,7 @@ class Attempt:
         )
         if isinstance(begun, Kept):
             return begun.result
-        with steps.running(begun):
+        with steps.running(begun, undone=within is not None):
             result = function(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result
@@ -215,7 +216,7 @@ class Attempt:
         )
         if isinstance(begun, Kept):
             return begun.result
-        with steps.running(begun):
+        with steps.running(begun, undone=within is not None):
             result = function(*args, **kwargs)
         if within is None:
             return ports.drive_sync(steps.end(ports.guard, begun, result))

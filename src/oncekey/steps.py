@@ -170,7 +170,7 @@ class Steps:
 
     def end_with(self, take: Take, result: Any) -> AppendStep:
         """The same, as a verb for the transaction in which the step did its work."""
-        held = self._attempt.held
+        self._tried, held = True, self._attempt.held  # from here on it may be committed
         step = Step(take.name, take.digest, encode(take.name, result))
         return AppendStep(held.id, held.fence, held.token, step)
 
@@ -183,9 +183,11 @@ class Steps:
         return json.loads(kept or b"null")
 
     @contextmanager
-    def running(self, take: Take) -> Iterator[None]:
-        """While its function runs: what it calls can take its key."""
-        self._tried, record_id = True, self._attempt.held.id
+    def running(self, take: Take, *, undone: bool) -> Iterator[None]:
+        """While its function runs: what it calls can take its key. `undone`: if it fails, whoever
+        called rolls back what it did.
+        """
+        self._tried, record_id = self._tried or not undone, self._attempt.held.id
         key = current_child_key.set(child_key(record_id, take.name))
         calls = current_calls.set(Calls(record_id, take.name))
         try:

@@ -48,6 +48,27 @@ def test_the_same_key_with_other_parameters_is_refused(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "wrong", "param"),
+    [
+        ("charges", {"customer": "cus_nobody"}, "customer"),
+        ("charges", {"source": "tok_nobody"}, "source"),
+        ("payment_intents", {"payment_method": "pm_nobody", "confirm": "true"}, "payment_method"),
+        ("refunds", {"charge": "ch_nobody"}, "charge"),
+    ],
+)
+def test_naming_what_is_not_there_leaves_the_key_unused(
+    api: Api, path: str, wrong: dict[str, str], param: str
+) -> None:
+    said: dict[str, Any] = {"amount": 900, "currency": "eur"}
+    said = {"charge": api.charged(900)["id"]} if path == "refunds" else said
+    key = f"corrected-{path}-{param}"
+    refused = api.post(path, said | wrong, key)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    right = said | ({"source": "tok_visa"} if path == "charges" else {})
+    assert api.post(path, right, key).status_code == 200
+
+
+@pytest.mark.parametrize(
     ("token", "code", "decline_code"),
     [
         ("tok_chargeDeclined", "card_declined", "generic_decline"),
