@@ -1,11 +1,13 @@
 """DynamoDB's protocol, on an emulator: the library against the driver's own conditional writes.
 
-An emulator says nothing of DynamoDB's speed, and it serves one request at a time. What is compared
-is what the library adds to a conditional write of the same item, by the same driver.
+An emulator says nothing of DynamoDB's speed: it serves one request at a time, and is the slower the
+more items there are, so each contender begins with an empty table. What is compared is what the
+library adds to a conditional write of the same item, by the same driver.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -15,7 +17,7 @@ from aiobotocore.config import AioConfig
 from bench.limits import WAYS
 from bench.rounds import Contender, Settings, contest
 from bench.table import Goal, Row
-from bench.work import ALONE_SHARE, ALONE_TURNS, Item, Library, claim, migrate
+from bench.work import ALONE_SHARE, ALONE_TURNS, NEW, Item, Library, claim, migrate
 from oncekey.stores import dynamodb as dynamodb_store
 from oncekey.stores.dynamodb_items import inserted
 from tests.servers import Ministack, start_ministack
@@ -33,7 +35,7 @@ def rows(settings: Settings) -> list[Row]:
         store = dynamodb_store.open_url(table_url(server.url, TABLE))
         migrate(store)
         with Library(store) as library:
-            raw = _Raw(server, library)
+            raw = _Raw(server, library, lambda: migrate(store))
             try:
                 return [*_crowd_rows(library, raw, settings), *_alone_rows(library, raw, settings)]
             finally:
@@ -46,9 +48,9 @@ def estimate_s(settings: Settings) -> float:
 
 def _crowd_rows(library: Library, raw: _Raw, settings: Settings) -> list[Row]:
     contenders: dict[str, Contender] = {
-        "conditional write": lambda seconds: library.crowd(raw.put, seconds),
-        "store verbs": lambda seconds: library.crowd(library.insert, seconds),
-        "Guard": lambda seconds: library.crowd(library.begin, seconds),
+        "conditional write": raw.on_empty(lambda seconds: library.crowd(raw.put, seconds)),
+        "store verbs": raw.on_empty(lambda seconds: library.crowd(library.insert, seconds)),
+        "Guard": raw.on_empty(lambda seconds: library.crowd(library.begin, seconds)),
     }
     result = contest(INSERTS, contenders, settings)
     return [
@@ -62,10 +64,12 @@ def _alone_rows(library: Library, raw: _Raw, settings: Settings) -> list[Row]:
         return [Item(claim()) for _ in range(max(20, int(seconds * _PER_S)))]
 
     contenders: dict[str, Contender] = {
-        "library": lambda seconds: library.alone(
-            [item.verb("insert new") for item in items(seconds)]
+        "library": raw.on_empty(
+            lambda seconds: library.alone([item.verb(NEW) for item in items(seconds)])
         ),
-        "driver": lambda seconds: library.median_rate(lambda _: raw.put(), items(seconds)),
+        "driver": raw.on_empty(
+            lambda seconds: library.median_rate(lambda _: raw.put(), items(seconds))
+        ),
     }
     result = contest(ALONE, contenders, settings, share=ALONE_SHARE, turns=ALONE_TURNS)
     return [result.row(ALONE, "library", "driver", GOAL)]
@@ -74,11 +78,20 @@ def _alone_rows(library: Library, raw: _Raw, settings: Settings) -> list[Row]:
 class _Raw:
     """The driver by itself, on the library's event loop: an item of the same size each time."""
 
-    def __init__(self, server: Ministack, library: Library) -> None:
+    def __init__(self, server: Ministack, library: Library, make: Callable[[], None]) -> None:
         self._url = server.url
         self._library = library
         self._stack = AsyncExitStack()
         self._client: Any = library.run(self._open())
+        self._make = make
+
+    def on_empty(self, run: Contender) -> Contender:
+        def begin(seconds: float) -> float:
+            self._library.run(self._client.delete_table(TableName=TABLE))
+            self._make()
+            return run(seconds)
+
+        return begin
 
     async def _open(self) -> Any:
         client = aiobotocore.session.AioSession().create_client(

@@ -1,8 +1,8 @@
 """Records in DynamoDB: one item for each, changed only by conditional writes.
 
 What is where: `dynamodb_items` and `dynamodb_parts` are the items, `dynamodb_verbs` the verbs that
-name a record, `dynamodb_walk` those that name none, `dynamodb_table` makes the table and judges it.
-Only `dynamodb_connection` knows the driver. This file is the store.
+name a record, `dynamodb_walk` those that name none, `dynamodb_table` makes the table and
+`dynamodb_fitness` judges it. Only `dynamodb_connection` knows the driver. This file is the store.
 
 Time
     Conditions cannot read a clock. Leases are observed (`observed`): a record is lapsed when this
@@ -30,12 +30,13 @@ from oncekey.stores.dynamodb_calls import Call
 from oncekey.stores.dynamodb_connection import AsyncDynamoConnection, Driver, DynamoConnection
 from oncekey.stores.dynamodb_dates import Dates
 from oncekey.stores.dynamodb_join import Joined
-from oncekey.stores.dynamodb_table import GLOBAL_TABLE, Table
+from oncekey.stores.dynamodb_table import Table
 from oncekey.stores.dynamodb_verbs import Verbs
 from oncekey.stores.dynamodb_walk import Walker
+from oncekey.stores.finding import Examination, Sample
 from oncekey.stores.observed import Sightings, sightings_of
 
-LANES = 4
+LANES = 16
 """Over how many connections the verbs of a kind are spread: while one batch is under way, the next
 is prepared.
 """
@@ -72,8 +73,6 @@ class DynamoStore:
         """What is not given (region, credentials) is found as AWS's tools find it: in the
         environment, in `~/.aws`, or from the machine's role.
         """
-        if set(allow) - {GLOBAL_TABLE}:
-            raise Misuse(f"allow={sorted(allow)}: only {GLOBAL_TABLE!r} can be allowed")
         self.durability = _ELSEWHERE if endpoint and "amazonaws." not in endpoint else _AMAZON
         self._address = f"dynamodb://{table}"
         if region:
@@ -98,6 +97,8 @@ class DynamoStore:
             patience_s=patience_s,
         )
         self._table = Table(table, self._address, allow, clock)
+        self.allowed = self._table.allowed
+        self._dates = dates
         self._verbs = Verbs(table, dates, sightings, self._table.judged)
         self._walker = Walker(self._verbs)
 
@@ -132,6 +133,19 @@ class DynamoStore:
 
     def migrate(self) -> Op[list[str]]:
         return self._table.migrate()
+
+    # --------------------------------------------------------------------------- a thorough look
+
+    def examine(self) -> Op[Examination]:
+        return self._table.examine(emulated=self.durability is _ELSEWHERE)
+
+    def now(self) -> Op[float | None]:
+        """By the answer to a look at the table, to the second."""
+        yield from self._table.glance()
+        return self._dates.now() / 1_000_000
+
+    def sample(self, limit: int) -> Op[Sample]:
+        return self._walker.sample(limit)
 
     # ------------------------------------------------------------------------------ connections
 
