@@ -37,9 +37,11 @@ from oncekey.core.verbs import (
 from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.dynamodb import open_url
 from oncekey.stores.dynamodb_calls import Denied
+from oncekey.stores.dynamodb_fitness import definition, findings
 from oncekey.stores.dynamodb_items import INLINE_BYTES_MAX
 from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
-from oncekey.stores.dynamodb_table import check_table, definition, judged
+from oncekey.stores.dynamodb_table import judged
+from oncekey.stores.finding import Risk, insist
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face, SyncFace
 from tests.servers.ministack import table_url
@@ -619,7 +621,7 @@ def test_a_table_of_a_newer_release_is_not_touched(dynamodb_endpoint: str) -> No
         dynamodb_kit.client(url).put_item(TableName=name, Item={**note, **newer})
         store = open_url(url)
         connection = store.connect()
-        with pytest.raises(StoreUnfit, match="upgrade oncekey here"):
+        with pytest.raises(StoreUnfit, match="Upgrade oncekey here"):
             run(store.prepare(), connection.ask)
         connection.close()
 
@@ -639,8 +641,8 @@ def test_a_table_of_somebody_elses_is_refused(dynamodb_endpoint: str) -> None:
 def test_a_global_table_is_refused_unless_it_is_allowed() -> None:
     table = {**definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
     with pytest.raises(StoreUnfit, match="eu-west-1"):
-        check_table(table, "dynamodb://t", ())
-    check_table(table, "dynamodb://t", ("global-table",))
+        insist(findings(table), "dynamodb://t", ())
+    insist(findings(table), "dynamodb://t", (Risk.GLOBAL_TABLE,))
 
 
 # ------------------------------------------------------------------------------------- addresses

@@ -255,7 +255,7 @@ def test_a_newer_schema_is_used_only_if_it_allows_that(
     if fits:
         assert isinstance(gatherer.ask(Insert(claim("order-1"))), Found)
         return
-    with pytest.raises(StoreUnfit, match="upgrade oncekey here"):
+    with pytest.raises(StoreUnfit, match="Upgrade oncekey here"):
         gatherer.ask(Insert(claim("order-1")))
 
 
@@ -300,7 +300,8 @@ def test_a_url_names_a_file(url: str, name: str) -> None:
         ("sqlite://keys.db", "sqlite:///keys.db"),
         ("sqlite:keys.db", "sqlite:///keys.db"),
         ("sqlite:///keys.db?timeout=3", "timeout_s"),
-        ("sqlite:///keys.db?synchronous=OFF", "FULL"),
+        ("sqlite:///keys.db?synchronous=EXTRA", "FULL"),
+        ("sqlite:///keys.db?allow=everything", "network-file-system, unsafe-durability"),
         ("sqlite:///keys.db?timeout_s=soon", "seconds"),
         ("sqlite:///keys.db?timeout_s=-1", "seconds"),
     ],

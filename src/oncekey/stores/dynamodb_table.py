@@ -1,4 +1,4 @@
-"""The table in DynamoDB: what `oncekey migrate` makes, and whether a table is fit. Pure."""
+"""The table in DynamoDB: how `oncekey migrate` makes it, and how it is looked at. Pure."""
 
 from __future__ import annotations
 
@@ -8,53 +8,18 @@ from typing import Any
 from oncekey.clock import Clock
 from oncekey.core.op import Op, Pause
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores import dynamodb_fitness as fitness
 from oncekey.stores.dynamodb_calls import Call, Denied, Item, key, n
-from oncekey.stores.dynamodb_walk import OPEN, OPEN_SHOWS, TENANTS
+from oncekey.stores.dynamodb_fitness import OLDEST_READER, SCHEMA, TTL, definition
+from oncekey.stores.dynamodb_walk import OPEN, TENANTS
+from oncekey.stores.finding import Examination, allowed, insist
 
-SCHEMA, OLDEST_READER = 1, 1
-GLOBAL_TABLE = "global-table"
-TTL = "ttl"
 _NOTE = key(b"oncekey", b"schema")
 _LOOKS_MAX, _LOOK_S = 120, 0.5
 CHECK_EVERY_S = 60.0
-_KEYS = {"id": "B", "part": "B", "owner": "B", "open": "N"}
 
 _MISSING = "ResourceNotFoundException"
 _DENIED = ("AccessDeniedException", "UnrecognizedClientException")
-
-
-def _schema(partition: str, sort: str) -> list[Item]:
-    return [
-        {"AttributeName": partition, "KeyType": "HASH"},
-        {"AttributeName": sort, "KeyType": "RANGE"},
-    ]
-
-
-def definition(table: str) -> Item:
-    """Pays by use and is spread by record id."""
-    return {
-        "TableName": table,
-        "BillingMode": "PAY_PER_REQUEST",
-        "AttributeDefinitions": [
-            {"AttributeName": name, "AttributeType": kind} for name, kind in _KEYS.items()
-        ],
-        "KeySchema": _schema("id", "part"),
-        "GlobalSecondaryIndexes": [
-            {
-                "IndexName": TENANTS,
-                "KeySchema": _schema("owner", "id"),
-                "Projection": {"ProjectionType": "KEYS_ONLY"},
-            },
-            {
-                "IndexName": OPEN,
-                "KeySchema": _schema("open", "id"),
-                "Projection": {
-                    "ProjectionType": "INCLUDE",
-                    "NonKeyAttributes": list(OPEN_SHOWS),
-                },
-            },
-        ],
-    }
 
 
 class Table:
@@ -63,7 +28,7 @@ class Table:
     def __init__(self, name: str, address: str, allow: Collection[str], clock: Clock) -> None:
         self._name = name
         self._address = address
-        self._allow = frozenset(allow)
+        self.allowed = allowed(allow, fitness.RISKS)
         self._clock = clock
         self._checked_at: float | None = None
 
@@ -99,29 +64,41 @@ class Table:
         self._checked_at = now
 
     def _check(self) -> Op[None]:
-        answer = yield from self._must("get_item", Key=_NOTE, ConsistentRead=True)
-        note = answer.get("Item")
-        if note is None:
-            raise StoreUnfit(
-                f"{self._address} has no schema: run `oncekey migrate {self._address}`"
-            )
-        version, oldest = int(note["version"]["N"]), int(note["oldest_reader"]["N"])
-        if version < SCHEMA:
-            raise StoreUnfit(
-                f"{self._address} is at schema {version}, this release needs {SCHEMA}: run "
-                f"`oncekey migrate {self._address}`"
-            )
-        if oldest > SCHEMA:
-            raise StoreUnfit(
-                f"{self._address} is at schema {version}, which needs a release that knows schema "
-                f"{oldest}; this one knows {SCHEMA}: upgrade oncekey here, or finish rolling the "
-                "newer release back"
-            )
+        note = yield from self._note()
+        insist([fitness.schema(note, self._address)], self._address, ())
         told = yield from self._ask("describe_table")
         if not isinstance(told, Denied):
-            check_table(told["Table"], self._address, self._allow)
+            insist(fitness.findings(told["Table"]), self._address, self.allowed)
         elif told.code not in _DENIED:  # it is needed for nothing else
             raise self.judged(told)
+
+    def _note(self) -> Op[Item | None]:
+        answer = yield from self._must("get_item", Key=_NOTE, ConsistentRead=True)
+        found: Item | None = answer.get("Item")
+        return found
+
+    def glance(self) -> Op[None]:
+        """Any answer: it bears a date."""
+        yield from self._note()
+
+    def examine(self, emulated: bool) -> Op[Examination]:
+        """Everything: also what is no reason to refuse the table."""
+        told = yield from self._ask("describe_table")
+        if isinstance(told, Denied) and told.code == _MISSING:
+            absent = fitness.schema(None, self._address)
+            return Examination("DynamoDB", [absent], readable=False)
+        table: Item = {} if isinstance(told, Denied) else told["Table"]
+        note = yield from self._note()
+        backups = yield from self._ask("describe_continuous_backups")
+        life = yield from self._ask("describe_time_to_live")
+        looked = fitness.Looked(
+            table,
+            None if isinstance(backups, Denied) else backups["ContinuousBackupsDescription"],
+            None if isinstance(life, Denied) else life["TimeToLiveDescription"],
+            emulated,
+        )
+        findings = [fitness.schema(note, self._address), *fitness.thorough(looked)]
+        return Examination("DynamoDB", findings, fitness.size(table), note is not None)
 
     # -------------------------------------------------------------------------------- migrating
 
@@ -137,7 +114,7 @@ class Table:
         elif isinstance(answer, Denied):
             raise self.judged(answer)
         table = yield from self._active()
-        check_table(table, self._address, self._allow)
+        insist(fitness.findings(table), self._address, self.allowed)
         made += yield from self._time_to_live()
         note = {**_NOTE, "version": n(SCHEMA), "oldest_reader": n(OLDEST_READER)}
         noted = yield from self._ask(
@@ -180,29 +157,6 @@ class Table:
             TimeToLiveSpecification={"Enabled": True, "AttributeName": TTL},
         )
         return [f"time to live by the attribute {TTL}"]
-
-
-def check_table(table: Item, address: str, allow: Collection[str]) -> None:
-    """Raise if this table must not be used; the message names what helps."""
-    expected = definition("any")
-    indexes = {index["IndexName"]: index for index in table.get("GlobalSecondaryIndexes", [])}
-    kinds = {a["AttributeName"]: a["AttributeType"] for a in table.get("AttributeDefinitions", [])}
-    wrong = table.get("KeySchema") != expected["KeySchema"] or any(
-        indexes.get(index["IndexName"], {}).get("KeySchema") != index["KeySchema"]
-        for index in expected["GlobalSecondaryIndexes"]
-    )
-    if wrong or any(kinds.get(name) != kind for name, kind in _KEYS.items()):
-        raise StoreUnfit(
-            f"{address} is not a table that `oncekey migrate` has made: its keys or indexes "
-            "differ. Name another one: it is made for you"
-        )
-    if table.get("Replicas") and GLOBAL_TABLE not in allow:
-        regions = ", ".join(replica.get("RegionName", "?") for replica in table["Replicas"])
-        raise StoreUnfit(
-            f"{address} is a global table (also in {regions}). Its regions do not wait for each "
-            "other, so two of them can both own a record. Use a table of one region; if no other "
-            f"region ever writes to it, add allow={GLOBAL_TABLE} to the URL"
-        )
 
 
 # ------------------------------------------------------------------------------ while it runs

@@ -25,6 +25,7 @@ from oncekey.stores import dynamodb_items as items
 from oncekey.stores import dynamodb_parts as parts
 from oncekey.stores.dynamodb_calls import RECORD, Call, Denied, Item, Update, b, key, n, s
 from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX, Verbs
+from oncekey.stores.finding import Sample
 from oncekey.stores.observed import Sighting
 
 OPEN, TENANTS = "open", "tenants"
@@ -111,6 +112,17 @@ class Walker:
             smallest = heapq.nsmallest(verb.limit, [*smallest, *seen])
             if start is None:
                 return [self._verbs.record(item) for _, _, item in smallest]
+
+    def sample(self, limit: int) -> Op[Sample]:
+        """The records of the first pages: the table is in the order of a hash of its ids."""
+        found: list[Record] = []
+        start: Item | None = None
+        for _ in range(PAGES_MAX):
+            page, start = yield from self._page(start, _BODILESS)
+            found += map(self._verbs.record, page)
+            if start is None or len(found) >= limit:
+                break
+        return Sample(found, whole=start is None)
 
     # -------------------------------------------------------------------------------------- due
 

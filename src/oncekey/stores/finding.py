@@ -143,6 +143,15 @@ class Examination:
     """Whether this release can read the records."""
 
 
+@value
+class Sample:
+    """Some records, chosen by nothing but their ids, which are digests. Bodies are left out."""
+
+    records: list[Record]
+    whole: bool
+    """Whether these are all."""
+
+
 class Examinable(Protocol):
     """A store that `oncekey doctor` can look at. Nothing of this changes anything."""
 
@@ -151,14 +160,10 @@ class Examinable(Protocol):
     def now(self) -> Op[float | None]:
         """The store's clock in seconds since 1970; None if it is the host's."""
 
-    def sample(self, limit: int) -> Op[list[Record]]:
-        """Some records, chosen by nothing but their ids, which are digests; all of them if they are
-        fewer than `limit`. Bodies are left out.
-        """
+    def sample(self, limit: int) -> Op[Sample]: ...
 
 
-def first_by_id(store: Store, limit: int) -> Op[list[Record]]:
+def first_by_id(store: Store, limit: int) -> Op[Sample]:
     """The sample of a store that finds records in the order of their ids without reading all."""
     [records] = yield from store.perform([Scan(limit)])
-    found: list[Record] = records
-    return found
+    return Sample(records, whole=len(records) < limit)

@@ -36,6 +36,7 @@ from oncekey.core.verbs import (
     When,
 )
 from oncekey.stores.base import Durability
+from oncekey.stores.finding import Examination, Sample, Size, advice, first_by_id
 
 
 @dataclass(slots=True)
@@ -141,6 +142,23 @@ class MemoryStore:
     def migrate(self) -> Op[list[str]]:
         yield from ()
         return []
+
+    def examine(self) -> Op[Examination]:
+        yield from ()
+        found = advice(
+            "durability",
+            self.durability.note,
+            "a restart forgets everything, and another process knows nothing of it",
+            "Use sqlite:///keys.db, or a database server, for anything but tests",
+        )
+        return Examination("memory", [found], Size(None, len(self._rows)))
+
+    def now(self) -> Op[float | None]:
+        yield from ()
+        return None
+
+    def sample(self, limit: int) -> Op[Sample]:
+        return first_by_id(self, limit)
 
     def connect(self) -> MemoryConnection:
         return MemoryConnection()

@@ -33,12 +33,11 @@ from pymysql.constants import CLIENT
 
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
-from oncekey.core.record import Record
 from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import mysql_fitness, mysql_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, allowed, first_by_id, insist
+from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, insist
 from oncekey.stores.mysql_address import Address, read
 from oncekey.stores.mysql_text import Question, Reply
 from oncekey.stores.mysql_write import Limits
@@ -118,7 +117,7 @@ class MySQLStore:
     def now(self) -> Op[float | None]:
         return mysql_fitness.now()
 
-    def sample(self, limit: int) -> Op[list[Record]]:
+    def sample(self, limit: int) -> Op[Sample]:
         return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:

@@ -33,12 +33,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
-from oncekey.core.record import Record
 from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_fitness, postgres_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, allowed, first_by_id, insist
+from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, insist
 from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
@@ -133,7 +132,7 @@ class PostgresStore:
     def now(self) -> Op[float | None]:
         return postgres_fitness.now()
 
-    def sample(self, limit: int) -> Op[list[Record]]:
+    def sample(self, limit: int) -> Op[Sample]:
         return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:

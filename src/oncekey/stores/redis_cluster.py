@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey.core.op import Op, Pause, relay
 from oncekey.core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores import redis_look
 from oncekey.stores.base import Durability
+from oncekey.stores.finding import Examination
 from oncekey.stores.redis_calls import Command
 from oncekey.stores.redis_connection import (
     Address,
@@ -31,8 +33,10 @@ from oncekey.stores.redis_connection import (
     Roads,
     TryAgainError,
 )
-from oncekey.stores.redis_slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, SlotMap, slot_of
+from oncekey.stores.redis_slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
 from oncekey.stores.redis_store import RedisStore, lane
+
+T = TypeVar("T")
 
 PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 """How long to wait after each round for a cluster that is about to change; then it is given up."""
@@ -76,17 +80,17 @@ class ClusterStore(RedisStore):
         return lane(verb), self._slots.owners[SLOT_OF_BYTE[record_id[0]]]
 
     def key(self, record_id: bytes) -> str:
-        return f"{self._prefix}:{{{TAG_OF_BYTE[record_id[0]]}}}:{record_id.hex()}"
+        return self._tagged(record_id[0], record_id.hex())
 
     def nodes(self) -> list[Any]:
         return self._slots.nodes()
 
     def lists(self, node: Any) -> list[str]:
-        return self._tagged(node, "open")
+        return [self._tagged(byte, "open") for byte in self._slots.bytes_of(node)]
 
-    def _tagged(self, node: Address, name: str) -> list[str]:
-        """The key of that name for each tag that the node holds."""
-        return [f"{self._prefix}:{{{TAG_OF_BYTE[b]}}}:{name}" for b in self._slots.bytes_of(node)]
+    def _tagged(self, byte: int, name: str) -> str:
+        """A key in the slot of the ids that begin with this byte."""
+        return f"{self._prefix}:{{{TAG_OF_BYTE[byte]}}}/{name}"
 
     def _owner(self, command: Command) -> Address:
         return self._slots.owners[_slot(command)]
@@ -122,9 +126,12 @@ class ClusterStore(RedisStore):
     def _part(
         self, commands: list[Command], node: Address, asking: bool, certain: bool
     ) -> Op[list[Any]]:
-        marks = self._tagged(node, "mark")[:_MARKS_MAX] if certain and self._wait_replicas else []
-        if certain and self._wait_replicas and not marks:  # it holds no slot where to write one
-            return [TryAgainError(f"TRYAGAIN {node} only gets its first slots")] * len(commands)
+        marks: list[str] = []
+        if certain and self._wait_replicas:
+            held = self._slots.bytes_of(node)[:_MARKS_MAX]
+            marks = [self._tagged(byte, "mark") for byte in held]
+            if not marks:  # it holds no slot yet where to write one
+                return [TryAgainError(f"TRYAGAIN {node} gets its first slots")] * len(commands)
         if asking:
             commands = [part for command in commands for part in (("ASKING",), command)]
         try:
@@ -161,11 +168,11 @@ class ClusterStore(RedisStore):
                     detours[at] = owner, False
         return detours
 
-    def _at(self, node: Address, op: Op[Any]) -> Op[Any]:
+    def _at(self, node: Address, op: Op[T]) -> Op[T]:
         """Carry the operation out on one node."""
         yield from self._meet(node)
         try:
-            return (yield from relay(op, lambda commands: (node, commands)))
+            return (yield from self._on(node, op))
         except StoreUnavailable:
             self._met.pop(node, None)  # it may come back as a replica
             raise
@@ -194,6 +201,12 @@ class ClusterStore(RedisStore):
     def migrate(self) -> Op[list[str]]:
         yield from self._learn()
         return (yield from super().migrate())
+
+    def _schema(self) -> Op[int]:
+        """Also make the lists, with an entry that keeps them: scripts only write what is there."""
+        lists = [self._tagged(byte, "open") for byte in range(TAGS)]
+        yield from self.ask_all([("ZADD", key, "+inf", "") for key in lists])
+        return (yield from super()._schema())
 
     def _learn(self) -> Op[None]:
         """Ask for the slots: the first node that knows them all."""
@@ -228,12 +241,25 @@ class ClusterStore(RedisStore):
         if node in self._met:
             return
         try:
-            yield from relay(self._examine(), lambda commands: (node, commands))
+            yield from self._on(node, self._examine())
         except StoreUnavailable as error:  # whatever it was, nothing else was sent
             raise StoreUnavailable(str(error), sent=False) from error
         self._met[node] = self.durability
         kept = self._met.values()
         self.durability = min(kept, key=lambda each: (each.store_crash, each.power_loss))
+
+    def examine(self) -> Op[Examination]:
+        yield from self._learn()
+        looked = []
+        for node in self.nodes():
+            found = yield from self._on(node, redis_look.look(self._prefix))
+            looked.append((f"{node[0]}:{node[1]}", found))
+        return redis_look.examination(
+            looked, (yield from self._noted_schema()), self._wait_replicas, self._address
+        )
+
+    def _on(self, node: Address, op: Op[T]) -> Op[T]:
+        return relay(op, lambda commands: (node, commands))
 
     def _check_role(self, info: Mapping[str, str]) -> None:
         if info.get("role", "master") != "master":

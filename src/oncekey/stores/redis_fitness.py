@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Durability
+from oncekey.stores.finding import Finding, Risk, insist, schema, unsafe
 
 SCHEMA, OLDEST_READER = 2, 1
 MIGRATIONS = {1: "0001_record", 2: "0002_requests"}
 VERSION_MIN = (6, 2)
-EVICTION = "eviction"
+RISKS = (Risk.EVICTION, Risk.DURABILITY)
 
 
 def read_info(reply: bytes | str) -> dict[str, str]:
@@ -24,31 +25,79 @@ def read_info(reply: bytes | str) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------- at start
 
 
-def check_server(info: Mapping[str, str], address: str, allow: Collection[str]) -> None:
+def check_server(info: Mapping[str, str], address: str, allowed: Collection[Risk]) -> None:
     """Raise if this server must not be used; the message names what helps."""
     if info.get("loading", "0") != "0":
         raise StoreUnavailable(f"{address} is still loading its data", sent=False)
-    version = info.get("redis_version", "")  # Valkey says here which Redis it is like
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers and numbers < VERSION_MIN:
-        needed = ".".join(map(str, VERSION_MIN))
-        raise StoreUnfit(f"{address} is Redis {version}: use {needed} or newer, or Valkey")
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction" and EVICTION not in allow:
-        raise StoreUnfit(
-            f"{address} evicts keys when its memory is full (maxmemory-policy {policy}), and an "
-            "evicted record lets its request run a second time. Run `redis-cli CONFIG SET "
-            "maxmemory-policy noeviction`, then `redis-cli CONFIG REWRITE` (a managed service has "
-            "it among its parameters), or give the records a server of their own. To take the "
-            "risk, add allow=eviction to the URL"
-        )
+    insist(findings(info), address, allowed)
 
 
 def check_role(info: Mapping[str, str], address: str) -> None:
     """Raise if this server only follows another."""
-    if info.get("role", "master") != "master":
+    insist([role(info)], address, ())
+
+
+def findings(info: Mapping[str, str]) -> Iterator[Finding]:
+    """What decides whether a server may be used, but for its role and the schema."""
+    yield _version(info)
+    yield _eviction(info.get("maxmemory_policy", "noeviction"))
+    yield _appends(info)
+
+
+def _version(info: Mapping[str, str]) -> Finding:
+    version = info.get("redis_version", "")  # Valkey says here which Redis it is like
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers and numbers < VERSION_MIN:
+        why = f"the oldest that will do is {'.'.join(map(str, VERSION_MIN))}"
+        return unsafe("version", f"Redis {version}", why, "Upgrade the server, or use Valkey")
+    return Finding("version", product(info))
+
+
+def product(info: Mapping[str, str]) -> str:
+    name = info.get("server_name", "redis")
+    version = info.get(f"{name}_version") or info.get("redis_version", "of a version not told")
+    return f"{name.capitalize()} {version}"
+
+
+def _eviction(policy: str) -> Finding:
+    seen = f"maxmemory-policy {policy}"
+    if policy != "noeviction":
+        return unsafe(
+            "eviction",
+            seen,
+            "a full memory evicts records, and an evicted one lets its request run a second time",
+            "Run `redis-cli CONFIG SET maxmemory-policy noeviction`, then `redis-cli CONFIG "
+            "REWRITE` (a managed service has it among its parameters), or give the records a "
+            "server of their own",
+            Risk.EVICTION,
+        )
+    return Finding("eviction", seen)
+
+
+def _appends(info: Mapping[str, str]) -> Finding:
+    if info.get("aof_enabled", "1") == "0":
+        return unsafe(
+            "durability",
+            "appendonly no",
+            "a restart of the server forgets what is newer than its snapshot, and retries would "
+            "then run again",
+            "Run `redis-cli CONFIG SET appendonly yes`, then `redis-cli CONFIG REWRITE`",
+            Risk.DURABILITY,
+        )
+    return Finding("durability", "appendonly yes" if "aof_enabled" in info else "not told")
+
+
+def role(info: Mapping[str, str]) -> Finding:
+    told = info.get("role", "master")
+    if told != "master":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        raise StoreUnfit(f"{address} is a replica: connect to its primary, {primary}")
+        return unsafe(
+            "role",
+            "a replica",
+            "it cannot be written to, and what it shows may be old",
+            f"Connect to its primary, {primary}",
+        )
+    return Finding("role", "primary")
 
 
 def check_cluster(info: Mapping[str, str], address: str) -> None:
@@ -63,17 +112,7 @@ def check_cluster(info: Mapping[str, str], address: str) -> None:
 
 def check_schema(version: int, oldest_reader: int, address: str) -> None:
     """Raise if this code cannot work with what another release has written."""
-    if version < SCHEMA:
-        raise StoreUnfit(
-            f"{address} is at schema {version}, this release needs {SCHEMA}: "
-            f"run `oncekey migrate {address}`"
-        )
-    if oldest_reader > SCHEMA:
-        raise StoreUnfit(
-            f"{address} is at schema {version}, which needs a release that knows schema "
-            f"{oldest_reader}; this one knows {SCHEMA}: upgrade oncekey here, or finish rolling "
-            "the newer release back"
-        )
+    insist([schema(version, oldest_reader, SCHEMA, address)], address, ())
 
 
 _COMMANDS = (

@@ -13,6 +13,7 @@ from typing import Any
 
 from oncekey.core.op import Op, relay
 from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.stores.finding import Examination, Sample
 from oncekey.stores.redis_connection import Address, AsyncRoads, Endpoint, RedisError, Roads
 from oncekey.stores.redis_store import RedisStore
 
@@ -58,6 +59,16 @@ class SentinelStore(RedisStore):
         primary = yield from self._find()
         yield from relay(super().prepare(), lambda commands: (primary, commands))
         self._primary = primary
+
+    def examine(self) -> Op[Examination]:
+        self._primary = yield from self._find()
+        return (yield from relay(super().examine(), self._to_primary))
+
+    def now(self) -> Op[float | None]:
+        return relay(super().now(), self._to_primary)
+
+    def sample(self, limit: int) -> Op[Sample]:
+        return relay(super().sample(limit), self._to_primary)
 
     def _to_primary(self, commands: Any) -> Any:
         return self._primary, commands

@@ -1,8 +1,9 @@
 """Records in Redis or Valkey: one hash for each, changed only by Lua scripts.
 
 What is where: `schema/redis/*.lua` are the verbs, `redis_calls` calls them, `redis_walk` is for
-verbs that name no record, `redis_fitness` judges the server, `redis_connection` speaks to it. This
-file is the store on one server; `redis_sentinel` and `redis_cluster` find the server first.
+verbs that name no record, `redis_fitness` and `redis_look` judge the server, `redis_connection`
+speaks to it. This file is the store on one server; `redis_sentinel` and `redis_cluster` find the
+server first.
 
 Time and fences
     Every script reads the server's clock. A fence is max(previous + 1, that clock in microseconds),
@@ -34,7 +35,9 @@ from oncekey.core.op import Op
 from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import redis_fitness as fitness
+from oncekey.stores import redis_look
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability
+from oncekey.stores.finding import Examination, Sample, allowed
 from oncekey.stores.redis_calls import COMMANDS, OUTCOMES, TEXTS, Command, call
 from oncekey.stores.redis_connection import (
     Address,
@@ -95,12 +98,10 @@ class RedisStore:
             raise Misuse(
                 f"prefix={prefix!r}: 1 to 64 letters, digits and _ . : {{ }} - are allowed"
             )
-        if set(allow) - {fitness.EVICTION}:
-            raise Misuse(f"allow={sorted(allow)}: only {fitness.EVICTION!r} can be allowed")
         if wait_replicas and not 0.001 <= wait_timeout_s < timeout_s:
             raise Misuse(f"wait_timeout_s={wait_timeout_s} must be below timeout_s={timeout_s}")
         self._prefix = prefix
-        self._allow = frozenset(allow)
+        self.allowed = allowed(allow, fitness.RISKS)
         self._wait_replicas = wait_replicas
         self._wait: Command = ("WAIT", wait_replicas, round(wait_timeout_s * 1000))
         self._walker = Walker(self)
@@ -264,7 +265,7 @@ class RedisStore:
             )
         else:
             info = fitness.read_info(reply)
-        fitness.check_server(info, self._address, self._allow)
+        fitness.check_server(info, self._address, self.allowed)
         self._check_role(info)
         yield from self._learn_durability(info)
         return info
@@ -282,8 +283,6 @@ class RedisStore:
                 *_, value = reply.values() if isinstance(reply, dict) else reply
                 appendfsync = value.decode()
         self.durability = fitness.durability(info, appendfsync)
-        if info.get("aof_enabled") == "0":
-            self._warn(f"{self.durability.note}: `redis-cli CONFIG SET appendonly yes`")
 
     def _warn(self, message: str) -> None:
         """Once, not for every connection."""
@@ -301,6 +300,26 @@ class RedisStore:
         ((version, oldest_reader, before),) = yield from self.ask_all([ask])
         fitness.check_schema(int(version), int(oldest_reader), self._address)
         return int(before)
+
+    # --------------------------------------------------------------------------- a thorough look
+
+    def examine(self) -> Op[Examination]:
+        looked = yield from redis_look.look(self._prefix)
+        return redis_look.examination(
+            [("", looked)], (yield from self._noted_schema()), self._wait_replicas, self._address
+        )
+
+    def _noted_schema(self) -> Op[tuple[int, int] | None]:
+        ask = ("HMGET", f"{self._prefix}:schema", "version", "oldest_reader")
+        ((version, oldest_reader),) = yield from self.ask_all([ask])
+        return None if version is None else (int(version), int(oldest_reader))
+
+    def now(self) -> Op[float | None]:
+        ((seconds, micros),) = yield from self.ask_all([("TIME",)], node=self.nodes()[0])
+        return int(seconds) + int(micros) / 1_000_000
+
+    def sample(self, limit: int) -> Op[Sample]:
+        return self._walker.sample(limit)
 
     # ------------------------------------------------------------------------------ connections
 

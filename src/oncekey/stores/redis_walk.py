@@ -28,6 +28,7 @@ from oncekey.core.op import Op
 from oncekey.core.record import Record, State
 from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
 from oncekey.errors import StoreUnavailable
+from oncekey.stores.finding import Sample
 from oncekey.stores.redis_calls import FIELDS, STATES, Command, call, record
 
 PORTION_KEYS = 250
@@ -35,8 +36,10 @@ PORTION_KEYS = 250
 PORTIONS_MAX = 20
 """How many portions one `Due` or `Sweep` looks at."""
 
+SAMPLE_PORTIONS_MAX = 200
+
 _SIGHTED = ("state", "tenant", "key", "lease_until", "expires", "recovery")
-_HEX = re.compile(rb"(?:[0-9a-f]{2})+")
+_DIGITS = re.compile(rb"[:/]((?:[0-9a-f]{2})+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +136,10 @@ class Walker:
 
     def _id(self, key: bytes) -> bytes | None:
         """The record that a key holds, if it holds one of this store's."""
-        digits = key.rpartition(b":")[2]
-        if not _HEX.fullmatch(digits):
+        digits = _DIGITS.search(key)
+        if digits is None:
             return None
-        record_id = bytes.fromhex(digits.decode())
+        record_id = bytes.fromhex(digits[1].decode())
         return record_id if self._ground.key(record_id).encode() == key else None
 
     def _rows(self, ids: Sequence[bytes], fields: Sequence[str]) -> Op[list[Any]]:
@@ -224,6 +227,19 @@ class Walker:
             more = len(ids) == missing
             after = ids[-1] if ids else after
         return records
+
+    def sample(self, limit: int) -> Op[Sample]:
+        """The records of the first portions, until there are enough of them."""
+        found: dict[bytes, Record] = {}
+        spot: Spot | None = _START
+        for _ in range(SAMPLE_PORTIONS_MAX):
+            if spot is None or len(found) >= limit:
+                break
+            spot, now, sightings = yield from self._portion(spot)
+            ids = [seen.id for seen in sightings]
+            rows = yield from self._rows(ids, FIELDS[:-1])
+            found |= {i: record(i, row, now) for i, row in zip(ids, rows, strict=True) if row[0]}
+        return Sample(list(found.values()), whole=spot is None)
 
     def _smallest(self, count: int, after: bytes, verb: Scan) -> Op[list[bytes]]:
         """The lowest ids after `after` that the scan asks for: SCAN itself knows no order."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -18,7 +19,17 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core.op import Op
 from oncekey.core.verbs import Count, Purge, Scan, Verb
 from oncekey.errors import Misuse
+from oncekey.stores import sqlite_fitness
 from oncekey.stores.base import Durability
+from oncekey.stores.finding import (
+    Examination,
+    Finding,
+    Sample,
+    allowed,
+    first_by_id,
+    insist,
+    schema,
+)
 from oncekey.stores.sql import check_schema, migrations
 from oncekey.stores.sqlite_connection import (
     AsyncSqliteConnection,
@@ -33,6 +44,7 @@ TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 3600.0
 DURABILITY = {
     "FULL": Durability(True, True, True, "every commit is synced to the disk"),
     "NORMAL": Durability(True, True, False, "a power cut can take the last commits with it"),
+    "OFF": Durability(True, True, False, "a power cut can damage the whole file"),
 }
 OUR_SCHEMA = "SELECT 1 FROM sqlite_master WHERE name = 'oncekey_schema'"
 
@@ -48,10 +60,12 @@ class SqliteStore:
         *,
         timeout_s: float = TIMEOUT_S,
         synchronous: str = "FULL",
+        allow: Collection[str] = (),
         clock: Clock | None = None,
     ) -> None:
         if synchronous not in DURABILITY:
-            raise Misuse(f"synchronous is FULL (the default) or NORMAL, not {synchronous!r}")
+            raise Misuse(f"synchronous is FULL (the default), NORMAL or OFF, not {synchronous!r}")
+        self.allowed = allowed(allow, sqlite_fitness.RISKS)
         if os.fspath(path) in ("", ":memory:"):
             raise Misuse(
                 "each connection to :memory: would see records of its own: name a file, as in "
@@ -77,11 +91,42 @@ class SqliteStore:
 
     def prepare(self) -> Op[None]:
         """A file that is new or older than this release is brought up to date by itself."""
+        path = self.place.path
+        insist(sqlite_fitness.findings(path, self.place.synchronous), path, self.allowed)
         yield from self.migrate()
 
     def migrate(self) -> Op[list[str]]:
         applied: list[str] = yield partial(_migrate, self.place.path)
         return applied
+
+    # --------------------------------------------------------------------------- a thorough look
+
+    def examine(self) -> Op[Examination]:
+        """Without bringing the file up to date."""
+        path = self.place.path
+        applied, oldest_reader, records = yield _tables
+        around = yield partial(_around, path)
+        newest = migrations("sqlite")[-1].number
+        if applied is None or applied < newest:
+            seen = "no tables yet" if applied is None else f"schema {applied}"
+            noted = Finding("schema", f"{seen}: the first use makes it {newest}")
+        else:
+            noted = schema(applied, oldest_reader, newest, path)
+        findings = [*sqlite_fitness.findings(path, self.place.synchronous), noted]
+        findings += [Finding("isolation", "one writer at a time"), *around.findings()]
+        size = replace(around.size(), records=records)
+        readable = (applied or 0) >= newest >= (oldest_reader or 0)
+        return Examination(findings[0].seen, findings, size, readable)
+
+    def now(self) -> Op[float | None]:
+        """It has no clock of its own."""
+        yield from ()
+        return None
+
+    def sample(self, limit: int) -> Op[Sample]:
+        return first_by_id(self, limit)
+
+    # ------------------------------------------------------------------------------ connections
 
     def connect(self) -> SqliteConnection:
         self._create()
@@ -107,7 +152,9 @@ class SqliteStore:
 
 
 def open_url(url: str) -> SqliteStore:
-    """`sqlite:///keys.db`, `sqlite:////folder/keys.db`; options `timeout_s` and `synchronous`."""
+    """`sqlite:///keys.db`, `sqlite:////folder/keys.db`; options `timeout_s`, `synchronous` and
+    `allow`.
+    """
     parts = urlsplit(url)
     if parts.netloc or not parts.path.startswith("/"):
         raise Misuse(
@@ -115,8 +162,12 @@ def open_url(url: str) -> SqliteStore:
             "or sqlite:////folder/keys.db with four slashes"
         )
     options: dict[str, Any] = dict(parse_qsl(parts.query))
-    if unknown := options.keys() - {"timeout_s", "synchronous"}:
-        raise Misuse(f"{url}: no option is called {min(unknown)}, only timeout_s and synchronous")
+    if unknown := options.keys() - {"timeout_s", "synchronous", "allow"}:
+        raise Misuse(
+            f"{url}: no option is called {min(unknown)}, only timeout_s, synchronous and allow"
+        )
+    if "allow" in options:
+        options["allow"] = options["allow"].split(",")
     if "timeout_s" in options:
         try:
             options["timeout_s"] = float(options["timeout_s"])
@@ -143,6 +194,23 @@ def may_hold_records(path: os.PathLike[str]) -> bool:
 
 def _nothing(file: File) -> None:
     """The question that only opens the file."""
+
+
+def _around(path: str, file: File) -> sqlite_fitness.Around:
+    return sqlite_fitness.around(path)
+
+
+def _tables(file: File) -> tuple[int | None, int | None, int | None]:
+    """What the schema is, and how far the numbers of records have come: at most so many."""
+
+    def look(execute: Execute) -> tuple[int | None, int | None, int | None]:
+        applied, oldest_reader = _schema(execute)
+        if applied is None:
+            return None, None, None
+        first, last = execute("SELECT min(n), max(n) FROM oncekey_claims").fetchone()
+        return applied, oldest_reader, 0 if last is None else last - first + 1
+
+    return file.read(look)
 
 
 def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:

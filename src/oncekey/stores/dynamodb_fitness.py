@@ -1,0 +1,181 @@
+"""What a table in DynamoDB is like, whether one may be used, and what is worth knowing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from oncekey.core.value import value
+from oncekey.stores import finding
+from oncekey.stores.dynamodb_calls import Item
+from oncekey.stores.dynamodb_walk import OPEN, OPEN_SHOWS, TENANTS
+from oncekey.stores.finding import Finding, Risk, Size, advice, unsafe
+
+SCHEMA, OLDEST_READER = 1, 1
+RISKS = (Risk.GLOBAL_TABLE,)
+TTL = "ttl"
+_KEYS = {"id": "B", "part": "B", "owner": "B", "open": "N"}
+
+
+def _schema(partition: str, sort: str) -> list[Item]:
+    return [
+        {"AttributeName": partition, "KeyType": "HASH"},
+        {"AttributeName": sort, "KeyType": "RANGE"},
+    ]
+
+
+def definition(table: str) -> Item:
+    """Pays by use and is spread by record id."""
+    return {
+        "TableName": table,
+        "BillingMode": "PAY_PER_REQUEST",
+        "AttributeDefinitions": [
+            {"AttributeName": name, "AttributeType": kind} for name, kind in _KEYS.items()
+        ],
+        "KeySchema": _schema("id", "part"),
+        "GlobalSecondaryIndexes": [
+            {
+                "IndexName": TENANTS,
+                "KeySchema": _schema("owner", "id"),
+                "Projection": {"ProjectionType": "KEYS_ONLY"},
+            },
+            {
+                "IndexName": OPEN,
+                "KeySchema": _schema("open", "id"),
+                "Projection": {
+                    "ProjectionType": "INCLUDE",
+                    "NonKeyAttributes": list(OPEN_SHOWS),
+                },
+            },
+        ],
+    }
+
+
+def schema(note: Item | None, address: str) -> Finding:
+    """By the note that `oncekey migrate` leaves in the table."""
+    if note is None:
+        return finding.schema(None, None, SCHEMA, address)
+    version, oldest = int(note["version"]["N"]), int(note["oldest_reader"]["N"])
+    return finding.schema(version, oldest, SCHEMA, address)
+
+
+def findings(table: Item) -> Iterator[Finding]:
+    """What decides whether a table may be used, by what it says of itself."""
+    yield _keys(table)
+    yield _regions(table)
+
+
+def _keys(table: Item) -> Finding:
+    expected = definition("any")
+    indexes = {index["IndexName"]: index for index in table.get("GlobalSecondaryIndexes", [])}
+    kinds = {a["AttributeName"]: a["AttributeType"] for a in table.get("AttributeDefinitions", [])}
+    wrong = table.get("KeySchema") != expected["KeySchema"] or any(
+        indexes.get(index["IndexName"], {}).get("KeySchema") != index["KeySchema"]
+        for index in expected["GlobalSecondaryIndexes"]
+    )
+    if wrong or any(kinds.get(name) != kind for name, kind in _KEYS.items()):
+        return unsafe(
+            "table",
+            "other keys or indexes than ours",
+            "it is not a table that `oncekey migrate` has made",
+            "Name another one: it is made for you",
+        )
+    return Finding("table", "keys and indexes as `oncekey migrate` makes them")
+
+
+def _regions(table: Item) -> Finding:
+    if replicas := table.get("Replicas"):
+        regions = ", ".join(replica.get("RegionName", "?") for replica in replicas)
+        return unsafe(
+            "replication",
+            f"a global table, also in {regions}",
+            "its regions do not wait for each other, so two of them can both own a record",
+            "Use a table of one region",
+            Risk.GLOBAL_TABLE,
+        )
+    return Finding("replication", "one region")
+
+
+# ------------------------------------------------------------------------------- a thorough look
+
+
+@value
+class Looked:
+    """What is told of a table; None or nothing where this user may not ask."""
+
+    table: Item
+    backups: Item | None
+    life: Item | None
+    emulated: bool
+
+
+def size(table: Item) -> Size:
+    note = "as DynamoDB counts about every six hours; records have further items"
+    return Size(table.get("TableSizeBytes"), table.get("ItemCount") or None, note)
+
+
+def thorough(looked: Looked) -> Iterator[Finding]:
+    if looked.table:
+        yield from findings(looked.table)
+        yield _billing(looked.table)
+    else:
+        yield advice(
+            "access",
+            "DescribeTable is not allowed",
+            "a global table would not be noticed, here and at a start",
+            "Allow dynamodb:DescribeTable on the table",
+        )
+    yield _durability(looked)
+    yield Finding("isolation", "one conditional write for each change, consistent reads")
+    yield _garbage(looked.life)
+    yield _backups(looked.backups)
+
+
+def _billing(table: Item) -> Finding:
+    mode = table.get("BillingModeSummary", {}).get("BillingMode", "PROVISIONED")
+    if mode == "PROVISIONED":
+        return advice(
+            "capacity",
+            "BillingMode PROVISIONED",
+            "what goes beyond it is refused, and after patience_s the request gets 503",
+            "Set BillingMode to PAY_PER_REQUEST, or watch ThrottledRequests",
+        )
+    return Finding("capacity", f"BillingMode {mode}")
+
+
+def _durability(looked: Looked) -> Finding:
+    if looked.emulated:
+        return advice(
+            "durability",
+            "an endpoint that is not Amazon's",
+            "what it survives is not known",
+            "Leave endpoint= out of the URL for Amazon's own",
+        )
+    return Finding("durability", "written in several zones before it is acknowledged")
+
+
+def _garbage(life: Item | None) -> Finding:
+    if life is None:
+        return Finding("time to live", "not looked at: DescribeTimeToLive is not allowed")
+    status, attribute = life.get("TimeToLiveStatus", "?"), life.get("AttributeName", TTL)
+    if status not in ("ENABLED", "ENABLING") or attribute != TTL:
+        return advice(
+            "time to live",
+            f"{status}, by {attribute}",
+            "expired records stay until oncekey's own sweep has read all of the table",
+            "Run `oncekey migrate` with this URL",
+        )
+    return Finding("time to live", f"{status}, by {attribute}")
+
+
+def _backups(backups: Item | None) -> Finding:
+    if backups is None:
+        return Finding("backups", "not looked at: DescribeContinuousBackups is not allowed")
+    status = backups.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus", "?")
+    if status != "ENABLED":
+        return advice(
+            "backups",
+            f"point-in-time recovery {status}",
+            "a table that is removed by mistake takes all records with it",
+            "Enable point-in-time recovery, and deletion protection",
+        )
+    return Finding("backups", f"point-in-time recovery {status}")
