@@ -13,21 +13,15 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, events, ids, lists, objects, rows, settlement, shapes, sources
+from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes, sources
 from payments.answers import answer
-from payments.charges import (
-    Order,
-    authorise,
-    begin_capture,
-    begin_settling,
-    check_amount,
-    insert_pending,
-)
+from payments.charges import check_amount
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
 from payments.expanding import expanded
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
+from payments.orders import Order
 from payments.parameters import (
     IntentCancel,
     IntentCapture,
@@ -79,7 +73,7 @@ def create_payment_intent(
         intent, source = _insert(connection, whose, asked, work.request_id)
         if not asked.confirm or source is None:
             return {"reference": None, "intent": intent.id}
-        return _begin_paying(connection, intent, source, work.key("authorise"))
+        return _begin_paying(connection, work, intent, source)
 
     return _pay(work, whose, work.begin("pending", insert))
 
@@ -132,13 +126,13 @@ def confirm_payment_intent(
             )
         given = {"receipt_email": asked.receipt_email, "capture_method": asked.capture_method}
         changes = {name: value for name, value in given.items() if value is not None}
-        return _begin_paying(connection, intent, source, work.key("authorise"), **changes)
+        return _begin_paying(connection, work, intent, source, **changes)
 
     return _pay(work, whose, work.begin("pending", begin))
 
 
 def _begin_paying(
-    connection: Connection, intent: Row[Any], source: Source, key: str, **changes: Any
+    connection: Connection, work: Work, intent: Row[Any], source: Source, **changes: Any
 ) -> Order:
     """The intent becomes `processing`, with a charge that is pending."""
     taken = rows.change(
@@ -154,10 +148,9 @@ def _begin_paying(
     )
     if taken is None:
         raise _unexpected(intent, "confirm")
-    order = insert_pending(
+    order = orders.insert_pending(
         connection,
-        intent.tenant,
-        key,
+        work,
         source,
         amount=taken.amount,
         currency=taken.currency,
@@ -179,7 +172,7 @@ def _pay(work: Work, whose: str, order: Order) -> Response:
     intent_id = order.pop("intent")
     work.made(intent_id)
     charge_id = order["reference"]
-    said = authorise(work.network, order) if charge_id is not None else None
+    said = orders.authorise(work.network, order) if charge_id is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
         failed = None
@@ -218,18 +211,12 @@ def capture_payment_intent(
         if intent.status != "requires_capture":
             raise _unexpected(intent, "capture")
         charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
-        amount, key = asked.amount_to_capture, work.key("capture")
-        return begin_capture(connection, charge, amount, key, "amount_to_capture")
+        amount = asked.amount_to_capture
+        return orders.begin_capture(connection, work, charge, amount, "amount_to_capture")
 
     order = work.begin("capture", reserve)
     work.made(id)
-    work.network.capture(**order)
-
-    def settle(connection: Connection) -> tuple[int, Object]:
-        settlement.captured(connection, whose, order["reference"], order["key"], work.request_id)
-        return 200, objects.payment_intent(rows.get(connection, payment_intents, whose, id))
-
-    return work.end(settle)
+    return _settle(work, whose, id, order)
 
 
 @router.post("/{id}/cancel", **_ANSWER, **takes(IntentCancel))
@@ -239,28 +226,33 @@ def cancel_payment_intent(
     work = Work(request, asked, "payment_intent")
     whose = work.tenant
 
-    def begin(connection: Connection) -> Order:
+    def begin(connection: Connection) -> Order | None:
         intent = rows.get(connection, payment_intents, whose, id)
         reason = asked.cancellation_reason
         if intent.status == "requires_capture":
             charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
-            key = work.key("void")
-            begin_settling(connection, charge, key, 0)
+            order = orders.begin_void(connection, work, charge)
             rows.change(connection, payment_intents, whose, id, cancellation_reason=reason)
-            return {"reference": charge.id, "key": key, "authorisation": charge.authorisation}
+            return order
         if settlement.cancelled(connection, whose, id, _OPEN, work.request_id, reason) is None:
             raise _unexpected(rows.get(connection, payment_intents, whose, id), "cancel")
-        return {"reference": None}
+        return None
 
     order = work.begin("cancel", begin)
     work.made(id)
-    if order["reference"] is not None:
-        work.network.void(**order)
+    return _settle(work, whose, id, order)
+
+
+def _settle(work: Work, whose: str, id_: str, order: Order | None) -> Response:
+    """Let the network capture or void, if it must, and tell how the intent stands now."""
+    never = orders.settle(work.network, order) if order is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        if order["reference"] is not None:
-            settlement.voided(connection, whose, order["reference"], order["key"], work.request_id)
-        return 200, objects.payment_intent(rows.get(connection, payment_intents, whose, id))
+        if order is not None:
+            settlement.settled(connection, whose, order, never is None, work.request_id)
+        if never is not None:
+            return never.status, never.body
+        return 200, objects.payment_intent(rows.get(connection, payment_intents, whose, id_))
 
     return work.end(settle)
 

@@ -2,10 +2,13 @@
 
 A refund reserves its amount on the charge before the network is asked, by a change that only holds
 while enough is left. However many refunds of one charge run at once, together they fit.
+
+Of a charge that was only authorised nothing was taken yet: to refund it is to let go of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -13,22 +16,23 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, ids, lists, objects, rows, settlement, shapes
+from payments import clock, ids, lists, objects, orders, rows, settlement, shapes
 from payments.answers import answer
-from payments.charges import Order
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
 from payments.expanding import expanded
 from payments.money import shown
-from payments.network import Network, NetworkRefused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
+from payments.orders import Order
 from payments.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
 from payments.reading import Looking, body_as, query_as, tenant
 from payments.tables import charges, payment_intents, refunds
 from payments.work import Work
 
 router = APIRouter(prefix="/v1/refunds", tags=["refunds"])
+
+Settle = Callable[[Connection], tuple[int, Object]]
 
 
 @router.post("", **answers(shapes.Refund, writes=True), **takes(RefundCreate))
@@ -40,20 +44,44 @@ def create_refund(
     work = Work(request, asked, "refund")
     whose = work.tenant
 
-    def reserve(connection: Connection) -> Order:
+    def reserve(connection: Connection) -> dict[str, Any]:
         charge = _charge_of(connection, whose, asked)
-        amount = _reserve(connection, charge, asked.amount)
-        return _insert(connection, charge, amount, asked, work.key("refund"))
+        id_ = ids.new("re")
+        if charge.captured:
+            amount, key = _reserve(connection, charge, asked.amount), work.key("refund", id_)
+            row = _insert(connection, charge, id_, amount, key, asked)
+            order = orders.of_refund(row, charge.authorisation)
+        else:
+            _check_whole(charge, asked.amount)
+            order = orders.begin_void(connection, work, charge)
+            _insert(connection, charge, id_, charge.amount, order["key"], asked)
+        return {"id": id_, "order": order, "lets_go": not charge.captured}
 
-    order = work.begin("reserve", reserve)
-    work.made(order["reference"])
-    given = give_back(work.network, order)
+    begun = work.begin("reserve", reserve)
+    work.made(begun["id"])
+    end = _let_go if begun["lets_go"] else _give_back
+    return work.end(end(work, begun["id"], begun["order"]))
+
+
+def _give_back(work: Work, id_: str, order: Order) -> Settle:
+    given = orders.give_back(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        refund = settlement.refunded(connection, whose, order["reference"], given, work.request_id)
+        refund = settlement.refunded(connection, work.tenant, id_, given, work.request_id)
         return 200, objects.refund(refund)
 
-    return work.end(settle)
+    return settle
+
+
+def _let_go(work: Work, id_: str, order: Order) -> Settle:
+    """Of what was only authorised, nothing was taken: its refund is the end of the hold."""
+    done = orders.settle(work.network, order) is None
+
+    def settle(connection: Connection) -> tuple[int, Object]:
+        settlement.settled(connection, work.tenant, order, done, work.request_id)
+        return 200, objects.refund(rows.get(connection, refunds, work.tenant, id_))
+
+    return settle
 
 
 def _charge_of(connection: Connection, whose: str, asked: RefundCreate) -> Row[Any]:
@@ -73,8 +101,6 @@ def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> in
     """Put an amount of a captured charge aside; all that is left if none is said."""
     left = charge.amount_captured - charge.amount_refunded - charge.amount_reserved
     wanted = left if amount is None else amount
-    if not charge.captured:
-        raise refused(f"The charge {charge.id} has not been captured.", "charge_not_refundable")
     if wanted <= 0:
         raise _too_much(charge, left)
     reserved = rows.change(
@@ -90,6 +116,20 @@ def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> in
     return wanted
 
 
+def _check_whole(charge: Row[Any], amount: int | None) -> None:
+    if charge.payment_intent is not None:
+        raise refused(
+            f"Nothing was taken for {charge.payment_intent} yet: cancel that payment intent.",
+            "charge_not_refundable",
+        )
+    if amount not in (None, charge.amount):
+        raise refused(
+            "A charge that was not captured is refunded as a whole, or captured in part.",
+            "charge_not_refundable",
+            "amount",
+        )
+
+
 def _too_much(charge: Row[Any], left: int) -> StripeError:
     if left <= 0:
         return refused(f"Charge {charge.id} has already been refunded.", "charge_already_refunded")
@@ -102,11 +142,11 @@ def _too_much(charge: Row[Any], left: int) -> StripeError:
 
 
 def _insert(
-    connection: Connection, charge: Row[Any], amount: int, asked: RefundCreate, key: str
-) -> Order:
+    connection: Connection, charge: Row[Any], id_: str, amount: int, key: str, asked: RefundCreate
+) -> dict[str, Any]:
     row = {
         "tenant": charge.tenant,
-        "id": ids.new("re"),
+        "id": id_,
         "created": clock.now_s(),
         "amount": amount,
         "currency": charge.currency,
@@ -118,25 +158,7 @@ def _insert(
         "network_key": key,
     }
     connection.execute(refunds.insert(), row)
-    return order_of(row, charge.authorisation)
-
-
-def order_of(row: Any, authorisation: str) -> Order:
-    """What the network is asked for a pending refund."""
-    return {
-        "key": row["network_key"],
-        "authorisation": authorisation,
-        "amount": row["amount"],
-        "reference": row["id"],
-    }
-
-
-def give_back(network: Network, order: Order) -> str | None:
-    """Ask the network; gives its id for what it gave back, None if it never will."""
-    try:
-        return network.refund(**order).id
-    except NetworkRefused:
-        return None
+    return row
 
 
 # ---------------------------------------------------------------------------- look and change

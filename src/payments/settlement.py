@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection, Row
 from payments import clock, events, ledger, objects, rows
 from payments.network import Authorised, Declined
 from payments.objects import Object
+from payments.orders import Order
 from payments.tables import charges, payment_intents, refunds
 
 
@@ -84,61 +85,68 @@ def payment_error(charge: Row[Any]) -> Object:
     }
 
 
-def captured(
-    connection: Connection, tenant: str, id_: str, key: str, request: str | None
+def settled(
+    connection: Connection, tenant: str, order: Order, done: bool, request: str | None
 ) -> Row[Any]:
-    """The network has taken what was authorised, or a part of it, under this key."""
+    """The network has captured an authorised charge or, where the order has no amount, has let go
+    of it; or, not `done`, it never will.
+    """
+    id_, key = order["reference"], order["key"]
     charge = rows.change(
         connection,
         charges,
         tenant,
         id_,
         charges.c.settling == key,
-        captured=True,
-        amount_captured=charges.c.settling_amount,
         settling=None,
         settling_since=None,
+        **(_effect(order) if done else {}),
     )
     if charge is None:
         return rows.get(connection, charges, tenant, id_)
-    taken = charge.amount_captured
-    ledger.post(connection, tenant, "capture", id_, taken, charge.currency)
+    if "amount" not in order:
+        _end_refund(connection, charge, key, "succeeded" if done else "failed", request)
+    if done and charge.captured:
+        _tell_captured(connection, charge, request)
+    elif done:
+        events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
+        if charge.payment_intent is not None:
+            cancelled(connection, tenant, charge.payment_intent, ("requires_capture",), request)
+    return charge
+
+
+def _effect(order: Order) -> dict[str, Any]:
+    if "amount" in order:
+        return {"captured": True, "amount_captured": charges.c.settling_amount}
+    return {"amount_refunded": charges.c.amount}
+
+
+def _tell_captured(connection: Connection, charge: Row[Any], request: str | None) -> None:
+    tenant, taken = charge.tenant, charge.amount_captured
+    ledger.post(connection, tenant, "capture", charge.id, taken, charge.currency)
     events.record(connection, tenant, "charge.captured", objects.charge(charge), request)
-    if charge.payment_intent is not None:
-        intent = rows.change(
-            connection,
-            payment_intents,
-            tenant,
-            charge.payment_intent,
-            status="succeeded",
-            amount_received=taken,
-        )
-        if intent is not None:
-            shown = objects.payment_intent(intent)
-            events.record(connection, tenant, "payment_intent.succeeded", shown, request)
-    return charge
+    if charge.payment_intent is None:
+        return
+    paid = {"status": "succeeded", "amount_received": taken}
+    intent = rows.change(connection, payment_intents, tenant, charge.payment_intent, **paid)
+    if intent is not None:
+        shown = objects.payment_intent(intent)
+        events.record(connection, tenant, "payment_intent.succeeded", shown, request)
 
 
-def voided(
-    connection: Connection, tenant: str, id_: str, key: str, request: str | None
-) -> Row[Any]:
-    """The network has let go of an authorisation, under this key: all of it is given back."""
-    charge = rows.change(
-        connection,
-        charges,
-        tenant,
-        id_,
-        charges.c.settling == key,
-        amount_refunded=charges.c.amount,
-        settling=None,
-        settling_since=None,
+def _end_refund(
+    connection: Connection, charge: Row[Any], key: str, status: str, request: str | None
+) -> None:
+    """The refund, if there is one, that was to let go of this charge."""
+    this = sa.select(refunds.c.id).where(
+        refunds.c.tenant == charge.tenant,
+        refunds.c.charge == charge.id,
+        refunds.c.network_key == key,
     )
-    if charge is None:
-        return rows.get(connection, charges, tenant, id_)
-    events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
-    if charge.payment_intent is not None:
-        cancelled(connection, tenant, charge.payment_intent, ("requires_capture",), request)
-    return charge
+    id_ = connection.execute(this).scalar()
+    if id_ is not None:
+        refund = rows.change(connection, refunds, charge.tenant, id_, status=status)
+        _tell_refund(connection, refund, request)
 
 
 def cancelled(
@@ -197,6 +205,11 @@ def refunded(
     if given:
         ledger.post(connection, tenant, "refund", id_, -given, refund.currency)
         events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
-    kind = "refund.created" if given else "refund.failed"
-    events.record(connection, tenant, kind, objects.refund(refund), request)
+    _tell_refund(connection, refund, request)
     return refund
+
+
+def _tell_refund(connection: Connection, refund: Row[Any] | None, request: str | None) -> None:
+    if refund is not None:
+        kind = "refund.created" if refund.status == "succeeded" else "refund.failed"
+        events.record(connection, refund.tenant, kind, objects.refund(refund), request)

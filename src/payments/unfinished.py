@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments import charges, clock, refunds, rows, settlement
+from payments import clock, orders, rows, settlement
 from payments.database import Database
 from payments.network import Network, NetworkDown
 from payments.tables import charges as charge_rows
 from payments.tables import refunds as refund_rows
 
 log = logging.getLogger("payments")
+
+Finish = Callable[[Database, Network, Row[Any]], None]
 
 EVERY_S = 10.0
 ROWS_MAX = 100
@@ -71,42 +73,46 @@ class Finisher:
             except NetworkDown as error:
                 log.warning("%s is still unfinished: %s", row.id, error)
                 return finished  # the others would wait for it too
+            except Exception:
+                log.exception("%s is still unfinished; it is tried again", row.id)
         return finished
 
 
-def _waiting(connection: Connection, before: float) -> Iterator[tuple[Row[Any], Any]]:
+def _waiting(connection: Connection, before: float) -> Iterator[tuple[Row[Any], Finish]]:
     charge, refund = charge_rows.c, refund_rows.c
     pending = sa.select(charge_rows).where(charge.status == "pending", charge.created < before)
     settling = sa.select(charge_rows).where(
         charge.settling.is_not(None), charge.settling_since < before
     )
-    refunding = sa.select(refund_rows).where(refund.status == "pending", refund.created < before)
+    ends_with_its_charge = sa.exists().where(
+        charge.tenant == refund.tenant,
+        charge.id == refund.charge,
+        charge.settling == refund.network_key,
+    )
+    refunding = sa.select(refund_rows).where(
+        refund.status == "pending", refund.created < before, ~ends_with_its_charge
+    )
     for query, finish in ((pending, _charge), (settling, _settle), (refunding, _refund)):
         for row in connection.execute(query.limit(ROWS_MAX)):
             yield row, finish
 
 
 def _charge(database: Database, network: Network, row: Row[Any]) -> None:
-    said = charges.authorise(network, charges.order_of(row._mapping))
+    said = orders.authorise(network, orders.of_charge(row._mapping))
     with database.begin() as connection:
         settlement.authorised(connection, row.tenant, row.id, said, None)
 
 
 def _settle(database: Database, network: Network, row: Row[Any]) -> None:
-    to = {"key": row.settling, "authorisation": row.authorisation, "reference": row.id}
-    voids = row.settling_amount == 0
-    if voids:
-        network.void(**to)
-    else:
-        network.capture(amount=row.settling_amount, **to)
+    order = orders.of_settling(row)
+    done = orders.settle(network, order) is None
     with database.begin() as connection:
-        settled = settlement.voided if voids else settlement.captured
-        settled(connection, row.tenant, row.id, row.settling, None)
+        settlement.settled(connection, row.tenant, order, done, None)
 
 
 def _refund(database: Database, network: Network, row: Row[Any]) -> None:
     with database.read() as connection:
         charge = rows.get(connection, charge_rows, row.tenant, row.charge)
-    given = refunds.give_back(network, refunds.order_of(row._mapping, charge.authorisation))
+    given = orders.give_back(network, orders.of_refund(row._mapping, charge.authorisation))
     with database.begin() as connection:
         settlement.refunded(connection, row.tenant, row.id, given, None)

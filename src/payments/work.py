@@ -48,8 +48,13 @@ class Work:
     def request_id(self) -> str:
         return request_id(self.request)
 
-    def key(self, name: str) -> str:
-        """The key under which the network is asked."""
+    def key(self, name: str, id_: str) -> str:
+        """The key under which the network is asked to do this with what has this id.
+
+        A client's key may be used anew after a day, when its record is gone. The network forgets
+        nothing, so what is charged then must have another key there.
+        """
+        name = f"{name}:{id_}"
         return ids.new(name) if self._attempt is None else self._attempt.child_key(name)
 
     def begin(self, name: str, write: Callable[[Connection], T]) -> T:

@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 
 from oncekey import probes
-from payments import charges, work
+from payments import orders, work
 from payments.app import create_app
 from payments.database import Database
 from payments.settings import Settings
@@ -27,7 +27,7 @@ from tests.payments.api import UNLIMITED, NearNetwork
 POINTS = {
     "before_pending": (work.Work, "begin", "before"),
     "after_pending": (work.Work, "begin", "after"),
-    "after_authorise": (charges, "authorise", "after"),
+    "after_authorise": (orders, "authorise", "after"),
     "before_commit_of_the_end": (work, "encode", "after"),
     "after_commit_of_the_end": (work, "answer", "before"),
 }

@@ -93,7 +93,7 @@ def test_a_charge_is_captured_once(fresh: Api) -> None:
             together.start(fresh.post, path, {}, f"{held['id']}-{number}")
         fresh.network.until_asked()
         together.until_answered(2)
-    assert together.statuses() == [200, 400, 400]
+    assert together.statuses() == [200, 429, 429]
     assert [row for row in fresh.network.rows("capture") if row[0] == held["id"]] == [
         (held["id"], 2000)
     ]
@@ -111,7 +111,7 @@ def test_an_intent_is_either_captured_or_cancelled(fresh: Api) -> None:
             )
         fresh.network.until_asked()
         together.until_answered(1)
-    assert together.statuses() == [200, 400]
+    assert together.statuses() == [200, 429]
     moved = fresh.network.rows("capture") + fresh.network.rows("void")
     assert [reference for reference, _ in moved] == [held["latest_charge"]]
 

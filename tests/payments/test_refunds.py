@@ -57,8 +57,31 @@ def test_a_refund_names_what_it_is_of(api: Api) -> None:
 
 def test_what_was_only_authorised_is_given_back_by_letting_go_of_it(api: Api) -> None:
     held = api.charged(2000, capture="false")
-    error = api.refused("refunds", {"charge": held["id"]})
-    assert error["code"] == "charge_not_refundable"
+    part = api.refused("refunds", {"charge": held["id"], "amount": 500})
+    assert (part["code"], part["param"]) == ("charge_not_refundable", "amount")
+    said = {"charge": held["id"], "reason": "requested_by_customer"}
+    api.network.down = 1
+    assert api.post("refunds", said, "let-go").status_code == 503
+    busy = api.refused("refunds", {"charge": held["id"]}, status=429)
+    assert busy["code"] == "lock_timeout"
+    refund = api.post("refunds", said, "let-go").json()
+    shapes.Refund.model_validate(refund)
+    assert (refund["status"], refund["amount"]) == ("succeeded", 2000)
+    now = api.get(f"charges/{held['id']}").json()
+    assert (now["captured"], now["amount_refunded"], now["refunded"]) == (False, 2000, True)
+    assert (held["id"], 2000) in api.network.rows("void")
+    assert held["id"] not in [reference for reference, _ in api.network.rows("refund")]
+    assert api.events("refund.created")[0]["data"]["object"] == refund
+    for path in (f"charges/{held['id']}/capture", "refunds"):
+        said = {"charge": held["id"]} if path == "refunds" else {}
+        assert api.refused(path, said)["code"] == "charge_already_refunded"
+
+
+def test_an_intent_that_holds_money_is_cancelled_not_refunded(api: Api) -> None:
+    said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
+    held = api.made("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
+    for name, id_ in (("payment_intent", held["id"]), ("charge", held["latest_charge"])):
+        assert api.refused("refunds", {name: id_})["code"] == "charge_not_refundable"
 
 
 def test_metadata_of_a_refund_is_changed(api: Api) -> None:

@@ -45,11 +45,17 @@ def test_captures_voids_and_refunds_are_finished(fresh: Api, finisher: Finisher)
     said |= {"confirm": "true", "capture_method": "manual"}
     voided = fresh.made("payment_intents", said)["id"]
     refunded = fresh.charged(700)["id"]
-    fresh.network.down = 3
+    released = fresh.charged(800, capture="false")["id"]
+    fresh.network.down = 4
+    assert fresh.post("refunds", {"charge": released}).status_code == 503
     assert fresh.post(f"charges/{captured}/capture", {"amount": 1900}).status_code == 503
     assert fresh.post(f"payment_intents/{voided}/cancel").status_code == 503
     assert fresh.post("refunds", {"charge": refunded}).status_code == 503
-    assert finisher.finish() == 3
+    assert finisher.finish() == 4
+    assert finisher.finish() == 0
+    [let_go] = fresh.get("refunds", charge=released).json()["data"]
+    assert (let_go["status"], let_go["amount"]) == ("succeeded", 800)
+    assert fresh.network.rows("void")[0] == (released, 800)
     assert fresh.get(f"charges/{captured}").json()["amount_captured"] == 1900
     assert fresh.get(f"payment_intents/{voided}").json()["status"] == "canceled"
     assert fresh.get(f"charges/{refunded}").json()["refunded"] is True

@@ -1,0 +1,166 @@
+"""Orders: what the card network is asked, written down before it is asked.
+
+An order is the result of a step and stands in the row that it is about, with the key under which
+the network knows it. So every attempt asks the same, and whoever finds the row can ask again.
+
+    authorise   a charge that is pending
+    settle      a charge that is authorised: capture it, or (without an amount) let go of it
+    give back   a refund that is pending
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.engine import Connection, Row
+
+from payments import clock, ids, rows
+from payments.errors import StripeError, refused
+from payments.money import shown
+from payments.network import Authorised, Declined, Network, NetworkRefused
+from payments.sources import Source
+from payments.tables import charges
+from payments.work import Work
+
+Order = dict[str, Any]
+
+# --------------------------------------------------------------------------------- authorise
+
+
+def insert_pending(connection: Connection, work: Work, source: Source, **values: Any) -> Order:
+    """Write down that a card is about to be asked, and what it is asked."""
+    id_ = ids.new("ch")
+    row = {
+        "tenant": work.tenant,
+        "id": id_,
+        "created": clock.now_s(),
+        "status": "pending",
+        "network_key": work.key("authorise", id_),
+        "card": source.card,
+        "payment_method": source.payment_method,
+        **values,
+    }
+    connection.execute(charges.insert(), row)
+    return of_charge(row)
+
+
+def of_charge(row: Any) -> Order:
+    """What the network is asked for a pending charge."""
+    return {
+        "reference": row["id"],
+        "key": row["network_key"],
+        "card": row["card"]["number"],
+        "amount": row["amount"],
+        "currency": row["currency"],
+        "capture": row["capture"],
+    }
+
+
+def authorise(network: Network, order: Order) -> Authorised | Declined:
+    """Ask the network. What it will never do is a decline like any other."""
+    try:
+        return network.authorise(**order)
+    except NetworkRefused as error:
+        return Declined("processing_error", "processing_error", f"The network refused: {error}")
+
+
+# ------------------------------------------------------------------------------------ settle
+
+
+def begin_capture(
+    connection: Connection, work: Work, charge: Row[Any], amount: int | None, param: str
+) -> Order:
+    """Take a charge that was authorised only, so that nobody else captures or voids it."""
+    taken = charge.amount if amount is None else amount
+    if taken > charge.amount:
+        raise refused(
+            f"Only {shown(charge.amount, charge.currency)} were authorised.",
+            "amount_too_large",
+            param,
+        )
+    return _begin_settling(connection, charge, work.key("capture", charge.id), taken)
+
+
+def begin_void(connection: Connection, work: Work, charge: Row[Any]) -> Order:
+    """Take a charge that was authorised only, to let go of it."""
+    return _begin_settling(connection, charge, work.key("void", charge.id), 0)
+
+
+def _begin_settling(connection: Connection, charge: Row[Any], key: str, amount: int) -> Order:
+    """Mark an authorised charge as being captured or (amount 0) voided: only one can."""
+    changed = rows.change(
+        connection,
+        charges,
+        charge.tenant,
+        charge.id,
+        charges.c.status == "succeeded",
+        charges.c.captured.is_(False),
+        charges.c.amount_refunded == 0,
+        charges.c.settling.is_(None),
+        settling=key,
+        settling_amount=amount,
+        settling_since=clock.now_s(),
+    )
+    if changed is None:
+        raise _not_to_be_settled(charge)
+    return of_settling(changed)
+
+
+def _not_to_be_settled(charge: Row[Any]) -> StripeError:
+    if charge.captured:
+        return refused("This charge has already been captured.", "charge_already_captured")
+    if charge.amount_refunded:
+        return refused(
+            "This charge was refunded: nothing is held any more.", "charge_already_refunded"
+        )
+    if charge.status != "succeeded":
+        return refused("This charge was not authorised.", "charge_not_authorised")
+    # How that ends is not known yet, so nothing is kept under this request's key.
+    return StripeError(
+        429,
+        "invalid_request_error",
+        "This charge is being captured or released by another request. Try again in a moment.",
+        code="lock_timeout",
+        no_effect=True,
+    )
+
+
+def of_settling(charge: Row[Any]) -> Order:
+    """What the network is asked for a charge that is being captured or voided."""
+    order = {
+        "reference": charge.id,
+        "key": charge.settling,
+        "authorisation": charge.authorisation,
+    }
+    return order | ({"amount": charge.settling_amount} if charge.settling_amount else {})
+
+
+def settle(network: Network, order: Order) -> StripeError | None:
+    """Ask the network. Gives what to tell where it will never do it, None where it did."""
+    ask = network.capture if "amount" in order else network.void
+    try:
+        ask(**order)
+    except NetworkRefused as error:
+        return refused(f"The card network refused: {error}", "processing_error")
+    return None
+
+
+# --------------------------------------------------------------------------------- give back
+
+
+def of_refund(row: Any, authorisation: str) -> Order:
+    """What the network is asked for a pending refund."""
+    return {
+        "key": row["network_key"],
+        "authorisation": authorisation,
+        "amount": row["amount"],
+        "reference": row["id"],
+    }
+
+
+def give_back(network: Network, order: Order) -> str | None:
+    """Ask the network; gives its id for what it gave back, None if it never will."""
+    try:
+        return network.refund(**order).id
+    except NetworkRefused:
+        return None
