@@ -17,6 +17,7 @@ from oncekey.core.key import record_id
 from oncekey.core.op import run
 from oncekey.core.record import Record
 from oncekey.core.verbs import Find
+from oncekey.stores.base import Store
 from tests.observing import VARIABLE, Observing
 from tests.servers.ministack import table_url
 from tests.stores import elapse
@@ -31,15 +32,20 @@ class Place:
     elapse: Callable[[float], None]
     observing: Observing | None = None
     """Where leases are observed: whoever is to take over must have looked before time passes."""
+    secrets: str | None = None
+    """Where records are sealed."""
+
+    def open(self) -> Store:
+        return open_store(self.url, secrets=self.secrets)
 
     def migrate(self) -> None:
-        store = open_store(self.url)
+        store = self.open()
         with closing(store.connect()) as connection:
             run(store.migrate(), connection.ask)
 
     def look(self, key: str, operation: str, tenant: str = "single") -> Record | None:
         """What is kept under a key, seen by somebody who has nothing to do with it."""
-        store = open_store(self.url)
+        store = self.open()
         with closing(store.connect()) as connection:
             run(store.prepare(), connection.ask)
             find = Find(record_id(tenant, operation, key))

@@ -16,7 +16,10 @@ from oncekey.cli.main import parser
 from tests.cli.conftest import Oncekey, Seed
 
 ROOT = Path(__file__).parent.parent.parent
-COMMANDS = ("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge", "intents")
+COMMANDS = (
+    *("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge", "intents"),
+    *("secrets", "amnesia"),
+)
 
 
 # ------------------------------------------------------------------------ which store

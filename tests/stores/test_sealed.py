@@ -23,6 +23,7 @@ from oncekey.core import lifecycle
 from oncekey.core.notice import BOOK, NOTICE_ID, notice_claim
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.secret import CLOSED
 from oncekey.core.verbs import (
     AppendStep,
     Count,
@@ -44,7 +45,6 @@ from oncekey.errors import CorruptRecord, Misuse, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.seal import CLOSED
 from oncekey.stores.sealed import SealedStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.subject import new_id, new_token
@@ -278,7 +278,7 @@ class _Interrupted(MemoryStore):
 
 
 def test_a_process_that_died_over_the_book_holds_nobody_up(inner: MemoryStore) -> None:
-    ask(inner, Insert(notice_claim(BOOK, new_token(), 600.0, 0)))
+    ask(inner, Insert(notice_claim(BOOK, new_token(), 600.0)))
     claimed = completed(SealedStore(inner, [SECRET]))
     assert ask(SealedStore(inner, [SECRET]), Find(claimed.id))[0].answer == ANSWER
 

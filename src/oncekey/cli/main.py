@@ -12,23 +12,22 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from oncekey.cli import amnesia, operate, secrets, show
+from oncekey.cli import doctor as examining
 from oncekey.cli import intents as journals
-from oncekey.cli import operate, show
 from oncekey.cli import recover as recovering
 from oncekey.cli import resolve as resolving
+from oncekey.cli.opening import ENVIRONMENT, SECRETS, must_open, opened
+from oncekey.core.policy import DEFAULTS
 from oncekey.core.printable import printable
 from oncekey.core.record import State
-from oncekey.errors import Misuse, OncekeyError
+from oncekey.errors import OncekeyError
 from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
 from oncekey.recovery import SWEEP_EVERY_S
 from oncekey.stores.base import Store
-from oncekey.stores.sqlite import may_hold_records
-from oncekey.stores.url import open_store, redact
+from oncekey.stores.url import redact
 
-ENVIRONMENT = "ONCEKEY_STORE"
 ROWS_MAX = 1_000_000
 LIST_ROWS = 50
 CONCURRENCY_MAX = 1_000
@@ -72,42 +71,16 @@ def _on_store(command: Command) -> Callable[[argparse.Namespace], int]:
     """A command on the store that is named with it."""
 
     def run(args: argparse.Namespace) -> int:
-        return command(_open(_url(args), may_create=command is operate.migrate), args)
+        store = opened(_url(args), may_create=command is operate.migrate)
+        if command not in _SEALED_TOO:
+            must_open(store)
+        return command(store, args)
 
     return run
 
 
-def _open(url: str, *, may_create: bool) -> Store:
-    if not url:
-        raise Misuse(f"which store? Give its URL, or set {ENVIRONMENT}, as in sqlite:///keys.db")
-    store = open_store(url)
-    if store.name == "memory":
-        raise Misuse("memory:// lives inside the application and cannot be seen from here")
-    parts = urlsplit(url)
-    if parts.scheme.lower() == "sqlite" and not may_create:
-        _must_be_there(Path(unquote(parts.path[1:])).absolute())
-    return store
-
-
-def _must_be_there(path: Path) -> None:
-    """Opening a file would make it, or make it a store, and hide that the path is wrong."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        raise Misuse(
-            f"there is no file {path}. sqlite:///x is relative to the current folder, "
-            "sqlite:////x is absolute; `oncekey migrate` makes a new one"
-        ) from None
-    except OSError as error:
-        raise Misuse(
-            f"{path} cannot be reached: {error.strerror}; run this as the user that the "
-            "application runs as"
-        ) from None
-    if not may_hold_records(path):
-        raise Misuse(
-            f"{path} holds no records of oncekey: is it the right file? If it is meant to, "
-            "`oncekey migrate` makes their tables in it"
-        )
+_SEALED_TOO: tuple[Command, ...] = (operate.migrate, operate.sweep, show.count, secrets.secrets)
+"""What can be done without the secrets of a sealed store."""
 
 
 # ------------------------------------------------------------------------ the parser
@@ -118,6 +91,8 @@ passwords out of the list of processes:
 
   export {ENVIRONMENT}=postgresql://oncekey:secret@db.internal/shop
   oncekey list --unknown
+
+Where records are sealed, {SECRETS} holds the application's secrets, or @FILE that does.
 
 `oncekey COMMAND --help` explains each. Exit codes: 0 done, 1 nothing found, 2 could not be done.
 """
@@ -133,7 +108,10 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"oncekey {version('oncekey')}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge, _intents):
+    for add in (
+        *(_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge, _intents),
+        *(_doctor, _secrets, _amnesia),
+    ):
         add(commands)
     return top
 
@@ -185,6 +163,12 @@ def _migrate(commands: Commands[argparse.ArgumentParser]) -> None:
     )
 
 
+def _doctor(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _bare(commands, "doctor", examining.WHAT, examining.EXAMPLES)
+    added.add_argument("url", metavar="URL", nargs="?", help=f"the store; default: ${ENVIRONMENT}")
+    added.set_defaults(run=lambda args: examining.doctor(_url(args), args))
+
+
 def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
     added = _command(
         commands,
@@ -204,7 +188,7 @@ def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--every-s",
         metavar="S",
-        type=_seconds,
+        type=_seconds(),
         default=SWEEP_EVERY_S,
         help="pause of --watch (default: 60 s)",
     )
@@ -222,7 +206,7 @@ def _recover(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--every-s",
         metavar="S",
-        type=_seconds,
+        type=_seconds(),
         default=EVERY_S,
         help="pause between two looks (default: 1 s)",
     )
@@ -236,7 +220,7 @@ def _recover(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--patience-s",
         metavar="S",
-        type=_seconds,
+        type=_seconds(),
         default=PATIENCE_S,
         help="how long what cannot be finished here is left to its client and to other processes "
         f"before its outcome is declared unknown (default: {PATIENCE_S:g} s)",
@@ -337,6 +321,51 @@ def _purge(commands: Commands[argparse.ArgumentParser]) -> None:
     )
 
 
+def _secrets(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "secrets",
+        secrets.secrets,
+        "show by their ids which secrets open a sealed store",
+        "secrets\nsecrets --forget 9f86d081",
+    )
+    added.add_argument(
+        "--forget", metavar="ID", help="this one, which is given to nobody, opens it no more"
+    )
+
+
+def _amnesia(commands: Commands[argparse.ArgumentParser]) -> None:
+    added = _command(
+        commands,
+        "amnesia",
+        amnesia.amnesia,
+        "after the store lost records: do not run what may have run before, until it is looked at",
+        "amnesia --until 2026-01-31T12:00:00Z\namnesia\namnesia --lower",
+    )
+    added.add_argument(
+        "--until",
+        metavar="TIME",
+        type=amnesia.moment,
+        help="raise the guard: what was acknowledged before this time may be lost",
+    )
+    added.add_argument(
+        "--for-s",
+        metavar="S",
+        type=_seconds(366 * 86_400),
+        default=DEFAULTS.retention_s,
+        help="for so long, as long as clients may retry (default: 86400 s)",
+    )
+    added.add_argument(
+        "--skew-s",
+        metavar="S",
+        type=_seconds(86_400),
+        default=300.0,
+        help="how far ahead the clocks of clients may be that make time-ordered keys "
+        "(default: 300 s)",
+    )
+    added.add_argument("--lower", action="store_true", help="end it now")
+
+
 def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
     added = _bare(
         commands,
@@ -387,11 +416,14 @@ def _status(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError("must be a number of seconds, at most 86400")
+def _seconds(most: int = 86_400) -> Callable[[str], float]:
+    def seconds(text: str) -> float:
+        try:
+            given = float(text)
+        except ValueError:
+            given = 0.0
+        if not 0 < given <= most:
+            raise argparse.ArgumentTypeError(f"must be a number of seconds, at most {most}")
+        return given
+
     return seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oncekey.cli.find import find
 from oncekey.cli.table import facts, print_json
-from oncekey.cli.words import facts_of, meaning_of, state_of
+from oncekey.cli.words import facts_of, key_of, meaning_of, state_of
 from oncekey.clock import SystemClock
 from oncekey.core.headers import kept_headers
 from oncekey.core.key import short_hash
@@ -20,6 +20,7 @@ from oncekey.core.policy import DEFAULTS
 from oncekey.core.printable import printable
 from oncekey.core.profiles import PROFILES
 from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.secret import CLOSED
 from oncekey.core.verbs import Refused, Steps
 from oncekey.errors import Misuse
 from oncekey.events import Hooks
@@ -121,7 +122,7 @@ def _report(record: Record, answer: Answer | None, by: str, args: argparse.Names
         "status": None if answer is None else answer.status,
         "tenant": record.tenant,
         "operation": record.operation,
-        "key_hash": short_hash(record.key) if record.key else None,
+        "key_hash": None if record.key in ("", CLOSED) else short_hash(record.key),
         "reason": args.reason or None,
     }
     if args.json:
@@ -131,6 +132,6 @@ def _report(record: Record, answer: Answer | None, by: str, args: argparse.Names
     print(
         f"{at} {printable(by)} resolved {record.id.hex()[:16]} "
         f"({printable(record.tenant)}, {printable(record.operation)}, "
-        f"key {audit['key_hash'] or '(purged)'}) as {args.to}{status}: "
+        f"key {key_of(record, show_key=False)}) as {args.to}{status}: "
         f"{printable(args.reason, 1000) or 'no reason given'}"
     )

@@ -9,6 +9,7 @@ from oncekey.cli.table import duration
 from oncekey.core.key import short_hash
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.secret import CLOSED
 
 
 def state_of(record: Record) -> str:
@@ -45,6 +46,8 @@ def meaning_of(record: Record) -> str:
 def key_of(record: Record, *, show_key: bool) -> str:
     if not record.key:
         return "(purged)"
+    if record.key == CLOSED:
+        return CLOSED
     return record.key if show_key else short_hash(record.key)
 
 
@@ -54,7 +57,7 @@ def expiry(record: Record) -> str:
 
 
 def facts_of(record: Record, steps: list[Step], *, show_key: bool) -> list[tuple[str, str]]:
-    hidden = "" if show_key or not record.key else "  (its hash; --show-keys shows it)"
+    hidden = "" if show_key or record.key in ("", CLOSED) else "  (its hash; --show-keys shows it)"
     lapses = f", {record.lapses} of them lapsed" if record.lapses else ""
     lines = [
         ("id", record.id.hex()),
@@ -115,7 +118,7 @@ def described(record: Record, *, show_key: bool) -> dict[str, Any]:
         "expired": record.expired,
         "tenant": record.tenant,
         "operation": record.operation,
-        "key_hash": short_hash(record.key) if record.key else None,
+        "key_hash": None if record.key in ("", CLOSED) else short_hash(record.key),
         "attempt": record.attempt,
         "lapses": record.lapses,
         "fence": record.fence,

@@ -18,8 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-from oncekey.core.record import Claim, Record, State
+from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.value import value
+from oncekey.core.verbs import Swap, When
 from oncekey.errors import CorruptRecord, StoreUnfit
 
 NOTICE_ID = hashlib.sha256(b"oncekey/notice/1").digest()
@@ -50,8 +51,8 @@ FORGETS_ALL = Amnesia(float("inf"), 0.0)
 """While somebody is raising it."""
 
 
-def notice_claim(operation: str, token: bytes, retention_s: float, schema_version: int) -> Claim:
-    """What writes a notice."""
+def notice_claim(operation: str, token: bytes, retention_s: float) -> Claim:
+    """What makes a notice, before anything is said by it."""
     return Claim(
         id=NOTICE_ID,
         token=token,
@@ -62,7 +63,24 @@ def notice_claim(operation: str, token: bytes, retention_s: float, schema_versio
         fingerprint_version=1,
         lease_s=1.0,
         retention_s=retention_s,
-        schema_version=schema_version,
+    )
+
+
+def notice_swap(found: Record, body: bytes, token: bytes, retention_s: float) -> Swap:
+    """What writes a notice anew, whatever state it is in: who was about to write it may have died,
+    and of several who write at once the first is heard.
+    """
+    return Swap(
+        id=NOTICE_ID,
+        state=found.state,
+        fence=found.fence,
+        token=found.token,
+        when=When.ANY,
+        to=State.COMPLETED,
+        raise_fence=True,
+        retention_s=retention_s,
+        new_token=token,
+        answer=Answer(200, (), body),
     )
 
 

@@ -18,6 +18,8 @@ from oncekey.errors import Misuse
 CHARS_MIN = 32
 SECRETS_MAX = 16
 ID_BYTES = 4
+CLOSED = "(sealed)"
+"""Stands for a key, or a step's name, where it takes the client's key to open it."""
 ADVICE = 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
 
 

@@ -16,13 +16,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey.core.notice import BOOK, NOTICE_ID, notice_claim
+from oncekey.core.notice import BOOK, NOTICE_ID, notice_claim, notice_swap
 from oncekey.core.op import Op
-from oncekey.core.record import TOKEN_BYTES, Answer, Record, State
+from oncekey.core.record import TOKEN_BYTES, Record, State
 from oncekey.core.secret import Secret
 from oncekey.core.value import value
-from oncekey.core.verbs import Done, Find, Insert, Scan, Swap, When
-from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
+from oncekey.core.verbs import Done, Find, Insert, Scan
+from oncekey.errors import CorruptRecord, Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Store
 from oncekey.stores.envelope import Head, new_key, open_envelope, seal
 
@@ -54,7 +54,7 @@ def open_book(store: Store, secrets: Sequence[Secret], known: bytes | None) -> O
         if found is None:
             if known is None and not (yield from _is_new(store)):
                 continue
-            yield from store.perform([Insert(notice_claim(BOOK, _token(), KEPT_S, 0))])
+            yield from store.perform([Insert(notice_claim(BOOK, _token(), KEPT_S))])
             continue
         if found.state is State.COMPLETED:
             book = read_book(found, secrets)
@@ -72,7 +72,7 @@ def open_book(store: Store, secrets: Sequence[Secret], known: bytes | None) -> O
         wraps = {**book.wraps, **{secret.id: _wrap(secret, book.id_key) for secret in lacking}}
         if (yield from write_book(store, found, wraps)):
             return book.id_key
-    raise StoreUnavailable("the book of the sealed store keeps changing", sent=True)
+    raise _contended()
 
 
 def find_book(store: Store) -> Op[Record | None]:
@@ -149,20 +149,26 @@ def write_book(store: Store, found: Record, wraps: Mapping[bytes, bytes]) -> Op[
     """Replace what stands there; False if somebody else did meanwhile."""
     said = {name.hex(): base64.b64encode(wrap).decode("ascii") for name, wrap in wraps.items()}
     body = json.dumps({"version": 1, "wraps": said}).encode()
-    swap = Swap(
-        id=NOTICE_ID,
-        state=found.state,
-        fence=found.fence,
-        token=found.token,
-        when=When.ANY,
-        to=State.COMPLETED,
-        raise_fence=True,
-        retention_s=KEPT_S,
-        new_token=_token(),
-        answer=Answer(200, (), body),
-    )
+    swap = notice_swap(found, body, _token(), KEPT_S)
     [outcome] = yield from store.perform([swap])
     return isinstance(outcome, Done)
+
+
+def forget(store: Store, secret_id: bytes) -> Op[None]:
+    """Take away what a secret opens the book by."""
+    for _ in range(ROUNDS_MAX):
+        found = yield from find_book(store)
+        wraps = {} if found is None else read_wraps(found)
+        if found is None or secret_id not in wraps:
+            raise Misuse(f"no secret {secret_id.hex()} opens this store")
+        del wraps[secret_id]
+        if (yield from write_book(store, found, wraps)):
+            return
+    raise _contended()
+
+
+def _contended() -> StoreUnavailable:
+    return StoreUnavailable("the book of the sealed store keeps changing", sent=True)
 
 
 def _wrap(secret: Secret, id_key: bytes) -> bytes:

@@ -31,14 +31,12 @@ from functools import lru_cache
 from oncekey.core.framing import as_bytes, frame
 from oncekey.core.packing import pack, unpack
 from oncekey.core.record import Answer, Claim, Record, State, Step, decode_headers, encode_headers
-from oncekey.core.secret import Secret
+from oncekey.core.secret import CLOSED, Secret
 from oncekey.core.value import value
 from oncekey.errors import CorruptRecord
 from oncekey.stores.envelope import Head, open_envelope, read_head, seal
 from oncekey.stores.sql import decode_digests, encode_digests
 
-CLOSED = "(sealed)"
-"""Stands for a key or a step's name that cannot be opened without the client's key."""
 IDS_REMEMBERED = 4_096
 _HEAD_BYTES, _CHECK_BYTES = 28, 4
 _CONTENT, _RECOVERY = b"c", b"r"

@@ -38,10 +38,10 @@ from oncekey.core.verbs import (
     Tally,
     Verb,
 )
-from oncekey.errors import CorruptRecord, StoreUnfit
+from oncekey.errors import CorruptRecord, Misuse, StoreUnfit
 from oncekey.stores import postgres_atomic
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
-from oncekey.stores.book import find_book, open_book, read_book
+from oncekey.stores.book import find_book, forget, open_book, read_book, read_wraps
 from oncekey.stores.postgres_atomic import Held
 from oncekey.stores.seal import Seal, resumable
 
@@ -54,7 +54,7 @@ class SealedStore:
         self.inner = store
         self.name: str = store.name
         self.durability: Durability = store.durability
-        self._secrets = read_secrets(secrets)
+        self.secrets = read_secrets(secrets)
         self._id_key: bytes | None = None
         self._seal: Seal | None = None
 
@@ -97,9 +97,9 @@ class SealedStore:
         return applied
 
     def _open(self) -> Op[None]:
-        id_key = yield from open_book(self.inner, self._secrets, self._id_key)
+        id_key = yield from open_book(self.inner, self.secrets, self._id_key)
         if self._seal is None:
-            self._id_key, self._seal = id_key, Seal(self._secrets, id_key)
+            self._id_key, self._seal = id_key, Seal(self.secrets, id_key)
 
     def seal(self) -> Op[Seal]:
         """What seals. A caller's transaction may be the first to ask: it opens the book and must
@@ -112,9 +112,22 @@ class SealedStore:
                     "nobody has opened this sealed store yet: run `oncekey migrate` on it, with "
                     "its secrets"
                 )
-            self._id_key = read_book(found, self._secrets).id_key
-            self._seal = Seal(self._secrets, self._id_key)
+            self._id_key = read_book(found, self.secrets).id_key
+            self._seal = Seal(self.secrets, self._id_key)
         return self._seal
+
+    # ------------------------------------------------------------------------------- secrets
+
+    def secret_ids(self) -> Op[set[bytes]]:
+        """Which secrets open this store, here or elsewhere."""
+        found = yield from find_book(self.inner)
+        return set() if found is None else set(read_wraps(found))
+
+    def forget_secret(self, secret_id: bytes) -> Op[None]:
+        """From now on this secret does not open the store; what it sealed is lost with it."""
+        if secret_id in {secret.id for secret in self.secrets}:
+            raise Misuse("this secret is among those that were given: take it away there first")
+        yield from forget(self.inner, secret_id)
 
     # ------------------------------------------------------------------------------- perform
 

@@ -1,0 +1,84 @@
+"""After a store lost records that it had acknowledged: `amnesia` raises the guard, and lowers it."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from datetime import UTC, datetime
+
+from oncekey.cli.table import duration, print_json
+from oncekey.core.notice import (
+    AMNESIA,
+    NOTICE_ID,
+    Amnesia,
+    encode_amnesia,
+    notice_claim,
+    notice_swap,
+    read_notice,
+)
+from oncekey.core.record import Record
+from oncekey.core.verbs import Done, Find, Insert
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.guard import random_token
+from oncekey.notices import LOOK_EVERY_S
+from oncekey.stores.base import Store
+from oncekey.stores.line import Line
+
+ROUNDS_MAX = 8
+
+
+def amnesia(store: Store, args: argparse.Namespace) -> int:
+    if args.lower and args.until is not None:
+        raise Misuse("--until raises the guard, --lower ends it: give one of them")
+    with closing(Line(store)) as line:
+        if args.until is not None or args.lower:
+            raised = None if args.lower else Amnesia(args.until, args.skew_s)
+            _write(line, raised, args.for_s)
+        [found] = line.perform([Find(NOTICE_ID)])
+    guard = read_notice(found)
+    ends_in_s = 0.0 if guard is None or found is None else found.expires_in_s
+    if args.json:
+        said = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
+        print_json({"guard": said, "ends_in_s": round(ends_in_s, 3)})
+        return 0
+    print(_described(guard, ends_in_s))
+    if args.until is not None or args.lower:
+        print(f"processes that run heed it within {LOOK_EVERY_S:g} s, others at once")
+    return 0
+
+
+def _write(line: Line, guard: Amnesia | None, for_s: float) -> None:
+    for _ in range(ROUNDS_MAX):
+        found: Record | None
+        [found] = line.perform([Find(NOTICE_ID)])
+        if found is None:
+            line.perform([Insert(notice_claim(AMNESIA, random_token(), for_s))])
+            continue
+        read_notice(found)
+        swap = notice_swap(found, encode_amnesia(guard), random_token(), for_s)
+        [outcome] = line.perform([swap])
+        if isinstance(outcome, Done):
+            return
+    raise StoreUnavailable("others keep changing the guard", sent=True)
+
+
+def _described(guard: Amnesia | None, ends_in_s: float) -> str:
+    if guard is None:
+        return "the amnesia guard is not raised"
+    lost = datetime.fromtimestamp(guard.until, UTC).isoformat(timespec="seconds")
+    return (
+        f"the amnesia guard is raised for another {duration(ends_in_s)}: a key that has no record "
+        f"is not run unless it was made after {lost} (and {guard.skew_s:g} s). Its outcome is "
+        "unknown: `oncekey list --unknown`"
+    )
+
+
+def moment(text: str) -> float:
+    """A time as it stands in logs and in the names of backups; seconds since 1970."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be a time such as 2026-01-31T12:00:00Z") from None
+    if at.tzinfo is None:
+        raise argparse.ArgumentTypeError("must name its zone, as in 2026-01-31T12:00:00Z")
+    return at.timestamp()

@@ -1,0 +1,45 @@
+"""Which secrets open a sealed store: `secrets`, and which of them no longer should."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import Any
+
+from oncekey.cli.table import print_json, table
+from oncekey.core.op import run
+from oncekey.errors import Misuse
+
+ENVIRONMENT = "ONCEKEY_SECRETS"
+
+
+def secrets(store: Any, args: argparse.Namespace) -> int:
+    if not hasattr(store, "secret_ids"):
+        raise Misuse(f"set {ENVIRONMENT} to the secrets of the sealed store")
+    with closing(store.connect()) as connection:
+        run(store.prepare(), connection.ask)
+        if args.forget:
+            run(store.forget_secret(_id(args.forget)), connection.ask)
+        held = run(store.secret_ids(), connection.ask)
+    given = [secret.id for secret in store.secrets]
+    rows = [(each.hex(), _role(each, given)) for each in (*given, *sorted(held - {*given}))]
+    if args.json:
+        print_json({"secrets": [{"id": name, "role": role} for name, role in rows]})
+    else:
+        print(table(("SECRET", "HERE"), rows))
+    return 0
+
+
+def _role(secret_id: bytes, given: list[bytes]) -> str:
+    if secret_id not in given:
+        return "not given here, but opens it"
+    return "seals" if secret_id == given[0] else "opens"
+
+
+def _id(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise Misuse(
+            "--forget takes the digits of a secret's id, as `oncekey secrets` shows it"
+        ) from None
