@@ -71,6 +71,14 @@ def carry_out(rival: Connection, case: Case, *verbs: Verb) -> list[Any]:
 
 
 @pytest.fixture
+def separate(postgres: Subject, db: Connection) -> Iterator[None]:
+    """Answers in a table of their own."""
+    db.execute("UPDATE oncekey_schema SET layout = 'separate' WHERE number = 4")
+    yield
+    db.execute("UPDATE oncekey_schema SET layout = 'inline' WHERE number = 4")
+
+
+@pytest.fixture
 def meanwhile() -> Iterator[Later]:
     with ThreadPoolExecutor(1) as thread:
         yield thread.submit
@@ -317,6 +325,7 @@ def test_a_record_that_began_anew_never_shows_an_earlier_step(case: Case, db: Co
     assert db.execute("SELECT count(*) FROM oncekey_steps").fetchone() == (0,)
 
 
+@pytest.mark.usefixtures("separate")
 def test_answers_are_kept_by_the_day_of_their_expiry_and_leave_nothing_behind(
     case: Case, db: Connection
 ) -> None:
@@ -333,6 +342,7 @@ def test_answers_are_kept_by_the_day_of_their_expiry_and_leave_nothing_behind(
     assert db.execute("SELECT count(*) FROM oncekey_answers").fetchone() == (0,)
 
 
+@pytest.mark.usefixtures("separate")
 def test_an_answer_that_was_left_behind_is_replaced(case: Case, db: Connection) -> None:
     record = case.begin()
     db.execute(

@@ -40,6 +40,7 @@ from oncekey.stores.base import Durability
 from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, insist
 from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import Address, named, split
+from oncekey.stores.postgres_layout import begin_inline
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
 from oncekey.stores.sql import migrations
 from oncekey.stores.sql_batch import RowHeld, group
@@ -136,7 +137,7 @@ class PostgresStore:
         return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:
-        applied = []
+        applied, new = [], False
         for migration in migrations(self.name):
             name = f"{migration.number:04}_{migration.name}"
             note = (migration.number, migration.name, migration.oldest_reader)
@@ -148,6 +149,7 @@ class PostgresStore:
                 if migration.number not in {row[0] for row in noted}:
                     yield Question(migration.sql, chore=True, script=True)
                     yield Question(STATEMENTS["note"], note)
+                    new |= not noted
                     applied.append(name)
                 yield Question("COMMIT", script=True)
             except Exception as error:
@@ -156,6 +158,8 @@ class PostgresStore:
                 if isinstance(error, RowHeld):
                     raise self.unavailable(_TABLE_HELD, sent=False) from error
                 raise
+        if new:
+            yield from begin_inline()
         return applied
 
     # ----------------------------------------------------------------------------- connections

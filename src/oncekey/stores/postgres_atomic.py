@@ -20,7 +20,7 @@ from oncekey.core.record import Claim, Record
 from oncekey.core.value import value
 from oncekey.core.verbs import Swap
 from oncekey.stores import sql
-from oncekey.stores.postgres_sql import RECORD, Question, answer_row, claim_row
+from oncekey.stores.postgres_sql import INLINE, RECORD, Question, answer_row, claim_row
 
 # Most requests are new: what a record would say is asked for only where there is one.
 _CLAIM = """
@@ -43,29 +43,44 @@ LEFT JOIN oncekey_claims c ON c.id = a.id
 LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
 """  # noqa: S608
 _MARK = Question("SELECT current_setting('oncekey.attempt', true)")
-_SETTLE = """
-WITH inserted AS (
+_SETTLE = f"""
+WITH fresh AS MATERIALIZED (
+    SELECT
+        clock_timestamp() + make_interval(secs => $2::float8) AS expires,
+        CASE WHEN NOT {INLINE} THEN 0 END AS zero
+),
+inserted AS (
     INSERT INTO oncekey_claims (
-        id, token, resource_id, answer_day,
+        id, token, resource_id,
         tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-        recovery, schema_version, field_digests,
-        state, fence, generation, attempt, lapses, beat, no_effect, created, expires
+        recovery, schema_version,
+        field_digests, state, fence, generation, attempt, lapses, beat,
+        no_effect, replays, conflicts, created, expires,
+        answer_day,
+        status, headers, body
     )
     SELECT
-        $3::bytea, $4::bytea, $5::text, (expires AT TIME ZONE 'UTC')::date,
+        $3::bytea, $4::bytea, $5::text,
         $9::text, $10::text, $11::text, $12::bytea, $13::int, $14::float8, $15::float8,
-        $16::text, $17::int, $18::text,
-        'completed', nextval('oncekey_fences'), currval('oncekey_fences'), 1, 0, 0, false, now(),
-        expires
-    FROM (SELECT clock_timestamp() + make_interval(secs => $2::float8) AS expires) AS fresh
+        CASE WHEN zero = 0 OR $16::text <> 'rerun' THEN $16 END,
+        CASE WHEN zero = 0 OR $17::int <> 0 THEN $17 END,
+        $18::text, 'completed', nextval('oncekey_fences'), currval('oncekey_fences') + zero,
+        1 + zero, zero, zero, zero::bool, zero, zero, now(), expires,
+        CASE WHEN zero = 0 THEN (expires AT TIME ZONE 'UTC')::date END,
+        CASE WHEN zero IS NULL THEN $6::int END,
+        CASE WHEN zero IS NULL THEN $7::bytea END,
+        CASE WHEN zero IS NULL THEN $8::bytea END
+    FROM fresh
     WHERE current_setting('oncekey.attempt', true) = $1::text
     ON CONFLICT (id) DO NOTHING
     RETURNING id, answer_day
+),
+kept AS (
+    INSERT INTO oncekey_answers (day, id, status, headers, body)
+    SELECT answer_day, id, $6::int, $7::bytea, $8::bytea FROM inserted WHERE answer_day IS NOT NULL
 )
-INSERT INTO oncekey_answers (day, id, status, headers, body)
-SELECT answer_day, id, $6::int, $7::bytea, $8::bytea FROM inserted
-RETURNING true
-"""
+SELECT true FROM inserted
+"""  # noqa: S608
 
 
 @value

@@ -78,31 +78,46 @@ class Limits:
 
 # -------------------------------------------------------------------------------------- statements
 
+_AT_THE_START = {
+    **dict.fromkeys(("schema_version", "lapses", "beat", "replays", "conflicts"), "0"),
+    "recovery": "'rerun'",
+    "attempt": "1",
+    "no_effect": "false",
+}
+"""What null stands for in the layout "inline"."""
+_LAYOUT = "coalesce((SELECT layout = '{}' FROM oncekey_schema WHERE number = 4), false)"
+INLINE = _LAYOUT.format("inline")
 RECORD = ", ".join(
     {
-        "status": "r.status",
-        "headers": "r.headers",
-        "body": "r.body",
+        **{name: f"coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()},
+        **{name: f"coalesce(c.{name}, r.{name})" for name in ("status", "headers", "body")},
         "age_s": "date_part('epoch', clock_timestamp() - c.created)",
         "lease_left_s": "coalesce(date_part('epoch', c.lease_until - clock_timestamp()), 0)",
         "expires_in_s": "date_part('epoch', c.expires - clock_timestamp())",
     }.get(column, f"c.{column}")
     for column in sql.COLUMNS
 )
+_PARTS = {
+    "record": RECORD,
+    "outline": RECORD.replace("coalesce(c.body, r.body)", "NULL::bytea"),
+    "inline": INLINE,
+    "partitioned": _LAYOUT.format("partitioned"),
+    "say": ", ".join(f"{name} = coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()),
+    "unsay": ", ".join(f"{name} = nullif(c.{name}, {was})" for name, was in _AT_THE_START.items()),
+    "unsaid": " OR ".join(f"c.{name} IS NULL" for name in _AT_THE_START),
+}
+"""What stands for the names in braces, of which `{skip}` is left."""
 _STATE, _FENCE = sql.COLUMNS.index("state"), sql.COLUMNS.index("fence")
 
 
 def _statements() -> dict[str, str]:
     """The statements by name, without comments: a pooler is sent the whole text each time."""
     text = (resources.files("oncekey.stores") / "schema/postgres/queries.sql").read_text("utf-8")
+    text = re.sub(r"^--(?! name:).*\n", "", text, flags=re.MULTILINE)
+    for name, meaning in _PARTS.items():
+        text = text.replace(f"{{{name}}}", meaning)
     _, *parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return {
-        name: re.sub(r"^--.*\n", "", body, flags=re.MULTILINE)
-        .replace("{record}", RECORD)
-        .replace("{outline}", RECORD.replace("r.body", "NULL::bytea"))
-        .strip()
-        for name, body in zip(parts[::2], parts[1::2], strict=True)
-    }
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _for_one(text: str) -> str:
@@ -279,7 +294,9 @@ def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
 def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
-        [(count,)] = yield Question(STATEMENTS["sweep"], (verb.limit,), chore=True)
+        [(count, by_day)] = yield Question(STATEMENTS["sweep"], (verb.limit,), chore=True)
+        if by_day and count < verb.limit:
+            yield Question(STATEMENTS["turn_days"], (), chore=True)
         outcomes.append(count)
     return outcomes
 

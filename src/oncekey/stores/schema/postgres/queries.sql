@@ -12,12 +12,16 @@
 --   `judged` compares, `done` writes what fits. What does not fit is returned without a fence.
 -- In a batch {skip} is SKIP LOCKED: it leaves out rows that somebody holds, so that it never waits
 -- and cannot deadlock. A verb that is alone waits for its row.
+--
+-- Where an answer is kept, the layout says, and who writes looks it up: {inline}. Who reads looks in
+-- both places, of which never more than one holds it. Inline, a claim leaves null what is as it was
+-- at the start; {record} reads it so.
 
 -- name: insert
 -- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
 -- decides. Ids are taken in order, because an insert waits for a concurrent one of the same id. A
 -- row that is neither found nor inserted was committed after the snapshot: the next statement
--- finds it.
+-- finds it. `zero` is null where the layout leaves the start unsaid.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
     SELECT a.*
@@ -36,7 +40,11 @@ found AS (
     LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
 ),
 fresh AS MATERIALIZED (
-    SELECT a.*, nextval('oncekey_fences') AS fence, clock_timestamp() AS now
+    SELECT
+        a.*,
+        nextval('oncekey_fences') AS fence,
+        clock_timestamp() AS now,
+        CASE WHEN NOT {inline} THEN 0 END AS zero
     FROM asked a
     WHERE NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = a.id)
     ORDER BY a.id
@@ -45,12 +53,14 @@ inserted AS (
     INSERT INTO oncekey_claims (
         id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
         recovery, schema_version, field_digests, state, fence, generation, attempt, lapses, beat,
-        no_effect, created, lease_until, expires, request, request_fence
+        no_effect, replays, conflicts, created, lease_until, expires, request, request_fence
     )
     SELECT
         id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-        recovery, schema_version, field_digests, 'running', fence, fence, 1, 0, 0,
-        false, now, now + make_interval(secs => lease_s),
+        CASE WHEN zero = 0 OR recovery <> 'rerun' THEN recovery END,
+        CASE WHEN zero = 0 OR schema_version <> 0 THEN schema_version END,
+        field_digests, 'running', fence, fence + zero, 1 + zero, zero, zero,
+        zero::bool, zero, zero, now, now + make_interval(secs => lease_s),
         now + make_interval(secs => lease_s + retention_s),
         request, CASE WHEN request IS NOT NULL THEN fence END
     FROM fresh
@@ -80,25 +90,36 @@ locked AS MATERIALIZED (
     FOR UPDATE OF c {skip}
 ),
 timed AS MATERIALIZED (
-    SELECT *, clock_timestamp() + make_interval(secs => retention_s) AS expires FROM locked
+    SELECT
+        *,
+        clock_timestamp() + make_interval(secs => retention_s) AS expires,
+        {inline} AS inline
+    FROM locked
 ),
 done AS (
     UPDATE oncekey_claims c
     SET state = 'completed',
         lease_until = NULL,
         expires = t.expires,
-        beat = c.beat + 1,
-        no_effect = false,
+        beat = coalesce(c.beat, 0) + 1,
+        no_effect = CASE WHEN NOT t.inline THEN false END,
         resource_id = t.resource_id,
-        answer_day = CASE WHEN t.status IS NOT NULL THEN (t.expires AT TIME ZONE 'UTC')::date END,
+        answer_day = CASE
+            WHEN t.status IS NOT NULL AND NOT t.inline THEN (t.expires AT TIME ZONE 'UTC')::date
+        END,
+        status = CASE WHEN t.inline THEN t.status END,
+        headers = CASE WHEN t.inline THEN t.headers END,
+        body = CASE WHEN t.inline THEN t.body END,
         request = NULL
     FROM timed t
     WHERE c.id = t.id AND t.fits
-    RETURNING c.id, c.fence, c.answer_day, t.status, t.headers, t.body
+    RETURNING
+        c.id, c.fence, c.answer_day, t.status, t.headers, t.body,
+        t.status IS NOT NULL AND NOT t.inline AS kept_apart
 ),
 kept AS (
     INSERT INTO oncekey_answers (day, id, status, headers, body)
-    SELECT answer_day, id, status, headers, body FROM done WHERE status IS NOT NULL
+    SELECT answer_day, id, status, headers, body FROM done WHERE kept_apart
     ON CONFLICT (day, id) DO UPDATE
         SET status = excluded.status, headers = excluded.headers, body = excluded.body
 )
@@ -131,7 +152,7 @@ done AS (
     UPDATE oncekey_claims c
     SET lease_until = now + make_interval(secs => j.lease_s),
         expires = now + make_interval(secs => j.lease_s + j.retention_s),
-        beat = c.beat + 1
+        beat = coalesce(c.beat, 0) + 1
     FROM judged j
     WHERE c.id = j.id AND j.fits
     RETURNING c.id, c.fence
@@ -173,10 +194,11 @@ locked AS MATERIALIZED (
     JOIN oncekey_claims c ON c.id = a.id
     FOR UPDATE OF c {skip}
 ),
-timed AS MATERIALIZED (SELECT *, clock_timestamp() AS now FROM locked),
+timed AS MATERIALIZED (SELECT *, clock_timestamp() AS now, {inline} AS inline FROM locked),
 judged AS MATERIALIZED (
     SELECT
         *,
+        NOT fresh AND next_state <> 'completed' AS keeps_answer,
         now + make_interval(secs => coalesce(lease_s, 0) + retention_s) AS expires,
         owned AND coalesce(
             CASE condition
@@ -201,12 +223,12 @@ done AS (
         token = coalesce(f.new_token, c.token),
         lease_until = now + make_interval(secs => f.lease_s),
         expires = f.expires,
-        beat = c.beat + 1,
+        beat = coalesce(c.beat, 0) + 1,
         attempt = coalesce(f.attempt, c.attempt),
         lapses = coalesce(f.lapses, c.lapses),
         no_effect = f.no_effect,
         created = CASE WHEN f.fresh THEN now ELSE c.created END,
-        generation = CASE WHEN f.fresh THEN f.next_fence ELSE c.generation END,
+        generation = CASE WHEN f.fresh THEN f.next_fence ELSE coalesce(c.generation, c.fence) END,
         replays = CASE WHEN f.fresh THEN 0 ELSE c.replays END,
         conflicts = CASE WHEN f.fresh THEN 0 ELSE c.conflicts END,
         resource_id = CASE
@@ -214,9 +236,12 @@ done AS (
             WHEN NOT f.fresh THEN c.resource_id
         END,
         answer_day = CASE
-            WHEN f.status IS NOT NULL THEN (f.expires AT TIME ZONE 'UTC')::date
-            WHEN NOT f.fresh AND f.next_state <> 'completed' THEN c.answer_day
+            WHEN f.keeps_answer THEN c.answer_day
+            WHEN f.status IS NOT NULL AND NOT f.inline THEN (f.expires AT TIME ZONE 'UTC')::date
         END,
+        status = CASE WHEN f.keeps_answer THEN c.status WHEN f.inline THEN f.status END,
+        headers = CASE WHEN f.keeps_answer THEN c.headers WHEN f.inline THEN f.headers END,
+        body = CASE WHEN f.keeps_answer THEN c.body WHEN f.inline THEN f.body END,
         tenant = coalesce(f.tenant, c.tenant),
         operation = coalesce(f.operation, c.operation),
         key = coalesce(f.key, c.key),
@@ -234,11 +259,13 @@ done AS (
         request_fence = CASE WHEN f.key IS NULL THEN c.request_fence ELSE f.next_fence END
     FROM fenced f
     WHERE c.id = f.id
-    RETURNING c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.fresh, f.old_answer_day
+    RETURNING
+        c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.fresh, f.old_answer_day,
+        f.status IS NOT NULL AND NOT f.inline AS kept_apart
 ),
 kept AS (
     INSERT INTO oncekey_answers (day, id, status, headers, body)
-    SELECT answer_day, id, status, headers, body FROM done WHERE status IS NOT NULL
+    SELECT answer_day, id, status, headers, body FROM done WHERE kept_apart
     ON CONFLICT (day, id) DO UPDATE
         SET status = excluded.status, headers = excluded.headers, body = excluded.body
 ),
@@ -268,7 +295,7 @@ asked AS MATERIALIZED (
 locked AS MATERIALIZED (
     SELECT
         a.*,
-        c.generation,
+        coalesce(c.generation, c.fence) AS generation,
         c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS fits
     FROM asked a
     JOIN oncekey_claims c ON c.id = a.id
@@ -296,7 +323,7 @@ WHERE id = ANY ($1::bytea[])
 -- name: steps
 SELECT s.id, s.name, s.digest, s.result
 FROM oncekey_claims c
-JOIN oncekey_steps s ON s.id = c.id AND s.generation = c.generation
+JOIN oncekey_steps s ON s.id = c.id AND s.generation = coalesce(c.generation, c.fence)
 WHERE c.id = ANY ($1::bytea[])
 ORDER BY s.position
 
@@ -320,7 +347,7 @@ locked AS MATERIALIZED (
     FOR UPDATE OF c
 )
 UPDATE oncekey_claims c
-SET replays = c.replays + l.replays, conflicts = c.conflicts + l.conflicts
+SET replays = coalesce(c.replays, 0) + l.replays, conflicts = coalesce(c.conflicts, 0) + l.conflicts
 FROM locked l
 WHERE c.id = l.id
 
@@ -355,7 +382,7 @@ LIMIT $1
 
 -- name: sweep
 -- What somebody holds is left for the next time. What was changed after the snapshot is judged
--- again when it is locked.
+-- again when it is locked. Answers that are in the part of a day go with that day.
 WITH expired AS MATERIALIZED (
     SELECT id, answer_day
     FROM oncekey_claims
@@ -365,9 +392,13 @@ WITH expired AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ),
 claims AS (DELETE FROM oncekey_claims c USING expired e WHERE c.id = e.id),
-answers AS (DELETE FROM oncekey_answers r USING expired e WHERE r.day = e.answer_day AND r.id = e.id),
+answers AS (
+    DELETE FROM oncekey_answers r
+    USING expired e
+    WHERE NOT {partitioned} AND r.day = e.answer_day AND r.id = e.id
+),
 steps AS (DELETE FROM oncekey_steps s USING expired e WHERE s.id = e.id)
-SELECT count(*) FROM expired
+SELECT count(*), {partitioned} FROM expired
 
 -- name: scan
 SELECT {outline}
@@ -393,7 +424,8 @@ chosen AS MATERIALIZED (
 ),
 claims AS (
     UPDATE oncekey_claims c
-    SET key = '', field_digests = NULL, resource_id = NULL, request = NULL
+    SET key = '', field_digests = NULL, resource_id = NULL, request = NULL,
+        headers = CASE WHEN c.status IS NOT NULL THEN $4::bytea END, body = NULL
     FROM chosen
     WHERE c.id = chosen.id
 ),
@@ -405,17 +437,6 @@ answers AS (
 ),
 steps AS (UPDATE oncekey_steps s SET result = NULL FROM chosen WHERE s.id = chosen.id)
 SELECT count(*) FROM chosen
-
--- name: prepare
-SELECT
-    current_setting('server_version_num')::int,
-    pg_is_in_recovery(),
-    current_setting('transaction_read_only')::bool,
-    current_setting('transaction_isolation'),
-    current_setting('fsync')::bool,
-    current_setting('synchronous_commit'),
-    (SELECT max(number) FROM oncekey_schema),
-    (SELECT max(oldest_reader) FROM oncekey_schema)
 
 -- name: one_migrator
 SELECT pg_advisory_xact_lock($1)
@@ -433,3 +454,75 @@ SELECT number FROM oncekey_schema
 
 -- name: note
 INSERT INTO oncekey_schema (number, name, oldest_reader) VALUES ($1, $2, $3)
+
+-- name: layout
+SELECT layout, (SELECT relkind = 'p' FROM pg_class WHERE oid = 'oncekey_answers'::regclass)
+FROM oncekey_schema
+WHERE number = 4
+
+-- name: set_layout
+UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number = 4
+
+-- name: none_older
+-- A write locks the table before it looks the layout up, and until its transaction ends. Had for a
+-- moment, this lock says that whoever looked before the layout was set is done. Others queue behind
+-- it meanwhile, hence the short wait.
+DO $$ BEGIN
+    SET LOCAL lock_timeout = '100ms';
+    LOCK TABLE oncekey_claims IN SHARE MODE;
+END $$
+
+-- name: move_into_claims
+-- Both rows are locked, the claim first, as whoever changes an answer does: what is moved is the
+-- newest version of both.
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+span AS MATERIALIZED (
+    SELECT c.id FROM bound, oncekey_claims c WHERE c.id > $2 ORDER BY c.id LIMIT $3
+),
+chosen AS MATERIALIZED (
+    SELECT c.id, r.day, r.status, r.headers, r.body
+    FROM span s
+    JOIN oncekey_claims c ON c.id = s.id
+    JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
+    FOR UPDATE OF c, r
+),
+claims AS (
+    UPDATE oncekey_claims c
+    SET answer_day = NULL, status = o.status, headers = o.headers, body = o.body,
+        generation = nullif(c.generation, c.fence), {unsay}
+    FROM chosen o
+    WHERE c.id = o.id
+),
+answers AS (DELETE FROM oncekey_answers r USING chosen o WHERE r.day = o.day AND r.id = o.id)
+SELECT (SELECT id FROM span ORDER BY id DESC LIMIT 1), (SELECT count(*) FROM chosen)
+
+-- name: move_out_of_claims
+WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
+span AS MATERIALIZED (
+    SELECT c.id FROM bound, oncekey_claims c WHERE c.id > $2 ORDER BY c.id LIMIT $3
+),
+chosen AS MATERIALIZED (
+    SELECT c.id, (c.expires AT TIME ZONE 'UTC')::date AS day, c.status, c.headers, c.body
+    FROM span s
+    JOIN oncekey_claims c ON c.id = s.id
+    WHERE c.status IS NOT NULL OR c.generation IS NULL OR {unsaid}
+    FOR UPDATE OF c
+),
+answers AS (
+    INSERT INTO oncekey_answers (day, id, status, headers, body)
+    SELECT day, id, status, headers, body FROM chosen WHERE status IS NOT NULL
+    ON CONFLICT (day, id) DO UPDATE
+        SET status = excluded.status, headers = excluded.headers, body = excluded.body
+),
+claims AS (
+    UPDATE oncekey_claims c
+    SET answer_day = CASE WHEN o.status IS NOT NULL THEN o.day ELSE c.answer_day END,
+        status = NULL, headers = NULL, body = NULL,
+        generation = coalesce(c.generation, c.fence), {say}
+    FROM chosen o
+    WHERE c.id = o.id
+)
+SELECT (SELECT id FROM span ORDER BY id DESC LIMIT 1), (SELECT count(*) FROM chosen)
+
+-- name: turn_days
+SELECT oncekey_turn_days()

@@ -1,0 +1,155 @@
+"""Where PostgreSQL keeps answers: three layouts, and moving from one to another while all goes on.
+
+inline       in the row of their claim: least room, least work. What a new database has.
+separate     in a table of their own. What every release can read.
+partitioned  in a table with a part for each day on which answers expire, dropped as a whole.
+
+A move first says the new layout, which every write looks up; then it takes the answers along, in
+batches by id. Whoever reads looks in both places all the time. A move that was cut short is taken
+up by asking for it again. Between the two kinds of table it goes through "inline": then the table
+is empty and can be replaced.
+
+Releases that know nothing of layouts must not run while any answer is inline: they would find
+none. The schema's notebook keeps them from starting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from importlib import resources
+from typing import Any
+
+from oncekey.core.op import Op, run
+from oncekey.core.value import value
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.stores.base import Store
+from oncekey.stores.postgres_sql import STATEMENTS, Question
+from oncekey.stores.sql_batch import RowHeld
+
+INLINE, SEPARATE, PARTITIONED = "inline", "separate", "partitioned"
+LAYOUTS = (INLINE, SEPARATE, PARTITIONED)
+BATCH_ROWS = 500
+WAIT_MS = "3000"
+WAITS_MAX = 100
+FIRST_READER, OLDEST_READER = 4, 1
+"""The schema that a release must know to read answers that are inline, and others."""
+
+
+@value
+class Moved:
+    """How far a move is."""
+
+    to: str
+    share: float
+    """Of the ids: they are digests, so it is the share of the records too."""
+    records: int
+    """Moved by now."""
+
+
+Watch = Callable[[Moved | None], None]
+"""Is told after every batch, and may take a rest; None while older transactions are waited for."""
+
+
+def layout(store: Store) -> str:
+    """The one that answers are written in."""
+    with closing(_connect(store)) as connection:
+        said: str = run(_known(), connection.ask)[0]
+        return said
+
+
+def move(store: Store, to: str, watch: Watch) -> int:
+    """Bring a store into a layout; how many records had to be moved. Safe to repeat, and beside
+    running code that knows of layouts. Raises `StoreUnavailable`, `Misuse`.
+    """
+    if to not in LAYOUTS:
+        raise Misuse(f"there is no layout {to!r}, only {', '.join(LAYOUTS)}")
+    with closing(_connect(store)) as connection:
+        ask = connection.ask
+        moved = 0
+        _, has_parts = run(_known(), ask)
+        wants_parts = to == PARTITIONED
+        if to == INLINE or has_parts != wants_parts:
+            moved += _take_along(ask, INLINE, watch)
+        if has_parts != wants_parts:
+            run(_replace_table(wants_parts), ask)
+        if to != INLINE:
+            moved += _take_along(ask, to, watch)
+        return moved
+
+
+def begin_inline() -> Op[None]:
+    """For a database that is new: nothing is to be moved, and no older release uses it."""
+    return _say(INLINE, FIRST_READER)
+
+
+def _connect(store: Store) -> Any:
+    if store.name != "postgres":
+        raise Misuse(f"records in {store.name} have one layout: only PostgreSQL has others")
+    return store.connect()
+
+
+# ------------------------------------------------------------------------------------ the parts
+
+
+def _known() -> Op[tuple[str, bool]]:
+    rows = yield Question(STATEMENTS["layout"])
+    [(said, has_parts)] = rows
+    return said, has_parts
+
+
+def _say(to: str, oldest_reader: int) -> Op[None]:
+    yield Question(STATEMENTS["set_layout"], (to, oldest_reader))
+
+
+def _take_along(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
+    """Say the layout and move what is in another. Older releases may come back when all is out."""
+    run(_say(to, FIRST_READER), ask)
+    for _ in range(WAITS_MAX):
+        if run(_none_older(), ask):
+            break
+        watch(None)
+    else:
+        raise StoreUnavailable(
+            "a transaction that wrote before the layout was changed is still open: see "
+            "pg_stat_activity for who it is, then ask for the layout again. All goes on meanwhile"
+        )
+    records, after = 0, b""
+    while True:
+        last, count = run(_batch(to, after), ask)
+        records += count
+        if last is None:
+            break
+        after = last
+        watch(Moved(to, int.from_bytes(after[:4].ljust(4, b"\0")) / 2**32, records))
+    if to != INLINE:
+        run(_say(to, OLDEST_READER), ask)
+    return records
+
+
+def _none_older() -> Op[bool]:
+    try:
+        yield Question(STATEMENTS["none_older"], script=True)
+    except RowHeld:
+        return False
+    return True
+
+
+def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int]]:
+    name = "move_into_claims" if to == INLINE else "move_out_of_claims"
+    [(last, count)] = yield Question(STATEMENTS[name], (WAIT_MS, after, BATCH_ROWS), chore=True)
+    return last, count
+
+
+def _replace_table(with_parts: bool) -> Op[None]:
+    """All or nothing: a script is one transaction."""
+    folder = resources.files("oncekey.stores") / "schema/postgres"
+    how = "PARTITION BY RANGE (day)" if with_parts else ""
+    script = (folder / "answers.sql").read_text("utf-8").replace("{parts}", how, 2)
+    if with_parts:
+        script += ";\n" + (folder / "partitioned.sql").read_text("utf-8")
+    else:
+        script += ";\nDROP FUNCTION IF EXISTS oncekey_turn_days()"
+    yield Question(script, chore=True, script=True)
+    if with_parts:
+        yield Question(STATEMENTS["turn_days"], chore=True)
