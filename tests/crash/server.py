@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from oncekey import Policy, current, single_tenant
+from oncekey import Policy, current, open_store, single_tenant
 from oncekey.steps import current_child_key as child_key
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -26,6 +26,8 @@ from tests import observing
 from tests.crash import downstream
 
 POLL_S = 0.01
+SECRETS = "ONCEKEY_TEST_SECRETS"
+"""Where this is set, records are sealed."""
 
 
 async def hold(sign: Path, *, blocking: bool) -> None:
@@ -80,7 +82,9 @@ def build(store: str, ledger: str, policy: Policy) -> Starlette:
             Route("/healthz", health),
         ]
     )
-    app.add_middleware(IdempotencyMiddleware, store=store, tenant=single_tenant, policy=policy)
+    secrets = os.environ.get(SECRETS)
+    opened = open_store(store, secrets=secrets) if secrets else store
+    app.add_middleware(IdempotencyMiddleware, store=opened, tenant=single_tenant, policy=policy)
     return app
 
 

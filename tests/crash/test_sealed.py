@@ -1,0 +1,62 @@
+"""A process died over a sealed record: the recoverer finishes it, by a key of its own, and what lay
+in the store meanwhile told nobody anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oncekey.core.verbs import Scan
+from tests.crash.downstream import Downstream, running
+from tests.crash.server import SECRETS
+from tests.crash.test_recover import LEASE_S, OPERATION, abandon, done, finish
+from tests.places import Place, forget, redis_place, sqlite_place
+from tests.stores.sealed_kit import SECOND, SECRET, ask
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Downstream]:
+    with running(tmp_path_factory.mktemp("downstream")) as double:
+        yield double
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def sealed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
+    made = sqlite_place if request.param == "sqlite" else redis_place
+    place = replace(made(request, tmp_path), secrets=SECRET)
+    monkeypatch.setenv(SECRETS, SECRET)
+    place.migrate()
+    yield place
+    if place.name == "redis":
+        forget(place)
+
+
+def test_p6_a_sealed_orphan_is_finished_by_another_process(
+    sealed: Place, tmp_path: Path, double: Downstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the second step's effect and its record; the recoverer has a newer secret."""
+    key = abandon(sealed, tmp_path / "ledger", double, "before_step=kill@2", LEASE_S)
+    if sealed.name == "sqlite":
+        files = b"".join(path.read_bytes() for path in tmp_path.glob("keys.db*"))
+        assert OPERATION.encode() in files
+        for hidden in (key.encode(), b'"downstream"', b"reserve"):
+            assert hidden not in files
+
+    monkeypatch.setenv(SECRETS, f"{SECOND},{SECRET}")
+    assert finish(sealed, tmp_path / "ledger", key) == ["finished"]
+
+    rotated = replace(sealed, secrets=f"{SECOND},{SECRET}")
+    assert len(set(json.loads(done(rotated, key))["made"])) == 3
+    # The child key did not change with the secret: the second effect happened once.
+    assert double.counts(key) == {"reserve": (1, 1), "charge": (2, 1), "mail": (1, 1)}
+    [[record]] = ask(rotated.open(), Scan(10))
+    assert (record.attempt, record.lapses) == (2, 1)
