@@ -72,3 +72,17 @@ def redis_version(url: str) -> str:
         info = client.info("server")
     name = info.get("server_name", "redis")
     return f"{name} {info.get(f'{name}_version', info['redis_version'])}"
+
+
+def cut_off(replica: Redis, primary: Redis) -> None:
+    """Break the link between the two: the replica comes back and is not let in."""
+    with redis.Redis.from_url(replica.url, socket_timeout=10) as client:
+        client.config_set("masterauth", "wrong")
+    with redis.Redis.from_url(primary.url, socket_timeout=10) as client:
+        client.client_kill_filter(_type="replica")
+
+
+def let_in(replica: Redis) -> None:
+    """Undo `cut_off`."""
+    with redis.Redis.from_url(replica.url, socket_timeout=10) as client:
+        client.config_set("masterauth", replica.password)

@@ -3,7 +3,7 @@
 import functools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -124,18 +124,25 @@ class RedisCluster:
     def move(self, slot: int, target: Node) -> None:
         """Move a slot with all its keys, one by one, as the tools of Redis do."""
         source = self.owner(slot)
-        if source is target:
-            return
-        here, there = source.client, target.client
-        there.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
-        here.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target.id)
-        while keys := here.execute_command("CLUSTER GETKEYSINSLOT", slot, 3):
-            here.execute_command(
-                *("MIGRATE", "127.0.0.1", target.port, "", 0, 10_000),
-                *("AUTH", self.password, "KEYS", *keys),
-            )
-        for node in (there, here):
-            node.execute_command("CLUSTER SETSLOT", slot, "NODE", target.id)
+        if source is not target:
+            self.begin_move(slot, source, target)
+            while keys := source.client.execute_command("CLUSTER GETKEYSINSLOT", slot, 3):
+                self.move_keys(source, target, keys)
+            self.end_move(slot, source, target)
+
+    def begin_move(self, slot: int, source: Node, target: Node) -> None:
+        target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
+        source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target.id)
+
+    def move_keys(self, source: Node, target: Node, keys: Sequence[Any]) -> None:
+        source.client.execute_command(
+            *("MIGRATE", "127.0.0.1", target.port, "", 0, 10_000),
+            *("AUTH", self.password, "KEYS", *keys),
+        )
+
+    def end_move(self, slot: int, source: Node, target: Node) -> None:
+        for node in (target, source):
+            node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", target.id)
 
     def _alive(self) -> list[Node]:
         return [node for node in self.nodes if node.running]

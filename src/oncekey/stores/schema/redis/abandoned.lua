@@ -2,7 +2,7 @@
 -- stand in the list. KEYS[1] is the list. What stands there wrongly is put right.
 
 local now = clock()
-local prefix = string.match(key, '^(.*:)')
+local prefix = string.match(key, '^(.*[:/])')
 local abandoned = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, ARGV[1])) do
   local found = redis.pcall('HMGET', prefix .. id, 'state', 'recovery', 'lease_until')

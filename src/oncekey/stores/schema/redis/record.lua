@@ -39,15 +39,18 @@ end
 
 -- What runs and is not simply run again by a retry is listed by the end of its lease, so that whoever
 -- finishes abandoned work need not walk over all keys. The list is a hint, in one key for all that
--- share a prefix: a record that an older release has changed stands there wrongly, or not at all. So
--- does one whose list could not be written, for a cluster moves the keys of a slot one by one: hence
--- pcall.
+-- share a prefix: a record that an older release has changed stands there wrongly, or not at all.
+--
+-- In a cluster, where prefixes end with "/", a slot moves key by key, and the list may be on the
+-- other node. It must then not be made anew, for two of them could not be united. So there it is made
+-- beforehand, and is written only where it is; the errors that say that it is not are no harm.
 local function list(recovery, lease_until)
-  local prefix, id = string.match(key, '^(.*:)(.*)$')
+  local prefix, id = string.match(key, '^(.*[:/])(.*)$')
+  local open = prefix .. 'open'
   if recovery == 'rerun' then
-    redis.pcall('ZREM', prefix .. 'open', id)
-  else
-    redis.pcall('ZADD', prefix .. 'open', lease_until, id)
+    redis.pcall('ZREM', open, id)
+  elseif string.sub(prefix, -1) == ':' or redis.pcall('EXISTS', open) == 1 then
+    redis.pcall('ZADD', open, lease_until, id)
   end
 end
 
