@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from payments.accounts import LOCAL_KEY
 from payments.app import create_app
@@ -33,7 +33,7 @@ log = logging.getLogger("payments")
 BACKLOG = 2_048
 DRAIN_S_MAX = 30
 WORKER_START_S_MAX = 60
-"""A worker that gives no sign for so long, as it does not while it starts, is replaced."""
+"""How long SIGHUP, which replaces the workers one by one, waits for each."""
 FAILED_TO_START = 3
 """The exit status of a uvicorn worker whose application did not start."""
 
@@ -91,15 +91,24 @@ class Protocol(HttpToolsProtocol):
 
 
 class Workers(Multiprocess):
-    """uvicorn's, but workers are asked for a sign of life only when one has died: one that starts,
-    or dies while it is asked, gives none, and would keep its parent from hearing of anything else.
+    """uvicorn's, but workers are not asked for a sign of life: one that starts, or dies while it is
+    asked, gives none, and would keep its parent from replacing the others and from hearing of its
+    own end. Whoever has died is replaced.
     And when it ends, the parent lets go of the port at once: a new client is refused, and may go
     elsewhere, rather than wait for workers that take nobody any more.
     """
 
     def keep_subprocess_alive(self) -> None:
-        if not all(worker.process.is_alive() for worker in self.processes):
-            super().keep_subprocess_alive()
+        for place, worker in enumerate(self.processes):
+            if self.should_exit.is_set() or worker.process.is_alive():
+                continue
+            worker.kill()  # closes what leads to it
+            if worker.exitcode == FAILED_TO_START:
+                log.error("a worker could not start, and another one could not either: ending")
+                self.should_exit.set()
+                return
+            self.processes[place] = Process(self.config, self.sockets)
+            self.processes[place].start()
 
     def terminate_all(self) -> None:
         for held in self.sockets:

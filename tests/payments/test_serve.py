@@ -186,6 +186,22 @@ def test_a_worker_that_dies_is_replaced_and_all_end_with_their_parent(serve: Ser
     until(lambda: not takes_connections(serving.port), "the workers to end")
 
 
+def test_a_worker_that_is_silent_keeps_no_other_from_being_replaced(serve: Serve) -> None:
+    """As one that starts is, or one that dies while it is asked for a sign of life."""
+    serving = serve("--workers", "2")
+    silent, other = workers_of(serving.process.pid)
+    os.kill(silent, signal.SIGSTOP)
+    try:
+        os.kill(other, signal.SIGKILL)
+        until(
+            lambda: set(workers_of(serving.process.pid)) - {silent, other} != set(),
+            "another worker",
+        )
+    finally:
+        os.kill(silent, signal.SIGCONT)
+    assert serving.end() == 0
+
+
 def workers_of(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
