@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from oncekey.webhooks import Schedule, Sent, signed_headers
-from payments import clock, deliveries, ids
+from payments import clock, deliveries, events, ids
+from payments.answers import encode
 from payments.database import Database
 from payments.deliveries import Claimed
 from payments.senders import Senders
@@ -158,7 +159,7 @@ class Courier:
 
     def _send(self, claimed: Claimed) -> Sent:
         with self._database.read() as connection:
-            body = deliveries.letter(connection, claimed)
+            body = encode(events.shown(connection, claimed.tenant, claimed.event))
         headers = signed_headers(claimed.event, body, claimed.secrets, self._now())
         headers |= {"Content-Type": "application/json; charset=utf-8", "User-Agent": USER_AGENT}
         return self._senders.of(claimed.tenant).send(claimed.url, headers, body)

@@ -44,9 +44,7 @@ def create_customer(
             if source.payment_method is None:
                 sources.add_method(connection, whose, source.card, customer=made.id)
             else:
-                rows.change(
-                    connection, payment_methods, whose, source.payment_method, customer=made.id
-                )
+                sources.attach(connection, whose, source.payment_method, made.id)
         shown = objects.customer(made)
         events.record(connection, whose, "customer.created", shown, request_id(request))
     return answer(request, shown)
@@ -97,8 +95,8 @@ def update_customer(
     return answer(request, shown)
 
 
-@router.delete("/{id}", **answers(shapes.Deleted, writes=True))
-def delete_customer(request: Request, id: str) -> Response:
+@router.delete("/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))
+def delete_customer(request: Request, id: str, asked: Looking) -> Response:
     """The id stays known, for the charges that name it; what is personal goes."""
     database: Database = request.app.state.database
     whose = tenant(request)

@@ -54,11 +54,13 @@ class Database:
     @contextmanager
     def rows(self) -> Iterator[Connection]:
         """Where a handler whose only effects are rows writes them: in oncekey's own transaction,
-        which its answer commits, where there is one.
+        which its answer commits, where there is one. When something is raised no row is left,
+        though an answer that is an error may be kept.
         """
         attempt = oncekey.current_or_none()
         if attempt is not None and attempt.connection is not None:
-            yield attempt.connection
+            with attempt.connection.begin_nested():
+                yield attempt.connection
         else:
             with self.begin() as connection:
                 yield connection

@@ -24,9 +24,7 @@ from sqlalchemy.engine import Connection, Row
 
 from oncekey.webhooks import Answered, Schedule, Sent
 from payments import events, ids, objects
-from payments.answers import encode
 from payments.tables import deliveries, delivery_attempts, webhook_endpoints
-from payments.tables import events as event_rows
 
 LOOK_FACTOR = 4
 """Rows that are looked at for each place that is free: those of a busy endpoint are passed over."""
@@ -148,29 +146,6 @@ def _change(connection: Connection, row: Any, known: int, **values: Any) -> int:
     """Change a delivery, if it is still the one that is known."""
     named = {"whose": row.tenant, "which": row.id, "known": known}
     return connection.execute(deliveries.update().where(*_THIS).values(**values), named).rowcount
-
-
-def letter(connection: Connection, claimed: Claimed) -> bytes:
-    """The body of a delivery."""
-    return encode(shown(connection, claimed.tenant, claimed.event))
-
-
-def shown(connection: Connection, tenant: str, event: str) -> objects.Object:
-    """An event as the API shows it."""
-    pending = (
-        sa.select(sa.func.count())
-        .where(
-            deliveries.c.tenant == tenant,
-            deliveries.c.event == event,
-            deliveries.c.status == "pending",
-        )
-        .scalar_subquery()
-    )
-    query = sa.select(event_rows, pending.label("pending"))
-    row = connection.execute(
-        query.where(event_rows.c.tenant == tenant, event_rows.c.id == event)
-    ).one()
-    return objects.event(row, row.pending)
 
 
 # ------------------------------------------------------------------------------------- settling

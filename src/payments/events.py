@@ -14,10 +14,10 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 import oncekey
-from payments import clock, ids, lists, objects, shapes
+from payments import clock, ids, lists, objects, rows, shapes
 from payments.answers import answer
 from payments.database import Database
-from payments.errors import missing
+from payments.expanding import check
 from payments.openapi import answers, asks
 from payments.parameters import EventList, Nothing
 from payments.reading import Looking, query_as, tenant
@@ -92,13 +92,14 @@ def list_events(
 def retrieve_event(request: Request, id: str, asked: Looking) -> Response:
     database: Database = request.app.state.database
     whose = tenant(request)
+    check("event", asked.expand)
     with database.read() as connection:
-        row = connection.execute(
-            sa.select(events).where(events.c.tenant == whose, events.c.id == id)
-        ).first()
-        if row is None:
-            raise missing("event", id)
-        return answer(request, _shaped(connection, row))
+        return answer(request, shown(connection, whose, id))
+
+
+def shown(connection: Connection, whose: str, id_: str) -> objects.Object:
+    """An event as it is retrieved, and as it is delivered."""
+    return _shaped(connection, rows.get(connection, events, whose, id_))
 
 
 def _shaped(connection: Connection, row: Row[Any]) -> objects.Object:

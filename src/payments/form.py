@@ -15,6 +15,8 @@ DEPTH_MAX = 6
 _NAME = re.compile(r"([^\[\]]+)((?:\[[^\[\]]*\])*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _INDEX = re.compile(r"[0-9]{1,4}")
+_MAPS = frozenset({"metadata"})
+"""Parameters whose names are the client's own, also where they are numbers."""
 
 
 class Malformed(Exception):
@@ -67,7 +69,7 @@ def _with_lists(value: Any) -> Any:
     """Whatever was numbered from 0 on is a list."""
     if not isinstance(value, dict):
         return value
-    made = {name: _with_lists(inner) for name, inner in value.items()}
+    made = {name: inner if name in _MAPS else _with_lists(inner) for name, inner in value.items()}
     if made and all(_INDEX.fullmatch(name) for name in made):
         numbers = sorted(made, key=int)
         if [int(name) for name in numbers] == list(range(len(numbers))):

@@ -13,7 +13,6 @@ from sqlalchemy.engine import Connection, Row
 from payments import rows
 from payments.answers import answer
 from payments.database import Database
-from payments.errors import missing
 from payments.expanding import check, expanded
 from payments.parameters import Created, Page, Parameters
 from payments.reading import tenant as tenant_of
@@ -36,10 +35,10 @@ def page(
     query = sa.select(table).where(table.c.tenant == tenant, *conditions, *_span(table, asked))
     backwards = asked.ending_before is not None
     if asked.starting_after is not None:
-        _check(connection, table, tenant, "starting_after", asked.starting_after)
+        rows.get(connection, table, tenant, asked.starting_after, "starting_after")
         query = query.where(table.c.id < asked.starting_after)
     if asked.ending_before is not None:
-        _check(connection, table, tenant, "ending_before", asked.ending_before)
+        rows.get(connection, table, tenant, asked.ending_before, "ending_before")
         query = query.where(table.c.id > asked.ending_before)
     order = table.c.id.asc() if backwards else table.c.id.desc()
     found = list(connection.execute(query.order_by(order).limit(asked.limit + 1)))
@@ -63,12 +62,6 @@ def one(request: Request, asked: Parameters, table: sa.Table, id_: str, shape: S
     with database.read() as connection:
         found = shape(rows.get(connection, table, whose, id_))
         return answer(request, expanded(connection, whose, found, asked.expand))
-
-
-def _check(connection: Connection, table: sa.Table, tenant: str, param: str, id_: str) -> None:
-    known = sa.select(table.c.id).where(table.c.tenant == tenant, table.c.id == id_)
-    if connection.execute(known).first() is None:
-        raise missing(table.name.removesuffix("s"), id_, param)
 
 
 def _span(table: sa.Table, asked: Page) -> list[sa.ColumnElement[bool]]:

@@ -122,7 +122,8 @@ def update_payment_method(
             given["metadata"] = rows.merged(method.metadata, given["metadata"])
         if given:
             method = rows.change(connection, payment_methods, whose, id, **given) or method
-        shown = expanded(connection, whose, objects.payment_method(method), asked.expand)
+        shown = _told(connection, whose, method, "payment_method.updated", request)
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
 
@@ -135,12 +136,8 @@ def attach_payment_method(
     with database.rows() as connection:
         sources.existing_customer(connection, whose, asked.customer)
         method = _own(connection, whose, id)
-        if method.customer not in (None, asked.customer):
-            raise refused("The payment method you provided is attached to another customer.")
-        changed = rows.change(
-            connection, payment_methods, whose, method.id, customer=asked.customer
-        )
-        shown = _told(connection, whose, changed, "payment_method.attached", request)
+        attached = sources.attach(connection, whose, method.id, asked.customer)
+        shown = _told(connection, whose, attached, "payment_method.attached", request)
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 

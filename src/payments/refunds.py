@@ -16,8 +16,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, ids, lists, objects, orders, rows, settlement, shapes
-from payments.answers import answer
+from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes
+from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
 from payments.expanding import expanded
@@ -197,5 +197,7 @@ def update_refund(
         if "metadata" in asked.given():
             metadata = rows.merged(refund.metadata, asked.metadata)
             refund = rows.change(connection, refunds, whose, id, metadata=metadata) or refund
-        shown = expanded(connection, whose, objects.refund(refund), asked.expand)
+        shown = objects.refund(refund)
+        events.record(connection, whose, "refund.updated", shown, request_id(request))
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)

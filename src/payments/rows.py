@@ -7,11 +7,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments.errors import missing
+from payments.errors import invalid, missing
+from payments.parameters import METADATA_MAX
 
 _KINDS = {
     "charges": "charge",
     "customers": "customer",
+    "deliveries": "webhook delivery",
     "events": "event",
     "payment_intents": "payment_intent",
     "payment_methods": "PaymentMethod",
@@ -71,5 +73,7 @@ def merged(old: dict[str, str] | None, given: dict[str, str | None] | None) -> d
     """Metadata: what is given replaces what is there, an empty value removes it."""
     if given is None:
         return {}
-    both = {**(old or {}), **given}
-    return {name: value for name, value in both.items() if value}
+    both = {name: value for name, value in {**(old or {}), **given}.items() if value}
+    if len(both) > METADATA_MAX:
+        raise invalid(f"An object has at most {METADATA_MAX} metadata keys.", "metadata")
+    return both

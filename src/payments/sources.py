@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from payments import cards, clock, ids, rows
-from payments.errors import invalid, missing
+from payments.errors import invalid, missing, refused
 from payments.parameters import CardNumber, CardToken, MethodData
 from payments.tables import customers, payment_methods, tokens
 
@@ -28,9 +28,19 @@ def by_id(connection: Connection, tenant: str, id_: str, param: str) -> Source:
     if named is not None:
         return Source(named)
     if id_.startswith("tok_"):
-        return Source(rows.get(connection, tokens, tenant, id_, param).card)
+        return Source(_use_token(connection, tenant, id_, param))
     method = rows.get(connection, payment_methods, tenant, id_, param)
     return Source(method.card, id_)
+
+
+def _use_token(connection: Connection, tenant: str, id_: str, param: str) -> cards.Card:
+    """A token that was made here stands for its card once."""
+    token = rows.change(connection, tokens, tenant, id_, tokens.c.used.is_(False), used=True)
+    if token is None:
+        rows.get(connection, tokens, tenant, id_, param)
+        raise refused(f"You cannot use a token more than once: {id_}.", "token_already_used", param)
+    card: cards.Card = token.card
+    return card
 
 
 def of_charge(
@@ -126,6 +136,16 @@ def add_method(
             "metadata": rows.merged(None, metadata),
         },
     ).one()
+
+
+def attach(connection: Connection, tenant: str, method: str, customer: str) -> Row[Any]:
+    """Make a payment method a customer's, unless it is another one's."""
+    of = payment_methods.c.customer
+    free = sa.or_(of.is_(None), of == customer)
+    attached = rows.change(connection, payment_methods, tenant, method, free, customer=customer)
+    if attached is None:
+        raise refused("The payment method you provided is attached to another customer.")
+    return attached
 
 
 def existing_customer(

@@ -17,13 +17,14 @@ from sqlalchemy.engine import Connection, Row
 
 from oncekey.webhooks import new_secret
 from payments import clock, deliveries, ids, lists, objects, openapi, rows, shapes
+from payments import events as event_log
 from payments.answers import answer
 from payments.database import Database
 from payments.errors import invalid, refused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
-from payments.parameters import Id, Metadata, Page, Parameters, Text, Truth, Whole
-from payments.reading import body_as, query_as, tenant
+from payments.parameters import Id, Metadata, Nothing, Page, Parameters, Text, Truth, Whole
+from payments.reading import Looking, body_as, query_as, tenant
 from payments.senders import Senders
 from payments.tables import deliveries as delivery_rows
 from payments.tables import delivery_attempts, events, webhook_endpoints
@@ -150,12 +151,9 @@ def list_webhook_endpoints(
     return answer(request, found)
 
 
-@router.get(_PATH + "/{id}", **answers(WebhookEndpoint))
-def retrieve_webhook_endpoint(request: Request, id: str) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        found = rows.get(connection, webhook_endpoints, tenant(request), id)
-    return answer(request, objects.webhook_endpoint(found))
+@router.get(_PATH + "/{id}", **answers(WebhookEndpoint), **asks(Nothing))
+def retrieve_webhook_endpoint(request: Request, id: str, asked: Looking) -> Response:
+    return lists.one(request, asked, webhook_endpoints, id, objects.webhook_endpoint)
 
 
 @router.post(_PATH + "/{id}", **answers(WebhookEndpoint, writes=True), **takes(EndpointUpdate))
@@ -184,8 +182,8 @@ def _changes(endpoint: Row[Any], asked: EndpointUpdate) -> dict[str, Any]:
     return changes | {"status": "disabled" if disabled else "enabled", "failing_since": None}
 
 
-@router.delete(_PATH + "/{id}", **answers(shapes.Deleted, writes=True))
-def delete_webhook_endpoint(request: Request, id: str) -> Response:
+@router.delete(_PATH + "/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))
+def delete_webhook_endpoint(request: Request, id: str, asked: Looking) -> Response:
     """What waits to be sent there is canceled when its turn comes."""
     database: Database = request.app.state.database
     whose = tenant(request)
@@ -285,6 +283,6 @@ def retry_event(
             if found.status != "enabled":
                 raise refused("This webhook endpoint is disabled.", param="webhook_endpoint")
         deliveries.send_again(connection, whose, event, endpoint, clock.wall())
-        return 200, deliveries.shown(connection, whose, id)
+        return 200, event_log.shown(connection, whose, id)
 
     return Work(request).end(write)

@@ -173,6 +173,9 @@ def test_metadata_is_changed_value_by_value(api: Api) -> None:
     changes = {"metadata[a]": "", "metadata[c]": "3", "description": "new"}
     changed = api.made(f"charges/{made['id']}", changes)
     assert (changed["metadata"], changed["description"]) == ({"b": "2", "c": "3"}, "new")
+    many = {f"metadata[k{number}]": "x" for number in range(49)}
+    assert api.refused(f"charges/{made['id']}", many)["param"] == "metadata"  # 51 with the others
+    assert api.get(f"charges/{made['id']}").json() == changed
     assert api.made(f"charges/{made['id']}", {"metadata": ""})["metadata"] == {}
     assert api.refused(f"charges/{made['id']}", {"amount": 1})["code"] == "parameter_unknown"
 

@@ -1,3 +1,5 @@
+import pytest
+
 from payments import shapes
 from tests.payments.api import Api
 
@@ -8,6 +10,7 @@ def test_a_customer_is_made_changed_and_deleted(api: Api) -> None:
     changed = api.made(f"customers/{made['id']}", {"name": "", "metadata[b]": "2"})
     assert (changed["name"], changed["email"]) == (None, "ada@example.com")
     assert changed["metadata"] == {"a": "1", "b": "2"}
+    assert api.client.delete(f"/v1/customers/{made['id']}?surprise=1").status_code == 400
     gone = api.client.delete(f"/v1/customers/{made['id']}").json()
     assert gone == {"id": made["id"], "object": "customer", "deleted": True}
     assert api.get(f"customers/{made['id']}").json() == gone
@@ -25,6 +28,20 @@ def test_a_customer_pays_with_the_card_that_is_attached(api: Api) -> None:
     error = api.refused("charges", {"amount": 500, "currency": "usd", "customer": bare["id"]})
     assert error["param"] == "customer"
     assert api.get("charges", customer=customer["id"]).json()["data"] == [charge]
+
+
+@pytest.mark.slow
+def test_a_method_of_one_customer_is_not_taken_by_making_another(fresh: Api) -> None:
+    """The refusal is kept, the rows that were written before it are not."""
+    first = fresh.made("customers", {"payment_method": "pm_card_visa"})["id"]
+    [method] = fresh.get("payment_methods", customer=first).json()["data"]
+    refused, again = (
+        fresh.post("customers", {"payment_method": method["id"]}, "steal") for _ in range(2)
+    )
+    assert (refused.status_code, again.content) == (400, refused.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert fresh.get("payment_methods", customer=first).json()["data"] == [method]
+    assert fresh.count("customers") == 1
 
 
 def test_customers_are_listed_by_email(api: Api) -> None:

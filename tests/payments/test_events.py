@@ -1,3 +1,5 @@
+import pytest
+
 from payments import events, shapes
 from tests.payments.api import Api
 
@@ -14,6 +16,13 @@ def test_an_event_names_the_request_that_caused_it(api: Api) -> None:
     assert event["pending_webhooks"] == 0
     assert api.get(f"events/{event['id']}").json() == event
     assert api.get("events/evt_nobody").status_code == 404
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id_", ["%00", "%ff", "evt_%C3%A9", "a" * 300])
+def test_what_no_database_takes_is_no_id(fresh: Api, id_: str) -> None:
+    for path in ("charges", "customers", "events", "payment_methods", "webhook_endpoints"):
+        assert fresh.client.get(f"/v1/{path}/{id_}").status_code == 404, path
 
 
 def test_a_replay_causes_no_event(api: Api) -> None:

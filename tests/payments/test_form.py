@@ -14,7 +14,8 @@ from payments.form import PAIRS_MAX, Malformed, parse
         (b"types[0]=card&types[1]=link", {"types": ["card", "link"]}),
         (b"items[0][price]=p&items[0][tax][0]=t", {"items": [{"price": "p", "tax": ["t"]}]}),
         (b"description=", {"description": ""}),
-        (b"metadata[1]=one", {"metadata": {"1": "one"}}),
+        (b"metadata[0]=zero&metadata[1]=one", {"metadata": {"0": "zero", "1": "one"}}),
+        (b"a[0][metadata][0]=x", {"a": [{"metadata": {"0": "x"}}]}),
         (b"metadata[7]=x&metadata[a]=y", {"metadata": {"7": "x", "a": "y"}}),
     ],
 )

@@ -10,9 +10,22 @@ def test_a_token_stands_for_a_card(api: Api) -> None:
     assert token["card"]["last4"] == "4242"
     assert "4242424242424242" not in str(token)
     assert api.get(f"tokens/{token['id']}").json() == token
-    assert api.charged(500, source=token["id"])["paid"]
     method = api.made("payment_methods", {"type": "card", "card[token]": token["id"]})
     assert method["card"]["exp_year"] == 2030
+
+
+def test_a_token_is_used_once_however_often_its_charge_is_retried(api: Api) -> None:
+    token = api.made("tokens", CARD)["id"]
+    said = {"amount": 500, "currency": "eur", "source": token}
+    api.network.down = 1
+    assert api.post("charges", said, token).status_code == 503
+    assert api.post("charges", said, token).json()["paid"] is True
+    assert api.get(f"tokens/{token}").json()["used"] is True
+    spent = api.refused("charges", said)
+    assert (spent["code"], spent["param"]) == ("token_already_used", "source")
+    unspent = api.made("tokens", CARD)["id"]
+    assert api.refused("charges", said | {"source": unspent, "customer": "cus_nobody"})
+    assert api.get(f"tokens/{unspent}").json()["used"] is False
 
 
 def test_a_method_is_attached_listed_and_detached(api: Api) -> None:
@@ -49,6 +62,7 @@ def test_a_method_is_changed(api: Api) -> None:
     changed = api.made(f"payment_methods/{method['id']}", changes)
     assert changed["billing_details"]["name"] == "Ada"
     assert changed["metadata"] == {"a": "1"}
+    assert api.events("payment_method.updated")[0]["data"]["object"] == changed
 
 
 def test_numbers_are_kept_but_never_told(api: Api) -> None:

@@ -86,7 +86,6 @@ def test_an_intent_that_holds_money_is_cancelled_not_refunded(api: Api) -> None:
 
 def test_metadata_of_a_refund_is_changed(api: Api) -> None:
     refund = api.made("refunds", {"charge": api.charged()["id"], "metadata[a]": "1"})
-    assert api.made(f"refunds/{refund['id']}", {"metadata[b]": "2"})["metadata"] == {
-        "a": "1",
-        "b": "2",
-    }
+    changed = api.made(f"refunds/{refund['id']}", {"metadata[b]": "2"})
+    assert changed["metadata"] == {"a": "1", "b": "2"}
+    assert api.events("refund.updated")[0]["data"]["object"] == changed
