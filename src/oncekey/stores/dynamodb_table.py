@@ -78,8 +78,8 @@ class Table:
         return found
 
     def glance(self) -> Op[None]:
-        """Any answer: it bears a date."""
-        yield from self._note()
+        """Any answer, also a refusal: it bears a date."""
+        yield from self._ask("get_item", Key=_NOTE)
 
     def examine(self, emulated: bool) -> Op[Examination]:
         """Everything: also what is no reason to refuse the table."""

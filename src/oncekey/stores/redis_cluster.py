@@ -258,6 +258,13 @@ class ClusterStore(RedisStore):
             looked, (yield from self._noted_schema()), self._wait_replicas, self._address
         )
 
+    def _noted_schema(self) -> Op[tuple[int, int] | None]:
+        owner = self._owner(("HMGET", f"{self._prefix}:schema"))
+        return self._on(owner, super()._noted_schema())
+
+    def now(self) -> Op[float | None]:
+        return self._on(self.nodes()[0], super().now())
+
     def _on(self, node: Address, op: Op[T]) -> Op[T]:
         return relay(op, lambda commands: (node, commands))
 

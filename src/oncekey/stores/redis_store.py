@@ -310,13 +310,20 @@ class RedisStore:
         )
 
     def _noted_schema(self) -> Op[tuple[int, int] | None]:
-        ask = ("HMGET", f"{self._prefix}:schema", "version", "oldest_reader")
-        ((version, oldest_reader),) = yield from self.ask_all([ask])
+        key = f"{self._prefix}:schema"
+        version, oldest_reader = yield from self._told("HMGET", key, "version", "oldest_reader")
         return None if version is None else (int(version), int(oldest_reader))
 
     def now(self) -> Op[float | None]:
-        ((seconds, micros),) = yield from self.ask_all([("TIME",)], node=self.nodes()[0])
+        seconds, micros = yield from self._told("TIME")
         return int(seconds) + int(micros) / 1_000_000
+
+    def _told(self, *command: Any) -> Op[Any]:
+        """The reply of whichever server is asked, fit or not."""
+        (reply,) = yield [command]
+        if isinstance(reply, RedisError):
+            raise self._judged(reply)
+        return reply
 
     def sample(self, limit: int) -> Op[Sample]:
         return self._walker.sample(limit)
