@@ -23,9 +23,8 @@ KEYS_FRESH_S = 2.0
 KEYS_REMEMBERED_MAX = 10_000
 KEY_CHARS_MAX = 255
 
-_FORWARDED = frozenset(
-    {b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"}
-)
+_FORWARDED = (b"forwarded", b"x-forwarded", b"x-real-ip", b"x-client-ip", b"via", b"cf-connecting")
+"""How the headers begin by which a proxy says that it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def is_local(scope: Mapping[str, Any]) -> bool:
         and _is_loopback(client[0])
         and len(hosts) == 1
         and _is_loopback(_host_name(hosts[0].decode("latin-1")))
-        and not any(name in _FORWARDED for name, _ in scope["headers"])
+        and not any(name.startswith(_FORWARDED) for name, _ in scope["headers"])
     )
 
 

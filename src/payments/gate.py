@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 import oncekey
-from payments import ids
+from payments import clock, ids
 from payments.accounts import Account, Accounts
 from payments.auth import Keys, Stranger, read_key
 from payments.database import Database
@@ -172,17 +172,20 @@ class Admission:
         full = await self._limits.admit(tenant, method, path)
         may_replay = method not in READS and _brings_key(scope)
         if full is not None:
-            if not may_replay or not await self._is_completed(scope):
-                await _refuse_full(send, full)
-            elif (spent := await self._limits.admit_replay(tenant)) is not None:
+            # Drawn before the look, which costs a query: that too must have a limit.
+            spent = await self._limits.admit_replay(tenant) if may_replay else full
+            if spent is None and not await self._is_completed(scope):
+                spent = full
+            if spent is not None:
                 await _refuse_full(send, spent)
             else:
                 await self._app(scope, receive, send)
         elif may_replay:
-            answered = _Watching(send)
+            answered, began = _Watching(send), clock.monotonic()
             await self._app(scope, receive, answered)
             if answered.replayed:
-                await self._limits.was_replay(tenant, method, path)
+                took_s = clock.monotonic() - began
+                await self._limits.was_replay(tenant, method, path, took_s)
         else:
             await self._app(scope, receive, send)
 

@@ -201,14 +201,19 @@ class Limits:
         """Draw for a request that can only be replayed."""
         return await self._counters.draw(self._replays(tenant))
 
-    async def was_replay(self, tenant: str, method: str, path: str) -> None:
-        """A request that was admitted ran nothing: let it draw on the replays instead, as long as
-        there are any left.
+    async def was_replay(self, tenant: str, method: str, path: str, took_s: float) -> None:
+        """A request that was admitted `took_s` ago ran nothing: let it draw on the replays instead,
+        as long as there are any left.
+
+        What it drew in a window that is long over is not given back: who holds back many requests
+        and lets them go at once would have them all in the present window.
         """
+        if await self._counters.draw(self._replays(tenant)) is not None:
+            return
         endpoint, account, _ = self._buckets(tenant, method, path)
-        if await self._counters.draw(self._replays(tenant)) is None:
-            await self._counters.draw(endpoint, cost=-1)
-            await self._counters.draw(account, cost=-1)
+        for bucket in (endpoint, account):
+            if bucket.rate is not None and took_s < bucket.rate.get_expiry():
+                await self._counters.draw(bucket, cost=-1)
 
     async def look_at_stranger(self, address: str) -> Full | None:
         """Whether an address has used up what it may ask without a valid key; takes nothing."""

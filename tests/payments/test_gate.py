@@ -181,6 +181,8 @@ async def test_the_local_key_works_on_this_machine(make: Make) -> None:
         {"headers": [(b"x-forwarded-for", b"192.0.2.7")]},
         {"headers": [(b"forwarded", b"for=192.0.2.7")]},
         {"headers": [(b"x-forwarded-for", b"127.0.0.1")]},
+        {"headers": [(b"x-forwarded-proto", b"https")]},
+        {"headers": [(b"cf-connecting-ip", b"192.0.2.7")]},
         {"headers": [(b"host", b"localhost")], "host": "evil.example"},
         {"client": ("192.0.2.7", 5), "headers": [(b"x-real-ip", b"127.0.0.1")]},
     ],
@@ -397,3 +399,22 @@ async def test_a_look_that_fails_lets_nobody_pass(
 
     monkeypatch.setattr(gated.middleware.gatherer, "ask", down)
     assert_limited(await gated.ask("k2"), "endpoint-rate")
+
+
+async def test_looks_for_a_replay_are_limited_like_replays(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a query: who is over the limit cannot have as many as they like."""
+    gated = make(rates=rates(writes="1/hour", replays="2/hour"))
+    await gated.ask("k1")
+    looks: list[object] = []
+    asked = gated.middleware.gatherer.ask
+
+    async def counted(verb: Any) -> Any:
+        looks.append(verb)
+        return await asked(verb)
+
+    monkeypatch.setattr(gated.middleware.gatherer, "ask", counted)
+    for number in range(5):
+        assert (await gated.ask(f"new-{number}")).status == 429
+    assert len(looks) == 2

@@ -13,7 +13,7 @@ from tests.payments.api import Api, serving
 pytestmark = pytest.mark.slow
 
 CARD = {"card[number]": "4242424242424242", "card[exp_month]": "4", "card[exp_year]": "2030"}
-WHOLE = {
+WHOLE: dict[str, dict[str, Any]] = {
     "charges": {"amount": 900, "currency": "eur", "source": "tok_visa"},
     "payment_intents": {"amount": 900, "currency": "eur"},
     "refunds": {},

@@ -111,6 +111,18 @@ async def test_a_window_that_ends_gives_all_of_it_back(monkeypatch: pytest.Monke
         assert await admitted(limits, 3) == 2
 
 
+async def test_replays_of_an_earlier_window_give_nothing_back_to_this_one() -> None:
+    """Requests that are held back, and let go together, would add up to a window of their own."""
+    async with counting(rates(writes="2/hour")) as limits:
+        assert await admitted(limits, 3) == 2
+        for took_s in (3600.0, 9000.0):
+            await limits.was_replay("acct_1/test", "POST", "/v1/charges", took_s)
+        assert await admitted(limits, 1) == 0
+        for _ in range(3):
+            await limits.was_replay("acct_1/test", "POST", "/v1/charges", 3599.0)
+        assert await admitted(limits, 3) == 1
+
+
 # --------------------------------------------------------------------------------------- Redis
 
 
@@ -127,8 +139,8 @@ async def test_processes_that_share_a_redis_share_the_limits(empty_redis: str) -
     async with counting(changed, empty_redis) as one, counting(changed, empty_redis) as other:
         assert await admitted(one, 2) == 2
         assert await admitted(other, 2) == 1
-        await other.was_replay("acct_1/test", "POST", "/v1/charges")
-        await other.was_replay("acct_1/test", "POST", "/v1/charges")
+        await other.was_replay("acct_1/test", "POST", "/v1/charges", 0.1)
+        await other.was_replay("acct_1/test", "POST", "/v1/charges", 0.1)
         full = [await one.admit("acct_1/test", "POST", "/v1/charges") for _ in range(3)]
     assert full[0] is None
     assert isinstance(full[-1], Full)

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -33,6 +35,7 @@ CRASH_STATUS = 70
 BODY_BYTES_MAX = 65_536
 PAGE_MAX = 1000
 KEEP_ALIVE_S = 60
+HOSTS = ["127.0.0.1", "localhost"]
 
 _RESET = struct.pack("ii", 1, 0)  # linger on, for no time: closing sends a reset
 
@@ -63,7 +66,9 @@ class CardNetwork:
                 Route("/faults", self._faults, methods=["GET"]),
                 Route("/faults", self._arm, methods=["POST"]),
                 Route("/faults", self._disarm, methods=["DELETE"]),
-            ]
+            ],
+            # A page elsewhere may have its own name point at this machine.
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
         )
 
     def close(self) -> None:
@@ -171,6 +176,8 @@ def _nothing() -> None:
 
 
 async def _body(request: Request) -> Fields:
+    if "origin" in request.headers:
+        raise Refused(403, "origin", "A page in a browser may not ask for this.")
     text = b""
     async for part in request.stream():
         text += part

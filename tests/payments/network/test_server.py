@@ -241,6 +241,17 @@ def test_a_crash_keeps_what_was_committed_and_nothing_else(
         assert sorted(network.rows()) == [("ch_first", 500), ("ch_new", 500)]
 
 
+def test_no_page_in_a_browser_arms_a_fault_or_reads_the_book(
+    network: CardNetwork, client: Network
+) -> None:
+    said, origin = {"fault": "slow", "times": 1}, {"origin": "http://evil.example"}
+    with httpx2.Client(base_url=network.url, trust_env=False) as page:
+        assert page.post("/faults", json=said, headers=origin).status_code == 403
+        rebound = page.get("/transactions", headers={"host": "evil.example"})
+        assert rebound.status_code == 400
+    assert [each["times"] for each in client.faults() if each["fault"] == "slow"] == [0]
+
+
 def test_sigterm_is_an_orderly_end(tmp_path: Path) -> None:
     with CardNetwork(tmp_path) as network:
         assert network.child.stop(30) == 0
