@@ -98,7 +98,7 @@ def key_at(world: World, make: Callable[[float, bytes], str]) -> str:
 
 
 @pytest.mark.parametrize("make", [uuid7, ulid, uuid4])
-def test_what_may_have_run_before_the_loss_does_not_run_again(
+def test_e45_what_may_have_run_before_the_loss_does_not_run_again(
     world: World, make: Callable[[float, bytes], str]
 ) -> None:
     key = key_at(world, make)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -488,3 +489,11 @@ def test_secrets_that_cannot_be_meant_are_refused(secrets: Any, said: str) -> No
         open_store("memory://", secrets=secrets)
     assert SECRET not in str(refused.value)
     assert "too short" not in str(refused.value).replace(said, "")
+
+
+def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sealed", "book", "seal", "envelope"):
+        monkeypatch.delitem(sys.modules, f"oncekey.stores.{name}")
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    with pytest.raises(Misuse, match=r"pip install 'oncekey\[sealed\]'"):
+        open_store("memory://", secrets=SECRET)

@@ -215,7 +215,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.mark.timeout(180)
-def test_p12_a_leaked_table_tells_nothing(engine: Engine) -> None:
+def test_p12_e64_a_leaked_table_tells_nothing(engine: Engine) -> None:
     """Neither keys, nor accounts, nor answers, nor steps, nor requests, nor what identifies any of
     them to somebody who guesses: plain hashes.
     """

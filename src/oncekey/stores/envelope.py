@@ -58,6 +58,7 @@ def read_head(envelope: bytes) -> Head:
 
 def open_envelope(key: bytes, envelope: bytes, place: bytes) -> bytes:
     """The content; raises `CorruptRecord` for what is not as it was sealed."""
+    read_head(envelope)
     nonce_end = _HEAD_BYTES + NONCE_BYTES
     said, nonce = envelope[:_HEAD_BYTES], envelope[_HEAD_BYTES:nonce_end]
     try:

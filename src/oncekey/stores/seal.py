@@ -69,16 +69,16 @@ class Seal:
         """The id in the store below. One that has been through here stays as it is, so that ids
         which a scan shows can be used like any other.
         """
-        if self.is_sealed(given):
+        if given[_HEAD_BYTES:] == self._check(given[:_HEAD_BYTES]):
             return given
         head = self._hash(b"id", given)[:_HEAD_BYTES]
         return head + self._check(head)
 
     def is_sealed(self, given: bytes) -> bool:
-        """Told by its last bytes. A real id that has them by chance, one in four thousand million,
-        is merely not hidden.
+        """Whether it is a hashed id. A real one that looks like it by chance, one in four thousand
+        million, is merely not hidden.
         """
-        return given[_HEAD_BYTES:] == self._check(given[:_HEAD_BYTES])
+        return self.id(given) == given
 
     def _check(self, head: bytes) -> bytes:
         return self._hash(b"check", head)[:_CHECK_BYTES]
@@ -119,10 +119,9 @@ class Seal:
                 f"a record is sealed by the secret {head.secret_id.hex()}, which this process was "
                 "not given: add it to its secrets, behind the first"
             )
-        sealed_id, owner = self.id(given), given
-        if head.opened_by != _CONTENT:
-            owner = sealed_id
-        elif self.is_sealed(given):
+        sealed_id = self.id(given)
+        owner = given if head.opened_by == _CONTENT else sealed_id
+        if head.opened_by == _CONTENT and given == sealed_id:
             return None
         key = self._key(secret, head.opened_by, owner)
         return open_envelope(key, envelope, frame((what, sealed_id, *bound)))
