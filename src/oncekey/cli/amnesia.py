@@ -1,4 +1,4 @@
-"""After a store lost records that it had acknowledged: `amnesia` raises the guard, and lowers it."""
+"""`amnesia`: after a store lost records that it had acknowledged, raises the guard, and lowers it."""
 
 from __future__ import annotations
 
