@@ -16,6 +16,8 @@
 -- Where an answer is kept, the layout says, and who writes looks it up: {inline}. Who reads looks in
 -- both places, of which never more than one holds it. Inline, a claim leaves null what is as it was
 -- at the start; {record} reads it so.
+--
+-- Expiry is kept in tenths of a second, rounded down: equal entries share their room in the index.
 
 -- name: insert
 -- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
@@ -61,7 +63,7 @@ inserted AS (
         CASE WHEN zero = 0 OR schema_version <> 0 THEN schema_version END,
         field_digests, 'running', fence, fence + zero, 1 + zero, zero, zero,
         zero::bool, zero, zero, now, now + make_interval(secs => lease_s),
-        now + make_interval(secs => lease_s + retention_s),
+        (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
         request, CASE WHEN request IS NOT NULL THEN fence END
     FROM fresh
     ON CONFLICT (id) DO NOTHING
@@ -92,7 +94,7 @@ locked AS MATERIALIZED (
 timed AS MATERIALIZED (
     SELECT
         *,
-        clock_timestamp() + make_interval(secs => retention_s) AS expires,
+        (clock_timestamp() + make_interval(secs => retention_s - 0.05))::timestamptz(1) AS expires,
         {inline} AS inline
     FROM locked
 ),
@@ -151,7 +153,7 @@ judged AS MATERIALIZED (
 done AS (
     UPDATE oncekey_claims c
     SET lease_until = now + make_interval(secs => j.lease_s),
-        expires = now + make_interval(secs => j.lease_s + j.retention_s),
+        expires = (now + make_interval(secs => j.lease_s + j.retention_s - 0.05))::timestamptz(1),
         beat = coalesce(c.beat, 0) + 1
     FROM judged j
     WHERE c.id = j.id AND j.fits
@@ -199,7 +201,8 @@ judged AS MATERIALIZED (
     SELECT
         *,
         NOT fresh AND next_state <> 'completed' AS keeps_answer,
-        now + make_interval(secs => coalesce(lease_s, 0) + retention_s) AS expires,
+        (now + make_interval(secs => coalesce(lease_s, 0) + retention_s - 0.05))::timestamptz(1)
+            AS expires,
         owned AND coalesce(
             CASE condition
                 WHEN 'any' THEN true
@@ -260,7 +263,7 @@ done AS (
     FROM fenced f
     WHERE c.id = f.id
     RETURNING
-        c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.fresh, f.old_answer_day,
+        c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.old_answer_day,
         f.status IS NOT NULL AND NOT f.inline AS kept_apart
 ),
 kept AS (
@@ -272,7 +275,7 @@ kept AS (
 forgotten AS (
     DELETE FROM oncekey_answers r
     USING done d
-    WHERE d.fresh AND r.day = d.old_answer_day AND r.id = d.id
+    WHERE r.day = d.old_answer_day AND r.id = d.id AND d.answer_day IS DISTINCT FROM r.day
 ),
 -- An operator found out that what was only begun had not happened.
 cleared AS (
