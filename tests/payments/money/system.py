@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[3]
 LEASE_S = 3.0
 PATIENCE_S = 4.0
 END_S_MAX = 60.0
+RAGE_S_MORE = 120.0
 
 
 class System:
@@ -52,13 +53,11 @@ class System:
                 "threads_max": 8,
             }
         )
-        self.workers_wanted = workers
         self.api = self._serve()
-        until(self._answers, "the API to answer")
+        until(self.answers, "the API to answer")
         self._receiver_port = free_port()
         self._secret = self._register()
         self.receiver = self._receive()
-        self.deaths: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------ its parts
 
@@ -76,7 +75,8 @@ class System:
         words += ["--port", str(self._receiver_port), "--data", str(self.folder)]
         return self._child("receiver", words, WEBHOOK_SECRET=self._secret)
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether some worker serves."""
         assert self.api.ended is None, self.log("api")
         try:
             return httpx2.get(f"{self.url}/healthz", trust_env=False).status_code == 200
@@ -149,9 +149,11 @@ class Killer:
         self.done: Counter[str] = Counter()
 
     def rage(self, seconds: float) -> None:
+        """For so long, and on a slow machine until at least one worker was killed at its work."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, self._random.uniform(0.3, 1.2)))
+        while time.monotonic() < deadline or not self.done["worker"]:
+            assert time.monotonic() < deadline + RAGE_S_MORE, self._system.log("api")
+            time.sleep(self._random.uniform(0.3, 1.2))
             [act] = self._random.choices([act for act, _ in ACTS], [share for _, share in ACTS])
             if act(self):
                 self.done[act.__name__.strip("_")] += 1
@@ -159,10 +161,9 @@ class Killer:
 
     def _worker(self) -> bool:
         """One worker, in the middle of whatever it does; its parent replaces it."""
-        workers = sorted(self._system.workers())
-        if len(workers) < max(2, self._system.workers_wanted // 2):
-            return False  # most of them are only starting
-        _kill(self._random.choice(workers))
+        if not self._system.answers():
+            return False  # there is nothing to be in the middle of
+        _kill(self._random.choice(sorted(self._system.workers())))
         return True
 
     def _network(self) -> bool:
@@ -175,6 +176,8 @@ class Killer:
 
     def _blackout(self) -> bool:
         """All of the API at once."""
+        if not self._system.answers():
+            return False
         workers = self._system.workers()
         self._system.api.kill()
         for pid in workers:
@@ -195,7 +198,7 @@ ACTS: list[tuple[Act, float]] = [
     (Killer._worker, 6),
     (Killer._network, 2),
     (Killer._receiver, 1),
-    (Killer._blackout, 0.5),
+    (Killer._blackout, 0.3),
     (Killer._fault, 3),
 ]
 

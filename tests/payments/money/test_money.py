@@ -89,7 +89,6 @@ def run(plan: Plan, folder: Path, database_url: str, redis_url: str) -> None:
         print(f"\n{plan}: killed {dict(killer.done)}: {counted(database, book, told)}")  # noqa: T201
         check_money(database, book, told)
         check_events(database, system.booked())
-    assert killer.done["worker"] > 0, "nobody was killed"
 
 
 def shop(system: System, killer: Killer, plan: Plan) -> Told:
