@@ -27,6 +27,8 @@ class Call:
     """What an edge recognises the request by when it comes again, and when it came."""
     first_sent: float | None = None
     """When its client sent it for the first time, where the client says so; seconds since 1970."""
+    retention_s: float | None = None
+    """The retention that its client asks for, within the policy's limits; None: the policy's."""
 
 
 @value

@@ -9,6 +9,7 @@ say when the store does not answer.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -22,12 +23,15 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core import lifecycle, refusals
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import record_id
+from oncekey.core.key_age import check_key_age
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
+from oncekey.core.problem import Problem
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import (
     Done,
+    Find,
     Insert,
     Inserted,
     Peek,
@@ -46,7 +50,7 @@ from oncekey.decision import (
     Unstored,
 )
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.holding import Holding, compare
+from oncekey.holding import Holding, compare, unknown_retention_s
 from oncekey.notices import LOOK, Notices
 from oncekey.probes import probe
 from oncekey.waiters import Waiters
@@ -109,14 +113,14 @@ class Guard(Holding):
 
         Whoever may be interrupted makes the claim first, so as to know what to `forget`.
         """
-        claim = claim or self.claim(call, policy)
+        claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
             if self._notices is not None and self._notices.due(looked_at):
                 yield from self._heed(self._notices, claim)
-            claimed = yield from self._insert(claim, policy, heard_of=False)
-            if isinstance(claimed, Execute):
+            claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
+            if isinstance(claimed, Execute | Refuse):
                 decision = claimed
             else:
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
@@ -148,7 +152,7 @@ class Guard(Holding):
             fingerprint=call.fingerprint.digest,
             fingerprint_version=call.fingerprint.version,
             lease_s=policy.lease_s,
-            retention_s=policy.retention_s,
+            retention_s=_lasting(policy, call).retention_s + policy.tombstone_s,
             recovery=policy.recovery,
             schema_version=policy.schema_version,
             field_digests=call.field_digests,
@@ -165,11 +169,13 @@ class Guard(Holding):
         for _ in range(ROUNDS_MAX):
             if found is None:
                 looked_at = self._clock.monotonic()
-                changed = yield from self._insert(claim, policy, heard_of=True)
-                if isinstance(changed, Execute):
+                changed = yield from self._claim_or_find(claim, call, policy, heard_of=True)
+                if isinstance(changed, Execute | Refuse):
                     return changed
                 found = changed
             action = lifecycle.decide(found, compare(found, call), policy)
+            if action is Action.START_OVER and (barred := self._barred(call, policy)) is not None:
+                return Refuse(barred)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN | Action.ASK:
                     changed = yield from self._take(found, claim, policy, looked_at)
@@ -191,6 +197,18 @@ class Guard(Holding):
         return Refuse(refusals.contended())
 
     # Each of these decides, or says what stands there instead: None if that must be looked up.
+
+    def _claim_or_find(
+        self, claim: Claim, call: Call, policy: Policy, *, heard_of: bool
+    ) -> Op[Execute | Refuse | Record]:
+        """Insert; or, what may not run as new, only look. Its earlier self may have left a record:
+        then it is answered from that.
+        """
+        barred = self._barred(call, policy)
+        if barred is None:
+            return (yield from self._insert(claim, policy, heard_of=heard_of))
+        found: Record | None = yield from self._ask(Find(claim.id), claim, heard_of=heard_of)
+        return Refuse(barred) if found is None or found.expired else found
 
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
         insert, asked_at = Insert(claim), self._clock.monotonic()
@@ -241,7 +259,7 @@ class Guard(Holding):
         )
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
-        doubted = yield from self.doubt(found, policy.unknown_retention_s, claim.token)
+        doubted = yield from self.doubt(found, unknown_retention_s(policy), claim.token)
         return doubted.record if isinstance(doubted, Refused) else Refuse(refusals.unknown())
 
     def _shorten(self, found: Record, claim: Claim) -> Op[Refuse | Record | None]:
@@ -289,7 +307,7 @@ class Guard(Holding):
         """
         if not orphan.lapsed or orphan.expired:
             return None
-        claim = claim or self.claim(call, policy)
+        claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
         if self._notices is not None and self._notices.due(self._clock.monotonic()):
             yield from self._heed(self._notices, claim)
         action = lifecycle.decide(orphan, compare(orphan, call), policy)
@@ -346,6 +364,12 @@ class Guard(Holding):
         """Whether it may have run before the store lost its memory: then it must not run now."""
         return self._notices is not None and self._notices.forgotten(call)
 
+    def _barred(self, call: Call, policy: Policy) -> Problem | None:
+        """Why a key of which nothing is known does not run; None if it may."""
+        if policy.key_age_s_max is None:
+            return None
+        return check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
+
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":
             self._emit(events.Unprotected, claim, ran=True)
@@ -376,3 +400,10 @@ class Guard(Holding):
             return still_running
         finally:
             self._waiters.leave(found.id)
+
+
+def _lasting(policy: Policy, call: Call) -> Policy:
+    """The policy, with the retention that the call's client asks for."""
+    if call.retention_s is None:
+        return policy
+    return dataclasses.replace(policy, retention_s=call.retention_s)

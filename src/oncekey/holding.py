@@ -23,6 +23,7 @@ from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Learned, Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
@@ -181,7 +182,7 @@ class Holding(Asking):
         attempt.finished = True
         run_s = self._clock.monotonic() - attempt.claimed_at
         self._tell_completed(attempt, found.answer, run_s)
-        return Stored(found.expires_in_s, attempt.recorded)
+        return Stored(answer_left_s(found), attempt.recorded)
 
     def give_up(self, attempt: Attempt, call: Call) -> Op[Replay | Refuse]:
         """Declare the outcome of one's own attempt unknown."""
@@ -190,7 +191,7 @@ class Holding(Asking):
             attempt.held,
             new_token=self._token(),
             lapses=attempt.lapses,
-            retention_s=attempt.policy.unknown_retention_s,
+            retention_s=unknown_retention_s(attempt.policy),
         )
         with contextlib.suppress(StoreUnavailable, StoreUnfit):  # it lapses, and is doubted then
             outcome = yield from self._persist(swap, attempt)
@@ -214,17 +215,21 @@ class Holding(Asking):
         probe("after_complete")
         if isinstance(outcome, Done):
             self._tell_completed(attempt, answer, run_s)
-            return Stored(swap.retention_s)
+            return Stored(swap.retention_s - attempt.policy.tombstone_s)
         return self._superseded(attempt, outcome.record, call)
 
     def completion(self, attempt: Attempt, answer: Answer) -> Swap:
         """The verb that records an attempt's answer."""
-        retention_s = attempt.policy.retention_s
+        policy = attempt.policy
+        retention_s = policy.retention_s
         if self._retention_from == "first use":
             age_s = attempt.age_s + self._clock.monotonic() - attempt.claimed_at
             retention_s = max(retention_s - age_s, 1.0)
         return lifecycle.complete(
-            attempt.held, answer, retention_s=retention_s, resource_id=attempt.resource_id
+            attempt.held,
+            with_tombstone(answer, policy.tombstone_s),
+            retention_s=retention_s + policy.tombstone_s,
+            resource_id=attempt.resource_id,
         )
 
     def _tell_completed(self, attempt: Attempt, kept: Answer, run_s: float) -> None:
@@ -317,6 +322,8 @@ class Holding(Asking):
                 return Refuse(refusals.mismatch(_differing(record, call)))
             case Action.UNKNOWN:
                 return Refuse(refusals.unknown())
+            case Action.GONE:
+                return Refuse(refusals.gone())
             case Action.FACT_ONLY:
                 return Refuse(refusals.fact_only(record))
             case Action.NEWER:
@@ -331,7 +338,7 @@ class Holding(Asking):
         if kept is None or upcasts is None:
             raise AssertionError(f"nothing to upcast: {record.id.hex()}")
         try:
-            answer = upcasts.convert(kept, old, new)
+            answer = upcasts.convert(bare(kept), old, new)
         except Exception:  # the function is the application's
             _log.exception(
                 "an answer of %s cannot be upcast from version %d to %d; retries are refused until "
@@ -361,11 +368,16 @@ class Holding(Asking):
                     earlier_replays=record.replays,
                 )
             )
-        return Replay(answer, record.expires_in_s - ago_s, record)
+        return Replay(bare(answer), answer_left_s(record) - ago_s, record)
 
 
 def compare(record: Record, call: Call) -> fingerprints.Comparison:
     return fingerprints.compare(record.fingerprint_version, record.fingerprint, call.fingerprint)
+
+
+def unknown_retention_s(policy: Policy) -> float:
+    """How long an unknown outcome is remembered: as what is done it has a tombstone, and is one."""
+    return policy.unknown_retention_s + policy.tombstone_s
 
 
 def _tell_left_over(attempt: Attempt) -> None:

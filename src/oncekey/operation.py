@@ -103,6 +103,7 @@ _RAISED: dict[Kind, type[Refusal]] = {
     Kind.OUTCOME_UNKNOWN: Unknown,
     Kind.ANSWER_NOT_KEPT: NotKept,
     Kind.STALE_ANSWER: NotKept,
+    Kind.KEY_EXPIRED: NotKept,
 }
 
 

@@ -32,6 +32,7 @@ from oncekey.core.value import value
 from oncekey.core.verbs import Done, Due, Find, Requested
 from oncekey.errors import Misuse, StoreError
 from oncekey.guard import chance
+from oncekey.holding import unknown_retention_s
 from oncekey.registry import Orphan, Runner, registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
@@ -317,7 +318,7 @@ class Recoverer:
 
     async def _declare(self, orphan: Orphan, why: str) -> Recovered:
         guard, policy = self._registry.judge(orphan.record)
-        retention_s = (policy or DEFAULTS).unknown_retention_s
+        retention_s = unknown_retention_s(policy or DEFAULTS)
         outcome = await arun(guard.doubt(orphan.record, retention_s), self._gatherer.ask)
         if isinstance(outcome, Done):
             return self._end(orphan, Ending.UNKNOWN, why)

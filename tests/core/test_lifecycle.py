@@ -12,6 +12,7 @@ from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Action, Held, Situation, landed
 from oncekey.core.policy import DEFAULTS, Policy
 from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.tombstone import blank, with_tombstone
 from oncekey.core.verbs import Swap, When
 from oncekey.core.versions import Versions
 from tests.core.test_record import record
@@ -35,6 +36,7 @@ MOVES = """
     run again             released                             running    any       rises
     run anew              completed                            running    any       rises
     start over            running completed released unknown   running    expired   rises
+    fade                  completed                            completed  any       stays
     resolve as completed  unknown                              completed  any       rises
     resolve as released   unknown                              released   any       rises
 """
@@ -62,9 +64,11 @@ def test_the_moves_are_these_and_no_others() -> None:
 
 
 def test_p1_whoever_changes_the_owner_raises_the_fence() -> None:
-    """Only the owner's own writes leave it, and shortening, after which nobody else owns it."""
+    """Only the owner's own writes leave it, shortening, after which nobody else owns it, and
+    fading, when there is no owner any more.
+    """
     kept = {name for name, move in TRANSITIONS.items() if not move.raise_fence}
-    assert kept == {"renew", "shorten", "complete", "release"}
+    assert kept == {"renew", "shorten", "complete", "release", "fade"}
 
 
 def test_p1_nobody_takes_a_running_record_without_looking_at_the_clock() -> None:
@@ -91,6 +95,7 @@ BUILDERS: dict[str, Callable[[State], Swap]] = {
     "run again": lambda state: lifecycle.take(record(state), CLAIM),
     "run anew": lambda state: lifecycle.take(record(state), NEWER_CLAIM),
     "start over": lambda state: lifecycle.take(record(state, expires_in_s=0.0), CLAIM),
+    "fade": lambda state: lifecycle.fade(record(state)),
     "resolve as completed": lambda state: lifecycle.resolve(
         record(state), new_token=b"n", answer=ANSWER, retention_s=600
     ),
@@ -217,8 +222,20 @@ def test_doubt_counts_the_lapse_that_led_to_it() -> None:
     assert (swap.lapses, swap.new_token, swap.retention_s) == (3, b"n", 9)
 
 
+def test_fading_leaves_the_id_and_the_time_and_nothing_of_the_request_or_its_answer() -> None:
+    answer = with_tombstone(Answer(201, ((b"location", b"/orders/7"),), b"created"), 50.0)
+    found = record(COMPLETED, answer=answer, resource_id="7", field_digests={"a": "b"})
+    swap = lifecycle.fade(dataclasses.replace(found, expires_in_s=40.0))
+    assert swap.claim is not None
+    assert (swap.fresh, swap.resource_id, swap.retention_s) == (True, None, 40.0)
+    assert swap.answer == with_tombstone(Answer(201, (), None), 50.0)
+    assert (swap.claim.key, dict(swap.claim.field_digests)) == ("", {})
+    assert swap.claim.fingerprint == bytes(len(found.fingerprint)) != found.fingerprint
+
+
 # ------------------------------------------------------------------------------ situations
 
+ENTOMBED = with_tombstone(ANSWER, 100.0)
 SITUATIONS = [
     (record(), Situation.IN_FLIGHT),
     (record(lease_left_s=0.001), Situation.IN_FLIGHT),
@@ -237,6 +254,10 @@ SITUATIONS = [
     (record(RELEASED, schema_version=1), Situation.FAILED),
     (record(lease_left_s=0.0, schema_version=1), Situation.LAPSED),
     (record(COMPLETED), Situation.BODILESS),
+    (record(COMPLETED, answer=ENTOMBED, expires_in_s=100.001), Situation.COMPLETED),
+    (record(COMPLETED, answer=ENTOMBED, expires_in_s=100.0), Situation.GONE),
+    (record(COMPLETED, answer=blank(ENTOMBED), expires_in_s=1.0), Situation.GONE),
+    (record(COMPLETED, answer=ENTOMBED, expires_in_s=0.0), Situation.EXPIRED),
     (record(UNKNOWN), Situation.UNKNOWN),
     *((record(state, expires_in_s=0.0), Situation.EXPIRED) for state in State),
     (record(lease_left_s=0.0, lapses=9, expires_in_s=-1.0), Situation.EXPIRED),
@@ -270,6 +291,7 @@ FOUND = {
     "completed": record(COMPLETED, answer=ANSWER),
     "stale": record(COMPLETED, answer=ANSWER, schema_version=1),
     "bodiless": record(COMPLETED, answer=Answer(200, (), None)),
+    "gone": record(COMPLETED, answer=ENTOMBED, expires_in_s=100.0),
     "unknown": record(UNKNOWN),
 }
 
@@ -289,6 +311,7 @@ TABLE = """
     completed  *             REPLAY         MISMATCH       NEWER
     stale      *             REPLAY         MISMATCH       NEWER
     bodiless   *             FACT_ONLY      MISMATCH       NEWER
+    gone       *             GONE           GONE           GONE
     unknown    *             UNKNOWN        MISMATCH       NEWER
 """
 ANY_RECOVERY = ("rerun rerun", "rerun block", "block rerun", "block block")
@@ -317,13 +340,13 @@ def test_the_table_has_an_answer_for_everything() -> None:
 
 
 def test_p5_another_request_is_never_answered_from_the_record() -> None:
-    harmless = {Action.MISMATCH, Action.START_OVER, Action.RUN_AGAIN}
+    harmless = {Action.MISMATCH, Action.START_OVER, Action.RUN_AGAIN, Action.GONE}
     for found in Situation:
         assert DECISIONS[found, Comparison.DIFFERENT] in harmless
 
 
 def test_p5_a_fingerprint_that_cannot_be_compared_is_never_a_match() -> None:
-    harmless = {Action.NEWER, Action.START_OVER, Action.RUN_AGAIN}
+    harmless = {Action.NEWER, Action.START_OVER, Action.RUN_AGAIN, Action.GONE}
     for found in Situation:
         assert DECISIONS[found, Comparison.UNKNOWN_VERSION] in harmless
 

@@ -98,7 +98,7 @@ POSITIVE = [
     "answer_bytes_max",
     "key_chars_min",
 ]
-NOT_NEGATIVE = ["wait_s", "waiters_per_key_max", "waiters_max"]
+NOT_NEGATIVE = ["wait_s", "waiters_per_key_max", "waiters_max", "tombstone_s", "clock_skew_s"]
 
 
 def refused(**setting: Any) -> str:
@@ -240,3 +240,42 @@ def test_the_default_is_what_the_design_says() -> None:
 @pytest.mark.parametrize("keep", [lambda status: status < 500, {200: Verdict.KEEP}.get])
 def test_keep_gives_a_verdict_for_every_status(keep: Any) -> None:
     assert "it must give Verdict.KEEP, Verdict.FAILED or Verdict.NO_EFFECT" in refused(keep=keep)
+
+
+# ------------------------------------------------------------------- memory, and beyond it
+
+
+def test_memory_is_the_shortest_retention_and_the_tombstone() -> None:
+    """What a client may ask for can only shorten it."""
+    assert Policy(retention_s=100, tombstone_s=50).settled().memory_s == 150
+    declared = Policy(retention_s=100, retention_declared_s=(40, 900), tombstone_s=50).settled()
+    assert declared.memory_s == 90
+    assert Policy(retention_s=100, retention_declared_s=(200, 900)).settled().memory_s == 100
+
+
+def test_e67_no_key_may_be_new_for_longer_than_memory() -> None:
+    Policy(retention_s=1000, key_age_s_max=700, clock_skew_s=300).settled()
+    Policy(retention_s=900, tombstone_s=100, key_age_s_max=700).settled()
+    said = refused(retention_s=1000, key_age_s_max=701, clock_skew_s=300)
+    assert "1001 s after it was made" in said
+    assert "remembered for 1000 s" in said
+    assert "Lower key_age_s_max" in said
+    refused(retention_s=1000, retention_declared_s=(900, 1000), key_age_s_max=700)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "30"], ids=repr)
+def test_an_age_is_a_number_of_seconds(value: Any) -> None:
+    assert refused(key_age_s_max=value) == (
+        f"Policy(key_age_s_max={value!r}): takes seconds, or None"
+    )
+
+
+def test_keys_must_tell_their_time_only_where_it_is_looked_at() -> None:
+    assert "key_age_s_max" in refused(key_time_required=True)
+
+
+@pytest.mark.parametrize(
+    "value", [60, (60,), (60, 30), (0, 60), (1, math.inf), ("1", "2"), (1, 2, 3), "12"], ids=repr
+)
+def test_what_a_client_may_ask_for_is_two_numbers_in_order(value: Any) -> None:
+    assert "the shortest and the longest" in refused(retention_declared_s=value)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.record import Record, State, decode_headers, encode_headers
+from oncekey.core.record import TOMBSTONE, Record, State, decode_headers, encode_headers
 from oncekey.errors import CorruptRecord
 
 HEADERS = st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=300)), max_size=20)
@@ -111,7 +111,7 @@ def test_headers_cut_short_are_corrupt_or_fewer_lines(
 
 @given(st.binary(max_size=400))
 def test_garbage_is_corrupt_and_nothing_worse(garbage: bytes) -> None:
-    for data in (garbage, b"\x01" + garbage):
+    for data in (garbage, b"\x01" + garbage, b"\x02" + garbage):
         try:
             headers = decode_headers(data)
         except CorruptRecord:
@@ -129,7 +129,7 @@ def test_a_length_that_is_cut_off_is_named() -> None:
         decode_headers(b"\x01\x00\x01")
 
 
-@pytest.mark.parametrize(("data", "shown"), [(b"", "none"), (b"\x02", "02"), (b"\x00\x01", "00")])
+@pytest.mark.parametrize(("data", "shown"), [(b"", "none"), (b"\x03", "03"), (b"\x00\x01", "00")])
 def test_a_version_that_is_not_known_is_refused_with_advice(data: bytes, shown: str) -> None:
     with pytest.raises(CorruptRecord, match=f"version {shown}.*finish its deployment"):
         decode_headers(data)
@@ -139,3 +139,10 @@ def test_the_encoding_does_not_change_by_accident() -> None:
     """Records outlive releases: these bytes stand in somebody's database."""
     encoded = encode_headers(((b"a", b"bc"), (b"", b"")))
     assert encoded == b"\x01" + b"\x00\x01\x00\x00\x00\x02abc" + b"\x00\x00\x00\x00\x00\x00"
+
+
+def test_headers_with_a_tombstone_have_a_version_that_older_releases_refuse() -> None:
+    """They would send its line as a header."""
+    lines = ((TOMBSTONE, b"60.0"), (b"etag", b"7"))
+    assert (encode_headers(lines)[0], encode_headers(lines[1:])[0]) == (2, 1)
+    assert decode_headers(encode_headers(lines)) == lines

@@ -173,6 +173,8 @@ MOVES = {
     Kind.STALE_ANSWER: "yours: it was done, read what it created",
     Kind.NEWER_RECORD: "the client's: a release is being rolled out there",
     Kind.TOO_OLD: "yours: find out whether it was done before you use a new key",
+    Kind.KEY_EXPIRED: "yours: it was done, read what it created",
+    Kind.OVER_QUOTA: "the client's; if it lasts, yours: fewer requests, or a larger quota",
     Kind.STORE_UNAVAILABLE: "the client's; if it lasts, the service's operator's",
     Kind.UNSETTLED: "the client's: it waits and asks again",
     Kind.NOT_FOUND: "yours: nothing is known of this key there",

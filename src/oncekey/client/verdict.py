@@ -24,8 +24,24 @@ BODY_BYTES_MAX = 65_536
 _AGAIN = frozenset({408, 425, 429})
 _SHOULD_RETRY = ("stripe-should-retry", "x-should-retry")
 _PROBLEM = "urn:oncekey:problem:"
-_PASSING = frozenset({Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED})
-_SETTLED = frozenset({Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER, Kind.TOO_OLD})
+_PASSING = frozenset(
+    {
+        Kind.IN_FLIGHT,
+        Kind.NEWER_RECORD,
+        Kind.OVER_QUOTA,
+        Kind.STORE_UNAVAILABLE,
+        Kind.UNSETTLED,
+    }
+)
+_SETTLED = frozenset(
+    {
+        Kind.OUTCOME_UNKNOWN,
+        Kind.ANSWER_NOT_KEPT,
+        Kind.STALE_ANSWER,
+        Kind.TOO_OLD,
+        Kind.KEY_EXPIRED,
+    }
+)
 
 
 class Headers(Protocol):

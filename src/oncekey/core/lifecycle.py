@@ -29,6 +29,7 @@ import enum
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.tombstone import answer_left_s, blank
 from oncekey.core.value import value
 from oncekey.core.verbs import Swap, When
 
@@ -63,6 +64,7 @@ TRANSITIONS = {
     "run again": Transition((RELEASED,), RUNNING, When.ANY, True),
     "run anew": Transition((COMPLETED,), RUNNING, When.ANY, True),
     "start over": Transition((RUNNING, COMPLETED, RELEASED, UNKNOWN), RUNNING, When.EXPIRED, True),
+    "fade": Transition((COMPLETED,), COMPLETED, When.ANY, False),
     "resolve as completed": Transition((UNKNOWN,), COMPLETED, When.ANY, True),
     "resolve as released": Transition((UNKNOWN,), RELEASED, When.ANY, True),
 }
@@ -81,6 +83,7 @@ class Situation(enum.Enum):
     COMPLETED = "completed"
     STALE = "completed under another schema version"
     BODILESS = "completed without body"
+    GONE = "completed, its answer's retention is over"
     UNKNOWN = "unknown"
 
 
@@ -99,6 +102,7 @@ class Action(enum.Enum):
     UPCAST = "replay, brought to the schema version of now"
     STALE = "refuse: kept under an older schema version"
     FACT_ONLY = "tell that it happened; the answer was not kept"
+    GONE = "refuse: done too long ago"
     UNKNOWN = "refuse: outcome unknown"
     MISMATCH = "refuse: other request"
     NEWER = "refuse for now: written by a newer release"
@@ -119,6 +123,7 @@ _ROWS = (
     (Situation.COMPLETED, Action.REPLAY, Action.MISMATCH, Action.NEWER),
     (Situation.STALE, Action.CONVERT, Action.MISMATCH, Action.NEWER),
     (Situation.BODILESS, Action.FACT_ONLY, Action.MISMATCH, Action.NEWER),
+    (Situation.GONE, Action.GONE, Action.GONE, Action.GONE),
     (Situation.UNKNOWN, Action.UNKNOWN, Action.MISMATCH, Action.NEWER),
 )
 DECISIONS = {
@@ -134,6 +139,8 @@ def situation(record: Record, policy: Policy) -> Situation:
         return Situation.EXPIRED
     match record.state:
         case State.COMPLETED:
+            if answer_left_s(record) <= 0:
+                return Situation.GONE
             if record.answer is None or record.answer.body is None:
                 return Situation.BODILESS
             current = record.schema_version == policy.schema_version
@@ -273,6 +280,28 @@ def take(found: Record, claim: Claim) -> Swap:
         attempt=attempt,
         lapses=lapses,
     )
+
+
+def fade(found: Record) -> Swap:
+    """Leave nothing of a completed record but that it is there: who looks for its key learns that
+    it was done, until it expires.
+    """
+    claim = Claim(
+        id=found.id,
+        token=found.token,
+        tenant=found.tenant,
+        operation=found.operation,
+        key="",
+        fingerprint=bytes(len(found.fingerprint)),
+        fingerprint_version=found.fingerprint_version,
+        lease_s=found.lease_s,
+        retention_s=found.retention_s,
+        recovery=found.recovery,
+        schema_version=found.schema_version,
+    )
+    left = found.answer and blank(found.answer)
+    retention_s = max(found.expires_in_s, 0.0)
+    return _swap("fade", found, claim=claim, fresh=True, answer=left, retention_s=retention_s)
 
 
 def resolve(found: Record, *, new_token: bytes, answer: Answer | None, retention_s: float) -> Swap:

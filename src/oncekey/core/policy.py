@@ -93,6 +93,16 @@ class Policy:
     """A handler is not renewed past this: one that hangs for ever gives its record up."""
     retention_s: float = INHERIT
     """How long an answer is kept, counted from completion."""
+    retention_declared_s: tuple[float, float] | None = INHERIT
+    """The shortest and the longest retention that a client may ask for; None: it may not."""
+    tombstone_s: float = INHERIT
+    """How much longer it is remembered that it was done; a retry is then refused, not run again."""
+    key_age_s_max: float | None = INHERIT
+    """A key that was made longer ago is not run as new, where it tells its age; None: it is."""
+    key_time_required: bool = INHERIT
+    """Where `key_age_s_max` is set: run nothing as new whose age nobody tells."""
+    clock_skew_s: float = INHERIT
+    """How far apart the clocks of this server and of those who make keys may be."""
     unknown_retention_s: float = INHERIT
     """How long an unknown outcome waits for an operator."""
     in_flight: Literal["refuse", "wait"] = INHERIT
@@ -147,6 +157,12 @@ class Policy:
         missing = {name: getattr(base, name) for name in _FIELDS if getattr(self, name) is INHERIT}
         return dataclasses.replace(self, **missing)
 
+    @property
+    def memory_s(self) -> float:
+        """How long it is surely known that a request was done, from when it was done."""
+        least_s = min(self.retention_s, *(self.retention_declared_s or (self.retention_s,)))
+        return least_s + self.tombstone_s
+
     def settled(self) -> Policy:
         """This policy over `DEFAULTS`, with every value checked."""
         policy = self.over(DEFAULTS)
@@ -170,7 +186,7 @@ _POSITIVE = (
     "atomic_s_max",
     "key_chars_min",
 )
-_NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max")
+_NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max", "tombstone_s", "clock_skew_s")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
     "in_flight": ("refuse", "wait"),
@@ -183,7 +199,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def _check(policy: Policy) -> None:
     for name in (*_POSITIVE, *_NOT_NEGATIVE):
         value = getattr(policy, name)
-        if not (isinstance(value, int | float) and 0 <= value < math.inf):
+        if not _is_number(value):
             raise Misuse(f"Policy({name}={value!r}): must be a number, not negative, not infinite")
         if value == 0 and name in _POSITIVE:
             raise Misuse(f"Policy({name}={value!r}): must be more than 0")
@@ -204,6 +220,43 @@ def _check(policy: Policy) -> None:
             "finds out what became of an attempt that died"
         )
     _check_versions(policy)
+    _check_memory(policy)
+    _check_keep(policy)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def _check_memory(policy: Policy) -> None:
+    """What is asked of the memory of a store must be within it."""
+    declared: object = policy.retention_declared_s
+    if declared is not None:
+        given = tuple(declared) if isinstance(declared, tuple | list) else ()
+        if len(given) != 2 or not all(map(_is_number, given)) or not 0 < given[0] <= given[1]:
+            raise Misuse(
+                f"Policy(retention_declared_s={declared!r}): takes the shortest and the longest "
+                "retention that a client may ask for, such as (3600, 604800)"
+            )
+    if policy.key_age_s_max is None:
+        if policy.key_time_required:
+            raise Misuse(
+                "Policy(key_time_required=True) goes with key_age_s_max=…: how old a key may be"
+            )
+        return
+    if not _is_number(policy.key_age_s_max) or policy.key_age_s_max == 0:
+        raise Misuse(f"Policy(key_age_s_max={policy.key_age_s_max!r}): takes seconds, or None")
+    needed_s = policy.key_age_s_max + policy.clock_skew_s
+    if needed_s > policy.memory_s:
+        raise Misuse(
+            f"Policy(key_age_s_max={policy.key_age_s_max:g}, clock_skew_s={policy.clock_skew_s:g}):"
+            f" a key of that age is taken for new up to {needed_s:g} s after it was made, but what "
+            f"was done with it is remembered for {policy.memory_s:g} s at least. Lower "
+            "key_age_s_max, or raise retention_s or tombstone_s"
+        )
+
+
+def _check_keep(policy: Policy) -> None:
     if not callable(policy.keep):
         raise Misuse(
             "Policy(keep=…) takes a function from a status to a Verdict, such as keep_success"
@@ -242,6 +295,11 @@ DEFAULTS: Final = Policy(
     lease_s=30.0,
     run_s_max=900.0,
     retention_s=86_400.0,
+    retention_declared_s=None,
+    tombstone_s=0.0,
+    key_age_s_max=None,
+    key_time_required=False,
+    clock_skew_s=300.0,
     unknown_retention_s=30 * 86_400.0,
     in_flight="refuse",
     wait_s=10.0,

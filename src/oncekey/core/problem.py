@@ -39,6 +39,8 @@ class Kind(enum.StrEnum):
     STALE_ANSWER = "stale-answer"
     NEWER_RECORD = "newer-record"
     TOO_OLD = "too-old"
+    KEY_EXPIRED = "key-expired"
+    OVER_QUOTA = "quota-exceeded"
     STORE_UNAVAILABLE = "store-unavailable"
     UNSETTLED = "unsettled"
     NOT_FOUND = "key-not-found"
@@ -128,6 +130,12 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
             412,
             "Find out whether the first try took effect before you send it with a new key.",
         ),
+        Kind.KEY_EXPIRED: Meaning(
+            "It was done, so long ago that its answer is not kept any more",
+            409,
+            "Do not send it with a new key: it was done. Read what it created.",
+        ),
+        Kind.OVER_QUOTA: Meaning("The account has too much kept here", 429, _SAME_KEY),
         Kind.STORE_UNAVAILABLE: Meaning("The store of keys does not answer", 503, _SAME_KEY),
         Kind.UNSETTLED: Meaning(
             "What became of the first request is not found out yet", 503, _SAME_KEY

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from oncekey.core.value import value
@@ -130,14 +130,16 @@ class Step:
 
 # The encoding of headers: a version byte, then each line as two length-prefixed strings. Lines are
 # kept as lines, in order and never joined. Readers refuse a version they do not know rather than
-# guess.
-_HEADERS_VERSION = 1
+# guess. Where a tombstone follows the answer, its line comes first and the version is another: a
+# release that does not know of it must not take the line for a header.
+_HEADERS_VERSION, _TOMBSTONE_VERSION = 1, 2
+TOMBSTONE = b":tombstone-s"
 _LENGTHS = struct.Struct("!HI")
 
 
 def encode_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Headers as bytes, for stores."""
-    parts = [bytes((_HEADERS_VERSION,))]
+    parts = [bytes((_version(headers),))]
     for name, text in headers:
         parts += (_LENGTHS.pack(len(name), len(text)), name, text)
     return b"".join(parts)
@@ -145,10 +147,11 @@ def encode_headers(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 def decode_headers(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
     """The inverse of `encode_headers`."""
-    if not data or data[0] != _HEADERS_VERSION:
+    if not data or data[0] not in (_HEADERS_VERSION, _TOMBSTONE_VERSION):
         raise CorruptRecord(
             f"kept headers have version {data[:1].hex() or 'none'}, this release reads "
-            f"{_HEADERS_VERSION:02x}; a newer release wrote them: finish its deployment, or undo it"
+            f"{_HEADERS_VERSION:02x} and {_TOMBSTONE_VERSION:02x}; a newer release wrote them: "
+            "finish its deployment, or undo it"
         )
     headers = []
     at = 1
@@ -163,4 +166,11 @@ def decode_headers(data: bytes) -> tuple[tuple[bytes, bytes], ...]:
             raise CorruptRecord(f"kept headers end within a line, at byte {at}")
         headers.append((data[at : at + name_length], data[at + name_length : end]))
         at = end
+    if data[0] != _version(headers):
+        raise CorruptRecord(f"kept headers of version {data[0]:02x} do not begin as such do")
     return tuple(headers)
+
+
+def _version(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    marked = bool(headers) and headers[0][0] == TOMBSTONE
+    return _TOMBSTONE_VERSION if marked else _HEADERS_VERSION

@@ -55,6 +55,14 @@ def fact_only(record: Record) -> Problem:
     )
 
 
+def gone() -> Problem:
+    return Problem(
+        Kind.KEY_EXPIRED,
+        "The request with this key was completed, so long ago that its answer is not kept any "
+        "more. It will not run again; read the resource instead.",
+    )
+
+
 def stale(record: Record, version: int) -> Problem:
     status = record.answer.status if record.answer else 0
     headers = dict(record.answer.headers) if record.answer else {}

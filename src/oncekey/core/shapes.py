@@ -41,6 +41,7 @@ _ABOUT_THE_FIRST = frozenset(
         Kind.ANSWER_NOT_KEPT,
         Kind.STALE_ANSWER,
         Kind.TOO_OLD,
+        Kind.KEY_EXPIRED,
     }
 )
 _STRIPE_CODES = {Kind.IN_FLIGHT: "idempotency_key_in_use", Kind.NOT_FOUND: "resource_missing"}
@@ -74,6 +75,7 @@ _SQUARE_CODES = {
     Kind.TOO_LARGE: "REQUEST_ENTITY_TOO_LARGE",
     Kind.MISMATCH: "IDEMPOTENCY_KEY_REUSED",
     Kind.IN_FLIGHT: "CONFLICT",
+    Kind.OVER_QUOTA: "RATE_LIMITED",
     Kind.NEWER_RECORD: "SERVICE_UNAVAILABLE",
     Kind.STORE_UNAVAILABLE: "SERVICE_UNAVAILABLE",
     Kind.UNSETTLED: "SERVICE_UNAVAILABLE",
@@ -102,6 +104,7 @@ _PAYPAL_NAMES = {
     404: "RESOURCE_NOT_FOUND",
     409: "RESOURCE_CONFLICT",
     422: "UNPROCESSABLE_ENTITY",
+    429: "RATE_LIMIT_REACHED",
     503: "SERVICE_UNAVAILABLE",
 }
 _PAYPAL_ISSUES = {
@@ -153,6 +156,7 @@ _AWS_CODES = {
     Kind.INVALID_KEY: "InvalidParameterValue",
     Kind.MISMATCH: "IdempotentParameterMismatch",
     Kind.IN_FLIGHT: "TransactionInProgressException",
+    Kind.OVER_QUOTA: "ThrottlingException",
     Kind.NEWER_RECORD: "ServiceUnavailable",
     Kind.STORE_UNAVAILABLE: "ServiceUnavailable",
     Kind.UNSETTLED: "ServiceUnavailable",
@@ -182,8 +186,10 @@ _GCP_CODES = {
     Kind.IN_FLIGHT: "ABORTED",
     Kind.ANSWER_NOT_KEPT: "ALREADY_EXISTS",
     Kind.STALE_ANSWER: "ALREADY_EXISTS",
+    Kind.KEY_EXPIRED: "ALREADY_EXISTS",
     Kind.OUTCOME_UNKNOWN: "FAILED_PRECONDITION",
     Kind.TOO_OLD: "FAILED_PRECONDITION",
+    Kind.OVER_QUOTA: "RESOURCE_EXHAUSTED",
     Kind.NEWER_RECORD: "UNAVAILABLE",
     Kind.STORE_UNAVAILABLE: "UNAVAILABLE",
     Kind.UNSETTLED: "UNAVAILABLE",

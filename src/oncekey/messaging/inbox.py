@@ -93,7 +93,7 @@ class Rejected:
 
 Outcome = Handled | Duplicate | Busy | Released | Unknown | Rejected
 
-_DONE = (Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER)
+_DONE = (Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER, Kind.KEY_EXPIRED)
 RETRY_S = 1.0
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from oncekey.atomic import Adapter, AsyncUnit, Unit, check
 from oncekey.attempt import Attempt, failed_honestly
 from oncekey.clock import Clock
+from oncekey.core import declared, profiles
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
-from oncekey.core import profiles
 from oncekey.core.canonical import parse_pairs
 from oncekey.core.fingerprint import BadBody
 from oncekey.core.first_sent import check_first_sent, first_sent
@@ -218,7 +218,17 @@ class Edge:
         digests = fingerprints.field_digests(kind, body, key) if policy.field_digests else {}
         stamp = self.profile.first_sent_in
         sent = None if stamp is None else first_sent(request.headers.all(stamp.name))
-        return Call(tenant, route.operation, key, fingerprint, digests, kept, asked, sent)
+        lasts_s = self._declared(request, policy)
+        if isinstance(lasts_s, Problem):
+            return lasts_s
+        return Call(tenant, route.operation, key, fingerprint, digests, kept, asked, sent, lasts_s)
+
+    def _declared(self, request: Request, policy: Policy) -> float | Problem | None:
+        """The retention that the client asks for, where it may."""
+        if policy.retention_declared_s is None:
+            return None
+        lines = request.headers.all(declared.HEADER)
+        return declared.declared_retention_s(lines, policy.retention_declared_s) if lines else None
 
     def _keep(self, request: Request, route: Route, body: bytes) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""
@@ -243,7 +253,7 @@ class Edge:
         if stamp is None:
             return None
         lines = request.headers.all(stamp.name)
-        return check_first_sent(lines, stamp.name, self.clock.wall(), route.policy.retention_s)
+        return check_first_sent(lines, stamp.name, self.clock.wall(), route.policy.memory_s)
 
     # ------------------------------------------------------------------------- atomic mode
 

@@ -12,6 +12,7 @@ from oncekey.core.key import BadKey, record_id
 from oncekey.core.op import Op
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer, Record, State
+from oncekey.core.tombstone import answer_left_s
 from oncekey.core.verbs import Find
 from oncekey.errors import StoreError
 from oncekey.web.edge import Edge, log
@@ -87,7 +88,7 @@ def status_answer(edge: Edge, found: Record | Problem | None) -> Answer:
         "operation": found.operation,
         "attempt": found.attempt,
         "age_s": round(found.age_s, 3),
-        "expires_in_s": round(found.expires_in_s, 3),
+        "expires_in_s": round(max(answer_left_s(found), 0.0), 3),
     }
     if found.state is State.COMPLETED and found.answer is not None:
         body["status"] = found.answer.status

@@ -518,8 +518,12 @@ const AGAIN = Object.freeze({ again: true, settled: false });
 const OFFLINE = "this device is offline";
 const REFUSAL_BYTES_MAX = 65_536;
 const PASSING_STATUSES = new Set([408, 425, 429]);
-const PASSING = new Set(["in-flight", "newer-record", "store-unavailable", "unsettled"]);
-const BEYOND_RETRY = new Set(["outcome-unknown", "answer-not-kept", "stale-answer", "too-old"]);
+const PASSING = new Set([
+  ...["in-flight", "newer-record", "quota-exceeded", "store-unavailable", "unsettled"],
+]);
+const BEYOND_RETRY = new Set([
+  ...["outcome-unknown", "answer-not-kept", "stale-answer", "too-old", "key-expired"],
+]);
 /** Who asks was judged before what is asked: an earlier attempt may have been carried out. */
 const NOT_LET_IN = new Set([401, 403, 407]);
 
@@ -575,7 +579,7 @@ const PROBLEM = "urn:oncekey:problem:";
 const KINDS = new Set([
   ...["missing-key", "invalid-key", "no-tenant", "malformed-request", "request-too-large"],
   ...["mismatch", "in-flight", "outcome-unknown", "answer-not-kept", "stale-answer", "newer-record"],
-  ...["too-old", "store-unavailable", "unsettled", "key-not-found"],
+  ...["too-old", "key-expired", "quota-exceeded", "store-unavailable", "unsettled", "key-not-found"],
 ]);
 /** @type {Record<string, string>} */
 const STRIPE_NAMES = { "in-flight": "idempotency_key_in_use", "key-not-found": "resource_missing" };
