@@ -41,6 +41,7 @@ from oncekey.core.verbs import (
     Steps,
     Swap,
     Sweep,
+    When,
 )
 from oncekey.errors import CorruptRecord, Misuse, StoreUnfit
 from oncekey.stores.base import AGAIN
@@ -207,6 +208,49 @@ def test_a_purge_blanks_the_content_and_never_causes_a_second_run(store: SealedS
     record = found.record
     assert (record.key, record.answer, record.resource_id) == ("", Answer(201, (), None), None)
     assert (record.tenant, record.fingerprint) == ("acct_1", claimed.fingerprint)
+
+
+def test_what_the_engine_marks_an_answer_with_is_seen_by_who_tidies_up(store: SealedStore) -> None:
+    """And nobody can change it: it decides what is forgotten when."""
+    mark, claimed = (b":kept-s", b"60"), claim()
+    answer = Answer(200, (mark, (b"x-secret", b"1")), b"body")
+    ask(store, Insert(claimed), complete(claimed, answer=answer))
+    [[shown], found] = ask(store, Scan(10), Find(claimed.id))
+    assert shown.answer == ask(store, Find(shown.id))[0].answer == Answer(200, (mark,), None)
+    assert found.answer == answer
+    row = store.inner._rows[shown.id]  # type: ignore[attr-defined]
+    row.answer = replace(row.answer, headers=((b":kept-s", b"9999"),))
+    with pytest.raises(CorruptRecord):
+        ask(store, Find(claimed.id))
+
+
+def test_who_has_only_the_hashed_id_can_blank_a_record_for_good(store: SealedStore) -> None:
+    """What is left is found by its client, and by a purge of its tenant not again."""
+    claimed = completed(store)
+    [[shown]] = ask(store, Scan(10))
+    blank = replace(
+        claimed, id=shown.id, tenant=shown.tenant, key="", fingerprint=bytes(32), field_digests={}
+    )
+    swap = Swap(
+        id=shown.id,
+        state=State.COMPLETED,
+        fence=shown.fence,
+        token=shown.token,
+        when=When.ANY,
+        to=State.COMPLETED,
+        raise_fence=False,
+        retention_s=600.0,
+        claim=blank,
+        fresh=True,
+        answer=Answer(201, (), None),
+    )
+    [done, found] = ask(store, swap, Insert(replace(claimed, token=new_token())))
+    assert isinstance(done, Done)
+    assert isinstance(found, Found)
+    record = found.record
+    assert (record.key, record.answer, record.fingerprint) == ("", swap.answer, bytes(32))
+    assert (record.tenant, ask(store, Purge("acct_1", 10))) == ("acct_1", [0])
+    assert [each.tenant for each in ask(store, Scan(10, tenant="acct_1"))[0]] == ["acct_1"]
 
 
 # ---------------------------------------------------------------------------------------- rotation

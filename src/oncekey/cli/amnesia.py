@@ -1,4 +1,4 @@
-"""`amnesia`: after a store lost records that it had acknowledged, raises the guard, and lowers it."""
+"""`amnesia`: after a store lost records that it had acknowledged, raises and lowers the guard."""
 
 from __future__ import annotations
 

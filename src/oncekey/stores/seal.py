@@ -6,7 +6,8 @@ What stands where, in the record that the store below is asked to keep:
     tenant         a keyed hash, so that a tenant's records can be listed and purged
     key            an envelope: tenant, key and field digests. Blank once purged, as ever
     fingerprint    an envelope
-    answer         its status, readable; headers, body and resource id in one envelope, as the body
+    answer         its status, readable; headers, body and resource id in one envelope, as the body;
+                   what the engine marks it with, under names that no header has, readable as well
     steps          the name a keyed hash; name and digest in one envelope, the result in another
     request        an envelope: the real id and the request
 
@@ -40,6 +41,8 @@ from oncekey.stores.sql import decode_digests, encode_digests
 IDS_REMEMBERED = 4_096
 _HEAD_BYTES, _CHECK_BYTES = 28, 4
 _CONTENT, _RECOVERY = b"c", b"r"
+
+Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @value
@@ -140,8 +143,9 @@ class Seal:
         return replace(
             claim,
             id=self.id(given),
-            tenant=self.tenant(claim.tenant),
-            key=_as_text(self._seal(given, named, b"claim", *bound)),
+            # Who has only the hashed id has only the hashed name, and hands that back.
+            tenant=claim.tenant if self.is_sealed(given) else self.tenant(claim.tenant),
+            key=_as_text(self._seal(given, named, b"claim", *bound)) if claim.key else "",
             fingerprint=self._seal(given, claim.fingerprint, b"fingerprint", *bound),
             field_digests={},
             request=request,
@@ -201,18 +205,20 @@ class Seal:
         """The answer as it is kept; `token` is that of the attempt which gave it."""
         resource = None if resource_id is None else as_bytes(resource_id)
         content = pack(encode_headers(answer.headers), answer.body, resource)
-        envelope = self._seal(given, content, b"answer", b"%d" % answer.status, token)
-        return Answer(answer.status, (), envelope)
+        marks = tuple(line for line in answer.headers if _is_mark(line))
+        envelope = self._seal(given, content, b"answer", *_said(answer.status, marks, token))
+        return Answer(answer.status, marks, envelope)
 
     def _answer(self, found: Record, given: bytes) -> tuple[Answer | None, str | None]:
         kept = found.answer
-        if found.resource_id is not None or (kept is not None and kept.headers):
+        if found.resource_id is not None or (kept and not all(map(_is_mark, kept.headers))):
             raise CorruptRecord("a sealed record has an answer that is not sealed")
         if kept is None or kept.body is None:  # none yet, purged, or left out by a scan
             return kept, None
-        content = self._open(given, kept.body, b"answer", b"%d" % kept.status, found.token)
+        said = _said(kept.status, kept.headers, found.token)
+        content = self._open(given, kept.body, b"answer", *said)
         if content is None:
-            return Answer(kept.status, (), None), None
+            return Answer(kept.status, kept.headers, None), None
         headers, body, resource = unpack(content, 3)
         answer = Answer(kept.status, decode_headers(headers or b""), body)
         return answer, None if resource is None else _text(resource)
@@ -248,6 +254,16 @@ def _rules(of: Claim | Record) -> tuple[bytes, ...]:
     """What a claim's envelopes are bound to: all that it brings and that stays readable."""
     versions = b"%d %d" % (of.fingerprint_version, of.schema_version)
     return as_bytes(of.operation), as_bytes(of.recovery), versions
+
+
+def _said(status: int, marks: Headers, token: bytes) -> tuple[bytes, ...]:
+    """What an answer's envelope is bound to."""
+    return b"%d" % status, encode_headers(marks), token
+
+
+def _is_mark(line: tuple[bytes, bytes]) -> bool:
+    """Whether it is no header, but says how the answer is kept: who tidies up must see it."""
+    return line[0].startswith(b":")
 
 
 def _as_text(envelope: bytes) -> str:
