@@ -42,9 +42,6 @@ _KEY = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
 }
 
-extra_models: list[type[BaseModel]] = []
-"""Models of routers that have their own: `openapi.extra_models.append(Mine)`."""
-
 
 def answers(
     shape: type[BaseModel],
@@ -144,7 +141,6 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def _components() -> dict[str, Any]:
     models = [*_models(parameters, "validation"), *_models(shapes, "serialization")]
-    models += [(model, "validation") for model in extra_models]
     _, definitions = models_json_schema(models, ref_template=_REF)
     found: dict[str, Any] = definitions["$defs"]
     return found

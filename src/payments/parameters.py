@@ -24,6 +24,8 @@ from payments import cards
 from payments.money import AMOUNT_MAX, CURRENCIES
 
 METADATA_MAX = 50
+OVERLAP_S = 86_400
+OVERLAP_S_MAX = 7 * 86_400
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _TRUTH = {"true": True, "false": False}
 
@@ -316,6 +318,39 @@ class CustomerChange(Parameters):
 class CustomerCreate(CustomerChange):
     payment_method: Id | None = None
     source: Id | None = None
+
+
+# --------------------------------------------------------------------------------- webhooks
+
+EventType = Annotated[str, Field(max_length=100, pattern=r"^(\*|[a-z_]+(\.[a-z_]+)+)$")]
+EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=100)]
+Url = Annotated[str, Field(min_length=1, max_length=2048)]
+
+
+class EndpointCreate(Parameters):
+    url: Url
+    enabled_events: EventTypes
+    api_version: Literal["2026-10-28.endive"] | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+
+
+class EndpointUpdate(Parameters):
+    url: Url | None = None
+    enabled_events: EventTypes | None = None
+    disabled: Truth | None = None
+    description: Text | None = None
+    metadata: Metadata | None = None
+
+
+class EndpointRoll(Parameters):
+    """How long the old secret signs too."""
+
+    overlap_s: Annotated[Whole, Field(ge=0, le=OVERLAP_S_MAX)] = OVERLAP_S
+
+
+class EventRetry(Parameters):
+    webhook_endpoint: Id | None = None
 
 
 # ------------------------------------------------------------------------------------ lists

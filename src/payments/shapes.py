@@ -203,6 +203,41 @@ class Event(_Object):
     type: str
 
 
+class WebhookEndpoint(Shape):
+    id: str
+    object: Literal["webhook_endpoint"]
+    created: int
+    livemode: bool
+    api_version: str
+    application: None
+    description: str | None
+    enabled_events: list[str]
+    metadata: dict[str, str]
+    status: Literal["enabled", "disabled"]
+    url: str
+    secret: str | None = None
+    """Only in the answer to who made it."""
+
+
+class DeliveryAttempt(Shape):
+    created: int
+    error: str | None
+    http_status: int | None
+    took_s: float
+
+
+class WebhookDelivery(Shape):
+    id: str
+    object: Literal["webhook_delivery"]
+    created: int
+    livemode: bool
+    attempts: list[DeliveryAttempt]
+    event: str
+    next_attempt: int | None
+    status: Literal["pending", "delivered", "failed", "canceled"]
+    webhook_endpoint: str
+
+
 class BalanceLine(Shape):
     amount: int
     currency: str

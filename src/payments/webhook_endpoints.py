@@ -7,23 +7,29 @@ elsewhere by then. Looking takes time, so it is done before the transaction, not
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from pydantic import Field
 from sqlalchemy.engine import Connection, Row
 
 from oncekey.webhooks import new_secret
-from payments import clock, deliveries, ids, lists, objects, openapi, rows, shapes
+from payments import clock, deliveries, ids, lists, objects, rows, shapes
 from payments import events as event_log
 from payments.answers import answer
 from payments.database import Database
 from payments.errors import invalid, refused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
-from payments.parameters import Id, Metadata, Nothing, Page, Parameters, Text, Truth, Whole
+from payments.parameters import (
+    EndpointCreate,
+    EndpointRoll,
+    EndpointUpdate,
+    EventRetry,
+    Nothing,
+    Page,
+)
 from payments.reading import Looking, body_as, query_as, tenant
 from payments.senders import Senders
 from payments.tables import deliveries as delivery_rows
@@ -34,85 +40,12 @@ router = APIRouter(tags=["webhooks"])
 
 ENDPOINTS_MAX = 16
 """Per account and mode: each event is written and sent so often."""
-OVERLAP_S = 86_400
-OVERLAP_S_MAX = 7 * 86_400
 _PATH = "/v1/webhook_endpoints"
-
-# --------------------------------------------------------------------------- parameters, shapes
-
-EventType = Annotated[str, Field(max_length=100, pattern=r"^(\*|[a-z_]+(\.[a-z_]+)+)$")]
-EventTypes = Annotated[list[EventType], Field(min_length=1, max_length=100)]
-Url = Annotated[str, Field(min_length=1, max_length=2048)]
-
-
-class EndpointCreate(Parameters):
-    url: Url
-    enabled_events: EventTypes
-    api_version: Literal["2026-10-28.endive"] | None = None
-    description: Text | None = None
-    metadata: Metadata | None = None
-
-
-class EndpointUpdate(Parameters):
-    url: Url | None = None
-    enabled_events: EventTypes | None = None
-    disabled: Truth | None = None
-    description: Text | None = None
-    metadata: Metadata | None = None
-
-
-class EndpointRoll(Parameters):
-    """How long the old secret signs too."""
-
-    overlap_s: Annotated[Whole, Field(ge=0, le=OVERLAP_S_MAX)] = OVERLAP_S
-
-
-class EventRetry(Parameters):
-    webhook_endpoint: Id | None = None
-
-
-class WebhookEndpoint(shapes.Shape):
-    id: str
-    object: Literal["webhook_endpoint"]
-    created: int
-    livemode: bool
-    api_version: str
-    application: None
-    description: str | None
-    enabled_events: list[str]
-    metadata: dict[str, str]
-    status: Literal["enabled", "disabled"]
-    url: str
-    secret: str | None = None
-    """Only in the answer to who made it."""
-
-
-class DeliveryAttempt(shapes.Shape):
-    created: int
-    error: str | None
-    http_status: int | None
-    took_s: float
-
-
-class WebhookDelivery(shapes.Shape):
-    id: str
-    object: Literal["webhook_delivery"]
-    created: int
-    livemode: bool
-    attempts: list[DeliveryAttempt]
-    event: str
-    next_attempt: int | None
-    status: Literal["pending", "delivered", "failed", "canceled"]
-    webhook_endpoint: str
-
-
-_PARAMETERS = (EndpointCreate, EndpointUpdate, EndpointRoll, EventRetry)
-openapi.extra_models.extend((*_PARAMETERS, WebhookEndpoint, DeliveryAttempt, WebhookDelivery))
 
 # ------------------------------------------------------------------------------------ endpoints
 
 
-@router.post(_PATH, **answers(WebhookEndpoint, writes=True), **takes(EndpointCreate))
+@router.post(_PATH, **answers(shapes.WebhookEndpoint, writes=True), **takes(EndpointCreate))
 def create_webhook_endpoint(
     request: Request, asked: Annotated[EndpointCreate, Depends(body_as(EndpointCreate))]
 ) -> Response:
@@ -140,7 +73,7 @@ def create_webhook_endpoint(
     return Work(request).end(write)
 
 
-@router.get(_PATH, **answers(WebhookEndpoint, many=True), **asks(Page))
+@router.get(_PATH, **answers(shapes.WebhookEndpoint, many=True), **asks(Page))
 def list_webhook_endpoints(
     request: Request, asked: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:
@@ -151,12 +84,14 @@ def list_webhook_endpoints(
     return answer(request, found)
 
 
-@router.get(_PATH + "/{id}", **answers(WebhookEndpoint), **asks(Nothing))
+@router.get(_PATH + "/{id}", **answers(shapes.WebhookEndpoint), **asks(Nothing))
 def retrieve_webhook_endpoint(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, webhook_endpoints, id, objects.webhook_endpoint)
 
 
-@router.post(_PATH + "/{id}", **answers(WebhookEndpoint, writes=True), **takes(EndpointUpdate))
+@router.post(
+    _PATH + "/{id}", **answers(shapes.WebhookEndpoint, writes=True), **takes(EndpointUpdate)
+)
 def update_webhook_endpoint(
     request: Request, id: str, asked: Annotated[EndpointUpdate, Depends(body_as(EndpointUpdate))]
 ) -> Response:
@@ -198,7 +133,9 @@ def delete_webhook_endpoint(request: Request, id: str, asked: Looking) -> Respon
 
 
 @router.post(
-    _PATH + "/{id}/roll_secret", **answers(WebhookEndpoint, writes=True), **takes(EndpointRoll)
+    _PATH + "/{id}/roll_secret",
+    **answers(shapes.WebhookEndpoint, writes=True),
+    **takes(EndpointRoll),
 )
 def roll_webhook_secret(
     request: Request, id: str, asked: Annotated[EndpointRoll, Depends(body_as(EndpointRoll))]
@@ -233,7 +170,7 @@ def _check_room(connection: Connection, whose: str) -> None:
 # ----------------------------------------------------------------------------------- deliveries
 
 
-@router.get(_PATH + "/{id}/deliveries", **answers(WebhookDelivery, many=True), **asks(Page))
+@router.get(_PATH + "/{id}/deliveries", **answers(shapes.WebhookDelivery, many=True), **asks(Page))
 def list_webhook_deliveries(
     request: Request, id: str, asked: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:

@@ -212,7 +212,7 @@ function drawTally({ requests, charges, moved, ledger, events, deliveries }) {
     drawPart("ledger", ledger.sum === 0 ? "good" : "bad", `${ledger.entries} entries, their sum is ${ledger.sum}`);
   }
   if (events) {
-    const sent = deliveries.succeeded ?? deliveries.delivered ?? 0;
+    const sent = deliveries.delivered ?? 0;
     const all = Object.values(deliveries).reduce((sum, each) => sum + each, 0);
     const where = all ? `delivered to ${sent} of ${all}` : "nobody listens";
     drawPart("webhook", "good", `${events === 1 ? "an event" : `${events} events`}, ${where}`);
