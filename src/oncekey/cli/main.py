@@ -27,6 +27,7 @@ from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
 from oncekey.recovery import SWEEP_EVERY_S
 from oncekey.stores.base import Store
 from oncekey.stores.url import redact
+from oncekey.stores.postgres_layout import LAYOUTS
 
 ROWS_MAX = 1_000_000
 LIST_ROWS = 50
@@ -154,12 +155,18 @@ def _bare(
 
 
 def _migrate(commands: Commands[argparse.ArgumentParser]) -> None:
-    _command(
+    added = _command(
         commands,
         "migrate",
         operate.migrate,
         "bring the store's tables up to date; safe to repeat, and while the application runs",
-        "migrate postgresql://oncekey@db.internal/shop\nmigrate sqlite:///keys.db",
+        "migrate postgresql://oncekey@db.internal/shop\nmigrate sqlite:///keys.db\n"
+        "migrate --layout inline postgresql://oncekey@db.internal/shop",
+    )
+    added.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="where PostgreSQL keeps answers; those that are elsewhere are moved, in small batches",
     )
 
 

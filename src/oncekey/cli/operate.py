@@ -16,17 +16,40 @@ from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from oncekey.stores import migrate as migrations
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
+from oncekey.stores.postgres_layout import Moved, move
 
 
 def migrate(store: Store, args: argparse.Namespace) -> int:
     applied = migrations.migrate(store)
+    moved = None if args.layout is None else _lay_out(store, args.layout)
     if args.json:
-        print_json({"applied": applied})
-    elif applied:
-        print("\n".join(f"applied {name}" for name in applied))
-    else:
-        print("up to date: nothing to apply")
+        print_json({"applied": applied} | ({} if moved is None else {"moved": moved}))
+        return 0
+    print("\n".join(f"applied {name}" for name in applied) or "up to date: nothing to apply")
+    if moved is not None:
+        print(f"layout {args.layout}: moved {_records(moved)}")
     return 0
+
+
+def _lay_out(store: Store, layout: str) -> int:
+    """Move what is in another layout, with a pause after each batch that found something."""
+    progress, pause, before = Progress(), threading.Event(), 0
+
+    def watch(moved: Moved | None) -> None:
+        nonlocal before
+        if moved is None:
+            progress.say("waiting for transactions that began before")
+            pause.wait(SWEEP_PAUSE_S)
+            return
+        progress.say(f"to {moved.to}: {moved.share:.0%}, {_records(moved.records)} moved")
+        if moved.records != before:
+            pause.wait(SWEEP_PAUSE_S)
+        before = moved.records
+
+    try:
+        return move(store, layout, watch)
+    finally:
+        progress.done()
 
 
 # ------------------------------------------------------------------------ sweep

@@ -1,0 +1,375 @@
+"""Layouts on a real server: the contract in each, and moving between them while all goes on."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from oncekey.core.op import run
+from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.verbs import AppendStep, Find, Purge, Scan, Steps, Sweep, Tally
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.stores import postgres_layout
+from oncekey.stores.base import Store
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres import open_url
+from oncekey.stores.postgres_layout import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
+from oncekey.testing.contract import Case, StoreContract, Subject
+from oncekey.testing.contract.subject import FACES, owner, timeless
+from tests.stores import elapse
+from tests.stores.postgres_kit import Connection, migrate
+
+WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
+DAY_S = 86_400.0
+
+
+@contextmanager
+def database(server: str) -> Iterator[str]:
+    """The URL of an empty one of its own."""
+    name = f"oncekey_{uuid.uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        yield urlsplit(server)._replace(path=f"/{name}").geturl()
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def subject_of(url: str) -> Subject:
+    store = open_url(f"{url}?allow=unsafe-durability")
+    return Subject(store, elapse=partial(elapse.postgres, url))
+
+
+def unwatched(_: Moved | None) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------ the contract
+
+
+@pytest.fixture(scope="module", params=[SEPARATE, PARTITIONED])
+def laid_out(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Subject]:
+    with database(postgres_url) as url:
+        subject = subject_of(url)
+        migrate(subject.store)  # type: ignore[arg-type]
+        move(subject.store, request.param, unwatched)
+        yield subject
+
+
+@pytest.mark.slow
+class TestLayout(StoreContract):
+    """What tests/stores/test_contract.py does in the layout that a new database has."""
+
+    @pytest.fixture
+    def subject(self, laid_out: Subject) -> Subject:
+        with closing(laid_out.store.connect()) as connection:
+            wipe: Any = connection
+            for table in (
+                "claims",
+                "answers",
+                "steps",
+            ):  # faster than TRUNCATE while they are small
+                wipe._connection.execute(f"DELETE FROM oncekey_{table}")
+        return laid_out
+
+    @pytest.fixture
+    def case(self, subject: Subject) -> Iterator[Case]:
+        """By one driver: what both ask is the same."""
+        with closing(FACES["sync"](subject.store)) as face:
+            yield Case(subject, face)
+
+
+# ------------------------------------------------------------------------------------ moving
+
+
+@pytest.fixture(scope="module")
+def fresh_url(postgres_url: str) -> Iterator[str]:
+    with database(postgres_url) as url:
+        migrate(open_url(f"{url}?allow=unsafe-durability"))
+        yield url
+
+
+@pytest.fixture
+def db(fresh_url: str) -> Iterator[Connection]:
+    with psycopg.connect(fresh_url, autocommit=True) as db:
+        yield db
+
+
+@pytest.fixture
+def case(fresh_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    """Empty, and of the first layout; a batch is two records."""
+    subject = subject_of(fresh_url)
+    db.execute("TRUNCATE oncekey_claims, oncekey_answers, oncekey_steps")
+    move(subject.store, INLINE, unwatched)
+    monkeypatch.setattr(postgres_layout, "BATCH_ROWS", 2)
+    with closing(FACES["sync"](subject.store)) as face:
+        yield Case(subject, face)
+
+
+def fill(case: Case) -> dict[bytes, tuple[Record, list[Step]]]:
+    """Records of every kind, as they are found and with their steps."""
+    for state in State:
+        case.stage(state, case.claim(recovery="resume", field_digests={"a": "b"}, schema_version=3))
+    plain = case.done(case.complete(case.begin(), Answer(201, ((b"x", b"1"),), b"y" * 5000)))
+    case.done(case.complete(case.begin(), Answer(413, (), None)))
+    purged = case.begin(case.claim(tenant="leaving"))
+    case.done(case.complete(purged))
+    assert case.ask(Purge("leaving", 10)) == 1
+    case.ask(Tally({plain.id: 2}, {plain.id: 1}))
+    twice = case.begin()
+    case.ask(AppendStep(*_owner(twice), Step("charge", b"d", b"r")))
+    case.done(case.release(twice))
+    taken = case.done(case.take(case.find(twice.id)))
+    case.ask(AppendStep(*_owner(taken), Step("mail", b"d", None)))
+    return look(case)
+
+
+def look(case: Case) -> dict[bytes, tuple[Record, list[Step]]]:
+    ids = [record.id for record in case.ask(Scan(100))]
+    return {i: (timeless(case.ask(Find(i))), case.ask(Steps(i))) for i in ids}
+
+
+def _owner(record: Record) -> tuple[bytes, int, bytes]:
+    held = owner(record)
+    return held.id, held.fence, held.token
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), WAYS)
+def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str) -> None:
+    move(case.subject.store, before, unwatched)
+    kept = fill(case)
+    shares: list[float] = []
+
+    def watch(moved: Moved | None) -> None:
+        assert look(case) == kept, "every moment of a move shows all that there is"
+        assert moved is not None
+        shares.append(moved.share)
+
+    assert move(case.subject.store, after, watch) > 0
+    assert postgres_layout.layout(case.subject.store) == after
+    assert look(case) == kept
+    assert len(shares) >= len(kept) / 2
+    through_inline = after != INLINE and PARTITIONED in (before, after)
+    assert [a < b for a, b in pairwise(shares)].count(False) == through_inline
+    assert move(case.subject.store, after, unwatched) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), WAYS)
+def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, after: str) -> None:
+    move(case.subject.store, before, unwatched)
+    kept = fill(case)
+    for after_batches in range(1, 9):
+        left = iter(range(after_batches))
+
+        def watch(_: Moved | None, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        try:
+            move(case.subject.store, after, watch)
+        except KeyboardInterrupt:
+            assert look(case) == kept
+    move(case.subject.store, after, unwatched)
+    assert look(case) == kept
+    assert postgres_layout.layout(case.subject.store) == after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), WAYS)
+def test_records_are_begun_completed_and_taken_over_during_a_move(
+    case: Case, before: str, after: str
+) -> None:
+    move(case.subject.store, before, unwatched)
+    fill(case)
+    waiting = [case.begin() for _ in range(12)]
+    done: dict[bytes, Answer] = {}
+
+    def watch(_: Moved | None) -> None:
+        for record in (waiting.pop() if waiting else case.begin(), case.begin()):
+            done[record.id] = Answer(201, (), record.id)
+            case.done(case.complete(record, done[record.id]))
+        for record_id, answer in done.items():
+            assert case.find(record_id).answer == answer
+
+    move(case.subject.store, after, watch)
+    assert len(done) > 12
+    assert {i: case.find(i).answer for i in done} == done
+    case.expire()
+    again = case.done(case.take(case.find(next(iter(done)))))
+    assert again.answer is None
+    case.done(case.complete(again, Answer(200, (), b"again")))
+    assert case.find(again.id).answer == Answer(200, (), b"again")
+
+
+def test_a_write_that_looked_before_is_waited_for(case: Case, fresh_url: str) -> None:
+    """Its transaction is open while the layout changes, and commits where the last one said."""
+    store = case.subject.store
+    record = case.begin()
+    with psycopg.connect(fresh_url, cursor_factory=psycopg.RawCursor) as rival:
+        complete = store.perform([case.complete(record)])
+        run(complete, lambda asked: rival.execute(asked.sql.encode(), asked.args).fetchall())
+        waits: list[Moved | None] = []
+
+        def watch(moved: Moved | None) -> None:
+            waits.append(moved)
+            rival.commit()
+
+        assert move(store, SEPARATE, watch) == 1
+        assert waits[0] is None
+    assert case.find(record.id).state is State.COMPLETED
+    assert case.find(record.id).answer is not None
+
+
+def test_a_transaction_that_does_not_end_is_told_and_harms_nothing(
+    case: Case, fresh_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_layout, "WAITS_MAX", 2)
+    kept = fill(case)
+    with psycopg.connect(fresh_url) as rival:
+        rival.execute("UPDATE oncekey_claims SET replays = replays")
+        with pytest.raises(StoreUnavailable, match="then ask for the layout again"):
+            move(case.subject.store, SEPARATE, unwatched)
+        rival.rollback()
+    assert look(case) == kept
+    assert move(case.subject.store, SEPARATE, unwatched) == len(kept)
+
+
+def test_older_releases_are_kept_away_while_anything_is_inline(case: Case, db: Connection) -> None:
+    fill(case)
+    oldest = "SELECT max(oldest_reader) FROM oncekey_schema"
+    seen: list[Any] = []
+    move(case.subject.store, SEPARATE, lambda _: seen.append(db.execute(oldest).fetchone()))
+    assert set(seen) == {(4,)}
+    assert db.execute(oldest).fetchone() == (1,)
+    move(case.subject.store, INLINE, unwatched)
+    assert db.execute(oldest).fetchone() == (4,)
+
+
+@pytest.mark.parametrize("parts", [SEPARATE, PARTITIONED])
+def test_who_may_use_the_table_may_use_the_one_that_takes_its_place(
+    case: Case, db: Connection, parts: str
+) -> None:
+    role = f"shop_{uuid.uuid4().hex}"
+    move(case.subject.store, SEPARATE if parts == PARTITIONED else PARTITIONED, unwatched)
+    db.execute(f"CREATE ROLE {role}".encode())
+    db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON oncekey_answers TO {role}".encode())
+    move(case.subject.store, parts, unwatched)
+    may = "SELECT has_table_privilege(%s, 'oncekey_answers', %s)"
+    for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+        assert db.execute(may, (role, right)).fetchone() == (True,)
+    assert db.execute(may, (role, "TRUNCATE")).fetchone() == (False,)
+    db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_only_postgres_has_layouts() -> None:
+    store: Store = MemoryStore()
+    with pytest.raises(Misuse, match="only PostgreSQL has others"):
+        move(store, INLINE, unwatched)
+    with pytest.raises(Misuse, match="no layout 'sideways'"):
+        move(store, "sideways", unwatched)
+
+
+# ------------------------------------------------------------------------------- days and parts
+
+
+def parts(db: Connection) -> set[str]:
+    rows = db.execute(
+        "SELECT inhrelid::regclass::text FROM pg_inherits "
+        "WHERE inhparent = 'oncekey_answers'::regclass"
+    ).fetchall()
+    return {name.removeprefix("oncekey_answers_") for (name,) in rows}
+
+
+def day(db: Connection, number: int) -> str:
+    """The name of a day: 0 is today, by the server's clock."""
+    [(name,)] = db.execute(
+        "SELECT to_char((now() AT TIME ZONE 'UTC')::date + %s, 'YYYYMMDD')", (number,)
+    ).fetchall()
+    return str(name)
+
+
+def age(db: Connection) -> str:
+    """As if all that is kept had expired two days ago; the part that it is in."""
+    name, end = day(db, -2), day(db, -1)
+    db.execute(
+        f"CREATE TABLE oncekey_answers_{name} PARTITION OF oncekey_answers "
+        f"FOR VALUES FROM ('{name}') TO ('{end}')".encode()
+    )
+    db.execute(
+        "UPDATE oncekey_claims SET answer_day = %s::date, lease_until = NULL, "
+        "expires = %s::date::timestamp AT TIME ZONE 'UTC' WHERE state <> 'unknown'",
+        (name, name),
+    )
+    db.execute("UPDATE oncekey_answers SET day = %s::date", (name,))
+    return name
+
+
+@pytest.fixture
+def by_day(case: Case) -> Case:
+    move(case.subject.store, PARTITIONED, unwatched)
+    return case
+
+
+def test_coming_days_have_parts_and_an_answer_is_in_that_of_its_day(
+    by_day: Case, db: Connection
+) -> None:
+    record = by_day.done(by_day.complete(by_day.begin(), retention_s=3 * DAY_S))
+    by_day.ask(Sweep(10))
+    assert {"other", *(day(db, n) for n in (0, 1, 2, 4, 5))} <= parts(db)
+    assert day(db, 3) not in parts(db), "it came before its part"
+    later = by_day.done(by_day.complete(by_day.begin(), retention_s=5 * DAY_S))
+    where = "SELECT tableoid::regclass::text FROM oncekey_answers WHERE id = %s"
+    assert db.execute(where, (record.id,)).fetchone() == ("oncekey_answers_other",)
+    assert db.execute(where, (later.id,)).fetchone() == (f"oncekey_answers_{day(db, 5)}",)
+
+
+def test_p10_a_day_goes_as_a_whole_once_nothing_of_it_is_left(by_day: Case, db: Connection) -> None:
+    for _ in range(3):
+        by_day.done(by_day.complete(by_day.begin()))
+    unknown = by_day.stage(State.UNKNOWN)
+    gone = age(db)
+    assert by_day.ask(Sweep(2)) == 2
+    assert gone in parts(db), "one record of that day is not swept yet"
+    assert db.execute("SELECT count(*) FROM oncekey_answers").fetchone() == (3,), "not one by one"
+    assert by_day.ask(Sweep(2)) == 1
+    assert gone not in parts(db)
+    assert db.execute("SELECT count(*) FROM oncekey_answers").fetchone() == (0,)
+    assert by_day.find(unknown.id).state is State.UNKNOWN
+
+
+def test_p10_what_somebody_holds_keeps_its_day(
+    by_day: Case, db: Connection, fresh_url: str
+) -> None:
+    by_day.done(by_day.complete(by_day.begin()))
+    gone = age(db)
+    with psycopg.connect(fresh_url) as rival:
+        rival.execute("SELECT FROM oncekey_claims FOR UPDATE")
+        assert by_day.ask(Sweep(10)) == 0
+        assert gone in parts(db)
+    with psycopg.connect(fresh_url) as rival:
+        rival.execute("SELECT FROM oncekey_answers")
+        assert by_day.ask(Sweep(10)) == 1, "a sweep does not wait for whoever reads the table"
+        assert gone in parts(db)
+    assert by_day.ask(Sweep(10)) == 0
+    assert gone not in parts(db)
+
+
+def test_what_has_no_part_is_removed_too(by_day: Case, db: Connection) -> None:
+    record = by_day.done(by_day.complete(by_day.begin(), retention_s=100 * DAY_S))
+    by_day.ask(Sweep(1))
+    db.execute(
+        "UPDATE oncekey_claims SET answer_day = answer_day - 200, "
+        "expires = expires - interval '200 days'"
+    )
+    db.execute("UPDATE oncekey_answers SET day = day - 200")
+    assert by_day.ask(Find(record.id)).answer is not None
+    assert by_day.ask(Sweep(10)) == 1
+    assert db.execute("SELECT count(*) FROM oncekey_answers_other").fetchone() == (0,)
