@@ -49,6 +49,7 @@ class MySQLFamily(Server):
         settings = {
             "basedir": str(self.base),
             "datadir": str(self.folder / "data"),
+            "tmpdir": str(self.folder),  # a server that starts removes what others have in theirs
             "bind-address": "127.0.0.1",
             "port": str(self.port),
             "socket": "socket",  # below datadir: whole paths are limited to 107 bytes
