@@ -19,7 +19,7 @@ from oncekey.testing.contract.subject import SyncFace
 
 def listed(client: Any, subject: Subject) -> dict[bytes, float]:
     """What stands in the list of what may be abandoned, and when its lease ends."""
-    prefix: str = cast(Any, subject.store)._prefix
+    prefix: str = cast(Any, subject.store).prefix
     rows = client.zrange(f"{prefix}:open", 0, -1, withscores=True)
     return {bytes.fromhex(member.decode()): score / 1_000_000 for member, score in rows}
 
@@ -68,7 +68,7 @@ def test_the_list_is_a_hint_that_is_put_right(redis: Subject, redis_url: str) ->
         begun = [case.begin(case.claim(recovery="resume")) for _ in range(3)]
         unlisted, ended, renewed = begun
         ids = {record.id for record in begun}
-        open_list = f"{cast(Any, redis.store)._prefix}:open"
+        open_list = f"{cast(Any, redis.store).prefix}:open"
         case.done(case.complete(ended))
         case.lapse()
         case.done(case.renew(renewed))

@@ -18,18 +18,19 @@ REASON_CHARS_MAX = 1000
 class Outage:
     """Whether one connection's questions are answered."""
 
-    __slots__ = ("_lasts",)
+    __slots__ = ("_lasts", "_who")
 
-    def __init__(self) -> None:
+    def __init__(self, who: str = "the store") -> None:
+        self._who = who
         self._lasts = False
 
     def noticed(self, error: StoreUnavailable) -> None:
         if not self._lasts:
             self._lasts = True
             reason = printable(" ".join(str(error).split()), REASON_CHARS_MAX)
-            _log.warning("the store does not answer: %s", reason)
+            _log.warning("%s does not answer: %s", self._who, reason)
 
     def over(self) -> None:
         if self._lasts:
             self._lasts = False
-            _log.warning("the store answers again")
+            _log.warning("%s answers again", self._who)

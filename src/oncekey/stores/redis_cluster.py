@@ -60,12 +60,12 @@ class ClusterStore(RedisStore):
     def __init__(self, seeds: Sequence[Address], **options: Any) -> None:
         """`options` are those of `RedisStore`, for every node."""
         super().__init__(**options)
-        if {"{", "}"} & set(self._prefix):
-            raise Misuse(f"prefix={self._prefix!r}: in a cluster it must not contain braces")
-        if self._endpoint.options["db"]:
+        if {"{", "}"} & set(self.prefix):
+            raise Misuse(f"prefix={self.prefix!r}: in a cluster it must not contain braces")
+        if self.endpoint.options["db"]:
             raise Misuse("a cluster has only one database: use a prefix to keep applications apart")
         places = ",".join(f"{host}:{port}" for host, port in seeds)
-        self._address = f"{self._endpoint.kind}+cluster://{places}"
+        self._address = f"{self.endpoint.kind}+cluster://{places}"
         self._guides = deque(seeds)
         self._slots = SlotMap([seeds[0]] * SLOTS)  # until it is learnt: whoever is asked will tell
         self._met: dict[Address, Durability] = {}
@@ -90,7 +90,7 @@ class ClusterStore(RedisStore):
 
     def _tagged(self, byte: int, name: str) -> str:
         """A key in the slot of the ids that begin with this byte."""
-        return f"{self._prefix}:{{{TAG_OF_BYTE[byte]}}}/{name}"
+        return f"{self.prefix}:{{{TAG_OF_BYTE[byte]}}}/{name}"
 
     def _owner(self, command: Command) -> Address:
         return self._slots.owners[_slot(command)]
@@ -252,14 +252,14 @@ class ClusterStore(RedisStore):
         yield from self._learn()
         looked = []
         for node in self.nodes():
-            found = yield from self._on(node, redis_look.look(self._prefix))
+            found = yield from self._on(node, redis_look.look(self.prefix))
             looked.append((f"{node[0]}:{node[1]}", found))
         return redis_look.examination(
             looked, (yield from self._noted_schema()), self._wait_replicas, self._address
         )
 
     def _noted_schema(self) -> Op[tuple[int, int] | None]:
-        owner = self._owner(("HMGET", f"{self._prefix}:schema"))
+        owner = self._owner(("HMGET", f"{self.prefix}:schema"))
         return self._on(owner, super()._noted_schema())
 
     def now(self) -> Op[float | None]:
@@ -277,10 +277,10 @@ class ClusterStore(RedisStore):
     # ------------------------------------------------------------------------------ connections
 
     def connect(self) -> Roads:
-        return Roads(self._endpoint.at)
+        return Roads(self.endpoint.at)
 
     async def aconnect(self) -> AsyncRoads:
-        return AsyncRoads(self._endpoint.at)
+        return AsyncRoads(self.endpoint.at)
 
 
 def _slot(command: Command) -> int:

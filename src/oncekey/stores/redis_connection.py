@@ -92,6 +92,11 @@ class Endpoint:
         host, port = address
         return replace(self, options={**self.options, "host": host, "port": port})
 
+    def within(self, timeout_s: float) -> Endpoint:
+        """The same, with less patience."""
+        options = {**self.options, "socket_connect_timeout": timeout_s}
+        return replace(self, options=options, timeout_s=timeout_s, connect_timeout_s=timeout_s)
+
     def link(self) -> Any:
         """The driver's connection, not connected yet. Raises TypeError for unknown options."""
         return _LINKS[self.kind](**self.options, socket_timeout=self.timeout_s)

@@ -40,9 +40,9 @@ class SentinelStore(RedisStore):
         self._primary: Address | None = None
         super().__init__(**options)
         places = ",".join(f"{host}:{port}" for host, port in sentinels)
-        self._address = f"{self._endpoint.kind}+sentinel://{places}/{service}"
+        self._address = f"{self.endpoint.kind}+sentinel://{places}/{service}"
         login = {"username": sentinel_username, "password": sentinel_password, "db": 0}
-        self._guide = replace(self._endpoint, options={**self._endpoint.options, **login})
+        self._guide = replace(self.endpoint, options={**self.endpoint.options, **login})
 
     # A question goes to whatever server was the primary when the last connection was made: if it
     # is not any more, the answer is a refusal, or none.
@@ -104,7 +104,7 @@ class SentinelStore(RedisStore):
     # ------------------------------------------------------------------------------ connections
 
     def _endpoint_at(self, address: Address) -> Endpoint:
-        return (self._guide if address in self._sentinels else self._endpoint).at(address)
+        return (self._guide if address in self._sentinels else self.endpoint).at(address)
 
     def connect(self) -> Roads:
         return Roads(self._endpoint_at)

@@ -100,7 +100,7 @@ class RedisStore:
             )
         if wait_replicas and not 0.001 <= wait_timeout_s < timeout_s:
             raise Misuse(f"wait_timeout_s={wait_timeout_s} must be below timeout_s={timeout_s}")
-        self._prefix = prefix
+        self.prefix = prefix
         self.allowed = allowed(allow, fitness.RISKS)
         self._wait_replicas = wait_replicas
         self._wait: Command = ("WAIT", wait_replicas, round(wait_timeout_s * 1000))
@@ -116,15 +116,15 @@ class RedisStore:
             **(driver_options or {}),
         }
         kind = "unix" if path else "rediss" if tls else "redis"
-        self._endpoint = Endpoint(kind, options, timeout_s, connect_timeout_s)
-        self._address = str(self._endpoint)
+        self.endpoint = Endpoint(kind, options, timeout_s, connect_timeout_s)
+        self._address = str(self.endpoint)
         try:
-            self._endpoint.link()
+            self.endpoint.link()
         except TypeError as error:
             raise Misuse(f"{self._address}: redis-py does not take this option: {error}") from error
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._address!r}, prefix={self._prefix!r})"
+        return f"{type(self).__name__}({self._address!r}, prefix={self.prefix!r})"
 
     # ------------------------------------------------------------------------------------ verbs
 
@@ -156,7 +156,7 @@ class RedisStore:
         When `certain`, they come only after as many replicas as are waited for have all that they
         tell. `node` is for commands that name no key, where there are several servers.
         """
-        return self._served(commands, [f"{self._prefix}:mark"] if certain else [])
+        return self._served(commands, [f"{self.prefix}:mark"] if certain else [])
 
     def _served(self, commands: list[Command], marks: Sequence[str]) -> Op[list[Any]]:
         """The replies of one server. Any of `marks` may be written for its replicas to wait for."""
@@ -217,12 +217,12 @@ class RedisStore:
 
     def key(self, record_id: bytes) -> str:
         """Where a record is."""
-        return f"{self._prefix}:{record_id.hex()}"
+        return f"{self.prefix}:{record_id.hex()}"
 
     @property
     def pattern(self) -> str:
         """What the keys of all records are like, and some others."""
-        return f"{self._prefix}:*"
+        return f"{self.prefix}:*"
 
     def nodes(self) -> list[Address | None]:
         """The servers that hold keys; None where there is only one."""
@@ -230,14 +230,14 @@ class RedisStore:
 
     def lists(self, node: Address | None) -> list[str]:
         """The keys of that server's lists of what may be abandoned."""
-        return [f"{self._prefix}:open"]
+        return [f"{self.prefix}:open"]
 
     # ---------------------------------------------------------------------------------- errors
 
     def _judged(self, error: RedisError, *, sent: bool = False) -> StoreError:
         """What an error that the server answered means; `sent` if it may have done other things."""
         if isinstance(error, NoPermissionError):
-            rule = fitness.acl_rule(self._prefix)
+            rule = fitness.acl_rule(self.prefix)
             return StoreUnfit(
                 f"{self._address}: {error}. Allow it: `redis-cli ACL SETUSER <user> {rule}`"
             )
@@ -296,7 +296,7 @@ class RedisStore:
 
     def _schema(self) -> Op[int]:
         """Check the schema's number, and raise it to ours: the number that was there before."""
-        ask = call("schema", f"{self._prefix}:schema", fitness.SCHEMA, fitness.OLDEST_READER)
+        ask = call("schema", f"{self.prefix}:schema", fitness.SCHEMA, fitness.OLDEST_READER)
         ((version, oldest_reader, before),) = yield from self.ask_all([ask])
         fitness.check_schema(int(version), int(oldest_reader), self._address)
         return int(before)
@@ -304,13 +304,13 @@ class RedisStore:
     # --------------------------------------------------------------------------- a thorough look
 
     def examine(self) -> Op[Examination]:
-        looked = yield from redis_look.look(self._prefix)
+        looked = yield from redis_look.look(self.prefix)
         return redis_look.examination(
             [("", looked)], (yield from self._noted_schema()), self._wait_replicas, self._address
         )
 
     def _noted_schema(self) -> Op[tuple[int, int] | None]:
-        key = f"{self._prefix}:schema"
+        key = f"{self.prefix}:schema"
         version, oldest_reader = yield from self._told("HMGET", key, "version", "oldest_reader")
         return None if version is None else (int(version), int(oldest_reader))
 
@@ -331,7 +331,7 @@ class RedisStore:
     # ------------------------------------------------------------------------------ connections
 
     def connect(self) -> Connection:
-        return self._endpoint.connect()
+        return self.endpoint.connect()
 
     async def aconnect(self) -> AsyncConnection:
-        return await self._endpoint.aconnect()
+        return await self.endpoint.aconnect()

@@ -64,6 +64,16 @@ KINDS = (
         drivers=("aiobotocore", "botocore"),
         extra="dynamodb",
     ),
+    Kind(
+        tuple(
+            f"tiered+{truth}"
+            for truth in ("postgresql", "postgres", "mysql", "mariadb", "dynamodb", "sqlite")
+        ),
+        "tiered+postgresql://user:password@host/database?cache=redis://host:6379/0",
+        "oncekey.stores.tiered",
+        drivers=("redis", "hiredis"),
+        extra="redis",
+    ),
 )
 _BY_SCHEME = {scheme: kind for kind in KINDS for scheme in kind.schemes}
 _ALIASES = {"redis+unix": "unix"}

@@ -1,0 +1,357 @@
+"""A tiered store: a database keeps the records, and a Redis beside it the answers of replays.
+
+Everything is decided and written by the database, the *truth*. The cache holds copies of completed
+records only, so that a replay need not go there: `Insert` looks into the cache first, and asks the
+truth for what it does not find. A copy is made after the truth has said that the record completed.
+
+Whatever becomes of the cache, nothing runs twice and nobody is told a wrong answer: an entry that
+is lost, old, forged or another id's is not believed (`tiered_entry`), and then the truth is asked.
+A cache that is slow or down is left alone for a while. Two things are therefore refused while it
+does not answer, rather than done without telling it: `Purge`, and running again what completed.
+
+Copies travel with the next question to the cache, never alone, and only where no entry is yet: so
+nobody who read a record before it changed can put the old one back. Before a record that completed
+runs again, its entry gives way to a *stop*, which keeps others from writing one for a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from oncekey.clock import Clock, SystemClock
+from oncekey.core.framing import as_bytes
+from oncekey.core.notice import NOTICE_ID, notice_claim, notice_swap
+from oncekey.core.op import Op
+from oncekey.core.record import TOKEN_BYTES, Claim, Record, State
+from oncekey.core.verbs import (
+    Count,
+    Done,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Purge,
+    Scan,
+    Swap,
+    Verb,
+    When,
+)
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.stores import redis
+from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
+from oncekey.stores.redis_calls import Command
+from oncekey.stores.redis_connection import Endpoint
+from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, Cached, TieredConnection
+from oncekey.stores.tiered_entry import decode_entry, encode_entry, lasts_s
+from oncekey.stores.url import open_store
+
+KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
+"""The record of the truth that keeps the key of the MACs. No request can have this id."""
+ENTRY_BYTES_MAX = 65_536
+"""A larger entry is not made: the truth serves those."""
+WAITING_MAX = 256
+LIVES_MAX = 10_000
+STOP_S = 60
+"""How long a stop lasts: longer than any question to the truth is under way."""
+EPOCH_S = 30 * 86_400
+_KEPT_S = 100 * 365 * 86_400.0
+_ROUNDS_MAX = 16
+_STOP = b"-"
+# An entry that is not believed makes room, unless it was replaced meanwhile: by a stop perhaps.
+_REMOVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', KEYS[1]) end"
+
+
+@dataclass(slots=True)
+class _Life:
+    """What is known of a record that was begun here, so that its completion can be copied."""
+
+    claim: Claim
+    epoch: bytes
+    began: float
+    beats: int = 0
+
+
+class TieredStore:
+    """The records of another store, with completed ones at hand in a Redis."""
+
+    def __init__(
+        self,
+        truth: Store,
+        cache: Endpoint,
+        *,
+        prefix: str = "oncekey",
+        clock: Clock | None = None,
+    ) -> None:
+        """`cache` may forget what it likes; its timeout bounds what a slow one costs."""
+        self.truth = truth
+        self.name: str = truth.name
+        self.durability: Durability = truth.durability
+        self._clock = clock or SystemClock()
+        self._cache = Cache(cache, self._clock)
+        self._prefix = f"{prefix}:tiered:"
+        self._secret: bytes | None = None
+        self._waiting: deque[Command] = deque(maxlen=WAITING_MAX)
+        self._lives: dict[bytes, _Life] = {}
+
+    def __repr__(self) -> str:
+        return f"TieredStore({self.truth!r}, {str(self._cache.endpoint)!r})"
+
+    def __getattr__(self, name: str) -> Any:
+        """What only one kind of store has."""
+        if name.startswith("_") or name == "truth":
+            raise AttributeError(name)
+        return getattr(self.truth, name)
+
+    def group(self, verb: Verb) -> Hashable:
+        return self.truth.group(verb)
+
+    # --------------------------------------------------------------------------- connections
+
+    def connect(self) -> Connection:
+        return TieredConnection(self.truth, self._cache, must_open=self._secret is None)
+
+    async def aconnect(self) -> AsyncConnection:
+        connection = AsyncTieredConnection(self.truth, self._cache)
+        await connection.open(must=self._secret is None)
+        return connection
+
+    def prepare(self) -> Op[None]:
+        """While the truth does not answer, a process that knows the key can still replay."""
+        try:
+            yield from self.truth.prepare()
+        except StoreUnavailable:
+            if self._secret is None:
+                raise
+        else:
+            self.durability = self.truth.durability
+            self._secret = self._secret or (yield from self._find_secret())
+
+    def migrate(self) -> Op[list[str]]:
+        return self.truth.migrate()
+
+    def _find_secret(self) -> Op[bytes]:
+        """The key of the MACs: made by whoever is first, and kept in the truth."""
+        for _ in range(_ROUNDS_MAX):
+            [found] = yield from self.truth.perform([Find(KEY_ID)])
+            token = os.urandom(TOKEN_BYTES)
+            if found is None:
+                claim = replace(notice_claim("oncekey/tiered", token, _KEPT_S), id=KEY_ID)
+                yield from self.truth.perform([Insert(claim)])
+                continue
+            if found.state is State.COMPLETED:
+                secret: bytes = found.answer.body
+                return secret
+            swap = notice_swap(found, os.urandom(32), token, _KEPT_S)
+            yield from self.truth.perform([replace(swap, id=KEY_ID)])
+        raise StoreUnavailable("the key of the tiered store keeps changing", sent=True)
+
+    # ------------------------------------------------------------------------------- perform
+
+    def perform(self, verbs: Sequence[Any]) -> Op[list[Any]]:
+        kind = type(verbs[0])
+        if kind is Insert:
+            return (yield from self._insert(verbs))
+        if kind is Purge or kind is Scan or kind is Count:
+            outcomes = []
+            for verb in verbs:
+                outcomes.append((yield from _WHOLE[type(verb)](self, verb)))
+            return outcomes
+        yield from self._stop(verbs)
+        outcomes = yield from self.truth.perform(verbs)
+        for verb, outcome in zip(verbs, outcomes, strict=True):
+            if type(verb) is Swap:
+                self._swapped(verb, outcome)
+        return outcomes
+
+    def _insert(self, verbs: Sequence[Insert]) -> Op[list[Any]]:
+        epochs, hits = yield from self._look(verbs)
+        missing = [verb for verb in verbs if verb.id not in hits]
+        if not missing:
+            return [hits[verb.id] for verb in verbs]
+        try:
+            found = yield from self.truth.perform(missing)
+        except StoreUnavailable:
+            if not hits:
+                raise
+            found = [AGAIN] * len(missing)  # each alone: what was found needs no truth
+        for verb, outcome in zip(missing, found, strict=True):
+            self._inserted(verb, outcome, epochs.get(verb.claim.tenant))
+        rest = iter(found)
+        return [hits[verb.id] if verb.id in hits else next(rest) for verb in verbs]
+
+    # --------------------------------------------------------------------- reading the cache
+
+    def _look(self, verbs: Sequence[Insert]) -> Op[tuple[dict[str, bytes], dict[bytes, Found]]]:
+        """The epochs of the tenants, and what the cache knows of the records."""
+        tenants = list({verb.claim.tenant for verb in verbs})
+        keys = [self._entry(verb.id) for verb in verbs]
+        sent = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        ask = ("MGET", *map(self._epoch, tenants), *keys)
+        replies = yield Cached([*sent, ask])
+        if replies is None or not isinstance(replies[-1], list):
+            return {}, {}
+        said = dict(zip(tenants, replies[-1], strict=False))
+        epochs = {tenant: epoch for tenant, epoch in said.items() if epoch is not None}
+        for tenant in said.keys() - epochs.keys():
+            self._waiting.append(("SET", self._epoch(tenant), os.urandom(16), "NX", "EX", EPOCH_S))
+        hits: dict[bytes, Found] = {}
+        for verb, key, entry in zip(verbs, keys, replies[-1][len(tenants) :], strict=True):
+            if entry is None or entry == _STOP:
+                continue
+            record = self._believed(verb, entry, epochs.get(verb.claim.tenant))
+            if record is None:
+                self._waiting.append(("EVAL", _REMOVE, 1, key, entry))
+            else:
+                hits[verb.id] = Found(record)
+        return epochs, hits
+
+    def _believed(self, verb: Insert, entry: bytes, epoch: bytes | None) -> Record | None:
+        if self._secret is None or epoch is None:
+            return None
+        return decode_entry(self._secret, verb.id, epoch, entry, self._clock.wall())
+
+    def _entry(self, record_id: bytes) -> str:
+        return self._prefix + record_id.hex()
+
+    def _epoch(self, tenant: str) -> str:
+        return f"{self._prefix}epoch:{hashlib.sha256(as_bytes(tenant)).hexdigest()}"
+
+    # --------------------------------------------------------------------- writing the cache
+
+    def _inserted(self, verb: Insert, outcome: Any, epoch: bytes | None) -> None:
+        if epoch is None:
+            return
+        if isinstance(outcome, Found):
+            self._copy(outcome.record, epoch)
+        elif isinstance(outcome, Inserted):
+            if len(self._lives) >= LIVES_MAX:  # the oldest has ended elsewhere, or lasts too long
+                self._lives.pop(next(iter(self._lives)), None)
+            self._lives[verb.id] = _Life(verb.claim, epoch, self._clock.monotonic())
+
+    def _swapped(self, swap: Swap, outcome: Any) -> None:
+        life = self._lives.get(swap.id)
+        if life is None:
+            return
+        if not isinstance(outcome, Done) or swap.token != life.claim.token:
+            self._lives.pop(swap.id, None)
+        elif swap.to is State.RUNNING:
+            life.beats += 1
+        else:
+            del self._lives[swap.id]
+            if swap.to is State.COMPLETED:
+                self._copy(self._completed(life, swap, outcome.fence), life.epoch)
+
+    def _completed(self, life: _Life, swap: Swap, fence: int) -> Record:
+        """The record as the truth has it, whose whole life was seen here."""
+        claim = life.claim
+        return Record(
+            id=claim.id,
+            token=claim.token,
+            tenant=claim.tenant,
+            operation=claim.operation,
+            key=claim.key,
+            fingerprint=claim.fingerprint,
+            fingerprint_version=claim.fingerprint_version,
+            lease_s=claim.lease_s,
+            retention_s=claim.retention_s,
+            recovery=claim.recovery,
+            schema_version=claim.schema_version,
+            field_digests=claim.field_digests,
+            state=State.COMPLETED,
+            fence=fence,
+            attempt=1,
+            lapses=0,
+            beat=life.beats + 1,
+            no_effect=False,
+            answer=swap.answer,
+            resource_id=swap.resource_id,
+            age_s=self._clock.monotonic() - life.began,
+            lease_left_s=0.0,
+            expires_in_s=swap.retention_s,
+        )
+
+    def _copy(self, record: Record, epoch: bytes) -> None:
+        """Let the next question to the cache take a copy along."""
+        seconds = int(lasts_s(record))
+        if seconds <= 0 or record.answer is None or self._secret is None:
+            return
+        entry = encode_entry(self._secret, record, record.answer, epoch, self._clock.wall())
+        if len(entry) <= ENTRY_BYTES_MAX:
+            self._waiting.append(("SET", self._entry(record.id), entry, "NX", "EX", seconds))
+
+    def _stop(self, verbs: Sequence[Verb]) -> Op[None]:
+        """Before what completed changes: take its entries away, and let nobody write one."""
+        stops: list[Command] = [
+            ("SET", self._entry(verb.id), _STOP, "EX", STOP_S)
+            for verb in verbs
+            if type(verb) is Swap
+            and verb.state is State.COMPLETED
+            and verb.when is not When.EXPIRED  # its entry has ended before
+            and verb.id not in (NOTICE_ID, KEY_ID)
+        ]
+        if stops:
+            yield Cached(stops, needed=True)
+
+    # ------------------------------------------------------------------- verbs over all records
+
+    def _purge(self, verb: Purge) -> Op[int]:
+        """A new epoch before, so that no entry is told any more; and after, so that what was read
+        meanwhile counts for nothing.
+        """
+        yield self._new_epoch(verb.tenant)
+        [purged] = yield from self.truth.perform([verb])
+        try:
+            yield self._new_epoch(verb.tenant)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), sent=True) from error
+        return int(purged)
+
+    def _new_epoch(self, tenant: str) -> Cached:
+        epoch = ("SET", self._epoch(tenant), os.urandom(16), "EX", EPOCH_S)
+        return Cached([epoch], needed=True)
+
+    def _scan(self, verb: Scan) -> Op[list[Record]]:
+        [records] = yield from self.truth.perform([replace(verb, limit=verb.limit + 1)])
+        return [record for record in records if record.id != KEY_ID][: verb.limit]
+
+    def _count(self, verb: Count) -> Op[dict[State, int]]:
+        [counts] = yield from self.truth.perform([verb])
+        return {**counts, State.COMPLETED: max(counts[State.COMPLETED] - 1, 0)}
+
+
+_WHOLE: dict[type, Any] = {
+    Purge: TieredStore._purge,
+    Scan: TieredStore._scan,
+    Count: TieredStore._count,
+}
+
+
+# ------------------------------------------------------------------------------------------- URLs
+
+SCHEME = "tiered+"
+CACHE_TIMEOUT_S = 0.1
+
+
+def open_url(url: str) -> TieredStore:
+    """`tiered+postgresql://user:password@host/database?cache=redis://host:6379/0`.
+
+    Behind `tiered+` stands the URL of the truth. `cache` is the URL of one Redis or Valkey, with
+    what is special in it percent-encoded; `cache_timeout_s` how long it may take to answer.
+    """
+    place, _, query = url.removeprefix(SCHEME).partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    cache_url, timeout = options.pop("cache", ""), options.pop("cache_timeout_s", "")
+    if not cache_url:
+        raise Misuse("a tiered store needs a cache: …?cache=redis://host:6379/0")
+    cache = redis.open_url(cache_url)
+    if type(cache) is not redis.RedisStore:
+        raise Misuse("the cache of a tiered store is one server: write cache=redis://host:6379/0")
+    timeout_s = float(timeout or CACHE_TIMEOUT_S)
+    truth = open_store(f"{place}?{urlencode(options)}" if options else place)
+    return TieredStore(truth, cache.endpoint.within(timeout_s), prefix=cache.prefix)
