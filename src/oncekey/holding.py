@@ -27,6 +27,7 @@ from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.fading import Fading
 from oncekey.probes import probe
 from oncekey.tallies import Tallies
 
@@ -51,6 +52,7 @@ class Holding(Asking):
         self._token = token
         self._retention_from = retention_from
         self.tallies = Tallies()
+        self.fading = Fading(clock, token)
 
     # --------------------------------------------------------------------------- while it runs
 
@@ -233,6 +235,8 @@ class Holding(Asking):
         )
 
     def _tell_completed(self, attempt: Attempt, kept: Answer, run_s: float) -> None:
+        if attempt.policy.tombstone_s:
+            self.fading.note(attempt.held.id, attempt.policy.retention_s)
         self._emit(
             events.Completed,
             attempt,

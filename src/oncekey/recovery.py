@@ -1,5 +1,5 @@
-"""Housekeeping beside the requests: the sweeper removes what has expired and writes the counters
-behind.
+"""Housekeeping beside the requests: the sweeper removes what has expired, writes the counters
+behind, and does whatever else is to be done again and again.
 
 Bounded in every direction: one thread, one connection, so many rows at a time, a pause after each
 batch. It never decides anything about a record that could still answer somebody.
@@ -10,7 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
+from oncekey.clock import SystemClock
 from oncekey.core.verbs import Sweep, Tally
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
@@ -23,14 +27,32 @@ SWEEP_PAUSE_S = 0.1
 SWEEP_EVERY_S = 60.0
 
 
+class Chore(Protocol):
+    """Something else to be done beside the requests, again and again."""
+
+    @property
+    def every_s(self) -> float: ...
+
+    def work(self, line: Line, pause: Callable[[], bool]) -> None:
+        """Do what there is to do; `pause` lets others have the store, and is True when it is time
+        to stop.
+        """
+
+    def finish(self, line: Line) -> None:
+        """Write what must not be lost with this process."""
+
+
 class Sweeper:
-    """Sweeps a store every `every_s`, in batches of `rows_max`, for as long as it runs."""
+    """Sweeps a store every `every_s`, in batches of `rows_max`, for as long as it runs; and does
+    chores.
+    """
 
     def __init__(
         self,
         store: Store,
         tallies: Tallies | None = None,
         *,
+        chores: Sequence[Chore] = (),
         every_s: float = SWEEP_EVERY_S,
         rows_max: int = SWEEP_ROWS_MAX,
     ) -> None:
@@ -38,6 +60,7 @@ class Sweeper:
         self._tallies = tallies or Tallies()
         self._every_s = every_s
         self._rows_max = rows_max
+        self._chores = chores
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -52,22 +75,44 @@ class Sweeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what is counted, then stop."""
+        """Write what is counted and noted, then stop."""
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
             thread.join()
 
     def _run(self) -> None:
-        line = Line(self._store)
+        line, now = Line(self._store), SystemClock.monotonic
+        works: list[tuple[float, Callable[[Line], Any]]] = [(self._every_s, self.round)]
+        works += [(chore.every_s, partial(self.do, chore)) for chore in self._chores]
+        due = [now() + every_s for every_s, _ in works]
         try:
-            while not self._stopping.wait(self._every_s):
-                self.round(line)
-            self._write_tallies(line)
-        except Exception as error:
-            _log.warning("counters were not written: %s", error)
+            while not self._stopping.wait(max(min(due) - now(), 0.0)):
+                for at, (every_s, work) in enumerate(works):
+                    if due[at] <= now():
+                        work(line)
+                        due[at] = now() + every_s
+            self._finish(line)
         finally:
             line.close()
+
+    def _finish(self, line: Line) -> None:
+        for finish in (*(chore.finish for chore in self._chores), self._write_tallies):
+            try:
+                finish(line)
+            except Exception as error:
+                _log.warning("counters were not written: %s", error)
+
+    def do(self, chore: Chore, line: Line) -> None:
+        """One chore; whatever becomes of it, its next time must come."""
+        try:
+            chore.work(line, self._pause)
+        except Exception as error:
+            again = f"again in {chore.every_s:g} s"
+            _log.warning("%s stopped early, %s: %s", type(chore).__name__.lower(), again, error)
+
+    def _pause(self) -> bool:
+        return self._stopping.wait(SWEEP_PAUSE_S)
 
     def round(self, line: Line) -> int:
         """Counters, then batches until nothing is left. How many records were removed."""
@@ -79,7 +124,7 @@ class Sweeper:
                 removed += count
                 if count == 0:  # a store may remove fewer than it could, to let others in
                     break
-                self._stopping.wait(SWEEP_PAUSE_S)
+                self._pause()
         except Exception as error:  # whatever it is, the next round must come
             _log.warning("sweeping stopped early, it goes on in %g s: %s", self._every_s, error)
         return removed

@@ -56,7 +56,7 @@ class Runtime:
             notices=Notices(self.clock),
         )
         self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
-        self.sweeper = Sweeper(self.store, self.guard.tallies)
+        self.sweeper = Sweeper(self.store, self.guard.tallies, chores=[self.guard.fading])
         self.gatherer = Gatherer(self.store)
         self.async_gatherer = AsyncGatherer(self.store)
         self.background = Background(self.guard, self.drive, self.drive_sync)

@@ -36,7 +36,7 @@ MOVES = """
     run again             released                             running    any       rises
     run anew              completed                            running    any       rises
     start over            running completed released unknown   running    expired   rises
-    fade                  completed                            completed  any       stays
+    fade                  completed                            completed  any       rises
     resolve as completed  unknown                              completed  any       rises
     resolve as released   unknown                              released   any       rises
 """
@@ -64,11 +64,9 @@ def test_the_moves_are_these_and_no_others() -> None:
 
 
 def test_p1_whoever_changes_the_owner_raises_the_fence() -> None:
-    """Only the owner's own writes leave it, shortening, after which nobody else owns it, and
-    fading, when there is no owner any more.
-    """
+    """Only the owner's own writes leave it, and shortening, after which nobody else owns it."""
     kept = {name for name, move in TRANSITIONS.items() if not move.raise_fence}
-    assert kept == {"renew", "shorten", "complete", "release", "fade"}
+    assert kept == {"renew", "shorten", "complete", "release"}
 
 
 def test_p1_nobody_takes_a_running_record_without_looking_at_the_clock() -> None:
@@ -95,7 +93,7 @@ BUILDERS: dict[str, Callable[[State], Swap]] = {
     "run again": lambda state: lifecycle.take(record(state), CLAIM),
     "run anew": lambda state: lifecycle.take(record(state), NEWER_CLAIM),
     "start over": lambda state: lifecycle.take(record(state, expires_in_s=0.0), CLAIM),
-    "fade": lambda state: lifecycle.fade(record(state)),
+    "fade": lambda state: lifecycle.fade(record(state), new_token=b"n"),
     "resolve as completed": lambda state: lifecycle.resolve(
         record(state), new_token=b"n", answer=ANSWER, retention_s=600
     ),
@@ -225,7 +223,7 @@ def test_doubt_counts_the_lapse_that_led_to_it() -> None:
 def test_fading_leaves_the_id_and_the_time_and_nothing_of_the_request_or_its_answer() -> None:
     answer = with_tombstone(Answer(201, ((b"location", b"/orders/7"),), b"created"), 50.0)
     found = record(COMPLETED, answer=answer, resource_id="7", field_digests={"a": "b"})
-    swap = lifecycle.fade(dataclasses.replace(found, expires_in_s=40.0))
+    swap = lifecycle.fade(dataclasses.replace(found, expires_in_s=40.0), new_token=b"n")
     assert swap.claim is not None
     assert (swap.fresh, swap.resource_id, swap.retention_s) == (True, None, 40.0)
     assert swap.answer == with_tombstone(Answer(201, (), None), 50.0)

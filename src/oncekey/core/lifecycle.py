@@ -64,7 +64,7 @@ TRANSITIONS = {
     "run again": Transition((RELEASED,), RUNNING, When.ANY, True),
     "run anew": Transition((COMPLETED,), RUNNING, When.ANY, True),
     "start over": Transition((RUNNING, COMPLETED, RELEASED, UNKNOWN), RUNNING, When.EXPIRED, True),
-    "fade": Transition((COMPLETED,), COMPLETED, When.ANY, False),
+    "fade": Transition((COMPLETED,), COMPLETED, When.ANY, True),
     "resolve as completed": Transition((UNKNOWN,), COMPLETED, When.ANY, True),
     "resolve as released": Transition((UNKNOWN,), RELEASED, When.ANY, True),
 }
@@ -282,13 +282,13 @@ def take(found: Record, claim: Claim) -> Swap:
     )
 
 
-def fade(found: Record) -> Swap:
+def fade(found: Record, *, new_token: bytes) -> Swap:
     """Leave nothing of a completed record but that it is there: who looks for its key learns that
     it was done, until it expires.
     """
     claim = Claim(
         id=found.id,
-        token=found.token,
+        token=new_token,
         tenant=found.tenant,
         operation=found.operation,
         key="",
@@ -296,12 +296,18 @@ def fade(found: Record) -> Swap:
         fingerprint_version=found.fingerprint_version,
         lease_s=found.lease_s,
         retention_s=found.retention_s,
-        recovery=found.recovery,
         schema_version=found.schema_version,
     )
     left = found.answer and blank(found.answer)
-    retention_s = max(found.expires_in_s, 0.0)
-    return _swap("fade", found, claim=claim, fresh=True, answer=left, retention_s=retention_s)
+    return _swap(
+        "fade",
+        found,
+        new_token=new_token,
+        claim=claim,
+        fresh=True,
+        answer=left,
+        retention_s=max(found.expires_in_s, 0.0),
+    )
 
 
 def resolve(found: Record, *, new_token: bytes, answer: Answer | None, retention_s: float) -> Swap:

@@ -98,8 +98,9 @@ def brought(claim: Claim) -> Item:
         "retention": n(claim.retention_s),
         "recovery": s(claim.recovery),
         "schema": n(claim.schema_version),
-        "owner": b(owner(claim.tenant, shard(claim.id))),
     }
+    if claim.key:  # else it is blank, and no purge need look for it
+        item["owner"] = b(owner(claim.tenant, shard(claim.id)))
     if digests := encode_digests(claim.field_digests):
         item["digests"] = s(digests)
     if claim.recovery != "rerun":
@@ -114,7 +115,7 @@ def brought(claim: Claim) -> Item:
     return item
 
 
-_OPTIONAL = ("digests", "open", "request")
+_OPTIONAL = ("digests", "open", "request", "owner")
 _ANSWER = ("status", "headers", "body", "body_pieces", "body_digest", "resource")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from oncekey.core.op import arun, run
@@ -27,6 +27,20 @@ class Line:
         except StoreUnavailable:
             self.close()
             raise
+
+    def perform_all(self, verbs: Sequence[Verb]) -> list[Any]:
+        """Carry out verbs of any groups, each with those of its own; outcomes in the same order.
+        One may be `AGAIN`.
+        """
+        groups: dict[Hashable, list[int]] = {}
+        for at, verb in enumerate(verbs):
+            groups.setdefault(self._store.group(verb), []).append(at)
+        outcomes: list[Any] = [None] * len(verbs)
+        for places in groups.values():
+            answers = self.perform([verbs[at] for at in places])
+            for at, answer in zip(places, answers, strict=True):
+                outcomes[at] = answer
+        return outcomes
 
     def _connect(self) -> Connection:
         connection = self._store.connect()

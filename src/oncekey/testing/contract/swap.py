@@ -8,9 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from oncekey.core import lifecycle
-from oncekey.core.lifecycle import TRANSITIONS
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Refused, Swap, When
+from oncekey.core.fingerprint import Comparison
+from oncekey.core.lifecycle import TRANSITIONS, Action
+from oncekey.core.policy import DEFAULTS
+from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.tombstone import blank, with_tombstone
+from oncekey.core.verbs import AppendStep, Insert, Purge, Refused, Steps, Swap, When
 from oncekey.testing.contract.subject import ANSWER, Case, Contract, new_id, new_token, timeless
 
 MOVES: dict[str, Callable[[Case, Record], Swap]] = {
@@ -24,6 +27,7 @@ MOVES: dict[str, Callable[[Case, Record], Swap]] = {
     "run again": Case.take,
     "run anew": lambda case, found: case.take(found, schema_version=found.schema_version + 1),
     "start over": Case.take,
+    "fade": lambda case, found: lifecycle.fade(found, new_token=new_token()),
     "resolve as completed": Case.resolve,
     "resolve as released": lambda case, found: case.resolve(found, None),
 }
@@ -161,6 +165,32 @@ class SwapContract(Contract):
         assert (after.attempt, after.lapses, after.replays, after.conflicts) == (1, 0, 0, 0)
         assert after.age_s == case.about(0)
         assert after.fence > old.fence
+
+    def test_fading_leaves_the_fact_and_the_time_and_no_content(self, case: Case) -> None:
+        """What is left is a tombstone: no retry runs, and nothing of the request is there."""
+        kept = with_tombstone(ANSWER, case.retention_s)
+        running = case.begin(case.claim(field_digests={"card": "ab"}))
+        step = Step("charge", b"d" * 32, b"card")
+        case.ask(AppendStep(running.id, running.fence, running.token, step))
+        completed = case.done(case.complete(running, kept))
+        after = case.done(lifecycle.fade(completed, new_token=new_token()))
+        assert (after.key, after.resource_id, dict(after.field_digests)) == ("", None, {})
+        assert after.fingerprint == bytes(32)
+        assert after.answer == blank(kept)
+        assert case.ask(Steps(after.id)) == []
+        assert after.expires_in_s == case.about(completed.expires_in_s)
+        assert case.ask(Purge(after.tenant, 10)) == 0
+        found = case.ask(Insert(case.rival(after)))
+        assert lifecycle.decide(found.record, Comparison.SAME, DEFAULTS) is Action.GONE
+
+    def test_a_tombstone_starts_over_when_it_is_expired(self, case: Case) -> None:
+        completed = case.done(case.complete(case.begin(), with_tombstone(ANSWER, 1.0)))
+        faded = case.done(lifecycle.fade(completed, new_token=new_token()))
+        case.expire()
+        after = case.done(case.take(case.find(faded.id)))
+        assert (after.state, after.key, after.answer) == (State.RUNNING, "order-17", None)
+        again = case.done(case.complete(after))
+        assert (again.answer, again.resource_id) == (ANSWER, "order_1")
 
     def test_an_answer_without_body_is_kept_as_such(self, case: Case) -> None:
         fact = Answer(200, ((b"location", b"/big"),), None)
