@@ -36,6 +36,7 @@ from payments.courier import Courier
 from payments.database import Database
 from payments.gate import App, Receive, Scope, Send, front
 from payments.network import Network
+from payments.room import Room
 from payments.senders import Senders
 from payments.settings import API_VERSION, Settings
 from payments.unfinished import Finisher
@@ -127,6 +128,7 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     )
     api.state.settings, api.state.database, api.state.network = settings, database, network
     errors.add_handlers(api)
+    api.add_middleware(Room, threads_max=settings.threads_max)
     api.state.senders = Senders(settings)
     for part in PARTS:
         api.include_router(part.router)

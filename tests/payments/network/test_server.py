@@ -206,7 +206,7 @@ def test_what_is_true_when_the_caller_does_not_know(
 
 def test_a_reset_is_a_reset_on_the_wire(network: CardNetwork, client: Network) -> None:
     body = b'{"authorisation": "a", "reference": "r"}'
-    head = f"POST /voids HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = b"POST /voids HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
 
     async def exchange() -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", network.port)
