@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import client, http, machine, memory, payments, recovery, sealed, stores, table
+from bench import client, cost, http, machine, memory, payments, recovery, sealed, stores, table
 from bench.rounds import Settings
 from bench.subject import failures
 from bench.table import Section
@@ -32,6 +32,7 @@ SUBJECTS = {
     "client": client,
     "recovery": recovery,
     "memory": memory,
+    "bytes": cost,
     "sealed": sealed,
     "payments": payments,
 }

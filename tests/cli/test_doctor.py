@@ -116,7 +116,7 @@ def test_p8_a_clock_that_was_set_back_is_noticed(doctor: Doctor, url: str, tmp_p
     found = doctor.findings(url)["clock jumps"]
 
     assert found["level"] == "advice"
-    assert found["seen"].startswith("1 records are dated ahead of the store's clock, by up to")
+    assert found["seen"].startswith("records dated ahead of the store's clock: 1, by up to")
 
 
 def test_a_sample_stands_for_all(seed: Seed, hour_ago: Seed, tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ def test_a_replica_and_its_primary(doctor: Doctor, safe_redis: Redis) -> None:
         assert f"127.0.0.1:{safe_redis.port}" in doctor.findings(replica.url, 1)["role"]["do"]
         with redis.Redis.from_url(safe_redis.url) as primary:
             primary.execute_command("WAIT", 1, 20_000)  # until it is connected
-        doctor.advises(safe_redis.url, "replication", "1 replicas, none is waited for")
+        doctor.advises(safe_redis.url, "replication", "replicas: 1, none is waited for")
         found = doctor.findings(f"{safe_redis.url}?wait_replicas=1")["replication"]
         assert found["level"] == "fine"
 

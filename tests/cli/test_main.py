@@ -18,7 +18,7 @@ from tests.cli.conftest import Oncekey, Seed
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = (
     *("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge", "intents"),
-    *("secrets", "amnesia", "doctor"),
+    *("secrets", "amnesia", "doctor", "plan"),
 )
 
 

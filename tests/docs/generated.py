@@ -22,6 +22,7 @@ from oncekey.core.verbs import When
 from oncekey.stores import redis_fitness
 from oncekey.stores.base import Durability
 from oncekey.stores.url import open_store
+from tests.docs import engines
 from tests.docs.pages import PAGES, ROOT
 from tests.payments import explainer
 
@@ -158,6 +159,25 @@ def _durability(name: str, durability: Durability) -> list[str]:
     return [*shown, *("kept" if each else "may be lost" for each in kept), durability.note]
 
 
+def allowed() -> str:
+    """What can be accepted by name."""
+    return table(("in the URL", "of", "accepts that"), engines.accepted())
+
+
+def compared() -> str:
+    """Every engine: what it promises, what settings can lose, what a record costs."""
+    head = (
+        *("engine", "promises", "what each setting can lose, and what is done about it at a start"),
+        f"one record with an answer of {engines.ANSWER_BYTES} bytes",
+    )
+    return table(head, engines.side_by_side()) + "\n" + engines.measured()
+
+
+def planned() -> str:
+    """What `oncekey plan` says."""
+    return engines.plan()
+
+
 # --------------------------------------------------------------------------------- clients
 
 MOVES = {
@@ -219,7 +239,10 @@ def layers() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
-    for part in (states, decisions, kinds, profiles, durability, moves, relied, layers)
+    for part in (
+        *(states, decisions, kinds, profiles, durability, allowed, compared, planned),
+        *(moves, relied, layers),
+    )
 }
 
 

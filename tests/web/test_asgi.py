@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -778,6 +779,19 @@ async def test_a_store_that_must_not_be_used_stops_the_start() -> None:
     app = IdempotencyMiddleware(inner_lifespan, store=Unfit(), tenant=tenant_of)
     told = await lifespan(app)
     assert told[0] == "lifespan.startup.failedrun `oncekey migrate URL`"
+
+
+async def test_p4_an_unsafe_setting_stops_the_start_unless_it_is_accepted_by_name(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/keys.db?synchronous=OFF"
+    refused = await lifespan(IdempotencyMiddleware(inner_lifespan, store=url, tenant=tenant_of))
+    assert refused[0].startswith("lifespan.startup.failed")
+    assert "synchronous = OFF" in refused[0]
+    assert "allow=unsafe-durability" in refused[0]
+    named = f"{url}&allow=unsafe-durability"
+    accepted = await lifespan(IdempotencyMiddleware(inner_lifespan, store=named, tenant=tenant_of))
+    assert accepted[0] == "lifespan.startup.complete"
 
 
 async def test_an_application_that_had_started_is_ended_when_its_store_is_unfit() -> None:

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from oncekey.cli import amnesia, operate, secrets, show
 from oncekey.cli import doctor as examining
 from oncekey.cli import intents as journals
+from oncekey.cli import plan as planning
 from oncekey.cli import recover as recovering
 from oncekey.cli import resolve as resolving
 from oncekey.cli.opening import ENVIRONMENT, SECRETS, must_open, opened
@@ -26,8 +27,8 @@ from oncekey.errors import OncekeyError
 from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
 from oncekey.recovery import SWEEP_EVERY_S
 from oncekey.stores.base import Store
-from oncekey.stores.url import redact
 from oncekey.stores.postgres_layout import LAYOUTS
+from oncekey.stores.url import redact
 
 ROWS_MAX = 1_000_000
 LIST_ROWS = 50
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for add in (
         *(_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge, _intents),
-        *(_doctor, _secrets, _amnesia),
+        *(_doctor, _plan, _secrets, _amnesia),
     ):
         add(commands)
     return top
@@ -174,6 +175,10 @@ def _doctor(commands: Commands[argparse.ArgumentParser]) -> None:
     added = _bare(commands, "doctor", examining.WHAT, examining.EXAMPLES)
     added.add_argument("url", metavar="URL", nargs="?", help=f"the store; default: ${ENVIRONMENT}")
     added.set_defaults(run=lambda args: examining.doctor(_url(args), args))
+
+
+def _plan(commands: Commands[argparse.ArgumentParser]) -> None:
+    planning.options(_bare(commands, "plan", planning.WHAT, planning.EXAMPLES))
 
 
 def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:

@@ -134,7 +134,7 @@ class Survey:
             most = f", by up to {duration(max(ahead))}" if ahead else ""
             return advice(
                 "clock jumps",
-                f"{len(ahead) + overlong:,} records are dated ahead of the store's clock{most}",
+                f"records dated ahead of the store's clock: {len(ahead) + overlong:,}{most}",
                 "it was set back; leases are cut to their length, but expiry comes later",
                 "Keep the store's clock by NTP, which slews instead of stepping",
             )

@@ -228,7 +228,7 @@ class Beyond:
         if self.standbys and not self.synchronous_standby_names:
             return advice(
                 "replication",
-                f"{self.standbys} standbys, none of them synchronous",
+                f"standbys: {self.standbys}, none of them synchronous",
                 "a failover forgets what the standby had not received, and retries run again",
                 "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()",
             )

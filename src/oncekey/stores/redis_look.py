@@ -77,7 +77,7 @@ def examination(
     """Of one server, or of all nodes of a cluster, each by its name."""
     findings: list[Finding] = []
     for name, looked in nodes:
-        for found in _findings(looked, wait_replicas):
+        for found in findings_of(looked, wait_replicas):
             if name and found.level is not Level.FINE:
                 found = replace(found, what=f"{found.what} of {name}")
             if found not in findings:
@@ -102,7 +102,8 @@ def _schema(noted: tuple[int, int] | None, address: str) -> Finding:
     return schema(version, oldest_reader, fitness.SCHEMA, address)
 
 
-def _findings(looked: Looked, wait_replicas: int) -> Iterator[Finding]:
+def findings_of(looked: Looked, wait_replicas: int) -> Iterator[Finding]:
+    """All that one server's words tell."""
     info = looked.info
     if not info:
         yield advice(
@@ -149,18 +150,18 @@ def _replication(info: Mapping[str, str], wait_replicas: int) -> Finding:
     if wait_replicas > replicas:
         return advice(
             "replication",
-            f"{replicas} replicas, wait_replicas={wait_replicas}",
+            f"replicas: {replicas}, wait_replicas={wait_replicas}",
             "every write waits in vain, and is told as a failure",
             f"Start {wait_replicas - replicas} more, or lower wait_replicas in the URL",
         )
     if replicas and not wait_replicas:
         return advice(
             "replication",
-            f"{replicas} replicas, none is waited for",
+            f"replicas: {replicas}, none is waited for",
             "a failover forgets what the replica had not received, and retries run again",
             "Add wait_replicas=1 to the URL",
         )
-    return Finding("replication", f"{replicas} replicas, wait_replicas={wait_replicas}")
+    return Finding("replication", f"replicas: {replicas}, wait_replicas={wait_replicas}")
 
 
 def _memory(info: Mapping[str, str]) -> Finding:

@@ -56,7 +56,7 @@ def findings(path: str, synchronous: str) -> Iterator[Finding]:
     """What decides whether it may be used, but for what stands in the file."""
     yield _version()
     yield _durability(synchronous)
-    yield _place(file_system(path))
+    yield place(file_system(path))
 
 
 def _version() -> Finding:
@@ -87,7 +87,8 @@ def _durability(synchronous: str) -> Finding:
     return Finding("durability", seen)
 
 
-def _place(kind: str | None) -> Finding:
+def place(kind: str | None) -> Finding:
+    """By the kind of file system that the file is on."""
     if kind in _NETWORK:
         return unsafe(
             "file system",

@@ -1,0 +1,295 @@
+"""`plan`: how large a store has to be, from what one record was measured to cost."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+
+from oncekey.cli.costs import Cost, Costs, Measured, load
+from oncekey.cli.table import duration, print_json, table
+from oncekey.core.value import value
+
+WHAT = "size a store: records, disk, writes, CPUs, connections, parts"
+EXAMPLES = (
+    "plan --rps 10000 --retention 24h --answer-bytes 800\n"
+    "plan --rps 50 --retention 7d --answer-bytes 2000 --engine sqlite"
+)
+ENGINES = ("sqlite", "postgres", "mysql", "redis", "dynamodb")
+CONNECTIONS = {"postgres": 7, "mysql": 7, "redis": 7}
+"""Each process has at most so many."""
+BUSY_SHARE = 0.7
+"""How busy a CPU may be before requests wait for it."""
+NODE_GB = 32.0
+PROCESS_RPS = 500.0
+"""Requests that one process of an application serves in a second: an assumption, not measured."""
+PARTITION_BYTES, PARTITION_UNITS = 10e9, 1000.0
+"""What Amazon says that a partition of DynamoDB holds and takes in a second."""
+DAY_S = 86_400.0
+LINE_CHARS_MAX = 110
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": DAY_S, "w": 7 * DAY_S}
+
+
+@value
+class Load:
+    """What is asked of the store."""
+
+    rps: float
+    retention_s: float
+    answer_bytes: int
+    node_gb: float = NODE_GB
+    process_rps: float = PROCESS_RPS
+
+    @property
+    def records(self) -> int:
+        return round(self.rps * self.retention_s)
+
+
+@value
+class Plan:
+    """What one engine needs for it. None: not measured, or there is no such thing."""
+
+    engine: str
+    bytes_per_record: int
+    stored_bytes: int
+    index_bytes: int | None
+    log_bytes_per_s: int | None
+    server_cpus: float | None
+    client_cpus: float | None
+    connections: int | None
+    parts: int | None
+    write_units_per_s: int | None
+    notes: list[str]
+
+
+def plan_for(load: Load, measured: Measured) -> Plan:
+    cost, records = measured.cost(load.answer_bytes), load.records
+    processes = math.ceil(load.rps / load.process_rps)
+    each = CONNECTIONS.get(measured.name)
+    made = Plan(
+        engine=measured.name,
+        bytes_per_record=round(cost.stored_bytes),
+        stored_bytes=round(records * cost.stored_bytes),
+        index_bytes=None if cost.index_bytes is None else round(records * cost.index_bytes),
+        log_bytes_per_s=None if cost.log_bytes is None else round(load.rps * cost.log_bytes),
+        server_cpus=_times(load.rps, cost.server_cpu_us),
+        client_cpus=_times(load.rps, cost.client_cpu_us),
+        connections=None if each is None else each * processes,
+        parts=_parts(load, measured.name, cost),
+        write_units_per_s=None if cost.write_units is None else round(load.rps * cost.write_units),
+        notes=[],
+    )
+    made.notes.extend(_notes(load, measured, made))
+    return made
+
+
+def _times(rps: float, cpu_us: float | None) -> float | None:
+    return None if cpu_us is None else round(rps * cpu_us / 1e6, 2)
+
+
+def _parts(load: Load, engine: str, cost: Cost) -> int | None:
+    stored = load.records * cost.stored_bytes
+    match engine:
+        case "postgres":  # one for each day on which answers expire, today's and the next
+            return math.ceil(load.retention_s / DAY_S) + 2
+        case "redis":  # each node has one thread for commands
+            by_memory = stored / (load.node_gb * 1e9 * BUSY_SHARE)
+            by_cpu = load.rps * (cost.server_cpu_us or 0) / 1e6 / BUSY_SHARE
+            return max(1, math.ceil(by_memory), math.ceil(by_cpu))
+        case "dynamodb":
+            units = load.rps * (cost.write_units or 0)
+            return max(1, math.ceil(stored / PARTITION_BYTES), math.ceil(units / PARTITION_UNITS))
+        case _:
+            return None
+
+
+def _notes(load: Load, measured: Measured, made: Plan) -> Iterator[str]:
+    """What the numbers mean for this engine, and where they end."""
+    if load.answer_bytes > measured.answer_bytes_max:
+        yield f"answers were measured up to {measured.answer_bytes_max:,} bytes: reckoned on"
+    parts = made.parts or 0
+    match measured.name:
+        case "sqlite":
+            if (made.client_cpus or 0) > BUSY_SHARE:
+                yield (
+                    f"does not fit: one writer at a time has {BUSY_SHARE:g} of a CPU to give, this "
+                    f"takes {made.client_cpus:g}. Use a database server"
+                )
+            else:
+                yield "one machine; measured with one process, several take turns at writing"
+        case "postgres":
+            yield (
+                f"{parts} parts are for answers by day, if the layout is partitioned; claims stay "
+                "in one table"
+            )
+            yield "the indexes should fit in memory, or each new key reads a page from disk"
+        case "mysql":
+            yield "one primary writes; nothing splits it"
+            yield "with a binary log, reckon on the log a second time"
+        case "redis":
+            nodes = "one server" if parts == 1 else f"a Cluster of {parts} primaries"
+            yield (
+                f"{nodes} with {load.node_gb:g} GB of memory each, {BUSY_SHARE:.0%} of it used, "
+                "and as many again for each replica"
+            )
+        case "dynamodb":
+            yield (
+                f"{parts} parts are DynamoDB's own, by its published limits (10 GB, 1,000 write "
+                "units/s each); a new table on demand needs to be warmed up to that"
+            )
+            yield "each replay is a conditional write too, and costs what the record weighs"
+
+
+# -------------------------------------------------------------------------------------------- shown
+
+
+def plan(args: argparse.Namespace) -> int:
+    asked = Load(args.rps, args.retention, args.answer_bytes, args.node_gb, args.process_rps)
+    costs = load()
+    chosen = [args.engine] if args.engine else list(costs.engines)
+    plans = [plan_for(asked, costs.engines[name]) for name in chosen]
+    if args.json:
+        about = {name: getattr(costs, name) for name in ("measured", "oncekey", "machine")}
+        versions = {name: costs.engines[name].version for name in chosen}
+        shown = [asdict(each) for each in plans]
+        asking = {**asdict(asked), "records": asked.records}
+        print_json({"load": asking, "costs": {**about, "versions": versions}, "plans": shown})
+        return 0
+    print(
+        f"{asked.rps:,g} requests/s with new keys, kept for {duration(asked.retention_s)}, answers "
+        f"of {asked.answer_bytes:,} bytes: {asked.records:,} records\n"
+    )
+    print(table(_HEADER, [_row(each) for each in plans]))
+    print("\n" + "\n".join(_below(asked, plans, costs)))
+    return 0
+
+
+_HEADER = (
+    *("ENGINE", "PER RECORD", "STORED", "OF IT INDEXES", "LOG", "SERVER CPUS", "CLIENT CPUS"),
+    *("CONNECTIONS", "PARTS", "WRITE UNITS"),
+)
+
+
+def _row(made: Plan) -> tuple[object, ...]:
+    return (
+        made.engine,
+        f"{made.bytes_per_record:,} B",
+        _size(made.stored_bytes),
+        _size(made.index_bytes),
+        "-" if made.log_bytes_per_s is None else f"{_size(made.log_bytes_per_s)}/s",
+        "-" if made.server_cpus is None else f"{made.server_cpus:.2g}",
+        "-" if made.client_cpus is None else f"{made.client_cpus:.2g}",
+        "-" if made.connections is None else str(made.connections),
+        "-" if made.parts is None else str(made.parts),
+        "-" if made.write_units_per_s is None else f"{made.write_units_per_s:,}/s",
+    )
+
+
+def _size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _below(asked: Load, plans: list[Plan], costs: Costs) -> Iterator[str]:
+    for made in plans:
+        for note in made.notes:
+            yield from _wrapped(f"{made.engine}: {note}")
+    yield from _wrapped(
+        f"connections: {math.ceil(asked.rps / asked.process_rps):,} processes, if each serves "
+        f"{asked.process_rps:,g} requests/s (--process-rps), with up to seven each"
+    )
+    yield ""
+    yield from _wrapped(
+        f"Measured {costs.measured} with oncekey {costs.oncekey} on {costs.machine}, by "
+        f"`{costs.written_by}`:"
+    )
+    for made in plans:
+        told = costs.engines[made.engine]
+        yield from _wrapped(
+            f"{made.engine}: {told.version}, {told.settings}, {told.records:,} records, others "
+            f"used {told.others_cpu_percent:.0f} % of the CPUs meanwhile"
+        )
+    yield ""
+    yield from _wrapped(_NOT_MEASURED)
+
+
+_NOT_MEASURED = (
+    "Not measured here: replays and refusals (they write nothing, except on DynamoDB), steps and "
+    "kept requests, the room that updated and deleted rows take until they are cleared away "
+    "(leave a third), replicas and backups, how much more CPU so many records take, and your "
+    "disk, which has to take the log and its syncs. Client CPUs are oncekey's engine and driver "
+    "alone, without your framework. CPUs are those of the machine above: measure on yours before "
+    "you buy."
+)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, LINE_CHARS_MAX, subsequent_indent="  ", break_on_hyphens=False)
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+def options(added: argparse.ArgumentParser) -> None:
+    added.add_argument(
+        "--rps", metavar="N", type=_number(1e7), required=True, help="requests/s with new keys"
+    )
+    added.add_argument(
+        "--retention",
+        metavar="TIME",
+        type=_time,
+        default=DAY_S,
+        help="how long records are kept: 90s, 30m, 24h, 7d (default: 24h)",
+    )
+    added.add_argument(
+        "--answer-bytes",
+        metavar="N",
+        type=lambda text: round(_number(1e8, least=0)(text)),
+        default=800,
+        help="the length of an answer's body (default: 800)",
+    )
+    added.add_argument("--engine", choices=ENGINES, help="only this one")
+    added.add_argument(
+        "--node-gb",
+        metavar="N",
+        type=_number(1e5),
+        default=NODE_GB,
+        help=f"memory of a Redis node (default: {NODE_GB:g} GB)",
+    )
+    added.add_argument(
+        "--process-rps",
+        metavar="N",
+        type=_number(1e6),
+        default=PROCESS_RPS,
+        help=f"requests/s that one of your processes serves (default: {PROCESS_RPS:g})",
+    )
+    added.set_defaults(run=plan)
+
+
+def _number(most: float, least: float = 1e-9) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        try:
+            given = float(text.replace(",", "").replace("_", ""))
+        except ValueError:
+            given = math.nan
+        if not least <= given <= most:
+            raise argparse.ArgumentTypeError(f"must be a number, at most {most:,.0f}")
+        return given
+
+    return number
+
+
+def _time(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if found is None or not 0 < (seconds := float(found[1]) * _UNITS_S[found[2]]) <= 3_660 * DAY_S:
+        raise argparse.ArgumentTypeError("write it as 90s, 30m, 24h or 7d")
+    return seconds

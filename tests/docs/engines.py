@@ -1,0 +1,155 @@
+"""Engines side by side, as the code judges them and as they were measured: for docs/stores.md."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from oncekey.cli.costs import Cost, load
+from oncekey.cli.main import main
+from oncekey.stores import (
+    dynamodb_fitness,
+    mysql_fitness,
+    postgres_fitness,
+    redis_fitness,
+    redis_look,
+    sqlite_fitness,
+)
+from oncekey.stores.finding import ACCEPTS, Finding, Level, Risk
+from oncekey.stores.sql import migrations
+from oncekey.stores.url import open_store
+
+NAMES = {
+    "sqlite": "SQLite",
+    "postgres": "PostgreSQL",
+    "mysql": "MySQL, MariaDB",
+    "redis": "Redis, Valkey",
+    "dynamodb": "DynamoDB",
+}
+_URLS = {
+    "sqlite": "sqlite:///keys.db",
+    "postgres": "postgresql://host/database",
+    "mysql": "mysql://user@host/database",
+    "redis": "redis://host/0",
+    "dynamodb": "dynamodb://table?region=eu-central-1",
+}
+_KNOWN: dict[str, Iterable[Risk]] = {
+    "sqlite": sqlite_fitness.RISKS,
+    "postgres": postgres_fitness.RISKS,
+    "mysql": mysql_fitness.RISKS,
+    "redis": redis_fitness.RISKS,
+    "dynamodb": dynamodb_fitness.RISKS,
+}
+ANSWER_BYTES = 800
+
+
+def accepted() -> list[list[str]]:
+    """Each name, where it is understood, and what somebody takes upon themselves by it."""
+    return [
+        [
+            f"`allow={risk}`",
+            "; ".join(NAMES[engine] for engine, known in _KNOWN.items() if risk in known),
+            ACCEPTS[risk],
+        ]
+        for risk in Risk
+    ]
+
+
+def settings() -> list[tuple[str, Finding]]:
+    """Servers with one setting each that can lose something, as they are judged."""
+    return [
+        (engine, found)
+        for engine, findings in _judged()
+        for found in findings
+        if found.level is not Level.FINE
+    ]
+
+
+def _judged() -> Iterator[tuple[str, Iterable[Finding]]]:
+    for synchronous in ("OFF", "NORMAL"):
+        yield "sqlite", sqlite_fitness.findings("/keys.db", synchronous)
+    yield "sqlite", [sqlite_fitness.place("nfs4")]
+    newest = migrations("postgres")[-1].number
+    fit = postgres_fitness.Server(
+        180_000, False, False, "read committed", True, "on", None, newest, 1
+    )
+    losing: list[dict[str, Any]] = [
+        *({"fsync": False}, {"synchronous_commit": "off"}, {"unlogged": "oncekey_claims"})
+    ]
+    for changes in losing:
+        yield "postgres", replace(fit, **changes).findings("")
+    for flush_log, sync_binlog in ((0, 1), (2, 1), (1, 0)):
+        server = mysql_fitness.Server("9.7.4", False, flush_log, True, sync_binlog, {})
+        yield "mysql", server.findings()
+    yield from (("redis", findings) for findings in _redis())
+    table = {**dynamodb_fitness.definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
+    yield "dynamodb", dynamodb_fitness.findings(table)
+
+
+def _redis() -> Iterator[Iterable[Finding]]:
+    info = {"redis_version": "8.0", "aof_enabled": "1", "maxmemory": "1"}
+    always, everysec = {"appendfsync": "always"}, {"appendfsync": "everysec"}
+    yield redis_fitness.findings({**info, "aof_enabled": "0"})
+    yield redis_look.findings_of(redis_look.Looked(info, everysec, []), 0)
+    followed = {**info, "connected_slaves": "1"}
+    yield redis_look.findings_of(redis_look.Looked(followed, always, []), 0)
+    yield redis_fitness.findings({**info, "maxmemory_policy": "allkeys-lru"})
+
+
+def side_by_side() -> list[list[str]]:
+    """Each engine: what it promises, what each setting can lose, what a record costs."""
+    losing: dict[str, list[str]] = {engine: [] for engine in NAMES}
+    for engine, found in settings():
+        losing[engine].append(f"`{found.seen}`: {found.why} ({_at_the_start(found)})")
+    return [
+        [name, _promise(engine), "<br>".join(losing[engine]), _cost(engine)]
+        for engine, name in NAMES.items()
+    ]
+
+
+def _promise(engine: str) -> str:
+    if engine == "redis":
+        told = redis_fitness.durability({"aof_enabled": "1"}, "always")
+        return f"with `appendfsync always`: {told.note}"
+    return open_store(_URLS[engine]).durability.note
+
+
+def _at_the_start(found: Finding) -> str:
+    return f"refused unless `allow={found.risk}`" if found.risk else "not refused"
+
+
+def _cost(engine: str) -> str:
+    cost = load().engines[engine].cost(ANSWER_BYTES)
+    return "<br>".join(f"{name}: {told}" for name, told in _told(cost).items() if told)
+
+
+def _told(cost: Cost) -> Mapping[str, str]:
+    return {
+        "stored": f"{cost.stored_bytes:,.0f} B",
+        "log": "" if cost.log_bytes is None else f"{cost.log_bytes:,.0f} B",
+        "server": "" if cost.server_cpu_us is None else f"{cost.server_cpu_us:.0f} µs of CPU",
+        "client": "" if cost.client_cpu_us is None else f"{cost.client_cpu_us:.0f} µs of CPU",
+        "write units": "" if cost.write_units is None else f"{cost.write_units:g}",
+    }
+
+
+def measured() -> str:
+    """When, and on what."""
+    costs = load()
+    versions = ", ".join(f"{each.version} ({each.settings})" for each in costs.engines.values())
+    return (
+        f"Measured {costs.measured} with oncekey {costs.oncekey} on {costs.machine}, by "
+        f"`{costs.written_by}`: {versions}.\n"
+    )
+
+
+def plan() -> str:
+    """What the command prints, for a load that takes more than a laptop."""
+    words = ["plan", "--rps", "10000", "--retention", "24h", "--answer-bytes", "800"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main(words)
+    return f"```\n$ oncekey {' '.join(words)}\n{printed.getvalue()}```\n"
