@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import anyio.to_thread
 from fastapi import FastAPI
@@ -194,6 +193,6 @@ class KeyForAll:
         if scope["type"] == "http" and scope["method"] == "POST":
             headers: list[tuple[bytes, bytes]] = scope["headers"]
             if not any(name == b"idempotency-key" for name, _ in headers):
-                key: Any = b"auto-" + scope["state"]["request_id"].encode("ascii")
+                key = f"{events.NOT_THE_CLIENTS}{scope['state']['request_id']}".encode("ascii")
                 scope = {**scope, "headers": [*headers, (b"idempotency-key", key)]}
         await self._app(scope, receive, send)

@@ -25,6 +25,9 @@ from payments.tables import deliveries, events, webhook_endpoints
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
+NOT_THE_CLIENTS = "auto-"
+"""How a key begins that was made here, for a request that brought none."""
+
 _ENDPOINTS = sa.select(webhook_endpoints.c.id, webhook_endpoints.c.enabled_events).where(
     webhook_endpoints.c.tenant == sa.bindparam("whose"),
     webhook_endpoints.c.status == "enabled",
@@ -37,6 +40,7 @@ def record(
     """Write an event and its deliveries; gives its id. `request` is what caused it."""
     id_, now = ids.new("evt"), clock.wall()
     attempt = oncekey.current_or_none()
+    key = attempt.key if attempt is not None else NOT_THE_CLIENTS
     connection.execute(
         events.insert(),
         {
@@ -46,7 +50,7 @@ def record(
             "type": kind,
             "data": changed,
             "request": request,
-            "idempotency_key": attempt.key if attempt is not None else None,
+            "idempotency_key": None if key.startswith(NOT_THE_CLIENTS) else key,
         },
     )
     wanted = [

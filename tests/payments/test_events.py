@@ -14,6 +14,8 @@ def test_an_event_names_the_request_that_caused_it(api: Api) -> None:
         "idempotency_key": "event-1",
     }
     assert event["pending_webhooks"] == 0
+    api.charged()
+    assert api.events("charge.succeeded")[0]["request"]["idempotency_key"] is None
     assert api.get(f"events/{event['id']}").json() == event
     assert api.get("events/evt_nobody").status_code == 404
 
