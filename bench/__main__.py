@@ -10,7 +10,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench import client, cost, http, machine, memory, payments, recovery, sealed, stores, table
+from bench import (
+    client,
+    cost,
+    http,
+    machine,
+    memory,
+    payments,
+    recovery,
+    scale,
+    sealed,
+    stores,
+    table,
+)
 from bench.rounds import Settings
 from bench.subject import failures
 from bench.table import Section
@@ -32,6 +44,7 @@ SUBJECTS = {
     "client": client,
     "recovery": recovery,
     "memory": memory,
+    "scale": scale,
     "bytes": cost,
     "sealed": sealed,
     "payments": payments,
@@ -66,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", choices=list(SUBJECTS), help="one subject instead of all")
     parser.add_argument("--rounds", type=int, help="how often everything runs (default 7)")
     parser.add_argument("--seconds", type=float, help="how long each time (default 2)")
+    parser.add_argument("--full", action="store_true", help="ten million records, not one")
     parser.add_argument("--quick", action="store_true", help="see that it works; writes no page")
     return parser.parse_args()
 
@@ -73,7 +87,7 @@ def _options() -> argparse.Namespace:
 def _settings(options: argparse.Namespace) -> Settings:
     settings = QUICK if options.quick else Settings()
     rounds, seconds = options.rounds or settings.rounds, options.seconds or settings.seconds
-    return replace(settings, rounds=max(1, rounds), seconds=max(0.2, seconds))
+    return replace(settings, rounds=max(1, rounds), seconds=max(0.2, seconds), full=options.full)
 
 
 def _dated(section: Section, about: str) -> Section:

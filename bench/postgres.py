@@ -29,26 +29,19 @@ ROUND_TRIP = Goal(1.5, at_least=False, of_time=True)
 _INSERT = """
 INSERT INTO oncekey_claims (
     id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-    recovery, schema_version, state, fence, generation, attempt, lapses, beat, no_effect,
-    created, lease_until, expires
+    state, fence, created, lease_until, expires
 ) VALUES (
     {id}, {owner}, {tenant}, {operation}, {key}, {fingerprint}, 1, 30, 86400,
-    'rerun', 0, 'running', nextval('oncekey_fences'), currval('oncekey_fences'), 1, 0, 0, false,
-    now(), now() + interval '30 s', now() + interval '1 day'
+    'running', nextval('oncekey_fences'), now(), now() + interval '30 s', now() + interval '1 day'
 )
 ON CONFLICT (id) DO NOTHING
 RETURNING fence
 """
 _COMPLETE = """
-WITH done AS (
-    UPDATE oncekey_claims
-    SET state = 'completed', lease_until = NULL, expires = now() + interval '1 day',
-        beat = beat + 1, answer_day = (now() + interval '1 day')::date
-    WHERE id = {id} AND CASE state WHEN 'running' THEN fence END = {fence} AND token = {owner}
-    RETURNING id, answer_day
-)
-INSERT INTO oncekey_answers (day, id, status, headers, body)
-SELECT answer_day, id, 201, {headers}, {body} FROM done
+UPDATE oncekey_claims
+SET state = 'completed', lease_until = NULL, expires = now() + interval '1 day', beat = 1,
+    status = 201, headers = {headers}, body = {body}
+WHERE id = {id} AND CASE state WHEN 'running' THEN fence END = {fence} AND token = {owner}
 """
 _RENEW = """
 UPDATE oncekey_claims
@@ -57,10 +50,7 @@ WHERE id = $1 AND CASE state WHEN 'running' THEN fence END = $2 AND token = $3
 RETURNING fence
 """
 _FIND = """
-SELECT *
-FROM oncekey_claims c
-LEFT JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
-WHERE c.id = $1
+SELECT * FROM oncekey_claims WHERE id = $1
 """
 _PEEK = "SELECT state, fence, lease_until FROM oncekey_claims WHERE id = $1"
 

@@ -25,6 +25,8 @@ class Settings:
     seconds: float = 2.0
     """How long each contender works in each round."""
     quick: bool = False
+    full: bool = False
+    """As large as the goals say, where less tells nearly as much: hours instead of minutes."""
 
     def estimate_s(self, contenders: int, share: float = 1.0) -> float:
         """How long a contest of so many contenders takes."""

@@ -96,6 +96,9 @@ class Library(AbstractContextManager["Library"]):
 
     # ------------------------------------------------------------- what one of a crowd does
 
+    async def ask(self, verb: Verb) -> Any:
+        return await self._gatherer.ask(verb)
+
     async def insert(self) -> Item:
         new = claim()
         outcome = await self._gatherer.ask(Insert(new))

@@ -1,0 +1,306 @@
+"""Scale: the room that a record takes, and what many records cost those who insert.
+
+The database that is full is filled by SQL, in the layout and with the values that the library
+writes. Its server has little memory of its own, so that the primary key is at least `CACHED_MAX`
+times what it can keep; what the system keeps of its files is not limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+
+from bench.machine import ForeignCpu
+from bench.rounds import Settings, say
+from bench.subject import measured
+from bench.table import Goal, Row, Section
+from bench.work import RETENTION_S, Item, Library, claim, migrate
+from oncekey.core import lifecycle
+from oncekey.core.record import Answer, encode_headers
+from oncekey.core.verbs import Insert, Sweep
+from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
+from oncekey.stores import postgres_layout
+from oncekey.stores.base import Store
+from oncekey.stores.postgres import open_url
+from oncekey.stores.sqlite import SqliteStore
+from tests.servers import Postgres, folders, start_postgres
+
+SIZED, VACUUMS = 20_000, 20
+"""Records whose room is measured, and how often what their updates left is cleared meanwhile."""
+ANSWER_BYTES = (512, 1024)
+HEADERS = ((b"content-type", b"application/json"),)
+RECORDS, RECORDS_QUICK, RECORDS_FULL = 1_000_000, 50_000, 10_000_000
+EXPIRED_SHARE = 0.1
+KEY_BYTES = 75
+"""Of the primary key, for each record, when they came in any order."""
+CACHED_MAX = 4
+INSERTS, WAYS = 2_000, 8
+FILL_PER_S = 25_000
+"""For the estimate."""
+
+POSTGRES_ROOM = Goal(350, at_least=False, unit="B")
+SQLITE_ROOM = Goal(300, at_least=False, unit="B")
+P50, P99 = (Goal(bound, at_least=False, of_time=True) for bound in (1.5, 3.0))
+SWEPT = Goal(2.0, at_least=False, of_time=True)
+DROPPED = Goal(1.0, at_least=False, unit="s")
+HOW = (
+    "*Room*: bytes on disk per completed record, less its answer's body and headers, with indexes; "
+    f"on PostgreSQL after {VACUUMS} rounds of claims, completions and VACUUM, as it goes on, and "
+    f"after VACUUM FULL. *Inserts*, {WAYS} at a time: the time of one in a database with many "
+    "records against one in an empty database on the same server, whose `shared_buffers` are at "
+    f"most a {CACHED_MAX}th of the primary key; and while expired records are swept, as the "
+    "sweeper does it. *Dropped*: how long it takes to drop the day of so many answers."
+)
+
+
+def section(settings: Settings) -> Section:
+    rows = [
+        *measured("room on PostgreSQL", _postgres_room, POSTGRES_ROOM),
+        *measured("room on SQLite", _sqlite_room, SQLITE_ROOM),
+        *measured("inserts among many records", lambda: _crowded(_records(settings)), P50),
+        *measured("a day dropped", lambda: [_dropped(_records(settings) // 10)], DROPPED),
+    ]
+    return Section("Scale", HOW, tuple(rows))
+
+
+def estimate_s(settings: Settings) -> float:
+    return 60 + 2.2 * _records(settings) / FILL_PER_S
+
+
+def _records(settings: Settings) -> int:
+    if settings.full:
+        return RECORDS_FULL
+    return RECORDS_QUICK if settings.quick else RECORDS
+
+
+# ------------------------------------------------------------------------------------------- room
+
+
+def _complete(store: Store, records: int, body_bytes: int) -> None:
+    """Records as different as requests are: nothing of them can be compressed or shared."""
+    limit = asyncio.Semaphore(256)
+
+    async def one(library: Library) -> None:
+        async with limit:
+            new = replace(claim(), key=str(uuid.uuid4()), fingerprint=os.urandom(32))
+            inserted = await library.ask(Insert(new))
+            answer = Answer(201, HEADERS, os.urandom(body_bytes))
+            held = Item(new, inserted.fence).held
+            await library.ask(lifecycle.complete(held, answer, retention_s=RETENTION_S))
+
+    async def all_of_them(library: Library) -> None:
+        await asyncio.gather(*(one(library) for _ in range(records)))
+
+    with Library(store) as library:
+        library.run(all_of_them(library))
+
+
+def _beyond(taken_bytes: int, body_bytes: int) -> float:
+    return taken_bytes / SIZED - body_bytes - len(encode_headers(HEADERS))
+
+
+def _room_row(what: str, body_bytes: int, beyond: float, goal: Goal) -> Row:
+    return Row(
+        f"{what}, answers of {body_bytes:,} bytes",
+        ours=f"{beyond:.0f} B",
+        limit=f"{body_bytes} B",
+        value=beyond,
+        unit="B",
+        goal=goal,
+        steady=True,
+    )
+
+
+def _postgres_room() -> list[Row]:
+    rows = []
+    taken = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname = ANY (%s)"
+    tables = [["oncekey_claims", "oncekey_answers", "oncekey_steps"]]
+    for body_bytes in ANSWER_BYTES:
+        with start_postgres() as server, psycopg.connect(server.url, autocommit=True) as db:
+            store = _store(server.url)
+            for _ in range(VACUUMS):
+                _complete(store, SIZED // VACUUMS, body_bytes)
+                db.execute("VACUUM ANALYZE oncekey_claims, oncekey_answers")
+            for how, statement in {"going on": "SELECT 1", "compact": "VACUUM FULL"}.items():
+                db.execute(statement.encode())
+                [(total,)] = db.execute(taken, tables).fetchall()
+                beyond = _beyond(int(total), body_bytes)
+                what = f"Room on PostgreSQL, {how}"
+                rows.append(_room_row(what, body_bytes, beyond, POSTGRES_ROOM))
+    return rows
+
+
+def _sqlite_room() -> list[Row]:
+    rows, folder = [], folders.private("room")
+    for body_bytes in ANSWER_BYTES:
+        path: Path = folder / f"{body_bytes}.db"
+        store = SqliteStore(path)
+        migrate(store)
+        _complete(store, SIZED, body_bytes)
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        beyond = _beyond(path.stat().st_size, body_bytes)
+        rows.append(_room_row("Room on SQLite", body_bytes, beyond, SQLITE_ROOM))
+    return rows
+
+
+# ------------------------------------------------------------------------------------------- many
+
+_FILL = """
+INSERT INTO oncekey_claims (
+    id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
+    state, fence, beat, created, expires, {where}
+)
+SELECT
+    sha256(int8send(n)), substr(sha256(int8send(-n)), 1, 16), 'single', 'POST /orders',
+    gen_random_uuid()::text, sha256(int8send(n)), 1, 30, 86400,
+    'completed', nextval('oncekey_fences'), 1, now(), {expires}, {answer}
+FROM generate_series(%s::bigint, %s::bigint) AS n
+"""
+_LATER = "(now() + interval '1 day' + n * interval '1 ms')::timestamptz(1)"
+_AGO = "(now() - interval '1 day' + n * interval '1 ms')::timestamptz(1)"
+_FILL_ROWS = 50_000
+
+
+def _store(url: str) -> Store:
+    store = open_url(f"{url}?allow=unsafe-durability")
+    migrate(store)
+    return store
+
+
+def _fill(db: psycopg.Connection[Any], first: int, count: int, expires: str) -> None:
+    parts = {"where": "status, headers, body", "expires": expires}
+    statement = _FILL.format(**parts, answer="201, '\\x01'::bytea, sha256(int8send(n))")
+    for begin in range(first, first + count, _FILL_ROWS):
+        db.execute(statement.encode(), (begin, min(begin + _FILL_ROWS, first + count) - 1))
+        if begin // _FILL_ROWS % 10 == 0:
+            say(f"{begin:,} records")
+
+
+def _small(records: int) -> Postgres:
+    cached_kb = max(1024, records * KEY_BYTES // CACHED_MAX // 1024)
+    settings = {"shared_buffers": f"{cached_kb}kB", "max_wal_size": "4GB", "autovacuum": "off"}
+    return start_postgres(durable=True, settings=settings)
+
+
+def _crowded(records: int) -> list[Row]:
+    with _small(records) as server, psycopg.connect(server.url, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE crowded")
+        crowded_url = urlsplit(server.url)._replace(path="/crowded").geturl()
+        empty, crowded = _store(server.url), _store(crowded_url)
+        expired = int(records * EXPIRED_SHARE)
+        with psycopg.connect(crowded_url, autocommit=True) as db:
+            _fill(db, 1, records, _LATER)
+            db.execute("VACUUM ANALYZE oncekey_claims")
+        with Library(empty) as alone, Library(crowded) as among:
+            foreign = ForeignCpu()
+            many = f"{records:,} records"
+            before = _compared(lambda: _insert_times(alone), lambda: _insert_times(among))
+            rows = [
+                _time_row(f"Inserts among {many}, median", before, 0, P50, foreign),
+                _time_row(f"Inserts among {many}, 99th percentile", before, 1, P99, foreign),
+            ]
+            with psycopg.connect(crowded_url, autocommit=True) as db:
+                _fill(db, records + 1, expired, _AGO)
+            foreign = ForeignCpu()
+            swept = _compared(
+                lambda: _insert_times(among), lambda: _insert_times(among, sweep=True)
+            )
+            what = f"Inserts while {expired:,} records are swept, 99th percentile"
+            return [*rows, _time_row(what, swept, 1, SWEPT, foreign)]
+
+
+def _insert_times(library: Library, *, sweep: bool = False) -> list[float]:
+    """How long each insert took."""
+    times: list[float] = []
+
+    async def one() -> None:
+        for _ in range(INSERTS // WAYS):
+            started = time.perf_counter()
+            await library.insert()
+            times.append(time.perf_counter() - started)
+
+    async def sweeping() -> None:
+        while True:
+            await library.ask(Sweep(SWEEP_ROWS_MAX))
+            await asyncio.sleep(SWEEP_PAUSE_S)
+
+    async def crowd() -> None:
+        sweeper = asyncio.create_task(sweeping()) if sweep else None
+        await asyncio.gather(*(one() for _ in range(WAYS)))
+        if sweeper:
+            sweeper.cancel()
+            await asyncio.gather(sweeper, return_exceptions=True)
+
+    library.run(crowd())
+    return times
+
+
+Times = Callable[[], list[float]]
+
+
+def _compared(base: Times, other: Times) -> tuple[list[float], list[float]]:
+    """In turn, a few times; the first turn of each warms up."""
+    base(), other()
+    turns = [(base(), other()) for _ in range(5)]
+    return [t for turn, _ in turns for t in turn], [t for _, turn in turns for t in turn]
+
+
+def _time_row(
+    what: str, times: tuple[list[float], list[float]], which: int, goal: Goal, foreign: ForeignCpu
+) -> Row:
+    base, ours = (quantiles(each, n=100)[(49, 98)[which]] for each in times)
+    return Row(
+        what,
+        ours=f"{ours * 1000:.2f} ms",
+        limit=f"{base * 1000:.2f} ms",
+        value=ours / base,
+        goal=goal,
+        foreign_percent=foreign.percent(),
+    )
+
+
+# ------------------------------------------------------------------------------------------- days
+
+
+def _dropped(answers: int) -> Row:
+    with start_postgres(durable=True) as server:
+        store = _store(server.url)
+        postgres_layout.move(store, postgres_layout.PARTITIONED, lambda _: None)
+        with psycopg.connect(server.url, autocommit=True) as db:
+            db.execute("CREATE TABLE oncekey_answers_20200101 (LIKE oncekey_answers INCLUDING ALL)")
+            db.execute(
+                "INSERT INTO oncekey_answers_20200101 SELECT '20200101', sha256(int8send(n)), 201, "
+                "'\\x01', convert_to(repeat(md5(n::text), 16), 'UTF8') "
+                "FROM generate_series(1, %s) AS n",
+                (answers,),
+            )
+            db.execute(
+                "ALTER TABLE oncekey_answers ATTACH PARTITION oncekey_answers_20200101 "
+                "FOR VALUES FROM ('20200101') TO ('20200102')"
+            )
+            db.execute("CHECKPOINT")
+            foreign, started = ForeignCpu(), time.perf_counter()
+            dropped = db.execute("SELECT oncekey_turn_days()").fetchone()
+            took_s = time.perf_counter() - started
+    assert dropped == (1,)
+    return Row(
+        f"Dropped: a day of {answers:,} answers",
+        ours=f"{took_s:.3f} s",
+        value=took_s,
+        unit="s",
+        goal=DROPPED,
+        foreign_percent=foreign.percent(),
+    )
