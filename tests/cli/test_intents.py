@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from oncekey.client import Intent, Journal, SqlJournal
+from oncekey.clock import SystemClock
 from oncekey.core.key import short_hash
 from tests.cli.conftest import HourAgo, Oncekey
 from tests.servers.mariadb import mysql_connection
@@ -134,6 +135,26 @@ def test_what_may_be_sent_is_resumed_and_settled(
     again = oncekey("intents", path, "--json", "--resume", f"{__name__}:resume_async")
     assert (again.code, again.json) == (0, {"resumed": 1, "failed": 0, "too_old": 1})
     assert oncekey("intents", path, "--resume", f"{__name__}:resume").code == 1
+
+
+def test_what_grows_too_old_or_is_begun_anew_meanwhile_is_left_alone(
+    oncekey: Oncekey, path: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SystemClock.wall()
+    for number in (42, 43):
+        journal.key(f"order-{number}/pay")
+
+    def slowly(intent: Intent) -> None:
+        journal.settle(intent.name)  # the application was at it too
+        journal.key(intent.name)
+        monkeypatch.setattr(SystemClock, "wall", lambda: now + 86_400.0)
+
+    monkeypatch.setattr(f"{__name__}.resume", slowly)
+    ran = oncekey("intents", path, "--resume", f"{__name__}:resume")
+
+    assert ran.out.splitlines() == ["order-42/pay: resumed and settled"]
+    assert "1 too old to be sent" in ran.err
+    assert [intent.name for intent in journal.unsettled()] == ["order-43/pay", "order-42/pay"]
 
 
 def test_a_function_that_is_not_there_is_said(

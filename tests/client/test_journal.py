@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
-import stat
 import subprocess
 import sys
 import threading
@@ -14,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from oncekey import probes
 from oncekey.client import AsyncClient, Client, Journal, Retries
+from oncekey.client import journal as journals
 from oncekey.client.intent import RELIED_S
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
-from oncekey.errors import Misuse, StoreUnavailable, Unknown
+from oncekey.errors import Misuse, Unknown
 from tests.client.wire import Scripted, scripted
 
 QUICK = Retries(backoff_s=0.001, attempts_max=2)
@@ -41,6 +40,7 @@ def path(tmp_path: Path) -> Path:
 def journal(path: Path, clock: FakeClock) -> Iterator[Journal]:
     with Journal(path, clock=clock) as opened:
         yield opened
+    probes.disarm()
 
 
 @pytest.fixture
@@ -86,8 +86,9 @@ def test_a_key_is_on_disk_before_it_is_given_out(path: Path) -> None:
 
 
 def test_one_durable_write_per_intent_and_none_after_it(
-    path: Path, clock: FakeClock, server: Scripted
+    path: Path, clock: FakeClock, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 3600.0)
     server.script = ["drop"]
     with (
         Journal(path, clock=clock) as journal,
@@ -157,6 +158,40 @@ def test_a_late_settling_does_not_touch_what_another_process_began(
     journal.flush()
 
     assert journal.key(PAY) == anew
+
+
+def test_who_was_slow_does_not_settle_what_another_process_began_anew(
+    path: Path, journal: Journal, clock: FakeClock
+) -> None:
+    with Journal(path, clock=clock) as other:
+        key = journal.key(PAY)
+        assert other.key(PAY) == key
+        with other.intent(PAY) as same:
+            journal.settle(PAY)
+            anew = journal.key(PAY)
+        other.settle(PAY, key=same)
+        other.flush()
+
+        assert [intent.key for intent in journal.unsettled()] == [anew]
+        journal.settle(PAY, key=anew)
+        assert journal.unsettled() == []
+        with pytest.raises(Misuse, match="one key belongs to one intent"):
+            journal.settle("a", "b", key=anew)
+
+
+def test_other_processes_see_soon_what_is_settled(
+    path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without another intent, and without closing: nobody is sent after what is done."""
+    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 0.001)
+    key, written = journal.key(PAY), threading.Event()
+    probes.arm("after_settle", written.set)
+
+    journal.settle(PAY)
+
+    assert written.wait(30)
+    with Journal(path) as other:
+        assert other.key(PAY) != key
 
 
 # ------------------------------------------------------------------------------------- growing old
@@ -233,6 +268,22 @@ def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(
         assert journal.key(PAY) == key
 
 
+def test_who_opens_it_without_the_setting_counts_on_the_same(path: Path, clock: FakeClock) -> None:
+    """`oncekey intents` knows nothing of the application that wrote the file."""
+    with Journal(path, clock=clock, retention_s=600.0) as journal:
+        journal.unsettled()  # opens the file
+        before = _changes(path)
+        journal.key(PAY, origin="https://api.test")
+        assert _changes(path) - before == 1, "still one durable write"
+    with Journal(path, clock=clock) as restarted:
+        [found] = restarted.unsettled()
+        clock.advance(601)
+        with pytest.raises(Unknown):
+            restarted.key(PAY)
+
+    assert found.until == found.begun + 540
+
+
 def test_a_server_s_word_is_written_down_once(
     path: Path, clock: FakeClock, server: Scripted
 ) -> None:
@@ -290,62 +341,3 @@ def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: Scripted
         api.post("/charges", intent=PAY, key="k")
 
     assert not server.seen
-
-
-# ---------------------------------------------------------------------------------------- the file
-
-
-def test_threads_and_journals_that_race_agree(path: Path) -> None:
-    journals = [Journal(path) for _ in range(4)]
-    barrier = threading.Barrier(8)
-    keys: list[str] = []
-
-    def ask(journal: Journal) -> None:
-        barrier.wait()
-        keys.extend(journal.key(f"order-{number}") for number in range(10))
-
-    threads = [threading.Thread(target=ask, args=(journals[n % 4],)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert (len(keys), len(set(keys))) == (80, 10)
-    for journal in journals:
-        journal.close()
-
-
-def test_nothing_is_given_out_that_could_not_be_written(path: Path, journal: Journal) -> None:
-    journal.key("opened")
-    writer = sqlite3.connect(path, isolation_level=None)
-    writer.execute("PRAGMA query_only = 0")
-    writer.execute("DROP TABLE oncekey_intents")
-    with pytest.raises(StoreUnavailable, match="Nothing was sent"):
-        journal.key(PAY)
-    writer.close()
-
-
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no database at all, but long enough to be looked at " * 100)
-
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
-        Journal(tmp_path / "text").key(PAY)
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
-        Journal(tmp_path / "no" / "such" / "folder").key(PAY)
-
-
-def test_only_its_owner_reads_it(path: Path, journal: Journal) -> None:
-    journal.key(PAY)
-
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-
-
-@pytest.mark.parametrize(("name", "note"), [("", ""), ("n" * 513, ""), ("n", "x" * 65_537)])
-def test_names_and_notes_are_bounded(journal: Journal, name: str, note: str) -> None:
-    with pytest.raises(Misuse, match="1 to 512 characters"):
-        journal.key(name, note=note)
-
-
-def test_a_retention_of_nothing_is_refused(path: Path) -> None:
-    with pytest.raises(Misuse, match="retention_s"):
-        Journal(path, retention_s=0)

@@ -25,7 +25,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from oncekey import probes
 from oncekey.client import Client, Retries, SqlJournal
 from oncekey.client.intent import NOTE_CHARS_MAX, RELIED_S, RETENTION_S
-from oncekey.client.sql import Asker
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
@@ -41,6 +40,7 @@ pytestmark = pytest.mark.slow
 T = TypeVar("T")
 PAY = "order-42/pay"
 API = "https://api.test"
+BESIDE = "https://beside.test"
 Open = Callable[[], AbstractContextManager[Any]]
 """One transaction: it commits at the end of its block, and rolls back if that fails."""
 
@@ -203,6 +203,12 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return _opened(request.param, request, tmp_path / "shop.db")
 
 
+@pytest.fixture(params=["postgres psycopg", "mariadb pymysql"])
+def begin_beside(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Databases with more than one writer at a time."""
+    return _opened(request.param, request, tmp_path)
+
+
 @pytest.fixture
 def server() -> Iterator[Scripted]:
     with scripted() as served:
@@ -259,6 +265,45 @@ def test_two_that_begin_one_intent_at_once_get_one_key(journal: SqlJournal, driv
 
     assert len(keys) == 2
     assert keys[0] == keys[1]
+
+
+def test_intents_at_one_server_do_not_wait_for_each_other(
+    journal: SqlJournal, begin_beside: Open
+) -> None:
+    """What is known of the server is read by both, and locked by none."""
+    with begin_beside() as within:
+        journal.learn(BESIDE, RETENTION_S, within=within)
+    done = threading.Event()
+
+    def second() -> None:
+        with begin_beside() as within:
+            journal.key("b", within=within, origin=BESIDE, retention_s=RETENTION_S)
+        done.set()
+
+    with begin_beside() as within:
+        journal.key("a", within=within, origin=BESIDE, retention_s=RETENTION_S)
+        thread = threading.Thread(target=second, daemon=True)
+        thread.start()
+        assert done.wait(30)
+    thread.join(30)
+
+
+def test_a_late_settling_does_not_touch_what_was_begun_anew(
+    journal: SqlJournal, driver: Open
+) -> None:
+    with driver() as within:
+        key = journal.key(PAY, within=within)
+    with driver() as within:
+        journal.settle(PAY, within=within)  # by somebody else who worked on it
+        anew = journal.key(PAY, within=within)
+    with driver() as within:
+        journal.settle(PAY, within=within, key=key)
+    with driver() as within:
+        assert [each.key for each in journal.unsettled(within=within)] == [anew]
+        journal.settle(PAY, within=within, key=anew)
+        assert journal.unsettled(within=within) == []
+        with pytest.raises(Misuse, match="one key belongs to one intent"):
+            journal.settle("a", "b", within=within, key=key)
 
 
 def test_names_that_a_database_may_take_for_the_same_are_different(
@@ -333,6 +378,18 @@ def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(
         assert journal.key(PAY, within=within) == key
 
 
+def test_who_lists_them_without_the_setting_counts_on_the_same(
+    driver: Open, clock: FakeClock
+) -> None:
+    with driver() as within:
+        SqlJournal(clock=clock, retention_s=600.0).key(PAY, within=within, origin="")
+    with driver() as within:
+        [found] = SqlJournal(clock=clock).unsettled(within=within)
+        within.cursor().execute("DELETE FROM oncekey_journal_servers")
+
+    assert found.until == found.begun + 540
+
+
 def test_settling_with_an_answer_learns_what_its_server_says(
     journal: SqlJournal, driver: Open, clock: FakeClock, server: Scripted
 ) -> None:
@@ -375,26 +432,6 @@ async def test_async_connections_are_told_the_way(journal: SqlJournal, tmp_path:
     async with engine.begin() as connection:
         assert await connection.run_sync(lambda within: journal.key(PAY, within=within)) == key
     await engine.dispose()
-
-
-@pytest.mark.parametrize(
-    ("style", "statement", "given"),
-    [
-        ("qmark", "a = ? AND b = ?", (1, 2)),
-        ("format", "a = %s AND b = %s", (1, 2)),
-        ("pyformat", "a = %s AND b = %s", (1, 2)),
-        ("numeric", "a = :1 AND b = :2", (1, 2)),
-        ("named", "a = :p1 AND b = :p2", {"p1": 1, "p2": 2}),
-    ],
-)
-def test_parameters_are_written_as_the_driver_wants_them(
-    style: str, statement: str, given: Any
-) -> None:
-    asked: list[tuple[str, Any]] = []
-
-    Asker("", style, lambda *question: asked.append(question)).do("a = ? AND b = ?", 1, 2)
-
-    assert asked == [(statement, given)]
 
 
 @pytest.mark.parametrize(("name", "note"), [("", ""), ("n" * 513, ""), ("n", "x" * 65_537)])

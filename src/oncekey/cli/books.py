@@ -22,8 +22,8 @@ class Book(Protocol):
 
     def unsettled(self, limit: int = LIST_MAX) -> list[Intent]: ...
 
-    def settle(self, name: str) -> None:
-        """Durably, at once."""
+    def settle(self, intent: Intent) -> None:
+        """Durably, at once; unless somebody has settled it meanwhile, and begun it anew."""
 
 
 class _File:
@@ -31,8 +31,8 @@ class _File:
         self._journal = journal
         self.unsettled = journal.unsettled
 
-    def settle(self, name: str) -> None:
-        self._journal.settle(name)
+    def settle(self, intent: Intent) -> None:
+        self._journal.settle(intent.name, key=intent.key)
         self._journal.flush()
 
 
@@ -46,8 +46,8 @@ class _Database:
         self._connection.commit()
         return found
 
-    def settle(self, name: str) -> None:
-        self._journal.settle(name, within=self._connection)
+    def settle(self, intent: Intent) -> None:
+        self._journal.settle(intent.name, within=self._connection, key=intent.key)
         self._connection.commit()
 
 

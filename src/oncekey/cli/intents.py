@@ -60,11 +60,11 @@ def _advise(found: list[Intent], now: float) -> None:
 
 
 def _settle(book: Book, args: argparse.Namespace) -> int:
-    known = {intent.name for intent in book.unsettled()}
+    known = {intent.name: intent for intent in book.unsettled()}
     if args.settle not in known:
         print(f"no unsettled intent is called {args.settle!r}", file=sys.stderr)
         return NOTHING
-    book.settle(args.settle)
+    book.settle(known[args.settle])
     if args.json:
         print_json({"settled": args.settle})
     else:
@@ -80,15 +80,15 @@ def _resume(book: Book, args: argparse.Namespace) -> int:
 
     One that fails does not keep the others: it stays, for the next time.
     """
-    resume, now = load(args.resume), SystemClock.wall()
+    resume = load(args.resume)
     counts = {"resumed": 0, "failed": 0, "too_old": 0}
     for intent in book.unsettled(LIST_MAX):
-        if now >= intent.until:
+        if SystemClock.wall() >= intent.until:  # by now: those before it took their time
             counts["too_old"] += 1
             continue
         failed = _failure(resume, intent)
         if failed is None:
-            book.settle(intent.name)
+            book.settle(intent)
         counts["resumed" if failed is None else "failed"] += 1
         if not args.json:
             print(f"{intent.name}: {failed or 'resumed and settled'}")

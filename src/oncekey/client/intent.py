@@ -28,6 +28,9 @@ _HOUR_S = 3600.0
 RETENTION_S = 24 * _HOUR_S
 """What most servers remember, until one says otherwise."""
 
+EVERYWHERE = "*"
+"""In place of an origin: how long keys are counted on where nothing else is known."""
+
 RELIED_S: Final[Mapping[str, float]] = MappingProxyType(
     {
         "oncekey": RETENTION_S,
@@ -61,11 +64,10 @@ class Intent:
     note: str
     """What its caller wrote down to be able to resume it."""
 
-    def usable_key(self, wall: float) -> str:
-        """Its key; `Unknown` is raised if the server has forgotten it by now."""
+    def must_be_usable(self, wall: float) -> None:
+        """`Unknown` is raised if the server has forgotten its key by now."""
         if wall >= self.until:
             raise _forgotten(self)
-        return self.key
 
 
 def found(
@@ -82,6 +84,11 @@ def must_fit(name: str, note: str) -> None:
             f"an intent has a name of 1 to {NAME_CHARS_MAX} characters, and a note of at most "
             f"{NOTE_CHARS_MAX}"
         )
+
+
+def must_be_one_of(names: tuple[str, ...], key: str | None) -> None:
+    if key is not None and len(names) != 1:
+        raise Misuse(f"settle: one key belongs to one intent, not to {len(names)}")
 
 
 def must_last(retention_s: float | None) -> None:

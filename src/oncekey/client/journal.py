@@ -9,13 +9,15 @@ process that dies anywhere after that finds the intent again when it is back, wi
     journal.settle("order-42/pay")           # last: before this, a restart would ask again
 
 An intent is settled by whoever began it and by nobody else: an answer that arrived is not yet an
-outcome that was recorded. Settling is written with the next intent, so it costs no write of its
-own; if a crash loses it, the intent is found again, and asking again brings the kept answer.
+outcome that was recorded. Settling is written with the next intent, or in the background, so nobody
+waits for it; if a crash loses it, the intent is found again, and asking again brings the kept
+answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 import threading
@@ -29,8 +31,13 @@ from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.clock import Clock, SystemClock
 from oncekey.errors import StoreUnavailable
 from oncekey.probes import probe
+from oncekey.stores.sqlite_connection import suspend_at_fork
 
 BUSY_S_MAX = 5.0
+UNWRITTEN_S_MAX = 1.0
+"""For so long other processes may take what is settled here for unsettled."""
+
+_log = logging.getLogger("oncekey.client")
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS oncekey_intents (name TEXT PRIMARY KEY, key TEXT NOT NULL, "
@@ -64,9 +71,11 @@ class Journal:
         self._alone = threading.RLock()
         self._settled: dict[str, str] = {}
         """Names and keys of what is settled, but not written yet."""
+        self._writing: threading.Timer | None = None
+        """Writes them, if no new intent does so before."""
         self._learnt: dict[str, float] = {}
         self._db: sqlite3.Connection | None = None
-        self._opened_by = 0
+        suspend_at_fork(self)
 
     def key(
         self, name: str, *, origin: str = "", note: str = "", retention_s: float | None = None
@@ -77,30 +86,42 @@ class Journal:
         case that nothing is known about it yet. Raises `Unknown` if the server has forgotten the
         key by now, `StoreUnavailable` if it cannot be written down: then nothing may be sent.
         """
+        return self.begin(name, origin=origin, note=note, retention_s=retention_s).key
+
+    def begin(
+        self, name: str, *, origin: str = "", note: str = "", retention_s: float | None = None
+    ) -> Intent:
+        """As `key`, with all that is known of the intent."""
         intents.must_fit(name, note)
         intents.must_last(retention_s)
         origin = intents.where(origin)
-        with self._asking() as db:
+        with self._asking(". Nothing was sent") as db:
             found = self._find(db, name)
             if found is None or self._settled.get(name) == found.key:
                 found = self._begin(db, name, origin, note, retention_s)
-        return found.usable_key(self._clock.wall())
+        found.must_be_usable(self._clock.wall())
+        return found
 
-    def settle(self, *names: str) -> None:
-        """These are done: the next `key` of such a name is a new one.
+    def settle(self, *names: str, key: str | None = None) -> None:
+        """These are done: the next `key` of such a name is a new one. With a `key`, only if it is
+        still that of the intent: somebody else may have settled it, and begun it anew.
 
-        Written with the next new intent, or by `flush` or `close`.
+        Written with the next new intent, or soon in the background; by `flush` or `close` at once.
         """
+        intents.must_be_one_of(names, key)
         with self._asking() as db:
             for name in names:
-                if (found := self._find(db, name)) is not None:
-                    self._settled[name] = found.key  # another process may begin it anew
+                found = self._find(db, name)
+                if found is not None and key in (None, found.key):
+                    self._settled[name] = found.key
+            self._write_soon()
 
     @contextlib.contextmanager
     def intent(self, name: str, *, origin: str = "", note: str = "") -> Iterator[str]:
         """The key of an intent that is settled if the block ends without an error."""
-        yield self.key(name, origin=origin, note=note)
-        self.settle(name)
+        key = self.key(name, origin=origin, note=note)
+        yield key
+        self.settle(name, key=key)
 
     def unsettled(self, limit: int = LIST_MAX) -> list[Intent]:
         """What was begun and not settled, the oldest first: send it again with its key."""
@@ -131,14 +152,14 @@ class Journal:
                     with _committing(db):
                         self._remove_settled(db)
                     probe("after_settle")
-                    self._settled.clear()
+                    self._written()
 
     def close(self) -> None:
         with self._alone:
-            self.flush()
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+            try:
+                self.flush()
+            finally:
+                self._shut()
 
     def __enter__(self) -> Journal:
         return self
@@ -162,11 +183,10 @@ class Journal:
         with _committing(db):
             self._remove_settled(db)
             db.execute(_INSERT, fresh)
-            if retention_s and self._retention_s is None and origin not in self._learnt:
-                self._note_retention(db, origin, retention_s)
+            self._note_what_is_relied_on(db, origin, retention_s)
             found = self._find(db, name)  # another process may have been first
         probe("after_intent")
-        self._settled.clear()
+        self._written()
         if found is None:
             raise StoreUnavailable(f"the journal {self.path} does not keep what is written to it")
         return found
@@ -176,8 +196,21 @@ class Journal:
         return None if row is None else self._intent(row)
 
     def _intent(self, row: tuple[str, str, float, str, str]) -> Intent:
-        retention_s = self._learnt.get(row[3]) or self._retention_s or intents.RETENTION_S
-        return intents.found(*row, retention_s=retention_s)
+        said = self._learnt.get(row[3]), self._retention_s, self._learnt.get(intents.EVERYWHERE)
+        return intents.found(*row, retention_s=next(filter(None, said), intents.RETENTION_S))
+
+    def _note_what_is_relied_on(
+        self, db: sqlite3.Connection, origin: str, retention_s: float | None
+    ) -> None:
+        """Whoever opens the file without the application's settings counts on the same."""
+        if self._retention_s is not None:
+            origin, retention_s = intents.EVERYWHERE, self._retention_s
+            if self._learnt.get(origin) == retention_s:
+                return
+        elif origin in self._learnt:
+            return
+        if retention_s:
+            self._note_retention(db, origin, retention_s)
 
     def _note_retention(self, db: sqlite3.Connection, origin: str, retention_s: float) -> None:
         db.execute(_LEARN, (origin, retention_s))
@@ -188,22 +221,57 @@ class Journal:
             "DELETE FROM oncekey_intents WHERE name = ? AND key = ?", self._settled.items()
         )
 
+    def _write_soon(self) -> None:
+        if self._settled and self._writing is None:
+            self._writing = threading.Timer(UNWRITTEN_S_MAX, self._write_now)
+            self._writing.daemon = True
+            self._writing.start()
+
+    def _write_now(self) -> None:
+        try:
+            self.flush()
+        except StoreUnavailable as error:
+            self._writing = None  # the next one tries again
+            _log.warning("what was settled is not written yet: %s", error)
+
+    def _written(self) -> None:
+        self._settled.clear()
+        self._write_no_more()
+
+    def _write_no_more(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
     @contextlib.contextmanager
-    def _asking(self) -> Iterator[sqlite3.Connection]:
+    def _asking(self, otherwise: str = "") -> Iterator[sqlite3.Connection]:
         with self._alone:
             try:
                 yield self._opened()
             except sqlite3.Error as error:
+                self._shut()  # whatever state it is in goes with it
                 raise StoreUnavailable(
-                    f"the journal {self.path} cannot be used: {error}. Nothing was sent"
+                    f"the journal {self.path} cannot be used: {error}{otherwise}"
                 ) from error
 
     def _opened(self) -> sqlite3.Connection:
-        if self._db is None or self._opened_by != os.getpid():  # a file must not cross a fork
+        if self._db is None:
             self._db = _open(self.path)
-            self._opened_by = os.getpid()
             self._learnt = dict(self._db.execute("SELECT origin, retention_s FROM oncekey_servers"))
         return self._db
+
+    def _shut(self) -> None:
+        self._write_no_more()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def before_fork(self) -> None:
+        self._alone.acquire()
+        self._shut()
+
+    def after_fork(self) -> None:
+        self._alone.release()
 
 
 _INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
@@ -232,7 +300,8 @@ def _committing(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # SQLite ends some by itself
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")

@@ -38,9 +38,19 @@ _NEW = {
 }
 _LATEST = {"mysql": " FOR UPDATE"}
 """Beside a snapshot that is older than what another transaction has committed meanwhile."""
+
+
+def _id(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# What is known of servers is looked up beside, not joined: a locking read would lock it as well,
+# and all who begin intents at one server would wait for each other's commits.
 _FIND = (
-    "SELECT j.name, j.intent_key, j.begun, j.origin, j.note, s.retention_s FROM oncekey_journal j "
-    "LEFT JOIN oncekey_journal_servers s ON s.id = j.server"
+    "SELECT j.name, j.intent_key, j.begun, j.origin, j.note, "
+    "(SELECT s.retention_s FROM oncekey_journal_servers s WHERE s.id = j.server) AS told_s, "
+    "(SELECT s.retention_s FROM oncekey_journal_servers s WHERE s.id = ?) AS said_s "
+    "FROM oncekey_journal j"
 )
 
 
@@ -112,7 +122,10 @@ class SqlJournal:
                 "oncekey_journal (id, name, intent_key, begun, server, origin, note)",
                 (_id(name), name, fresh, wall, _id(origin), origin, note),
             )
-            if retention_s and self._retention_s is None:
+            # Whoever lists intents without the application's settings counts on the same.
+            if self._retention_s is not None:
+                _learn(ask, intents.EVERYWHERE, self._retention_s, anew=True)
+            elif retention_s is not None:
                 _learn(ask, origin, retention_s, anew=False)
             probe("after_intent")
             found = self._find(ask, name, _LATEST.get(ask.dialect, ""))
@@ -121,24 +134,32 @@ class SqlJournal:
                 f"the intent {name!r} was begun by another transaction, which this one does not "
                 "see: roll back and begin anew. Nothing was sent"
             )
-        return found.usable_key(wall)
+        found.must_be_usable(wall)
+        return found.key
 
-    def settle(self, *names: str, within: Any, answer: Any = None) -> None:
-        """These are done, if and only if this transaction commits. From an `answer` is learnt how
-        long its server remembers keys.
+    def settle(self, *names: str, within: Any, key: str | None = None, answer: Any = None) -> None:
+        """These are done, if and only if this transaction commits. With a `key`, only if it is
+        still that of the intent: somebody else may have settled it, and begun it anew. From an
+        `answer` is learnt how long its server remembers keys.
         """
+        intents.must_be_one_of(names, key)
         ask = asker(within)
         heard = None if answer is None else intents.advertised(answer, self._clock.wall())
         probe("before_settle")
         for name in names:
-            ask.do("DELETE FROM oncekey_journal WHERE id = ?", _id(name))
+            if key is None:
+                ask.do("DELETE FROM oncekey_journal WHERE id = ?", _id(name))
+            else:
+                both = "DELETE FROM oncekey_journal WHERE id = ? AND intent_key = ?"
+                ask.do(both, _id(name), key)
         if heard is not None:
             _learn(ask, *heard, anew=True)
         probe("after_settle")
 
     def unsettled(self, *, within: Any, limit: int = LIST_MAX) -> list[Intent]:
         """What was begun and not settled, the oldest first: send it again with its key."""
-        rows = asker(within).rows(f"{_FIND} ORDER BY j.begun, j.name LIMIT {int(limit)}")
+        oldest = f"{_FIND} ORDER BY j.begun, j.name LIMIT {int(limit)}"
+        rows = asker(within).rows(oldest, _id(intents.EVERYWHERE))
         return [self._intent(row) for row in rows]
 
     def learn(self, origin: str, retention_s: float, *, within: Any) -> None:
@@ -147,17 +168,13 @@ class SqlJournal:
         _learn(asker(within), intents.where(origin), retention_s, anew=True)
 
     def _find(self, ask: Asker, name: str, how: str = "") -> Intent | None:
-        rows = ask.rows(f"{_FIND} WHERE j.id = ?{how}", _id(name))
+        rows = ask.rows(f"{_FIND} WHERE j.id = ?{how}", _id(intents.EVERYWHERE), _id(name))
         return self._intent(rows[0]) if rows else None
 
     def _intent(self, row: tuple[Any, ...]) -> Intent:
-        *written, told_s = row
-        retention_s = told_s or self._retention_s or intents.RETENTION_S
+        *written, told_s, said_s = row
+        retention_s = told_s or self._retention_s or said_s or intents.RETENTION_S
         return intents.found(*written, retention_s=retention_s)
-
-
-def _id(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _insert(ask: Asker, into: str, given: tuple[Any, ...]) -> None:
