@@ -1,0 +1,121 @@
+"""A Redis that Sentinels name: found at the start, and again after a failover."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from redis.exceptions import ResponseError
+
+from oncekey.core.verbs import Done, Find, Found, Insert
+from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.stores.redis import open_url
+from oncekey.stores.url import open_store
+from oncekey.testing.contract import BatchContract, Case, InsertContract, OpeningContract, Subject
+from oncekey.testing.contract.subject import FACES
+from tests.servers.process import free_port
+from tests.servers.programs import Unavailable
+from tests.servers.redis_cluster import await_that
+from tests.servers.redis_sentinel import SERVICE, WatchedRedis, start_watched_redis
+from tests.stores import elapse
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[WatchedRedis]:
+    """A primary, a replica and a Sentinel of these tests' own."""
+    try:
+        started = start_watched_redis()
+    except Unavailable as unavailable:
+        pytest.skip(str(unavailable))
+    with started:
+        yield started
+
+
+@pytest.fixture(params=list(FACES))
+def face(request: pytest.FixtureRequest) -> Any:
+    return FACES[request.param]
+
+
+class TestSentinel(OpeningContract, InsertContract, BatchContract):
+    """What differs from one server is how it is found; the verbs are the same."""
+
+    @pytest.fixture
+    def subject(self, watched: WatchedRedis) -> Iterator[Subject]:
+        url = watched.primary().url
+        yield Subject(open_url(watched.url), elapse=partial(elapse.redis, url, "oncekey"))
+        with watched.client(watched.primary()) as client:
+            client.flushall()
+
+
+def test_any_sentinel_that_answers_will_do(watched: WatchedRedis, face: Any) -> None:
+    url = watched.url.replace("@", f"@127.0.0.1:{free_port()},")
+    with contextlib.closing(face(open_store(url))) as asked:
+        assert asked.ask(Find(b"i" * 32)) is None
+
+
+def test_where_no_sentinel_answers_nothing_was_sent(face: Any) -> None:
+    store = open_url(f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}")
+    with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as told:
+        asked.ask(Find(b"i" * 32))
+    assert "no Sentinel names a primary" in str(told.value)
+    assert not told.value.sent
+
+
+def test_a_service_that_is_not_watched_is_named(watched: WatchedRedis, face: Any) -> None:
+    store = open_url(watched.url.replace(f"/{SERVICE}", "/other"))
+    with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as told:
+        asked.ask(Find(b"i" * 32))
+    assert "primary of other" in str(told.value)
+
+
+def test_the_service_must_be_named() -> None:
+    with pytest.raises(Misuse, match="name the service"):
+        open_url("redis+sentinel://127.0.0.1:26379")
+
+
+def test_a_failover_is_noticed_by_whoever_is_connected(face: Any) -> None:
+    """Asked for by an operator: the old primary lives on, as a replica."""
+    with start_watched_redis() as watched:
+        store = open_url(watched.url)
+        with contextlib.closing(face(store)) as asked:
+            case = Case(Subject(store), asked)
+            record = case.begin()
+            await_that(lambda: _asked_for(watched), "the Sentinel sees no replica fit for it")
+            await_that(lambda: watched.primary() is watched.second, "nobody took over")
+            await_that(lambda: _served(case, record), "the new primary is not found")
+            assert isinstance(case.ask(Insert(case.rival(record))), Found)
+
+
+def _asked_for(watched: WatchedRedis) -> bool:
+    try:
+        watched.sentinel.client.execute_command("SENTINEL FAILOVER", SERVICE)
+    except ResponseError:  # it has only just heard of the replica
+        return False
+    return True
+
+
+def _served(case: Case, record: Any) -> bool:
+    try:
+        return isinstance(case.ask(case.renew(record)), Done)
+    except StoreUnavailable:
+        return False
+
+
+def test_a_demoted_primary_is_not_written_to_and_not_believed(face: Any) -> None:
+    """Its Sentinel has not noticed: what it names is a replica."""
+    with start_watched_redis() as watched:
+        store = open_url(watched.url)
+        with contextlib.closing(face(store)) as asked:
+            case = Case(Subject(store), asked)
+            record = case.begin()
+            watched.sentinel.kill()  # from now on nobody puts things right
+            with watched.client(watched.first) as client:
+                client.replicaof("127.0.0.1", watched.second.port)
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable):
+                    case.ask(case.renew(record))
