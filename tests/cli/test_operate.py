@@ -1,15 +1,20 @@
 """Keeping a store in order."""
 
+import uuid
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
+from oncekey import open_store
 from oncekey.cli import operate
 from oncekey.core.record import Answer
 from oncekey.core.verbs import Find
 from oncekey.stores.line import Line
 from oncekey.stores.sqlite import SqliteStore
-from tests.cli.conftest import TENANT, Oncekey, Seed
+from tests.cli.conftest import ANSWER, TENANT, Oncekey, Seed
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +147,33 @@ def test_purge_takes_as_many_batches_as_it_needs(
 
     assert limited.json == {"blanked": 4, "complete": False}
     assert rest.json == {"blanked": 6, "complete": True}
+
+
+# ------------------------------------------------------------------------ layouts
+
+
+@pytest.mark.slow
+def test_migrate_moves_postgres_into_a_layout(oncekey: Oncekey, postgres_url: str) -> None:
+    name = f"oncekey_{uuid.uuid4().hex}"
+    url = urlsplit(postgres_url)._replace(path=f"/{name}", query="allow=unsafe-durability").geturl()
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        oncekey("migrate", url)
+        store = open_store(url)
+        with closing(Seed(store)) as seed:
+            kept = seed.completed("order-1")
+        for layout, times in {"separate": 1, "partitioned": 2, "inline": 1}.items():
+            moved = oncekey("migrate", "--layout", layout, url).out.splitlines()
+            plural = "" if times == 1 else "s"
+            assert moved[1] == f"layout {layout}: moved {times} record{plural}"
+            assert oncekey("migrate", "--json", "--layout", layout, url).json["moved"] == 0
+            with closing(Line(store)) as line:
+                [found] = line.perform([Find(kept)])
+            assert found.answer == ANSWER
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def test_other_stores_have_no_layouts(oncekey: Oncekey, url: str) -> None:
+    ran = oncekey("migrate", "--layout", "inline")
+    assert ran.code == 2
+    assert "only PostgreSQL has others" in ran.err

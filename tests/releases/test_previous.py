@@ -139,7 +139,7 @@ def vars_of(record: Any) -> tuple[bytes, int, bytes]:
 def test_the_order_of_a_deployment_is_told(left: Site) -> None:
     """First migrate, then the new code. What can migrate by itself does."""
     if left.name == "postgres":
-        refused = pytest.raises(StoreUnfit, match=r"is at schema 1, .* run `oncekey migrate")
+        refused = pytest.raises(StoreUnfit, match=r"schema 1: .* Run `oncekey migrate")
         with closing(left.store.connect()) as connection, refused:
             run(left.store.prepare(), connection.ask)
         names = [f"{each.number:04}_{each.name}" for each in migrations("postgres")]
