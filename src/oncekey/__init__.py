@@ -11,6 +11,7 @@ from oncekey.core.policy import (
     keep_success,
 )
 from oncekey.core.profiles import PROFILES, Profile
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.core.versions import Versions
 from oncekey.errors import (
@@ -48,6 +49,7 @@ __all__ = [
     "OncekeyError",
     "Policy",
     "Profile",
+    "Quota",
     "Refusal",
     "Request",
     "Runtime",

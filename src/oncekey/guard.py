@@ -28,6 +28,7 @@ from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
+from oncekey.core.quota import Quota
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import (
     Done,
@@ -99,9 +100,10 @@ class Guard(Holding):
         token: Callable[[], bytes] = random_token,
         chance: Callable[[], float] = chance,
         notices: Notices | None = None,
+        quota: Quota | None = None,
     ) -> None:
         super().__init__(
-            clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from
+            clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from, quota
         )
         self._waiters = Waiters()
         self._notices = notices
@@ -221,6 +223,8 @@ class Guard(Holding):
             self._note(insert, claim, asked_at, None)
         probe("after_insert")
         if isinstance(outcome, Inserted):
+            if self.quotas is not None:
+                self.quotas.began(claim.tenant, policy.retention_s)
             return self._execute(claim, policy, outcome.fence, asked_at)
         return self._ours(outcome.record, claim, policy, asked_at)
 
@@ -238,6 +242,8 @@ class Guard(Holding):
         else:
             age_s = 0.0 if swap.fresh else found.age_s + asked_at - looked_at
             counts = swap.attempt or 1, swap.lapses or 0
+            if self.quotas is not None and found.expired:
+                self.quotas.began(claim.tenant, policy.retention_s)
             mine = self._execute(claim, policy, taken.fence, asked_at, *counts, age_s)
         if self._hooks and found.lapsed and not found.expired and isinstance(mine, Execute):
             attempt, lapses = mine.attempt.attempt, mine.attempt.lapses
@@ -366,9 +372,11 @@ class Guard(Holding):
 
     def _barred(self, call: Call, policy: Policy) -> Problem | None:
         """Why a key of which nothing is known does not run; None if it may."""
-        if policy.key_age_s_max is None:
-            return None
-        return check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
+        if policy.key_age_s_max is not None:
+            old = check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
+            if old is not None:
+                return old
+        return None if self.quotas is None else self.quotas.refusal(call.tenant)
 
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":

@@ -22,6 +22,7 @@ from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Learned, Policy, Verdict
 from oncekey.core.printable import printable
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer, Claim, Record, State, Step
 from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
@@ -29,6 +30,7 @@ from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unst
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.fading import Fading
 from oncekey.probes import probe
+from oncekey.quotas import Quotas
 from oncekey.tallies import Tallies
 
 _log = logging.getLogger("oncekey")
@@ -47,12 +49,14 @@ class Holding(Asking):
         chance: Callable[[], float],
         token: Callable[[], bytes],
         retention_from: Literal["completion", "first use"],
+        quota: Quota | None = None,
     ) -> None:
         super().__init__(clock, hooks, chance)
         self._token = token
         self._retention_from = retention_from
         self.tallies = Tallies()
         self.fading = Fading(clock, token)
+        self.quotas = None if quota is None else Quotas(quota, clock, token)
 
     # --------------------------------------------------------------------------- while it runs
 
@@ -237,6 +241,8 @@ class Holding(Asking):
     def _tell_completed(self, attempt: Attempt, kept: Answer, run_s: float) -> None:
         if attempt.policy.tombstone_s:
             self.fading.note(attempt.held.id, attempt.policy.retention_s)
+        if self.quotas is not None:
+            self.quotas.kept(attempt.tenant, attempt.policy.retention_s, bare(kept))
         self._emit(
             events.Completed,
             attempt,

@@ -138,6 +138,7 @@ class Operation:
                 "operation they are. Here one operation would be given another's result: leave it "
                 "out"
             )
+        runtime.expect(self.policy)
         self._warns = self.policy.recovery == "rerun"
         if redelivered and self.policy.recovery == "resume":
             # A later delivery continues either way; the recoverer would only give it up too early.

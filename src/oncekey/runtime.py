@@ -15,7 +15,9 @@ from typing import Any, Literal, Self, TypeVar
 from oncekey.background import Background
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.op import Op, arun, run
+from oncekey.core.policy import Policy
 from oncekey.core.profiles import PROFILES, Profile
+from oncekey.core.quota import Quota
 from oncekey.events import Hook, Hooks
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat
@@ -43,6 +45,7 @@ class Runtime:
         clock: Clock | None = None,
         retention_from: Literal["completion", "first use"] = "completion",
         profile: Profile = PROFILES["oncekey"],
+        quota: Quota | None = None,
     ) -> None:
         self.store = open_store(store) if isinstance(store, str) else store
         self.registry = registry_of(store)
@@ -54,9 +57,11 @@ class Runtime:
             hooks=told,
             retention_from=retention_from,
             notices=Notices(self.clock),
+            quota=quota,
         )
         self.heartbeat = Heartbeat(self.store, self.guard, self.clock)
-        self.sweeper = Sweeper(self.store, self.guard.tallies, chores=[self.guard.fading])
+        chores = [chore for chore in (self.guard.fading, self.guard.quotas) if chore is not None]
+        self.sweeper = Sweeper(self.store, self.guard.tallies, chores=chores)
         self.gatherer = Gatherer(self.store)
         self.async_gatherer = AsyncGatherer(self.store)
         self.background = Background(self.guard, self.drive, self.drive_sync)
@@ -105,6 +110,11 @@ class Runtime:
     def ports_sync(self) -> Ports:
         """How handlers that block a thread reach the engine."""
         return self._ports_sync
+
+    def expect(self, policy: Policy) -> None:
+        """Operations of this policy run here."""
+        if self.guard.quotas is not None:
+            self.guard.quotas.expect(policy)
 
     def start(self) -> bool:
         """Begin housekeeping. True the first time of all, False if it runs, or runs again in a

@@ -20,6 +20,7 @@ from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Find
 from oncekey.errors import StoreUnavailable, StoreUnfit
@@ -58,6 +59,7 @@ class IdempotencyMiddleware:
         status_path: str | None = None,
         recent_s: float = RECENT_S,
         atomic: Adapter | None = None,
+        quota: Quota | None = None,
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
         self.app = app
@@ -71,6 +73,7 @@ class IdempotencyMiddleware:
             status_path=status_path,
             recent_s=recent_s,
             atomic=atomic,
+            quota=quota,
         )
         check_loop(atomic)
         self.gatherer = self.edge.runtime.async_gatherer

@@ -32,6 +32,7 @@ from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
@@ -89,6 +90,7 @@ class Edge:
         status_path: str | None = None,
         recent_s: float = RECENT_S,
         atomic: Adapter | None = None,
+        quota: Quota | None = None,
         clock: Clock | None = None,
     ) -> None:
         check_callable(tenant)
@@ -102,7 +104,10 @@ class Edge:
             clock=clock,
             retention_from=self.profile.retention_from,
             profile=self.profile,
+            quota=quota,
         )
+        for each in self.routes.policies:
+            self.runtime.expect(each)
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
         check(atomic, self.store, self.routes.named)

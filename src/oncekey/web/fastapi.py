@@ -30,6 +30,7 @@ from oncekey.atomic import Adapter, check_loop
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
@@ -79,6 +80,7 @@ class Idempotency:
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
         atomic: Adapter | None = None,
+        quota: Quota | None = None,
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
         check_callable(tenant)
@@ -96,6 +98,7 @@ class Idempotency:
             profile=profile,
             hooks=hooks,
             atomic=adapter_of_routes(atomic, policy, routes),
+            quota=quota,
             drain_s_max=drain_s_max,
         )
         self.edge = self.guard.edge

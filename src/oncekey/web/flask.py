@@ -28,6 +28,7 @@ from oncekey.atomic import Adapter
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
@@ -64,6 +65,7 @@ class Oncekey:
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
         atomic: Adapter | None = None,
+        quota: Quota | None = None,
     ) -> None:
         check_callable(tenant)
         self.views = Views(
@@ -74,6 +76,7 @@ class Oncekey:
             profile=profile,
             hooks=hooks,
             atomic=atomic,
+            quota=quota,
         )
         if app is not None:
             self.init_app(app)

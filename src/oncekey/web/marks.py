@@ -100,7 +100,7 @@ class Marked:
     def __init__(self, edge: Edge, policy: Policy | None, atomic: Adapter | None) -> None:
         self._default = (policy or Policy()).over(edge.profile.policy)
         self._atomic = edge.adapter = atomic
-        self._store = edge.store
+        self._store, self._runtime = edge.store, edge.runtime
         self._known: dict[tuple[int, frozenset[str]], tuple[Mark, Policy | None]] = {}
 
     def policy(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
@@ -123,6 +123,7 @@ class Marked:
         policy = over.over(self._default).settled()
         if policy.atomic:
             check(self._atomic, self._store, lambda meets: ["@idempotent"] if meets(policy) else [])
+        self._runtime.expect(policy)
         return policy
 
 

@@ -44,10 +44,10 @@ class Routes:
     def __init__(self, default: Policy, routes: Mapping[str, Policy] | None = None) -> None:
         self._default = default.settled()
         self._templates = [_compile(text, p, default) for text, p in (routes or {}).items()]
-        policies = [self._default, *(template.policy for template in self._templates)]
-        self.methods = frozenset[str]().union(*(policy.methods for policy in policies))
+        self.policies = [self._default, *(template.policy for template in self._templates)]
+        self.methods = frozenset[str]().union(*(policy.methods for policy in self.policies))
         """Methods that are guarded on any route."""
-        self.required = any(policy.required for policy in policies)
+        self.required = any(policy.required for policy in self.policies)
         """Whether any route requires a key."""
 
     def named(self, condition: Callable[[Policy], bool]) -> list[str]:

@@ -23,6 +23,7 @@ from oncekey.core.op import Op
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.decision import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
 from oncekey.events import Hook
@@ -73,6 +74,7 @@ class Views:
         profile: str | Profile = "oncekey",
         hooks: Iterable[Hook] = (),
         atomic: Adapter | None = None,
+        quota: Quota | None = None,
     ) -> None:
         check_thread(atomic)
         self.edge = Edge(
@@ -83,6 +85,7 @@ class Views:
             profile=profile,
             hooks=hooks,
             atomic=adapter_of_routes(atomic, policy, routes),
+            quota=quota,
         )
         self.runtime = self.edge.runtime
         self._marked = Marked(self.edge, policy, atomic)

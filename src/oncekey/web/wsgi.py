@@ -22,6 +22,7 @@ from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
+from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
@@ -70,6 +71,7 @@ class IdempotencyMiddleware:
         status_path: str | None = None,
         recent_s: float = RECENT_S,
         atomic: Adapter | None = None,
+        quota: Quota | None = None,
     ) -> None:
         self.app = app
         self.edge = Edge(
@@ -82,6 +84,7 @@ class IdempotencyMiddleware:
             status_path=status_path,
             recent_s=recent_s,
             atomic=atomic,
+            quota=quota,
         )
         check_thread(atomic)
         self._gatherer = self.edge.runtime.gatherer

@@ -15,6 +15,7 @@ from django.utils.module_loading import import_string
 
 from oncekey.atomic import Django
 from oncekey.core.policy import Policy
+from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
 from oncekey.web.edge import check_callable
 from oncekey.web.request import Request
@@ -24,7 +25,7 @@ MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
 REQUEST = "django.request"
 """In the scope of what the edge reads: Django's own request."""
 
-_NAMES = frozenset({"store", "tenant", "policy", "routes", "profile", "hooks", "atomic"})
+_NAMES = frozenset({"store", "tenant", "policy", "routes", "profile", "hooks", "atomic", "quota"})
 _REQUIRED = ("store", "tenant")
 
 
@@ -44,6 +45,7 @@ def views() -> Views:
         profile=given.get("profile", "oncekey"),
         hooks=[_imported("hooks", hook) for hook in given.get("hooks", ())],
         atomic=Django(given["atomic"]) if given.get("atomic") else None,
+        quota=_quota(given.get("quota")),
     )
 
 
@@ -93,6 +95,17 @@ def _policy(name: str, given: Any) -> Policy | None:
     except TypeError as error:
         raise Misuse(
             f"settings.ONCEKEY: {name} takes an oncekey.Policy, or its fields as a dict: {error}"
+        ) from error
+
+
+def _quota(given: Any) -> Quota | None:
+    if isinstance(given, Quota | None):
+        return given
+    try:
+        return Quota(**given)
+    except TypeError as error:
+        raise Misuse(
+            f"settings.ONCEKEY: quota takes an oncekey.Quota, or its fields as a dict: {error}"
         ) from error
 
 
