@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import atomic, dynamodb, mysql, postgres, redis, sqlite
+from bench import atomic, dynamodb, mysql, postgres, redis, sqlite, tiered
 from bench.rounds import Settings
 from bench.subject import measured
 from bench.table import Section
@@ -14,7 +14,8 @@ HOW = (
     "`innodb_flush_log_at_trx_commit=1`, Redis appending to its file "
     "and syncing it every second without rewriting it meanwhile, SQLite with `synchronous=FULL`. "
     "DynamoDB is an emulator, which says nothing of its speed: only the driver's own conditional "
-    "writes to the same emulator are compared with."
+    "writes to the same emulator are compared with. Tiered replays, of records that were asked for "
+    "once before, are compared with replays of records that are in the same Redis."
 )
 
 
@@ -24,6 +25,7 @@ def section(settings: Settings) -> Section:
         *measured(atomic.TITLE, lambda: atomic.rows(settings), atomic.GOAL),
         *measured(mysql.INSERTS, lambda: mysql.rows(settings), mysql.GOAL),
         *measured("Redis", lambda: redis.rows(settings)),
+        *measured(tiered.TITLE, lambda: tiered.rows(settings), tiered.GOAL),
         *measured("SQLite", lambda: sqlite.rows(settings)),
         *measured(dynamodb.INSERTS, lambda: dynamodb.rows(settings), dynamodb.GOAL),
     ]
@@ -31,5 +33,5 @@ def section(settings: Settings) -> Section:
 
 
 def estimate_s(settings: Settings) -> float:
-    subjects = (postgres, atomic, mysql, redis, sqlite, dynamodb)
+    subjects = (postgres, atomic, mysql, redis, tiered, sqlite, dynamodb)
     return sum(float(subject.estimate_s(settings)) for subject in subjects)

@@ -48,7 +48,7 @@ from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, 
 from oncekey.stores.redis_calls import Command
 from oncekey.stores.redis_connection import Endpoint
 from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, Cached, TieredConnection
-from oncekey.stores.tiered_entry import decode_entry, encode_entry, lasts_s
+from oncekey.stores.tiered_entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
 from oncekey.stores.url import open_store
 
 KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
@@ -199,7 +199,9 @@ class TieredStore:
         said = dict(zip(tenants, replies[-1], strict=False))
         epochs = {tenant: epoch for tenant, epoch in said.items() if epoch is not None}
         for tenant in said.keys() - epochs.keys():
-            self._waiting.append(("SET", self._epoch(tenant), os.urandom(16), "NX", "EX", EPOCH_S))
+            self._waiting.append(
+                ("SET", self._epoch(tenant), os.urandom(EPOCH_BYTES), "NX", "EX", EPOCH_S)
+            )
         hits: dict[bytes, Found] = {}
         for verb, key, entry in zip(verbs, keys, replies[-1][len(tenants) :], strict=True):
             if entry is None or entry == _STOP:
@@ -313,7 +315,7 @@ class TieredStore:
         return int(purged)
 
     def _new_epoch(self, tenant: str) -> Cached:
-        epoch = ("SET", self._epoch(tenant), os.urandom(16), "EX", EPOCH_S)
+        epoch = ("SET", self._epoch(tenant), os.urandom(EPOCH_BYTES), "EX", EPOCH_S)
         return Cached([epoch], needed=True)
 
     def _scan(self, verb: Scan) -> Op[list[Record]]:
