@@ -62,7 +62,7 @@ def laid_out(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Subj
         yield subject
 
 
-@pytest.mark.slow
+@pytest.mark.long
 class TestLayout(StoreContract):
     """What tests/stores/test_contract.py does in the layout that a new database has."""
 
@@ -267,6 +267,29 @@ def test_who_may_use_the_table_may_use_the_one_that_takes_its_place(
         assert db.execute(may, (role, right)).fetchone() == (True,)
     assert db.execute(may, (role, "TRUNCATE")).fetchone() == (False,)
     db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_two_moves_at_a_time_would_undo_each_other(case: Case, fresh_url: str) -> None:
+    fill(case)
+
+    def watch(_: Moved | None) -> None:
+        with pytest.raises(StoreUnavailable, match="somebody else is changing the layout"):
+            move(case.subject.store, PARTITIONED, unwatched)
+
+    assert move(case.subject.store, SEPARATE, watch) > 0
+    pooled = open_url(f"{fresh_url}?allow=unsafe-durability&pgbouncer=true")
+    with pytest.raises(Misuse, match="not PgBouncer"):
+        move(pooled, PARTITIONED, unwatched)
+
+
+def test_a_table_that_is_in_use_is_not_replaced(case: Case) -> None:
+    """Not even by one who overlooked that the layout was changed meanwhile."""
+    store = case.subject.store
+    move(store, SEPARATE, unwatched)
+    kept = fill(case)
+    with closing(store.connect()) as connection, pytest.raises(psycopg.errors.RaiseException):
+        run(postgres_layout._replace_table(True), connection.ask)
+    assert look(case) == kept
 
 
 def test_only_postgres_has_layouts() -> None:

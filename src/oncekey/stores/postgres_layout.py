@@ -32,6 +32,8 @@ LAYOUTS = (INLINE, SEPARATE, PARTITIONED)
 BATCH_ROWS = 500
 WAIT_MS = "3000"
 WAITS_MAX = 100
+MOVERS = 31360989905909115
+"""The advisory lock of whoever moves."""
 FIRST_READER, OLDEST_READER = 4, 1
 """The schema that a release must know to read answers that are inline, and others."""
 
@@ -66,6 +68,7 @@ def move(store: Store, to: str, watch: Watch) -> int:
         raise Misuse(f"there is no layout {to!r}, only {', '.join(LAYOUTS)}")
     with closing(_connect(store)) as connection:
         ask = connection.ask
+        run(_alone(store), ask)
         moved = 0
         _, has_parts = run(_known(), ask)
         wants_parts = to == PARTITIONED
@@ -90,6 +93,14 @@ def _connect(store: Store) -> Any:
 
 
 # ------------------------------------------------------------------------------------ the parts
+
+
+def _alone(store: Any) -> Op[None]:
+    if store.pgbouncer:
+        raise Misuse("a move needs a connection of its own: name the server itself, not PgBouncer")
+    [(ours,)] = yield Question(STATEMENTS["one_mover"], (MOVERS,))
+    if not ours:
+        raise StoreUnavailable("somebody else is changing the layout: wait until that has ended")
 
 
 def _known() -> Op[tuple[str, bool]]:

@@ -463,6 +463,10 @@ SELECT layout, (SELECT relkind = 'p' FROM pg_class WHERE oid = 'oncekey_answers'
 FROM oncekey_schema
 WHERE number = 4
 
+-- name: one_mover
+-- For as long as the connection lasts.
+SELECT pg_try_advisory_lock($1)
+
 -- name: set_layout
 UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number = 4
 
