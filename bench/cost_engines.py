@@ -89,7 +89,7 @@ def _postgres(share: float) -> Engine:
         start_postgres(durable=True, settings=settings) as server,
         psycopg.connect(server.url, autocommit=True) as admin,
     ):
-        how = "fsync = on, synchronous_commit = on, the layout of a new database"
+        how = "fsync = on, synchronous_commit = on, layout inline"
         about = f"PostgreSQL {server.version}"
         return _engine(about, how, share, lambda *what: _postgres_point(server.url, admin, *what))
 
@@ -186,13 +186,19 @@ def _redis(share: float) -> Engine:
 
 
 def _redis_point(url: str, admin: Any, size: int, count: int) -> Point:
-    admin.flushall()
+    admin.execute_command("FLUSHALL", "SYNC")  # else what it frees counts for some time yet
     live(open_store(url), 50, 0)  # scripts and buffers are there already
-    before = admin.info()
+    memory, log = _held_bytes(admin)
     spent = live(open_store(url), count, size)
-    after = admin.info()
-    stored, log = (after[name] - before[name] for name in ("used_memory", "aof_current_size"))
-    return _point(size, count, spent, stored, None, log)
+    memory_after, log_after = _held_bytes(admin)
+    return _point(size, count, spent, memory_after - memory, None, log_after - log)
+
+
+def _held_bytes(admin: Any) -> tuple[int, int]:
+    """In memory, without what is only on its way to the file or to a client; and in the file."""
+    info = admin.info()
+    passing = info["mem_aof_buffer"] + info["mem_clients_normal"]
+    return info["used_memory"] - passing, info["aof_current_size"]
 
 
 # ------------------------------------------------------------------------------------------ SQLite

@@ -70,6 +70,16 @@ def test_p12_no_password_is_shown(oncekey: Oncekey, redis_url: str) -> None:
         assert password not in oncekey(*words).out
 
 
+def test_a_sealed_store_is_looked_at_with_and_without_its_secrets(
+    doctor: Doctor, oncekey: Oncekey, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCEKEY_SECRETS", "a secret that is long enough to be one")
+    assert oncekey("migrate").code == 0
+    with_secrets = doctor.findings(url)
+    monkeypatch.delenv("ONCEKEY_SECRETS")
+    assert doctor.findings(url).keys() == with_secrets.keys()
+
+
 # ------------------------------------------------------------------------------------- the records
 
 

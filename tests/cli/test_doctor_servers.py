@@ -17,6 +17,7 @@ from tests.servers import Postgres, Redis, Unavailable, start_mariadb, start_pos
 from tests.servers.mariadb import mysql_connection
 from tests.servers.ministack import table_url
 from tests.servers.redis_cluster import start_redis_cluster
+from tests.servers.redis_sentinel import start_watched_redis
 from tests.stores import dynamodb_kit
 
 pytestmark = pytest.mark.slow
@@ -62,6 +63,14 @@ def test_postgres(doctor: Doctor, pg: Any, safe_postgres: Postgres) -> None:
     assert "tables and indexes" in found["size"]["seen"]
     assert "give or take" in found["clock"]["seen"]
     assert found["privileges"]["seen"] == "this role is a superuser"
+    assert found["layout"]["seen"] == "answers inline"
+
+
+def test_behind_a_cache_the_truth_is_looked_at(
+    doctor: Doctor, pg: Any, safe_postgres: Postgres, redis_url: str
+) -> None:
+    tiered = f"tiered+{safe_postgres.url}?cache={quote(redis_url)}"
+    assert doctor.findings(tiered)["durability"]["seen"].startswith("fsync = on")
 
 
 def test_postgres_that_does_not_sync(doctor: Doctor, oncekey: Oncekey, postgres_url: str) -> None:
@@ -343,6 +352,14 @@ def test_every_node_of_a_cluster(doctor: Doctor) -> None:
         doctor.refuses(cluster.url, what, "allkeys-lru", "eviction")
 
 
+def test_the_primary_that_a_sentinel_names(doctor: Doctor) -> None:
+    with start_watched_redis() as watched:
+        fine(doctor, watched.url, "durability", "memory", "replication")
+        with watched.client(watched.first) as client:
+            client.config_set("maxmemory-policy", "volatile-lru")
+        doctor.refuses(watched.url, "eviction", "volatile-lru", "eviction")
+
+
 def _at_each(cluster: Any, what: str) -> list[str]:
     return [f"{what} of 127.0.0.1:{node.port}" for node in cluster.nodes]
 
@@ -373,6 +390,8 @@ def test_dynamodb(doctor: Doctor, dynamodb_endpoint: str) -> None:
         assert found["capacity"]["seen"] == "BillingMode PAY_PER_REQUEST"
         assert found["time to live"]["seen"] == "ENABLED, by ttl"
         assert "give or take" in found["clock"]["seen"]
+        assert found["privileges"]["seen"].endswith("are allowed")
+        assert found["records"] == doctor.findings(url)["records"]  # the probes wrote nothing
         dynamodb_kit.client(url).update_time_to_live(
             TableName=dynamodb_kit.name_of(url),
             TimeToLiveSpecification={"Enabled": False, "AttributeName": "ttl"},

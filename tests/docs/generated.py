@@ -133,6 +133,7 @@ def durability() -> str:
         for url in (
             "sqlite:///keys.db",
             "sqlite:///keys.db?synchronous=NORMAL",
+            "sqlite:///keys.db?synchronous=OFF&allow=unsafe-durability",
             "postgresql://host/database",
             "postgresql://host/database?allow=unsafe-durability",
             "mysql://user@host/database",
@@ -144,7 +145,7 @@ def durability() -> str:
     servers = {
         "redis://, `appendonly yes`, `appendfsync always`": ("1", "always"),
         "redis://, `appendonly yes`, `appendfsync everysec`": ("1", "everysec"),
-        "redis://, `appendonly no`": ("0", None),
+        "redis://, `appendonly no`, `allow=unsafe-durability`": ("0", None),
     }
     for name, (aof, appendfsync) in servers.items():
         opened[name] = redis_fitness.durability({"aof_enabled": aof}, appendfsync)

@@ -53,13 +53,19 @@ def doctor(url: str, args: argparse.Namespace) -> int:
 
 
 def _opened(url: str) -> Any:
-    """The store itself: what is sealed need not be opened to be looked at."""
     if url.lower().startswith("memory:"):
         return open_store(url)
-    store = opened(url, may_create=False)
-    store = getattr(store, "inner", store)
+    store = _keeper(opened(url, may_create=False))
     if not hasattr(store, "examine"):
         raise Misuse(f"{store.name} is a store that cannot be examined: it has no `examine`")
+    return store
+
+
+def _keeper(store: Any) -> Any:
+    """The store that keeps the records: within what seals them, and behind what remembers them."""
+    for name in ("inner", "truth"):
+        if name in getattr(store, "__dict__", ()):
+            return _keeper(getattr(store, name))
     return store
 
 

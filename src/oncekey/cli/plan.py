@@ -48,6 +48,10 @@ class Load:
     def records(self) -> int:
         return round(self.rps * self.retention_s)
 
+    @property
+    def processes(self) -> int:
+        return math.ceil(self.rps / self.process_rps)
+
 
 @value
 class Plan:
@@ -68,7 +72,6 @@ class Plan:
 
 def plan_for(load: Load, measured: Measured) -> Plan:
     cost, records = measured.cost(load.answer_bytes), load.records
-    processes = math.ceil(load.rps / load.process_rps)
     each = CONNECTIONS.get(measured.name)
     made = Plan(
         engine=measured.name,
@@ -78,7 +81,7 @@ def plan_for(load: Load, measured: Measured) -> Plan:
         log_bytes_per_s=None if cost.log_bytes is None else round(load.rps * cost.log_bytes),
         server_cpus=_times(load.rps, cost.server_cpu_us),
         client_cpus=_times(load.rps, cost.client_cpu_us),
-        connections=None if each is None else each * processes,
+        connections=None if each is None else each * load.processes,
         parts=_parts(load, measured.name, cost),
         write_units_per_s=None if cost.write_units is None else round(load.rps * cost.write_units),
         notes=[],
@@ -94,8 +97,8 @@ def _times(rps: float, cpu_us: float | None) -> float | None:
 def _parts(load: Load, engine: str, cost: Cost) -> int | None:
     stored = load.records * cost.stored_bytes
     match engine:
-        case "postgres":  # one for each day on which answers expire, today's and the next
-            return math.ceil(load.retention_s / DAY_S) + 2
+        case "postgres":  # today's, one for each day on which answers expire, and two ahead
+            return math.ceil(load.retention_s / DAY_S) + 3
         case "redis":  # each node has one thread for commands
             by_memory = stored / (load.node_gb * 1e9 * BUSY_SHARE)
             by_cpu = load.rps * (cost.server_cpu_us or 0) / 1e6 / BUSY_SHARE
@@ -119,12 +122,17 @@ def _notes(load: Load, measured: Measured, made: Plan) -> Iterator[str]:
                     f"does not fit: one writer at a time has {BUSY_SHARE:g} of a CPU to give, this "
                     f"takes {made.client_cpus:g}. Use a database server"
                 )
-            else:
-                yield "one machine; measured with one process, several take turns at writing"
+            elif load.processes > 1:
+                yield (
+                    f"not known to fit: {load.processes} processes take turns at writing, and one "
+                    "was measured"
+                )
+            yield "one machine, with all processes on it"
         case "postgres":
             yield (
-                f"{parts} parts are for answers by day, if the layout is partitioned; claims stay "
-                "in one table"
+                f"{parts} parts are for answers by day, with `oncekey migrate --layout "
+                "partitioned`; claims stay in one table. Measured in the layout inline, which has "
+                "no parts"
             )
             yield "the indexes should fit in memory, or each new key reads a page from disk"
         case "mysql":
@@ -204,7 +212,7 @@ def _below(asked: Load, plans: list[Plan], costs: Costs) -> Iterator[str]:
         for note in made.notes:
             yield from _wrapped(f"{made.engine}: {note}")
     yield from _wrapped(
-        f"connections: {math.ceil(asked.rps / asked.process_rps):,} processes, if each serves "
+        f"connections: {asked.processes:,} processes, if each serves "
         f"{asked.process_rps:,g} requests/s (--process-rps), with up to seven each"
     )
     yield ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from oncekey.core.value import value
 from oncekey.stores import finding
-from oncekey.stores.dynamodb_calls import Item
+from oncekey.stores.dynamodb_calls import Item, b, key
 from oncekey.stores.dynamodb_walk import OPEN, OPEN_SHOWS, TENANTS
 from oncekey.stores.finding import Finding, Risk, Size, advice, unsafe
 
@@ -97,6 +97,26 @@ def _regions(table: Item) -> Finding:
 
 # ------------------------------------------------------------------------------- a thorough look
 
+_NONE = key(b"oncekey", b"none")
+_NEVER = {"ConditionExpression": "attribute_exists(id)"}
+PROBES: dict[str, tuple[str, Item]] = {
+    "PutItem": ("put_item", {"Item": _NONE, **_NEVER}),
+    "UpdateItem": ("update_item", {"Key": _NONE, **_NEVER}),
+    "DeleteItem": ("delete_item", {"Key": _NONE, **_NEVER}),
+    "Scan": ("scan", {"Limit": 1}),
+    "Query": (
+        "query",
+        {
+            "IndexName": TENANTS,
+            "KeyConditionExpression": "#owner = :none",
+            "ExpressionAttributeNames": {"#owner": "owner"},
+            "ExpressionAttributeValues": {":none": b(b"none")},
+            "Limit": 1,
+        },
+    ),
+}
+"""Calls that need what the verbs need, about an item that is not there."""
+
 
 @value
 class Looked:
@@ -111,6 +131,15 @@ class Looked:
 def size(table: Item) -> Size:
     note = "as DynamoDB counts about every six hours; records have further items"
     return Size(table.get("TableSizeBytes"), table.get("ItemCount") or None, note)
+
+
+def privileges(denied: list[str]) -> Finding:
+    if denied:
+        needed = ", ".join(f"dynamodb:{name}" for name in denied)
+        what = f"missing: {', '.join(denied)}"
+        do = f"Allow {needed} on the table and its indexes"
+        return unsafe("privileges", what, "what needs them fails", do)
+    return Finding("privileges", f"{', '.join(PROBES)} are allowed")
 
 
 def thorough(looked: Looked) -> Iterator[Finding]:

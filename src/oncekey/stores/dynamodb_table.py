@@ -98,7 +98,17 @@ class Table:
             emulated,
         )
         findings = [fitness.schema(note, self._address), *fitness.thorough(looked)]
+        findings.append(fitness.privileges((yield from self._denied())))
         return Examination("DynamoDB", findings, fitness.size(table), note is not None)
+
+    def _denied(self) -> Op[list[str]]:
+        """What this user may not do. The conditions never hold, so nothing is written."""
+        denied = []
+        for name, (method, parameters) in fitness.PROBES.items():
+            answer = yield from self._ask(method, **parameters)
+            if isinstance(answer, Denied) and answer.code in _DENIED:
+                denied.append(name)
+        return denied
 
     # -------------------------------------------------------------------------------- migrating
 

@@ -10,7 +10,7 @@ from oncekey.core.value import value
 from oncekey.errors import StoreUnfit
 from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
 from oncekey.stores.finding import schema as schema_finding
-from oncekey.stores.postgres_sql import Question
+from oncekey.stores.postgres_sql import STATEMENTS, Question
 from oncekey.stores.sql import migrations
 
 VERSION_MIN = 13
@@ -160,6 +160,9 @@ def examine(address: str) -> Op[Examination]:
     findings = [*server.findings(address), *beyond.findings()]
     newest = migrations("postgres")[-1].number
     readable = (server.applied or 0) >= newest >= (server.oldest_reader or 0)
+    if readable:
+        [(layout, _)] = yield Question(STATEMENTS["layout"])
+        findings.append(Finding("layout", f"answers {layout}"))
     return Examination(findings[0].seen, findings, beyond.size(), readable)
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey.core.op import Op, relay
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.finding import Examination, Sample
 from oncekey.stores.redis_connection import Address, AsyncRoads, Endpoint, RedisError, Roads
 from oncekey.stores.redis_store import RedisStore
+
+T = TypeVar("T")
 
 
 class SentinelStore(RedisStore):
@@ -51,9 +53,7 @@ class SentinelStore(RedisStore):
         return relay(super().perform(verbs), self._to_primary)
 
     def migrate(self) -> Op[list[str]]:
-        if self._primary is None:
-            self._primary = yield from self._find()
-        return (yield from relay(super().migrate(), self._to_primary))
+        return self._at_primary(super().migrate())
 
     def prepare(self) -> Op[None]:
         primary = yield from self._find()
@@ -61,14 +61,19 @@ class SentinelStore(RedisStore):
         self._primary = primary
 
     def examine(self) -> Op[Examination]:
-        self._primary = yield from self._find()
-        return (yield from relay(super().examine(), self._to_primary))
+        return self._at_primary(super().examine())
 
     def now(self) -> Op[float | None]:
-        return relay(super().now(), self._to_primary)
+        return self._at_primary(super().now())
 
     def sample(self, limit: int) -> Op[Sample]:
-        return relay(super().sample(limit), self._to_primary)
+        return self._at_primary(super().sample(limit))
+
+    def _at_primary(self, op: Op[T]) -> Op[T]:
+        """For whoever asks before anything was prepared."""
+        if self._primary is None:
+            self._primary = yield from self._find()
+        return (yield from relay(op, self._to_primary))
 
     def _to_primary(self, commands: Any) -> Any:
         return self._primary, commands
