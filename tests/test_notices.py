@@ -16,6 +16,7 @@ from oncekey.clock import FakeClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.notice import (
     AMNESIA,
+    BOOK,
     NOTICE_ID,
     Amnesia,
     encode_amnesia,
@@ -218,6 +219,33 @@ def test_until_the_notice_was_seen_nothing_runs(world: World) -> None:
     assert world.states() == []
 
 
+def test_what_stops_one_request_stops_all(world: World) -> None:
+    """Not only the one in ten seconds that looks."""
+    world.done("k0")
+    ask(world.store, Insert(notice_claim(BOOK, new_token(), HOUR_S)))
+    world.clock.advance(LOOK_EVERY_S)
+    assert [type(world.begin(f"k{number}")) for number in range(1, 4)] == [Refuse] * 3
+    assert world.states() == [State.COMPLETED]
+    del world.store._rows[NOTICE_ID]
+    assert isinstance(world.begin("k4"), Execute)
+
+
+def test_after_an_outage_nothing_runs_before_the_notice_was_seen(world: World) -> None:
+    """A failover is an outage, and may be a loss."""
+    world.done("k0")
+    guard_of(world.store, Amnesia(world.clock.wall(), 0.0))
+    world.clock.advance(LOOK_EVERY_S)
+    call = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
+
+    def down(question: Any) -> Any:
+        if not hasattr(question, "seconds"):
+            raise StoreUnavailable("down", sent=False)
+
+    assert isinstance(run(world.guard.begin(call, world.policy), down), Refuse)
+    assert isinstance(world.begin("k2"), Refuse)
+    assert world.states().count(State.UNKNOWN) == 1
+
+
 def test_looking_costs_one_question_now_and_then(world: World) -> None:
     asked: list[Any] = []
 
@@ -267,6 +295,34 @@ def test_the_guard_of_a_sealed_store_is_its_own(world: World) -> None:
         assert pay(1) == {"paid": 1}
         with pytest.raises(Unknown):
             pay(2)
+
+
+def test_p1_processes_of_a_store_that_was_emptied_do_not_work_past_each_other(world: World) -> None:
+    """One that goes on by its open connections, and one that starts: neither would find what the
+    other runs, for ever.
+    """
+    old, new = (SealedStore(world.store, [SECRET]) for _ in range(2))
+    call = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
+    guard, gatherer = world.process(), Gatherer(old)
+    assert isinstance(run(guard.begin(call, world.policy), gatherer.ask), Execute)
+    world.lose()
+    world.clock.advance(LOOK_EVERY_S)
+    assert isinstance(run(guard.begin(call, world.policy), gatherer.ask), Execute)
+    decision = run(world.process().begin(call, world.policy), Gatherer(new).ask)
+    assert isinstance(decision, Refuse)
+    assert decision.problem.kind is Kind.IN_FLIGHT
+
+    world.lose()
+    other = Call("acme", "POST /orders", "k2", Fingerprint(1, bytes(32)))
+    starts = SealedStore(world.store, [SECRET])
+    assert isinstance(
+        run(world.process().begin(other, world.policy), Gatherer(starts).ask), Execute
+    )
+    world.clock.advance(LOOK_EVERY_S)
+    for _ in range(2):
+        decision = run(guard.begin(other, world.policy), gatherer.ask)
+        assert isinstance(decision, Refuse)
+        assert decision.problem.kind is Kind.STORE_UNAVAILABLE
 
 
 def _pay(order: int) -> dict[str, int]:

@@ -363,8 +363,12 @@ class Guard(Holding):
 
     def _heed(self, notices: Notices, claim: Claim) -> Op[None]:
         """Look at the store's notice."""
-        found = yield from self._ask(LOOK, claim, heard_of=False)
-        notices.seen(found, self._clock.monotonic())
+        try:
+            found = yield from self._ask(LOOK, claim, heard_of=False)
+            notices.seen(found, self._clock.monotonic())
+        except BaseException:  # also of one whose client has gone
+            notices.unseen()
+            raise
 
     def _forgotten(self, call: Call) -> bool:
         """Whether it may have run before the store lost its memory: then it must not run now."""

@@ -31,13 +31,18 @@ class Notices:
 
     def due(self, now: float) -> bool:
         """Whether it is time to look, by the monotonic clock. Who looks for the first time is not
-        alone: until one has seen the notice, nobody may go on without.
+        alone, nor who looks after somebody who could not: until one has seen the notice, nobody may
+        go on without.
         """
         if now < self._look_at:
             return False
         if self._look_at > float("-inf"):
             self._look_at = now + LOOK_EVERY_S
         return True
+
+    def unseen(self) -> None:
+        """Whoever looked has not seen it, or must not go on."""
+        self._look_at = float("-inf")
 
     def seen(self, found: Record | None, now: float) -> None:
         """Take note. Raises `StoreUnfit` where this process must not use the store as it does."""
