@@ -349,6 +349,20 @@ def test_a_process_writes_a_lost_book_again_and_refuses_another(inner: MemorySto
         prepare(store)
 
 
+def test_a_book_that_is_set_back_to_its_beginning_is_not_made_anew(inner: MemoryStore) -> None:
+    """A replica that lagged behind: records are there, the book is as it was before it was
+    finished. Another id key would find none of them.
+    """
+    store = SealedStore(inner, [SECRET])
+    claimed = completed(store)
+    del inner._rows[NOTICE_ID]
+    ask(inner, Insert(notice_claim(BOOK, new_token(), 600.0)))
+    with pytest.raises(StoreUnfit, match="the store has lost its book: restore it"):
+        prepare(SealedStore(inner, [SECRET]))
+    prepare(store)
+    assert ask(SealedStore(inner, [SECRET]), Find(claimed.id))[0].answer == ANSWER
+
+
 def test_a_callers_transaction_never_makes_the_book(inner: MemoryStore) -> None:
     """It may be rolled back; a process would go on with an id key that nobody has."""
     store = SealedStore(inner, [SECRET])

@@ -51,22 +51,20 @@ def open_book(store: Store, secrets: Sequence[Secret], known: bytes | None) -> O
     """
     for _ in range(ROUNDS_MAX):
         found = yield from find_book(store)
+        made = found is not None and found.state is State.COMPLETED
+        if not made and known is None and not (yield from _is_new(store)):
+            continue
         if found is None:
-            if known is None and not (yield from _is_new(store)):
-                continue
             yield from store.perform([Insert(notice_claim(BOOK, _token(), KEPT_S))])
             continue
-        if found.state is State.COMPLETED:
-            book = read_book(found, secrets)
-        else:
-            book = Book(known or new_key(), {})
+        book = read_book(found, secrets) if made else Book(known or new_key(), {})
         if known is not None and known != book.id_key:
             raise StoreUnfit(
                 "the store has another id key than when this process started: it was emptied or "
                 "exchanged. Start this process again"
             )
         lacking = [secret for secret in secrets if secret.id not in book.wraps]
-        lasts = found.state is State.COMPLETED and found.expires_in_s > KEPT_S_MIN
+        lasts = made and found.expires_in_s > KEPT_S_MIN
         if lasts and not lacking:
             return book.id_key
         wraps = {**book.wraps, **{secret.id: _wrap(secret, book.id_key) for secret in lacking}}
@@ -88,14 +86,16 @@ def find_book(store: Store) -> Op[Record | None]:
 
 
 def _is_new(store: Store) -> Op[bool]:
-    """Whether nothing was ever kept here; raises `StoreUnfit` where something is, and no book.
+    """Whether nothing was ever kept here; raises `StoreUnfit` where something is, and no book that
+    is finished: nobody keeps anything before it is.
 
-    False if a book came in between.
+    False if one came in between.
     """
     [records] = yield from store.perform([Scan(2)])
     if all(record.id == NOTICE_ID for record in records):
-        return not records
-    if (yield from find_book(store)) is not None:
+        return True
+    found = yield from find_book(store)
+    if found is not None and found.state is State.COMPLETED:
         return False
     raise StoreUnfit(
         "the store holds records, but not the id key that sealed ones are found by. If they are "

@@ -45,6 +45,8 @@ from oncekey.stores.book import find_book, forget, open_book, read_book, read_wr
 from oncekey.stores.postgres_atomic import Held
 from oncekey.stores.seal import Seal, resumable
 
+_LOOK = Find(NOTICE_ID)
+
 
 class SealedStore:
     """The records of another store, sealed."""
@@ -97,6 +99,9 @@ class SealedStore:
         return applied
 
     def _open(self) -> Op[None]:
+        """Look at the book. Also whenever a process looks at the notice: a store that was emptied
+        beside its open connections gets its book again, before anybody makes another.
+        """
         id_key = yield from open_book(self.inner, self.secrets, self._id_key)
         if self._seal is None:
             self._id_key, self._seal = id_key, Seal(self.secrets, id_key)
@@ -134,6 +139,8 @@ class SealedStore:
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
         seal = self._seal or (yield from self.seal())
         asked = [_SEALED[type(verb)](seal, verb) for verb in verbs]
+        if _LOOK in verbs:
+            yield from self._open()
         if len(verbs) == 1:
             [outcome] = yield from self.inner.perform(asked)
             return [(yield from self._opened(seal, verbs[0], outcome))]
