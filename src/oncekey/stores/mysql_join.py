@@ -3,11 +3,14 @@
 Statements go one by one, for such a connection need not take several at once; nothing is repeated
 after a deadlock, which has rolled back the caller's rows too. The clock is read so that the
 session's time zone does not matter. A transaction of the caller's is mostly REPEATABLE READ: what
-decides is read under a lock, which shows the newest there too.
+decides is read under a lock, which shows the newest there too. MariaDB can refuse that instead, and
+does so since 11.6 unless told otherwise: for our statements, and no others, it is told. A heartbeat
+may renew the record at any time, and the caller's rows would never be committed.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -35,16 +38,28 @@ def begun(connection: Any) -> bool:
     return bool(connection.server_status & IN_TRANSACTION) or not connection.get_autocommit()
 
 
+_NEWEST_TOO = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
+_KNOW_THAT = (((10, 6, 18), (10, 7)), ((10, 11, 8), (11, 0)), ((11, 4, 2), (99,)))
+"""From which version on, and before which, MariaDB has this setting."""
+
+
+def before_each(version: str) -> str:
+    """What our statements begin with on this server, so that they see the newest."""
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", version)  # 5.5.5- may stand before it
+    numbers = tuple(map(int, found.groups())) if found else ()
+    return _NEWEST_TOO if any(first <= numbers < end for first, end in _KNOW_THAT) else ""
+
+
 def by_pymysql(connection: Any) -> Callable[[Question], Any]:
     """How to ask on a connection of PyMySQL."""
-    pymysql = sys.modules["pymysql"]
+    pymysql, prefix = sys.modules["pymysql"], before_each(connection.get_server_info())
 
     def ask(question: Question) -> list[Reply]:
         replies = []
         with connection.cursor(pymysql.cursors.Cursor) as cursor:
             for statement in (*question.statements, *question.after):
                 try:
-                    cursor.execute(_by_any_clock(statement))
+                    cursor.execute(prefix + _by_any_clock(statement))
                 except pymysql.MySQLError as error:
                     raise _judged(error) from error
                 replies.append(Reply(cursor.fetchall(), cursor.rowcount))
@@ -56,13 +71,14 @@ def by_pymysql(connection: Any) -> Callable[[Question], Any]:
 def by_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
     """How to ask on a connection of asyncmy."""
     errors, cursors = sys.modules["asyncmy.errors"], sys.modules["asyncmy.cursors"]
+    prefix = before_each(connection.get_server_info())
 
     async def ask(question: Question) -> list[Reply]:
         replies = []
         async with connection.cursor(cursors.Cursor) as cursor:
             for statement in (*question.statements, *question.after):
                 try:
-                    await cursor.execute(_by_any_clock(statement))
+                    await cursor.execute(prefix + _by_any_clock(statement))
                 except errors.MySQLError as error:
                     raise _judged(error) from error
                 replies.append(Reply(await cursor.fetchall(), cursor.rowcount))

@@ -1,0 +1,115 @@
+"""Joining a caller's transaction in MySQL or MariaDB: what its snapshot may not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import asyncmy
+import pymysql
+import pytest
+
+from oncekey.core.record import State, Step
+from oncekey.core.verbs import AppendStep, Done, Refused, Steps
+from oncekey.stores import join
+from oncekey.stores.mysql_join import before_each
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import SyncFace
+from tests.servers.mariadb import mysql_connection
+from tests.stores.joining import by_asyncmy
+
+SNAPSHOT = ("SET SESSION innodb_snapshot_isolation = ON", "SELECT COUNT(*) FROM oncekey_claims")
+"""As MariaDB has it since 11.6; and a transaction that has begun to look."""
+
+
+@pytest.fixture
+def case(mariadb: Subject) -> Iterator[Case]:
+    with closing(SyncFace(mariadb.store)) as face:
+        yield Case(mariadb, face)
+
+
+@pytest.mark.slow
+def test_p6_a_renewal_beside_the_callers_transaction_does_not_undo_it(
+    case: Case, mariadb_url: str
+) -> None:
+    record = case.begin()
+    step = AppendStep(record.id, record.fence, record.token, Step("charge", b"d", b"r"))
+    with mysql_connection(mariadb_url, autocommit=False) as db:
+        _look(db)
+        case.done(case.renew(record))
+        for verb in (step, case.complete(record)):
+            assert join.perform(case.subject.store, db, [verb]) == [Done(record.fence)]
+        db.commit()
+    assert case.find(record.id).state is State.COMPLETED
+    assert case.ask(Steps(record.id)) == [step.step]
+
+
+@pytest.mark.slow
+async def test_p6_nor_one_of_asyncmy(case: Case, mariadb_url: str) -> None:
+    record = case.begin()
+    async with by_asyncmy(mariadb_url) as joinable:
+        connection: asyncmy.Connection = joinable.connection
+        async with connection.cursor() as cursor:
+            for statement in SNAPSHOT:
+                await cursor.execute(statement)
+        case.done(case.renew(record))
+        verbs = [case.complete(record)]
+        assert await join.aperform(case.subject.store, connection, verbs) == [Done(record.fence)]
+        await connection.commit()
+    assert case.find(record.id).state is State.COMPLETED
+
+
+@pytest.mark.slow
+def test_p2_a_take_over_beside_the_callers_transaction_refuses_it(
+    case: Case, mariadb_url: str
+) -> None:
+    record = case.begin()
+    with mysql_connection(mariadb_url, autocommit=False) as db:
+        _look(db)
+        case.lapse()
+        taken = case.done(case.take(case.find(record.id)))
+        [refused] = join.perform(case.subject.store, db, [case.complete(record)])
+        assert isinstance(refused, Refused)
+        assert refused.record is not None
+        assert refused.record.token == taken.token
+        db.rollback()
+
+
+@pytest.mark.slow
+def test_the_callers_own_statements_are_judged_as_ever(case: Case, mariadb_url: str) -> None:
+    record = case.begin()
+    with mysql_connection(mariadb_url, autocommit=False) as db:
+        _look(db)
+        case.done(case.renew(record))
+        join.perform(case.subject.store, db, [case.renew(record)])
+        db.rollback()
+        _look(db)
+        case.done(case.renew(record))
+        with db.cursor() as cursor, pytest.raises(pymysql.MySQLError, match="has changed since"):
+            cursor.execute("UPDATE oncekey_claims SET beat = beat + 1")
+
+
+def _look(db: Any) -> None:
+    with db.cursor() as cursor:
+        for statement in SNAPSHOT:
+            cursor.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("version", "knows"),
+    [
+        ("8.0.36", False),
+        ("9.1.0-commercial", False),
+        ("5.5.5-10.6.17-MariaDB", False),
+        ("5.5.5-10.6.18-MariaDB-log", True),
+        ("10.9.8-MariaDB", False),
+        ("5.5.5-10.11.7-MariaDB", False),
+        ("5.5.5-10.11.19-MariaDB-0+deb12u1", True),
+        ("11.3.2-MariaDB", False),
+        ("11.8.2-MariaDB", True),
+        ("12.1.0-MariaDB", True),
+    ],
+)
+def test_only_servers_that_have_the_setting_are_told(version: str, knows: bool) -> None:
+    assert bool(before_each(version)) is knows
