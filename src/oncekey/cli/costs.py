@@ -64,7 +64,7 @@ class Costs:
     engines: dict[str, Measured]
 
 
-_NAMES = tuple(Cost.__dataclass_fields__)  # type: ignore[attr-defined]
+_NAMES = tuple(Cost.__annotations__)
 
 
 def _fields(cost: Cost) -> tuple[float | None, ...]:
