@@ -86,6 +86,45 @@ def test_two_keys_for_one_request_are_refused(server: Scripted) -> None:
     assert not server.seen
 
 
+def test_an_empty_key_is_none(server: Scripted) -> None:
+    """A new one instead would be another one each time."""
+    with Client(base_url=server.url) as api, pytest.raises(Misuse, match="The key is empty"):
+        api.post("/orders", key="")
+
+    assert not server.seen
+
+
+def test_what_is_given_a_key_has_it_whatever_its_method(server: Scripted) -> None:
+    server.script = [503]
+    with Client(base_url=server.url, retries=QUICK) as api:
+        api.get("/render", key="order-17")
+
+    assert server.keys == ["order-17"] * 2
+
+
+def test_nothing_is_sent_past_the_keys(server: Scripted) -> None:
+    """Not through a proxy, and not by what is mounted."""
+    mounted = installed().HTTPTransport()
+    with scripted() as proxy, Client(proxy=proxy.url, mounts={"all://127.0.0.1": mounted}) as api:
+        api.post("http://api.test/orders")
+        api.post(f"{server.url}/orders")
+        assert [seen.path for seen in proxy.seen] == ["http://api.test/orders"]
+        assert None not in proxy.keys
+
+    assert (len(server.keys), None in server.keys) == (1, False)
+
+
+def test_what_is_about_the_wire_goes_to_the_transport(server: Scripted) -> None:
+    limits = installed().Limits(max_connections=1)
+    with Client(base_url=server.url, verify=False, limits=limits, trust_env=False) as api:
+        assert api.post("/orders").status_code == 201
+        assert not api.inner.trust_env
+
+    transport = installed().HTTPTransport()
+    with pytest.raises(Misuse, match="give proxy to the transport that you give"):
+        Client(transport=transport, proxy="http://localhost:1")
+
+
 def test_keys_that_the_profile_s_servers_do_not_take_are_refused(server: Scripted) -> None:
     with pytest.raises(Misuse, match="takes only UUIDs"):
         Client(profile="gcp", keys_as="ulid")

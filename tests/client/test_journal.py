@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from oncekey import probes
-from oncekey.client import AsyncClient, Client, Journal, Retries
+from oncekey.client import AsyncClient, Client, Journal, Retries, outcome_of
 from oncekey.client import journal as journals
-from oncekey.client.intent import RELIED_S
+from oncekey.client.retention import RELIED_S
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
@@ -92,7 +92,7 @@ def test_one_durable_write_per_intent_and_none_after_it(
     server.script = ["drop"]
     with (
         Journal(path, clock=clock) as journal,
-        Client(base_url=server.url, journal=journal, retries=QUICK) as api,
+        Client(base_url=server.url, journal=journal, retries=QUICK, clock=clock) as api,
     ):
         journal.unsettled()  # opens the file
         writes = []
@@ -233,6 +233,88 @@ def test_how_long_a_server_remembers_is_learnt_from_its_answers(
     assert len(server.seen) == 2, "nothing was sent under a key that is forgotten"
     with Journal(path, clock=clock) as restarted, pytest.raises(Unknown):
         restarted.key("second")
+
+
+def test_how_long_it_remembers_is_read_by_the_server_s_own_clock(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    """That clock is ten hours ahead: by ours, the key would count ten hours too long."""
+    there = clock.wall() + 36_000
+    dates = {"Date": http_date(there).decode()}
+    server.script = [(201, {**dates, "Idempotency-Expires": http_date(there + 600).decode()})]
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock) as api,
+    ):
+        api.post("/charges", intent=PAY)
+        [found] = journal.unsettled()
+
+    assert found.until == found.begun + 540
+
+
+def test_an_answer_is_not_lost_because_the_journal_cannot_be_written(
+    path: Path, clock: FakeClock, server: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    expires = {"Idempotency-Expires": http_date(clock.wall() + 600).decode()}
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock) as api,
+    ):
+
+        def answered(_: object) -> object:
+            journal._opened().execute("PRAGMA query_only = 1")
+            return 201, expires
+
+        server.otherwise = answered
+        assert api.post("/charges", intent=PAY).status_code == 201
+
+        assert "is not written down" in caplog.text
+        assert [intent.name for intent in journal.unsettled()] == [PAY]
+
+
+def test_what_was_written_down_for_one_server_is_not_sent_to_another_unnoticed(
+    path: Path, server: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(path) as journal, Client(base_url=server.url, journal=journal) as api:
+        api.post("/charges", intent="at home")
+        assert not caplog.records
+        journal.key(PAY, origin="https://old.test")
+        api.post("/charges", intent=PAY)
+
+    assert f"begun at https://old.test:443, and is sent to {server.url}" in caplog.text
+
+
+def test_no_retry_leaves_after_the_server_has_forgotten_the_key(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    """Asked to come back, and within the time for all attempts: but the key counts for less."""
+    server.script = [(503, {"Retry-After": "20"})] * 2
+    with (
+        Journal(path, clock=clock, retention_s=100.0) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock, retries=QUICK) as api,
+    ):
+        journal.key(PAY)
+        clock.advance(89)
+        told = outcome_of(api.post("/charges", intent=PAY))
+
+    assert len(server.seen) == 1
+    assert told is not None
+    assert "forgotten its key by now" in (told.gave_up or "")
+
+
+def test_what_is_resumed_was_first_sent_when_it_was_begun(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    begun = http_date(clock.wall()).decode()
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock, profile="azure") as api,
+    ):
+        for _ in range(2):
+            api.post("/sms", intent=PAY)
+            clock.advance(60)
+
+    assert [seen.headers["repeatability-first-sent"] for seen in server.seen] == [begun] * 2
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -24,7 +24,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from oncekey import probes
 from oncekey.client import Client, Retries, SqlJournal
-from oncekey.client.intent import NOTE_CHARS_MAX, RELIED_S, RETENTION_S
+from oncekey.client.intent import NOTE_CHARS_MAX
+from oncekey.client.retention import RELIED_S, RETENTION_S
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES

@@ -10,6 +10,7 @@ import pytest
 
 from oncekey.client.verdict import Again, Broken, Final, Mismatched, Reply, judge
 from oncekey.core import refusals
+from oncekey.core.dates import http_date
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import PROFILES, render
 
@@ -67,6 +68,28 @@ def test_other_refusals_are_the_caller_s(status: int, profile: str) -> None:
 
 def test_no_whole_answer_is_asked_for_again() -> None:
     assert judge(Broken(ConnectionError()), PROFILES["oncekey"], NOW) == Again(None)
+
+
+def test_a_date_is_one_of_the_server_s_clock() -> None:
+    """Ten hours ahead of ours, or behind."""
+    for ahead_s in (36_000, -36_000):
+        date, then = (http_date(NOW + ahead_s + s).decode() for s in (0, 10))
+        assert said(503, retry_after=then, date=date) == Again(10.0)
+    assert said(503, retry_after=http_date(NOW + 10).decode(), date="today") == Again(10.0)
+
+
+def test_a_server_that_goes_by_the_draft() -> None:
+    """It fixes statuses, and no names of problems."""
+    link = "https://developer.example.com/idempotency"
+    reused = {"type": link, "title": "Idempotency-Key is already used"}
+    outstanding = {"title": "A request is outstanding for this Idempotency-Key"}
+
+    for profile in ("ietf", "oncekey"):
+        assert isinstance(said(422, reused, profile), Mismatched)
+        assert said(409, outstanding, profile) == Again(None)
+        assert said(400, {"type": link, "title": "Idempotency-Key is missing"}, profile) == Final()
+        assert said(422, {"title": "The form is not valid"}, profile) == Final()
+    assert said(422, {"title": "Idempotency-Key"}, "stripe") == Final()
 
 
 def test_a_date_to_come_back_at() -> None:

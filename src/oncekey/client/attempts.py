@@ -11,11 +11,13 @@ Nothing here sets the key: all attempts send the same prepared request, so it ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeGuard
 
 from oncekey.client.budget import Buckets, RetryBudget
+from oncekey.client.retention import FORGOTTEN
 from oncekey.client.verdict import FINAL, Again, Broken, Mismatched, Reply, Verdict, judge, replayed
 from oncekey.client.watch import Attempted
 from oncekey.clock import Clock
@@ -45,7 +47,7 @@ class Retries:
         if self.attempts_max < 1:
             raise Misuse(f"Retries: attempts_max={self.attempts_max}: give at least 1")
         for name in ("budget_s", "backoff_s", "backoff_s_max"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise Misuse(f"Retries: {name}={getattr(self, name)}: give seconds, more than 0")
 
 
@@ -67,6 +69,8 @@ class Call:
     """Why it must not be sent twice."""
     retried: int = 0
     """How often it was retried before it was redirected."""
+    until: float = math.inf
+    """When its key counts no more, in seconds since 1970."""
 
 
 @value
@@ -144,6 +148,8 @@ class Attempts:
             sent_at = self._clock.monotonic()
             if sent_at >= deadline:  # woken up late
                 return _ended(answer, attempt, verdict, OVER)
+            if self._clock.wall() >= call.until:  # clocks stand still while a computer sleeps
+                return _ended(answer, attempt, verdict, FORGOTTEN)
             attempt += 1
             answer = yield Send(deadline - sent_at)
 
@@ -166,6 +172,8 @@ class Attempts:
         wait_s = asked_s + full_jitter(attempt - 1, *bounds, self._chance())
         if wait_s >= left_s:
             return OVER
+        if self._clock.wall() + wait_s >= call.until:
+            return FORGOTTEN
         if not self._buckets.spend(call.host, now):
             return "the retry budget of this host is spent: too many requests to it fail"
         return wait_s

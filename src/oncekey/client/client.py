@@ -11,18 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from oncekey.client.httpx_wire import EXTENSION
-from oncekey.client.intent import RELIED_S, advertised
+from oncekey.client.intent import advertised, where
 from oncekey.client.journal import Journal
-from oncekey.client.sender import Sender
+from oncekey.client.retention import RELIED_S
+from oncekey.client.sender import Given, Sender
 from oncekey.client.transport import Retrying
-from oncekey.errors import Misuse
+from oncekey.errors import Misuse, StoreUnavailable
 
 LIBRARIES = ("httpx2", "httpx")
 _OURS = frozenset(Sender.__init__.__kwdefaults__ or ())
+_OF_THE_WIRE = frozenset({"verify", "cert", "http1", "http2", "limits", "proxy", "trust_env"})
+"""What the library's client would give to a transport that it makes itself."""
+
+_log = logging.getLogger("oncekey.client")
 
 
 def installed(names: tuple[str, ...] = LIBRARIES) -> Any:
@@ -36,11 +43,21 @@ def installed(names: tuple[str, ...] = LIBRARIES) -> Any:
     raise Misuse(f"Client needs one of {', '.join(names)}: install it, as in `pip install httpx2`")
 
 
-def _parted(options: dict[str, Any]) -> tuple[Sender, dict[str, Any]]:
-    """What is ours, and what is the library's."""
-    ours = {name: value for name, value in options.items() if name in _OURS}
-    theirs = {name: value for name, value in options.items() if name not in _OURS}
-    return Sender(**ours), theirs
+def _parted(
+    options: dict[str, Any], transport: Any, make: Callable[..., Any]
+) -> tuple[Sender, dict[str, Any]]:
+    """What is ours; and what is the library's client's, which sends nothing past our transport."""
+    sender = Sender(**{name: each for name, each in options.items() if name in _OURS})
+    theirs = {name: each for name, each in options.items() if name not in _OURS}
+    of_the_wire = {name: theirs.pop(name) for name in _OF_THE_WIRE & theirs.keys()}
+    if "trust_env" in of_the_wire:  # the client itself reads a .netrc
+        theirs["trust_env"] = of_the_wire["trust_env"]
+    if transport is not None and of_the_wire.keys() - {"trust_env"}:
+        raise Misuse(f"give {', '.join(sorted(of_the_wire))} to the transport that you give")
+    inner = make(**of_the_wire) if transport is None else transport
+    mounts = (theirs.get("mounts") or {}).items()
+    wrapped = {pattern: each and Retrying(each, sender) for pattern, each in mounts}
+    return sender, {**theirs, "transport": Retrying(inner, sender), "mounts": wrapped}
 
 
 class _Intents:
@@ -51,15 +68,21 @@ class _Intents:
         self._base_url = base_url
         self._sender = sender
 
-    def key(self, intent: str, url: str, note: str) -> str:
+    def key(self, intent: str, url: str, note: str) -> Given:
         if self.journal is None:
             raise Misuse("intent=… needs a journal: Client(journal=Journal('intents.db'))")
-        return self.journal.key(
-            intent,
-            origin=str(self._base_url.join(url)),
-            note=note,
-            retention_s=RELIED_S.get(self._sender.profile.name),
-        )
+        origin = where(str(self._base_url.join(url)))
+        relied_s = RELIED_S.get(self._sender.profile.name)
+        begun = self.journal.begin(intent, origin=origin, note=note, retention_s=relied_s)
+        if begun.origin not in ("", origin):
+            _log.warning(
+                "the intent %r was begun at %s, and is sent to %s: if that is another server, it "
+                "does not know the key, and could do it a second time",
+                intent,
+                begun.origin,
+                origin,
+            )
+        return Given(begun.key, begun.begun, begun.until)
 
     def news(self, response: Any) -> tuple[str, float] | None:
         """How long this server remembers keys, if the journal does not know that: it is said with
@@ -71,11 +94,15 @@ class _Intents:
         return heard
 
     def learn(self, heard: tuple[str, float]) -> None:
-        if self.journal is not None:
-            self.journal.learn(*heard)
+        """The answer is there, and must not be lost because that cannot be written."""
+        try:
+            if self.journal is not None:
+                self.journal.learn(*heard)
+        except StoreUnavailable as error:
+            _log.warning("how long %s remembers keys is not written down: %s", heard[0], error)
 
 
-def _with_key(options: dict[str, Any], key: str | None) -> dict[str, Any]:
+def _with_key(options: dict[str, Any], key: str | Given | None) -> dict[str, Any]:
     if key is None:
         return options
     return {**options, "extensions": {**(options.get("extensions") or {}), EXTENSION: key}}
@@ -97,9 +124,8 @@ class Client:
         self, *, transport: Any = None, journal: Journal | None = None, **options: Any
     ) -> None:
         library = installed()
-        sender, theirs = _parted(options)
-        inner = transport or library.HTTPTransport()
-        self.inner = library.Client(transport=Retrying(inner, sender), **theirs)
+        sender, theirs = _parted(options, transport, library.HTTPTransport)
+        self.inner = library.Client(**theirs)
         """The library's own client, for whatever is not here."""
         self._intents = _Intents(journal, self.inner.base_url, sender)
 
@@ -116,8 +142,8 @@ class Client:
         if intent is None:
             return self.inner.request(method, url, **_with_key(options, key))
         _one_of(key)
-        key = self._intents.key(intent, url, note)
-        response = self.inner.request(method, url, **_with_key(options, key))
+        begun = self._intents.key(intent, url, note)
+        response = self.inner.request(method, url, **_with_key(options, begun))
         if heard := self._intents.news(response):
             self._intents.learn(heard)
         return response
@@ -159,9 +185,8 @@ class AsyncClient:
         self, *, transport: Any = None, journal: Journal | None = None, **options: Any
     ) -> None:
         library = installed()
-        sender, theirs = _parted(options)
-        inner = transport or library.AsyncHTTPTransport()
-        self.inner = library.AsyncClient(transport=Retrying(inner, sender), **theirs)
+        sender, theirs = _parted(options, transport, library.AsyncHTTPTransport)
+        self.inner = library.AsyncClient(**theirs)
         """The library's own client, for whatever is not here."""
         self._intents = _Intents(journal, self.inner.base_url, sender)
 
@@ -178,8 +203,8 @@ class AsyncClient:
         if intent is None:
             return await self.inner.request(method, url, **_with_key(options, key))
         _one_of(key)
-        key = await asyncio.to_thread(self._intents.key, intent, url, note)
-        response = await self.inner.request(method, url, **_with_key(options, key))
+        begun = await asyncio.to_thread(self._intents.key, intent, url, note)
+        response = await self.inner.request(method, url, **_with_key(options, begun))
         if heard := self._intents.news(response):
             await asyncio.to_thread(self._intents.learn, heard)
         return response

@@ -74,7 +74,7 @@ class Exchange:
         request = self._request
         body = request.read() if is_whole(request) else None
         outgoing = Outgoing(request.method, str(request.url), request.headers, body)
-        plan = self._sender.plan(outgoing, request.extensions.get(EXTENSION))
+        plan = self._sender.plan(outgoing, request.extensions.get(EXTENSION), request.stream)
         if plan.mark is not None:
             request.extensions[EXTENSION] = plan.mark
         return plan
@@ -126,9 +126,10 @@ class Exchange:
         headers = ready.headers
         lines = len(headers)
         headers[header] = key = sender.new_key()
-        if len(headers) == lines:  # it had one
+        if len(headers) <= lines:  # it had one
             return False
-        self.mark = request.extensions[EXTENSION] = Mark(key, request.url, sender.clock.wall())
+        mark = Mark(key, request.url, request.stream, sender.clock.wall())
+        self.mark = request.extensions[EXTENSION] = mark
         return True
 
     def _planned(self, plan: Plan) -> Any:

@@ -6,11 +6,10 @@ request, so a journal refuses to give the key out, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from oncekey.client.place import origin_of
+from oncekey.client.retention import usable_until
 from oncekey.client.transport import outcome_of
 from oncekey.core.dates import parse_http_date
 from oncekey.core.problem import Kind, Problem
@@ -20,33 +19,8 @@ from oncekey.errors import Misuse, Unknown
 NAME_CHARS_MAX = 512
 NOTE_CHARS_MAX = 65_536
 LIST_MAX = 10_000
-MARGIN_S_MAX = 120.0
-"""A key that is given out now is used for a while: its retries must arrive in time as well."""
-
 _APART = 0.05
 _HOUR_S = 3600.0
-RETENTION_S = 24 * _HOUR_S
-"""What most servers remember, until one says otherwise."""
-
-EVERYWHERE = "*"
-"""In place of an origin: how long keys are counted on where nothing else is known."""
-
-RELIED_S: Final[Mapping[str, float]] = MappingProxyType(
-    {
-        "oncekey": RETENTION_S,
-        "ietf": RETENTION_S,
-        "stripe": RETENTION_S,  # "at least 24 hours"
-        "square": RETENTION_S,  # publishes nothing
-        "paypal": 3 * _HOUR_S,  # the shortest of its APIs; orders v2 remembers 6 hours
-        "adyen": 7 * RETENTION_S,  # "at least 7 days"
-        "aws": 600.0,  # the shortest that one of its services publishes: DynamoDB
-        "azure": 300.0,  # what was first sent longer ago is refused
-        "gcp": _HOUR_S,  # "at least 60 minutes"
-    }
-)
-"""By profile: what a caller can count on. A server may keep its keys for longer than it promises,
-so this is at times less than what the same profile chooses for a server of ours.
-"""
 
 
 @value
@@ -74,8 +48,7 @@ def found(
     name: str, key: str, begun: float, origin: str, note: str, *, retention_s: float
 ) -> Intent:
     """As it was written down, under what is known of its server by now."""
-    until = begun + retention_s - min(MARGIN_S_MAX, retention_s / 10)
-    return Intent(name, key, begun, until, origin, note)
+    return Intent(name, key, begun, usable_until(begun, retention_s), origin, note)
 
 
 def must_fit(name: str, note: str) -> None:
@@ -112,9 +85,9 @@ def advertised(answer: Any, wall: float) -> tuple[str, float] | None:
     if told is None or told.replayed or not told.expires:
         return None  # a kept answer is some way through its time
     until = parse_http_date(told.expires.strip())
-    if until is None or until <= wall:
-        return None
-    return origin_of(str(answer.request.url)), until - wall
+    now = parse_http_date((answer.headers.get("date") or "").strip())  # by the same clock
+    left_s = 0.0 if until is None else until - (wall if now is None else now)
+    return (origin_of(str(answer.request.url)), left_s) if left_s > 0 else None
 
 
 def _forgotten(intent: Intent) -> Unknown:

@@ -28,6 +28,7 @@ from oncekey import guard
 from oncekey.client import intent as intents
 from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
+from oncekey.client.retention import EVERYWHERE, RETENTION_S
 from oncekey.clock import Clock, SystemClock
 from oncekey.errors import StoreUnavailable
 from oncekey.probes import probe
@@ -196,15 +197,15 @@ class Journal:
         return None if row is None else self._intent(row)
 
     def _intent(self, row: tuple[str, str, float, str, str]) -> Intent:
-        said = self._learnt.get(row[3]), self._retention_s, self._learnt.get(intents.EVERYWHERE)
-        return intents.found(*row, retention_s=next(filter(None, said), intents.RETENTION_S))
+        said = self._learnt.get(row[3]), self._retention_s, self._learnt.get(EVERYWHERE)
+        return intents.found(*row, retention_s=next(filter(None, said), RETENTION_S))
 
     def _note_what_is_relied_on(
         self, db: sqlite3.Connection, origin: str, retention_s: float | None
     ) -> None:
         """Whoever opens the file without the application's settings counts on the same."""
         if self._retention_s is not None:
-            origin, retention_s = intents.EVERYWHERE, self._retention_s
+            origin, retention_s = EVERYWHERE, self._retention_s
             if self._learnt.get(origin) == retention_s:
                 return
         elif origin in self._learnt:

@@ -26,6 +26,14 @@ def mark_of(request: Any) -> Mark | None:
     return mark
 
 
+def _marked(request: Any, mark: Mark) -> Mark:
+    """Leave it on this one, and on what is copied from it later: those that it was copied from or
+    beside may become other requests.
+    """
+    request.hooks = {**request.hooks, _MARK: mark}
+    return mark
+
+
 class Exchange:
     """One request and its attempts."""
 
@@ -44,7 +52,7 @@ class Exchange:
         brought = mark_of(request)
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
             if brought is not None:
-                request.hooks[_MARK] = brought = sender.again(brought, request)
+                brought = _marked(request, sender.again(brought, request))
                 self.deadline = brought.deadline(self.deadline)
             self.mark = self.plan.mark
             self._ready = self._planned(self.plan)
@@ -54,9 +62,9 @@ class Exchange:
         """How it is sent; also when that is done already, since it was left its mark."""
         request = self._request
         outgoing = Outgoing(request.method, request.url, request.headers, self._body)
-        plan = self._sender.plan(outgoing, mark_of(request))
+        plan = self._sender.plan(outgoing, mark_of(request), request.body)
         if plan.mark is not None:
-            request.hooks[_MARK] = plan.mark
+            _marked(request, plan.mark)
         return plan
 
     def attempt(self, left_s: float) -> Reply | Broken:
@@ -74,7 +82,7 @@ class Exchange:
         response.oncekey = self
         if 300 <= response.status_code < 400 and self.mark is not None:
             left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
-            self._request.hooks[_MARK] = left
+            _marked(self._request, left)
         return response
 
     def outcome(self, response: Any) -> Outcome:
@@ -90,8 +98,8 @@ class Exchange:
             return False
         self._ready = ready = self._copied()
         ready.headers[header] = key = self._sender.new_key()
-        self.mark = mark = Mark(key, request.url, self._sender.clock.wall())
-        request.hooks[_MARK] = mark
+        mark = Mark(key, request.url, request.body, self._sender.clock.wall())
+        self.mark = _marked(request, mark)
         return True
 
     def _planned(self, plan: Plan) -> Any:
@@ -159,8 +167,8 @@ class Exchange:
     def _broken(self, error: Exception) -> Broken:
         """What a retry may cure; anything else is raised."""
         errors = _errors()
-        passing = errors.ConnectionError, errors.Timeout, errors.ChunkedEncodingError
-        if isinstance(error, passing):
+        cut_short = errors.ChunkedEncodingError, errors.ContentDecodingError
+        if isinstance(error, (errors.ConnectionError, errors.Timeout, *cut_short)):
             return Broken(error)
         raise error
 
@@ -207,5 +215,15 @@ def _body(request: Any, bytes_max: int) -> bytes | None:
             length = request.headers.get("Content-Length") or ""
             if not (length.isdecimal() and int(length) <= bytes_max and hasattr(stream, "read")):
                 return None
-            request.body = stream.read()
-            return _body(request, bytes_max)
+            return _read(request, stream)
+
+
+def _read(request: Any, stream: Any) -> bytes:
+    """All of a file, which is left where it was: whoever follows a redirect goes back there."""
+    if hasattr(stream, "seekable") and stream.seekable():
+        start = stream.tell()
+        body = stream.read()
+        stream.seek(start)
+    else:
+        body = request.body = stream.read()
+    return body.encode() if isinstance(body, str) else bytes(body)

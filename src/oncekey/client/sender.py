@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from oncekey import guard
@@ -11,6 +12,7 @@ from oncekey.client import keys, place
 from oncekey.client.attempts import Attempts, Call, Ended, Retries
 from oncekey.client.budget import RetryBudget
 from oncekey.client.place import NOTHING, Outgoing, Placed
+from oncekey.client.retention import FORGOTTEN, RELIED_S, RETENTION_S, usable_until
 from oncekey.client.reuse import Reuse
 from oncekey.client.verdict import Broken, Headers, Reply, replayed
 from oncekey.client.watch import Attempted, logged
@@ -33,13 +35,26 @@ _log = logging.getLogger("oncekey.client")
 
 
 @value
+class Given:
+    """A key that the caller gives beside a request, and what is known of it."""
+
+    key: str
+    first_sent: float | None = None
+    until: float | None = None
+    """How long it may be sent; both in seconds since 1970."""
+
+
+@value
 class Mark:
     """What a request that is sent again, or redirected, brings along."""
 
     key: str
     url: object
     """Where it was first sent: its key may be shown within that origin."""
+    body: object
+    """What was sent there, as its library has it."""
     first_sent: float
+    until: float | None = None
     spent: Spent | None = None
     """If it was redirected."""
 
@@ -53,7 +68,7 @@ class Mark:
 
     def redirected(self, request: object, deadline: float, retried: int) -> Mark:
         """What is left on a request whose answer may make somebody follow."""
-        return Mark(self.key, self.url, self.first_sent, Spent(id(request), deadline, retried))
+        return replace(self, spent=Spent(id(request), deadline, retried))
 
 
 @value
@@ -122,6 +137,7 @@ class Sender:
         chosen = methods if methods is not None else METHODS if own is INHERIT else own
         self._methods = frozenset(method.upper() for method in chosen)
         self.header = _plain_header(self.profile)
+        self._relied_s = RELIED_S.get(self.profile.name, RETENTION_S)
         self._token = token
         self._reuse = Reuse()
         self._hooks = Hooks(hooks)
@@ -143,24 +159,34 @@ class Sender:
 
     def concerns(self, method: str, mark: object) -> bool:
         """Whether a request is ours to change: the others are sent as they are."""
-        return method.upper() in self._methods or isinstance(mark, Mark)
+        return method.upper() in self._methods or mark is not None
 
-    def plan(self, request: Outgoing, brought: str | Mark | None = None) -> Plan:
+    def plan(
+        self, request: Outgoing, brought: str | Given | Mark | None = None, body: object = None
+    ) -> Plan:
         """How to send it. `brought` is a key that the caller gives beside the request, or the mark
-        of one that was sent before.
+        of one that was sent before; `body` is the request's, as its library has it.
         """
         if isinstance(brought, Mark):
-            return self._marked(request, brought)
+            return self._marked(request, brought, body)
+        given = Given(brought) if isinstance(brought, str) else brought
         standing = place.given(request, self.profile)
-        key = self._key(request, brought, standing)
-        mark = Mark(key, request.url, self.clock.wall())
-        return self._placed(request, mark, standing, must=brought is not None)
+        key = self._key(request, given, standing)
+        first_sent = given.first_sent if given else None
+        mark = Mark(
+            key,
+            request.url,
+            body,
+            self.clock.wall() if first_sent is None else first_sent,
+            given.until if given else None,
+        )
+        return self._placed(request, mark, standing, must=given is not None)
 
     def again(self, mark: Mark, request: object) -> Mark:
         """What a request brings along: that which it left itself is not the one of a redirect."""
         if mark.spent is None or mark.spent.request != id(request):
             return mark
-        return Mark(mark.key, mark.url, mark.first_sent)
+        return replace(mark, spent=None)
 
     def outcome(
         self, key: str | None, attempts: int, headers: Headers, gave_up: str | None
@@ -180,14 +206,21 @@ class Sender:
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _marked(self, request: Outgoing, mark: Mark) -> Plan:
+    def _marked(self, request: Outgoing, mark: Mark, body: object) -> Plan:
         """It goes on under its key, within what is left of its time and of its retries."""
-        origin = place.origin_of(request.url)
+        origin, redirected = place.origin_of(request.url), mark.spent is not None
         if mark.origin != origin:
             return self._elsewhere(request, origin, mark)
-        if request.method.upper() not in self._methods:  # a 303, followed by a GET
+        if redirected and request.method.upper() not in self._methods:  # a 303, followed by a GET
             return self._planned(request, mark, once="it is a redirected read")
-        return self._placed(request, mark, place.given(request, self.profile))
+        standing = place.given(request, self.profile)
+        if standing is not None and place.usable(standing, self.profile) != mark.key:
+            if not redirected:  # its caller has put another one in
+                return self.plan(request, None, body)
+            standing = None  # somebody gives each request a new one
+        if not redirected and (body != mark.body or request.url != str(mark.url)):
+            self._warn(request, mark.key)
+        return self._placed(request, mark, standing)
 
     def _elsewhere(self, request: Outgoing, origin: str, mark: Mark) -> Plan:
         """Another origin must not see the key, so nothing there can tell a retry: it is sent once.
@@ -236,15 +269,16 @@ class Sender:
             mark.key,
             once,
             retried=mark.spent.retried if mark.spent else 0,
+            until=mark.until or usable_until(mark.first_sent, self._relied_s),
             placed=placed,
             mark=mark,
             without=without,
         )
 
-    def _key(self, request: Outgoing, brought: str | None, standing: str | None) -> str:
-        if brought and standing and brought != standing:
+    def _key(self, request: Outgoing, given: Given | None, standing: str | None) -> str:
+        if given and standing and given.key != standing:
             raise Misuse("this request was not sent: it holds one key, and is given another")
-        chosen = brought or standing
+        chosen = given.key if given else standing
         if chosen is None:
             return self.new_key()
         key = place.usable(chosen, self.profile)
@@ -260,16 +294,18 @@ class Sender:
         return Placed((*changes.headers, line), changes.url, changes.body)
 
     def _warn_of_reuse(self, request: Outgoing, key: str) -> None:
-        origin = place.origin_of(request.url)
         now = place.fingerprint(request, self.profile)
-        if now is not None and self._reuse.differs(origin, key, now):
-            _log.warning(
-                "%s %s key=%s: this key was sent before with another request. A server refuses "
-                "that, or answers with the outcome of the other one: use one key per intent.",
-                request.method,
-                origin,
-                short_hash(key),
-            )
+        if now is not None and self._reuse.differs(place.origin_of(request.url), key, now):
+            self._warn(request, key)
+
+    def _warn(self, request: Outgoing, key: str) -> None:
+        _log.warning(
+            "%s %s key=%s: this key was sent before with another request. A server refuses that, "
+            "or answers with the outcome of the other one: use one key per intent.",
+            request.method,
+            place.origin_of(request.url),
+            short_hash(key),
+        )
 
     def _observe(self, event: Attempted) -> None:
         logged(event)
@@ -298,10 +334,10 @@ def _host(origin: str) -> str:
 def _note(plan: Plan, ended: Ended) -> str:
     times = "once" if ended.attempts == 1 else f"{ended.attempts} times"
     why = f" Not again, because {ended.gave_up}." if ended.gave_up else ""
-    key = plan.mark.key if plan.mark else None
-    move = (
-        f"To retry, send the same request with the same key, {key}."
-        if key
-        else "It carried no key: find out whether it was done before you send it again."
-    )
+    if ended.gave_up == FORGOTTEN:
+        move = "Find out there whether it was done."
+    elif plan.mark is None:
+        move = "It carried no key: find out whether it was done before you send it again."
+    else:
+        move = f"To retry, send the same request with the same key, {plan.mark.key}."
     return f"oncekey: sent {times}, and nobody knows whether it was carried out.{why} {move}"

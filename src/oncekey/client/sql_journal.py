@@ -24,6 +24,7 @@ from oncekey import guard
 from oncekey.client import intent as intents
 from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
+from oncekey.client.retention import EVERYWHERE, RETENTION_S
 from oncekey.client.sql import Asker, asker
 from oncekey.clock import Clock, SystemClock
 from oncekey.errors import StoreUnavailable
@@ -124,7 +125,7 @@ class SqlJournal:
             )
             # Whoever lists intents without the application's settings counts on the same.
             if self._retention_s is not None:
-                _learn(ask, intents.EVERYWHERE, self._retention_s, anew=True)
+                _learn(ask, EVERYWHERE, self._retention_s, anew=True)
             elif retention_s is not None:
                 _learn(ask, origin, retention_s, anew=False)
             probe("after_intent")
@@ -159,7 +160,7 @@ class SqlJournal:
     def unsettled(self, *, within: Any, limit: int = LIST_MAX) -> list[Intent]:
         """What was begun and not settled, the oldest first: send it again with its key."""
         oldest = f"{_FIND} ORDER BY j.begun, j.name LIMIT {int(limit)}"
-        rows = asker(within).rows(oldest, _id(intents.EVERYWHERE))
+        rows = asker(within).rows(oldest, _id(EVERYWHERE))
         return [self._intent(row) for row in rows]
 
     def learn(self, origin: str, retention_s: float, *, within: Any) -> None:
@@ -168,12 +169,12 @@ class SqlJournal:
         _learn(asker(within), intents.where(origin), retention_s, anew=True)
 
     def _find(self, ask: Asker, name: str, how: str = "") -> Intent | None:
-        rows = ask.rows(f"{_FIND} WHERE j.id = ?{how}", _id(intents.EVERYWHERE), _id(name))
+        rows = ask.rows(f"{_FIND} WHERE j.id = ?{how}", _id(EVERYWHERE), _id(name))
         return self._intent(rows[0]) if rows else None
 
     def _intent(self, row: tuple[Any, ...]) -> Intent:
         *written, told_s, said_s = row
-        retention_s = told_s or self._retention_s or said_s or intents.RETENTION_S
+        retention_s = told_s or self._retention_s or said_s or RETENTION_S
         return intents.found(*written, retention_s=retention_s)
 
 

@@ -22,7 +22,7 @@ from oncekey.client.attempts import First, Send
 from oncekey.client.httpx_wire import EXTENSION
 from oncekey.client.sender import Outcome, Sender
 from oncekey.client.verdict import Broken, Reply
-from oncekey.client.wrapping import Wrapping, must_be_a_transport
+from oncekey.client.wrapping import Wrapping, must_be_a_transport, must_not_retry
 from oncekey.core.op import Pause, arun, run
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ def retrying(transport: T, **options: Any) -> T:
     `budget`, `methods`, `keys_as` and `hooks`.
     """
     must_be_a_transport(transport, "retrying")
+    must_not_retry(transport)
     return cast(T, Retrying(transport, Sender(**options)))
 
 
@@ -112,13 +113,13 @@ class Retrying(Wrapping):
 
         def ask(question: Send | Pause) -> Reply | Broken | None:
             nonlocal last
-            if isinstance(question, Send):
-                last = exchange.attempt(question.left_s)
-                return last
+            if isinstance(question, Pause):  # the answer may be the last after all: it stays open
+                self._sleep(question.seconds)
+                return None
             if isinstance(last, Reply):
                 last.native.close()
-            self._sleep(question.seconds)
-            return None
+            last = exchange.attempt(question.left_s)
+            return last
 
         first = First(exchange.sent_at, exchange.deadline, last)
         ended = run(sender.go_on(exchange.plan, first), ask)
@@ -133,13 +134,13 @@ class Retrying(Wrapping):
 
         async def ask(question: Send | Pause) -> Reply | Broken | None:
             nonlocal last
-            if isinstance(question, Send):
-                last = await exchange.attempt_async(question.left_s)
-                return last
+            if isinstance(question, Pause):
+                await self._async_sleep(question.seconds)
+                return None
             if isinstance(last, Reply):
                 await last.native.aclose()
-            await self._async_sleep(question.seconds)
-            return None
+            last = await exchange.attempt_async(question.left_s)
+            return last
 
         first = First(exchange.sent_at, exchange.deadline, last)
         ended = await arun(sender.go_on(exchange.plan, first), ask)

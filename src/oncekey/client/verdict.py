@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from oncekey.core.backoff import retry_after
+from oncekey.core.dates import parse_http_date
 from oncekey.core.problem import MEANINGS, Kind, Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.shapes import SHAPES
@@ -114,7 +115,11 @@ def judge(answer: Reply | Broken, profile: Profile, now_wall: float) -> Verdict:
     if replayed(answer.headers, profile) or not _passing(answer, said, kind, profile):
         return FINAL
     asked = answer.headers.get("retry-after")
-    return Again(None if asked is None else retry_after(asked, now_wall))
+    if asked is None:
+        return Again()
+    # A date is one of the server's clock, which may be hours away from ours.
+    there = parse_http_date((answer.headers.get("date") or "").strip())
+    return Again(retry_after(asked, now_wall if there is None else there))
 
 
 def _passing(reply: Reply, said: Any, kind: Kind | None, profile: Profile) -> bool:
@@ -167,7 +172,7 @@ def _kind(reply: Reply, said: Any, profile: Profile) -> Kind | None:
     shape = profile.shape if isinstance(profile.shape, str) else ""
     read = _READ.get(shape)
     if read is None:
-        return None
+        return _by_the_draft(reply, said)
     kind = _KINDS[shape].get(_plain(read(said) or reply.headers.get("x-amzn-errortype")))
     if kind is None and _member(_member(said, "error"), "type") == "idempotency_error":
         return Kind.IN_FLIGHT if reply.status == 409 else Kind.MISMATCH
@@ -175,6 +180,14 @@ def _kind(reply: Reply, said: Any, profile: Profile) -> Kind | None:
         transient = reply.headers.get("transient-error") == "true"
         return Kind.IN_FLIGHT if transient else Kind.MISMATCH
     return kind
+
+
+def _by_the_draft(reply: Reply, said: Any) -> Kind | None:
+    """The IETF's draft fixes statuses, and no names: what a problem is about is said in words."""
+    about = f"{_member(said, 'type')} {_member(said, 'title')}".lower()
+    if "idempotency" not in about:
+        return None
+    return {409: Kind.IN_FLIGHT, 422: Kind.MISMATCH}.get(reply.status)
 
 
 _READ: Mapping[str, Callable[[Any], Any]] = {

@@ -21,6 +21,18 @@ def must_be_a_transport(given: object, what: str) -> None:
         )
 
 
+def must_not_retry(given: object) -> None:
+    """A misuse, if an adapter of requests retries by itself: its retries know no budget, and each
+    of ours would be several.
+    """
+    own = getattr(given, "max_retries", None)
+    if any(getattr(own, which, None) for which in ("total", "connect", "read", "status", "other")):
+        raise Misuse(
+            "this adapter retries by itself: leave max_retries out, and say how often and how long "
+            "by retrying(…, retries=Retries(…))"
+        )
+
+
 class Wrapping:
     """What both kinds of our transports have in common."""
 

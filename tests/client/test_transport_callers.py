@@ -1,0 +1,207 @@
+"""What callers do with requests, sessions and adapters besides sending them: they copy them, change
+them, give them keys by hooks, and have retries of their own.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+import requests
+import urllib3
+
+from oncekey.client import Retries, outcome_of, retrying
+from oncekey.client.sender import Sender
+from oncekey.client.transport import Retrying
+from oncekey.clock import FakeClock
+from oncekey.errors import Misuse
+from tests.client.wire import Scripted, scripted
+
+QUICK = Retries(backoff_s=0.001, backoff_s_max=0.002)
+HTTPX = pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as served:
+        yield served
+
+
+@pytest.fixture
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as opened:
+        opened.mount("http://", retrying(requests.adapters.HTTPAdapter(), retries=QUICK))
+        yield opened
+
+
+def _prepared(session: requests.Session, url: str, **body: Any) -> requests.PreparedRequest:
+    return session.prepare_request(requests.Request("POST", url, **body))
+
+
+# --------------------------------------------------------------------------- one key, one request
+
+
+def test_copies_of_a_template_are_requests_of_their_own(
+    server: Scripted, session: requests.Session
+) -> None:
+    """A copy shares its hooks with what it was copied from, and our mark is among them."""
+    template = _prepared(session, f"{server.url}/orders")
+    for number in range(3):
+        copy = template.copy()
+        copy.prepare_body(data=None, files=None, json={"number": number})
+        session.send(copy)
+
+    assert len(set(server.keys)) == 3
+
+
+def test_what_is_changed_after_it_was_sent_is_warned_of(
+    server: Scripted, session: requests.Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = _prepared(session, f"{server.url}/orders", json={"amount": 1})
+    for _ in range(2):
+        session.send(request)
+    assert not caplog.records
+
+    request.prepare_body(data=None, files=None, json={"amount": 2})
+    session.send(request)
+
+    assert len(set(server.keys)) == 1
+    assert "sent before with another request" in caplog.text
+
+
+@HTTPX
+def test_what_is_sent_elsewhere_after_it_was_sent_is_warned_of(
+    library: Any, server: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with library.Client(transport=retrying(library.HTTPTransport())) as client:
+        request = client.build_request("POST", f"{server.url}/orders")
+        for _ in range(2):
+            client.send(request)
+        assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+        request.url = library.URL(f"{server.url}/others")
+        client.send(request)
+
+    assert "sent before with another request" in caplog.text
+
+
+@HTTPX
+def test_a_request_that_is_given_another_key_has_that_one(library: Any, server: Scripted) -> None:
+    with library.Client(transport=retrying(library.HTTPTransport())) as client:
+        request = client.build_request("POST", f"{server.url}/orders")
+        told = [outcome_of(client.send(request))]
+        request.headers["Idempotency-Key"] = "order-17"
+        told.append(outcome_of(client.send(request)))
+
+    assert server.keys[1] == "order-17"
+    assert [each.key for each in told if each] == server.keys
+
+
+@HTTPX
+def test_a_hook_that_gives_each_request_a_key_does_not_change_it_over_a_redirect(
+    library: Any, server: Scripted
+) -> None:
+    server.script = [(307, {"location": "/moved"})]
+    names = iter("abc")
+
+    def give(request: Any) -> None:
+        request.headers["Idempotency-Key"] = f"key-{next(names)}"
+
+    hooks = {"request": [give]}
+    with library.Client(
+        transport=retrying(library.HTTPTransport()), event_hooks=hooks, follow_redirects=True
+    ) as client:
+        told = outcome_of(client.post(f"{server.url}/orders"))
+
+    assert server.keys == ["key-a", "key-a"]
+    assert told is not None
+    assert told.key == "key-a"
+
+
+@HTTPX
+def test_two_keys_in_two_lines_are_refused(library: Any, server: Scripted) -> None:
+    lines = [("Idempotency-Key", "a"), ("idempotency-key", "b")]
+    with (
+        library.Client(transport=retrying(library.HTTPTransport())) as client,
+        pytest.raises(Misuse, match="exactly one key"),
+    ):
+        client.post(f"{server.url}/orders", headers=lines)
+
+    assert not server.seen
+
+
+# --------------------------------------------------------------------------------- bodies, answers
+
+
+def test_a_file_is_sent_again_by_whoever_follows_a_redirect(
+    server: Scripted, session: requests.Session
+) -> None:
+    server.script = ["drop", (307, {"location": "/moved"}), "drop"]
+    file = io.BytesIO(b"not this: contents")
+    file.seek(len(b"not this: "))
+
+    assert session.post(f"{server.url}/files", data=file).status_code == 201
+
+    assert [seen.body for seen in server.seen] == [b"contents"] * 4
+    assert len(set(server.keys)) == 1
+
+
+class Pipe:
+    """A stream of a known length that nobody can go back in."""
+
+    def __init__(self, contents: bytes) -> None:
+        self._left = io.BytesIO(contents)
+        self.len = len(contents)
+
+    def read(self, size: int = -1) -> bytes:
+        return self._left.read(size)
+
+
+def test_what_cannot_be_read_twice_is_kept(server: Scripted, session: requests.Session) -> None:
+    server.script = ["drop"]
+    request = _prepared(session, f"{server.url}/files", data=Pipe(b"contents"))
+    for _ in range(2):
+        session.send(request)
+
+    assert [seen.body for seen in server.seen] == [b"contents"] * 3
+
+
+def test_an_answer_that_cannot_be_decoded_is_asked_for_again(
+    server: Scripted, session: requests.Session
+) -> None:
+    server.script = [(201, {"content-encoding": "gzip"}, b"not at all")]
+
+    assert session.post(f"{server.url}/orders").json() == {"n": 1}
+
+    assert len(set(server.keys)) == 1
+
+
+@HTTPX
+def test_who_wakes_up_too_late_gets_the_answer_that_there_is(
+    library: Any, server: Scripted
+) -> None:
+    server.script = [503]
+    clock = FakeClock()
+    transport: Any = Retrying(
+        library.HTTPTransport(), Sender(clock=clock), sleep=lambda _: clock.advance(3600.0)
+    )
+    with library.Client(transport=transport) as client:
+        answer = client.post(f"{server.url}/orders")
+
+    assert (answer.status_code, answer.json()) == (503, {"n": 1})
+    told = outcome_of(answer)
+    assert told is not None
+    assert told.gave_up == "the time for all attempts is over"
+
+
+# ----------------------------------------------------------------------------- retries of their own
+
+
+@pytest.mark.parametrize("own", [3, urllib3.Retry(total=None, connect=2)], ids=["number", "rules"])
+def test_an_adapter_that_retries_by_itself_is_refused(own: Any) -> None:
+    with pytest.raises(Misuse, match="leave max_retries out"):
+        retrying(requests.adapters.HTTPAdapter(max_retries=own))
