@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 
-from oncekey.client.intent import RELIED_S
+from oncekey.client.retention import RELIED_S
 from oncekey.client.verdict import Again, Final, Mismatched, Reply, judge
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Situation
