@@ -13,22 +13,26 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from oncekey.core import lifecycle
+from oncekey.core.lifecycle import Held
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Find, Purge, Scan, Steps, Sweep, Tally
+from oncekey.core.verbs import AppendStep, Done, Find, Purge, Scan, Steps, Sweep, Tally
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores import postgres_layout
+from oncekey.stores import postgres_atomic, postgres_layout
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
 from oncekey.testing.contract import Case, StoreContract, Subject
-from oncekey.testing.contract.subject import FACES, owner, timeless
+from oncekey.testing.contract.subject import ANSWER, FACES, owner, timeless
 from tests.stores import elapse
 from tests.stores.postgres_kit import Connection, migrate
 
 WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
 DAY_S = 86_400.0
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -140,7 +144,6 @@ def _owner(record: Record) -> tuple[bytes, int, bytes]:
     return held.id, held.fence, held.token
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), WAYS)
 def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str) -> None:
     move(case.subject.store, before, unwatched)
@@ -161,7 +164,6 @@ def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str)
     assert move(case.subject.store, after, unwatched) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), WAYS)
 def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, after: str) -> None:
     move(case.subject.store, before, unwatched)
@@ -182,7 +184,6 @@ def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, af
     assert postgres_layout.layout(case.subject.store) == after
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), WAYS)
 def test_records_are_begun_completed_and_taken_over_during_a_move(
     case: Case, before: str, after: str
@@ -267,6 +268,39 @@ def test_who_may_use_the_table_may_use_the_one_that_takes_its_place(
         assert db.execute(may, (role, right)).fetchone() == (True,)
     assert db.execute(may, (role, "TRUNCATE")).fetchone() == (False,)
     db.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_atomic_mode_and_a_joined_completion_write_where_the_layout_says(
+    case: Case, db: Connection, fresh_url: str, layout: str
+) -> None:
+    store = case.subject.store
+    move(store, layout, unwatched)
+    claim, joined = case.claim(schema_version=2), case.begin()
+    complete = lifecycle.complete(Held(claim.id, 0, claim.token), ANSWER, retention_s=60.0)
+    with psycopg.connect(fresh_url, cursor_factory=psycopg.RawCursor) as caller:
+
+        def ask(asked: Any) -> Any:
+            return caller.execute(asked.sql.encode(), asked.args).fetchall()
+
+        held = run(postgres_atomic.hold(claim), ask)
+        assert (held.ours, held.record) == (True, None)
+        assert run(postgres_atomic.settle(claim, complete), ask)
+        assert run(store.perform([case.complete(joined)]), ask) == [Done(joined.fence)]
+        assert case.ask(Find(claim.id)) is None
+        assert case.find(joined.id).state is State.RUNNING
+        caller.commit()
+        found = run(postgres_atomic.hold(case.rival(case.find(claim.id))), ask)
+        assert not found.ours
+        assert found.record is not None
+        assert found.record.answer == ANSWER
+        caller.rollback()
+    record = case.find(claim.id)
+    assert (record.state, record.answer, record.attempt) == (State.COMPLETED, ANSWER, 1)
+    assert (record.schema_version, record.replays, record.beat) == (2, 0, 0)
+    assert case.find(joined.id).answer == ANSWER
+    apart = 0 if layout == INLINE else 2
+    assert db.execute("SELECT count(*) FROM oncekey_answers").fetchone() == (apart,)
 
 
 def test_two_moves_at_a_time_would_undo_each_other(case: Case, fresh_url: str) -> None:
