@@ -99,6 +99,7 @@ def test_what_waits_for_somebody_is_told(doctor: Doctor, seed: Seed, hour_ago: S
     assert found["clock jumps"]["level"] == "fine"
 
 
+@pytest.mark.slow
 def test_growth_is_counted_by_when_records_were_made(
     doctor: Doctor, seed: Seed, hour_ago: Seed
 ) -> None:
@@ -129,6 +130,7 @@ def test_p8_a_clock_that_was_set_back_is_noticed(doctor: Doctor, url: str, tmp_p
     assert found["seen"].startswith("records dated ahead of the store's clock: 1, by up to")
 
 
+@pytest.mark.slow
 def test_a_sample_stands_for_all(seed: Seed, hour_ago: Seed, tmp_path: Path) -> None:
     for number in range(30):
         seed.completed(f"order-{number}")

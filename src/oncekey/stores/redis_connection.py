@@ -252,7 +252,7 @@ class Roads:
         self._roads: dict[Address, RedisConnection] = {}
 
     def ask(self, question: tuple[Address, list[Command]] | Pause) -> Any:
-        if type(question) is Pause:
+        if isinstance(question, Pause):
             return threading.Event().wait(question.seconds)
         address, commands = question
         road = self._roads.get(address)
@@ -277,7 +277,7 @@ class AsyncRoads:
         self._roads: dict[Address, AsyncRedisConnection] = {}
 
     async def ask(self, question: tuple[Address, list[Command]] | Pause) -> Any:
-        if type(question) is Pause:
+        if isinstance(question, Pause):
             return await asyncio.sleep(question.seconds)
         address, commands = question
         road = self._roads.get(address)
