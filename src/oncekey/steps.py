@@ -95,6 +95,10 @@ class Calls:
             self._keys[target] = key
         return key
 
+    def target_of(self, key: str) -> Hashable | None:
+        """Whose key this is, None if it is not one of these."""
+        return next((target for target, own in self._keys.items() if own == key), None)
+
 
 class Steps:
     """The steps of one attempt."""

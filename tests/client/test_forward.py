@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import oncekey
-from oncekey.client import forward
+from oncekey.client import Retries, forward, retrying
 from oncekey.errors import Misuse
 from oncekey.steps import child_key
+from tests.client.wire import scripted
 from tests.test_steps import World
 
 HTTPX = ("httpx", "httpx2")
@@ -201,6 +202,35 @@ def test_a_redirect_keeps_its_key(
         ("POST", "/moved", attempt.child_key("charge")),
         ("POST", "/charges", attempt.child_key("charge")),
     ]
+
+
+@pytest.mark.parametrize("status", [303, 307])
+def test_a_redirect_to_another_origin_does_not_show_the_key(
+    send: Send, downstream: Downstream, attempt: oncekey.Attempt, status: int
+) -> None:
+    with scripted() as other:
+        other.script = [(status, {"location": f"{downstream.url}/charges"})]
+        attempt.step_sync("charge", send, "POST", f"{other.url}/moved")
+        assert other.keys == [attempt.child_key("charge")]
+
+    second = child_key(attempt.held.id, "charge", 2)
+    assert downstream.keys == [None if status == 303 else second]
+
+
+@pytest.mark.parametrize("library", HTTPX)
+def test_a_call_that_is_retried_keeps_the_key_of_its_step(
+    library: str, attempt: oncekey.Attempt
+) -> None:
+    module: Any = importlib.import_module(library)
+    retries = Retries(backoff_s=0.001)
+    transport = forward.through(retrying(module.HTTPTransport(), retries=retries))
+    with scripted() as server, module.Client(transport=transport) as client:
+        server.script = ["drop", 503]
+        attempt.step_sync("charge", lambda: client.post(f"{server.url}/charges").close())
+        assert server.keys == [attempt.child_key("charge")] * 3
+
+    with pytest.raises(Misuse, match=r"through\(retrying\(…\)\), not retrying"):
+        retrying(forward.through(module.HTTPTransport()))
 
 
 def test_e47_steps_have_different_keys_and_so_have_their_further_calls(

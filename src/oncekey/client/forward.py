@@ -7,7 +7,10 @@ same over all attempts. Outside a step nothing is changed.
 A step should make one foreign change. If it calls more than one method and address, the first gets
 `child_key(name)`, the others keys of their own, numbered in the order in which they are first
 called. The same method and address again gets the same key, because it is most likely a retry of
-the same call: two changes at one address need two steps.
+the same call: two changes at one address need two steps. A redirect keeps its key within its
+origin; another origin gets one of its own.
+
+With retries: `through(retrying(transport))`, so that a call has its key before it is retried.
 
 None of the client libraries is imported: what they have in common is enough.
 """
@@ -18,6 +21,7 @@ from collections.abc import MutableMapping
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from oncekey.client.place import origin_of
 from oncekey.client.wrapping import Wrapping, must_be_a_transport
 from oncekey.steps import Calls, current_calls
 
@@ -63,16 +67,26 @@ class Giving:
             if given_by is calls:
                 return
             del headers[self._header], self._given[request]
-        method = str(request.method).upper()
-        if calls is None or method not in METHODS or self._header in headers:
+        method, address = str(request.method).upper(), str(request.url).partition("?")[0]
+        if calls is None:
             return
-        address = str(request.url).partition("?")[0]
-        headers[self._header] = key = calls.key_for((method, address))
-        self._given[request] = calls, key
+        if _belongs_elsewhere(headers.get(self._header), calls, address):
+            del headers[self._header]  # a redirect has brought it here
+        if method in METHODS and self._header not in headers:
+            headers[self._header] = key = calls.key_for((method, address))
+            self._given[request] = calls, key
+
+
+def _belongs_elsewhere(key: str | None, calls: Calls, address: str) -> bool:
+    """Whether it is a key of ours for another origin, which this one must not see."""
+    target = calls.target_of(key) if key else None
+    return isinstance(target, tuple) and origin_of(target[1]) != origin_of(address)
 
 
 class Forwarding(Wrapping):
     """A transport around another one, for whichever library calls it."""
+
+    gives_keys = True
 
     def __init__(self, inner: Any, giving: Giving) -> None:
         super().__init__(inner)

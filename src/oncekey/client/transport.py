@@ -22,7 +22,12 @@ from oncekey.client.attempts import First, Send
 from oncekey.client.httpx_wire import EXTENSION
 from oncekey.client.sender import Outcome, Sender
 from oncekey.client.verdict import Broken, Reply
-from oncekey.client.wrapping import Wrapping, must_be_a_transport, must_not_retry
+from oncekey.client.wrapping import (
+    Wrapping,
+    must_be_a_transport,
+    must_not_give_keys,
+    must_not_retry,
+)
 from oncekey.core.op import Pause, arun, run
 
 T = TypeVar("T")
@@ -36,6 +41,7 @@ def retrying(transport: T, **options: Any) -> T:
     `budget`, `methods`, `keys_as` and `hooks`.
     """
     must_be_a_transport(transport, "retrying")
+    must_not_give_keys(transport)
     must_not_retry(transport)
     return cast(T, Retrying(transport, Sender(**options)))
 

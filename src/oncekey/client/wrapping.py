@@ -21,6 +21,12 @@ def must_be_a_transport(given: object, what: str) -> None:
         )
 
 
+def must_not_give_keys(given: object) -> None:
+    """A misuse, if it gives a step's keys: it would find that each request has another already."""
+    if getattr(given, "gives_keys", False):
+        raise Misuse("write through(retrying(…)), not retrying(through(…)): keys come first")
+
+
 def must_not_retry(given: object) -> None:
     """A misuse, if an adapter of requests retries by itself: its retries know no budget, and each
     of ours would be several.
