@@ -33,7 +33,7 @@ from payments import (
 from payments.accounts import Account
 from payments.courier import Courier
 from payments.database import Database
-from payments.gate import App, Receive, Scope, Send, front
+from payments.gate import App, Receive, Scope, Send, front, in_api
 from payments.network import Network
 from payments.room import Room
 from payments.senders import Senders
@@ -98,8 +98,8 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         atomic=atomic.SQLAlchemy(database.lent),
     )
     if watch is None:
-        return front(KeyForAll(guarded), settings, database, guarded.state_of)
-    let_in = watch.inside(KeyForAll(guarded))
+        return front(KeyForAll(guarded, api), settings, database, guarded.state_of)
+    let_in = watch.inside(KeyForAll(guarded, api))
     return watch.outside(front(let_in, settings, database, guarded.state_of))
 
 
@@ -126,6 +126,7 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
         lifespan=_lifespan,
     )
     api.state.settings, api.state.database, api.state.network = settings, database, network
+    api.state.held = [network, database]
     errors.add_handlers(api)
     api.add_middleware(Room, threads_max=settings.threads_max)
     api.state.senders = Senders(settings)
@@ -146,8 +147,8 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
         async with recoverer, _finishing(api), _delivering(api):
             yield
     finally:
-        api.state.network.close()
-        api.state.database.close()
+        for held in api.state.held:
+            held.close()
 
 
 @contextlib.asynccontextmanager
@@ -182,14 +183,19 @@ async def _knows_nothing(_: Scope) -> str | None:
 
 
 class KeyForAll:
-    """Gives a POST that brings no key one of its own. Nobody can retry under it, but there is only
-    one way to move money, and the recoverer finishes what such a client abandons too.
+    """Gives a POST to the API that brings no key one of its own. Nobody can retry under it, but
+    there is only one way to move money, and the recoverer finishes what such a client abandons too.
+    Pages belong to no account, and need no key.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, pages: App) -> None:
         self._app = app
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not in_api(scope):
+            await self._pages(scope, receive, send)
+            return
         if scope["type"] == "http" and scope["method"] == "POST":
             headers: list[tuple[bytes, bytes]] = scope["headers"]
             if not any(name == b"idempotency-key" for name, _ in headers):

@@ -1,9 +1,10 @@
-"""What the checkout page asks, beside the API: notices, a tally, and the network's faults.
+"""What the checkout page asks, beside the API: notices, a tally, and faults. And who listens.
 
     GET /demo/watch?after=      what happens to charges, as server-sent events
     GET /demo/tally?order=&key= what became of one order, as the card network counts it
-    GET /demo/faults            what can go wrong at the card network
+    GET /demo/faults            what can go wrong at the card network and at the listener
     PUT /demo/faults/{name}     let it go wrong: {"times": 1}
+    POST /demo/hook             where the listener is told of charges, by webhooks
 
 It is there only on the embedded server, and only for requests from its own machine: whoever can ask
 for it could also edit the files.
@@ -26,7 +27,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from payments.accounts import LOCAL
 from payments.auth import is_local
 from payments.database import Database
+from payments.listener import LOST_ANSWER, PATH, Listener
 from payments.network import FAULTS, Network, NetworkDown
+from payments.settings import Settings
 from payments.tables import charges, deliveries, events, ledger_entries
 from payments.watch import Watch
 
@@ -42,6 +45,9 @@ def add(api: FastAPI, watch: Watch) -> None:
     """Add the routes to an application that has a database and a network in its state."""
     database: Database = api.state.database
     network: Network = api.state.network
+    settings: Settings = api.state.settings
+    listener = Listener(database, settings.data / "listener.db", watch)
+    api.state.held.append(listener)
 
     async def notices(request: Request) -> Response:
         if not is_local(request.scope):
@@ -56,17 +62,30 @@ def add(api: FastAPI, watch: Watch) -> None:
         order, key = (request.query_params.get(name, "") for name in ("order", "key"))
         with database.read() as connection:
             told = _kept(connection, order[:ID_CHARS_MAX], key[:ID_CHARS_MAX])
+            told["listener"] = listener.told(connection, told.pop("event_ids"))
         told |= _charged(network, told.pop("references"))
         return JSONResponse({**told, "requests": watch.requests_of(key)}, headers=NO_STORE)
 
-    def faults(request: Request) -> Response:
-        return JSONResponse({"data": network.faults()}, headers=NO_STORE)
+    def faults(_: Request) -> Response:
+        listed = [*network.faults(), *listener.faults()]
+        return JSONResponse({"data": listed}, headers=NO_STORE)
 
     api.add_route("/demo/watch", notices, include_in_schema=False)
     api.add_route("/demo/tally", _local(tally), include_in_schema=False)
     api.add_route("/demo/faults", _local(faults), include_in_schema=False)
-    arm = functools.partial(_arm, network)
-    api.add_route("/demo/faults/{name}", arm, methods=["PUT"], include_in_schema=False)
+
+    def arm(request: Request, times: int) -> Response:
+        name = request.path_params["name"]
+        if name in FAULTS:
+            network.arm(name, times)
+        else:
+            listener.arm(times)
+        return faults(request)
+
+    arming = functools.partial(_arm, arm)
+    api.add_route("/demo/faults/{name}", arming, methods=["PUT"], include_in_schema=False)
+    hearing = functools.partial(_hear, listener)
+    api.add_route(PATH, hearing, methods=["POST"], include_in_schema=False)
 
 
 def _local(ask: Callable[[Request], Response]) -> Callable[[Request], Response]:
@@ -81,18 +100,23 @@ def _local(ask: Callable[[Request], Response]) -> Callable[[Request], Response]:
     return asked
 
 
-async def _arm(network: Network, request: Request) -> Response:
-    name = request.path_params["name"]
-    body = (await request.body())[:ID_CHARS_MAX]
-    times = _times(body)
-    if name not in FAULTS or times is None:
-        message = f'Send {{"times": 0 to {TIMES_MAX}}} to one of: {", ".join(FAULTS)}.'
+async def _arm(arm: Callable[[Request, int], Response], request: Request) -> Response:
+    names = [*FAULTS, LOST_ANSWER]
+    times = _times((await request.body())[:ID_CHARS_MAX])
+    if request.path_params["name"] not in names or times is None:
+        message = f'Send {{"times": 0 to {TIMES_MAX}}} to one of: {", ".join(names)}.'
         return JSONResponse({"error": message}, 400, NO_STORE)
+    return await run_in_threadpool(_local(lambda request: arm(request, times)), request)
 
-    def armed(request: Request) -> Response:
-        return JSONResponse({"data": network.arm(name, times)}, headers=NO_STORE)
 
-    return await run_in_threadpool(_local(armed), request)
+async def _hear(listener: Listener, request: Request) -> Response:
+    body = await request.body()
+
+    def hear(request: Request) -> Response:
+        receipt = listener.receive(request.headers, body)
+        return Response(receipt.body, receipt.status, receipt.headers)
+
+    return await run_in_threadpool(_local(hear), request)
 
 
 def _times(body: bytes) -> int | None:
@@ -142,6 +166,7 @@ def _kept(connection: Connection, order: str, key: str) -> dict[str, Any]:
     return {
         "references": found,
         "ledger": {"entries": entries[0], "sum": entries[1]},
+        "event_ids": told,
         "events": len(told),
         "deliveries": {row.status: row.number for row in sent},
     }

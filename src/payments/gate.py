@@ -48,6 +48,12 @@ def front(app: App, settings: Settings, database: Database, state_of: StateOf) -
     return Health(RequestIds(Admission(guarded, keys=keys, limits=limits, state_of=state_of)))
 
 
+def in_api(scope: Scope) -> bool:
+    """Whether this is a request for the API, not for a page or for documentation."""
+    path: str = scope.get("path", "")
+    return scope["type"] == "http" and (path == API or path.startswith(f"{API}/"))
+
+
 def account_of(scope: Scope) -> Account:
     """Whose request it is: as `Admission` found out, or, where oncekey finishes what a client
     abandoned, as it was when the request came.
@@ -132,8 +138,7 @@ class Admission:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, self._closing(send))
             return
-        path = scope.get("path", "")
-        if scope["type"] != "http" or not (path == API or path.startswith(f"{API}/")):
+        if not in_api(scope):
             await self._app(scope, receive, send)
             return
         try:

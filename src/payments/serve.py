@@ -23,6 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
+from payments import listener
 from payments.accounts import LOCAL_KEY
 from payments.app import create_app
 from payments.database import Database
@@ -129,6 +130,8 @@ def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -
             f"Cannot listen on {listening.host} port {listening.port}: choose another one with "
             "--port, or end whoever has it."
         ) from None
+    if settings.shows_demo and listening.certificate is None:
+        listener.register(settings, listening.url)
     ready()
     # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

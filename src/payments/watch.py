@@ -1,8 +1,9 @@
 """Watch: what happens to a request on its way through the system, for the page that shows it.
 
-Each notice names a part (client, limiter, key, handler, network), says what it did, and which
-request it did it for. They come from where things happen: from around the gate, from oncekey's own
-events, and from the client that asks the card network. Only the last ones are kept, in this process
+Each notice names a part (client, limiter, key, handler, network, webhook), says what it did, and
+which request it did it for. They come from where things happen: from around the gate, from
+oncekey's own events, from the client that asks the card network, and from who is told of charges by
+webhooks. Only the last ones are kept, in this process
 alone, and only where the embedded server runs for somebody who tries it out.
 """
 
@@ -29,6 +30,8 @@ shuts down waits for no listener longer than this.
 """
 COME_BACK_MS = 100
 WATCHED = "/v1/charges"
+SETTLED = (200, 402)
+"""A charge that succeeded or failed; each of them has an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Notice:
 
     number: int
     request: int | None
-    """Counted by this process."""
+    """Counted by this process; None if it is no request's doing, but follows from one."""
     key: str | None
     part: str
     kind: str
@@ -70,10 +73,10 @@ class Watch:
         """How many requests have come with this key."""
         return self._seen.get(key, 0)
 
-    def tell(self, part: str, kind: str, says: str) -> None:
-        """From any thread."""
+    def tell(self, part: str, kind: str, says: str, *, key: str | None = None) -> None:
+        """From any thread. `key`: whose it is, where that is not the request that is under way."""
         trace = _trace.get()
-        request, key = (trace.request, trace.key) if trace else (None, None)
+        request, key = (trace.request, trace.key) if trace else (None, key)
         self._notices.append(Notice(next(self._numbers), request, key, part, kind, says))
         for event, loop in list(self._listeners.items()):
             if not loop.is_closed():
@@ -146,6 +149,8 @@ class Watch:
                 self.tell("key", "warn", "taken over from an attempt that died")
             case events.Completed(status=status):
                 self.tell("handler", "good", f"done: {status}, recorded together with its rows")
+                if status in SETTLED:
+                    self.tell("webhook", "busy", "an event is written, together with the charge")
             case events.Replayed():
                 self.tell("key", "good", "known: the kept answer, nothing runs")
             case events.Declined(reason=reason):

@@ -37,6 +37,12 @@ def test_a_client_without_a_key_is_given_one(api: Api) -> None:
     assert first.json()["id"] != second.json()["id"]
 
 
+@pytest.mark.parametrize("path", ["/", "/nowhere", "/v10"])
+def test_what_is_not_the_api_needs_no_account(api: Api, path: str) -> None:
+    answer = api.client.post(path, headers={"idempotency-key": "k1"})
+    assert answer.status_code in (404, 405)
+
+
 @pytest.mark.slow
 def test_without_idempotency_the_same_handlers_run_and_a_retry_charges_again(
     tmp_path: Path,

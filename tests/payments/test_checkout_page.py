@@ -95,6 +95,12 @@ def all_captures(running: Running) -> int:
         return count
 
 
+def all_delivered(running: Running) -> bool:
+    with closing(sqlite3.connect(running.data / "payments.db")) as file:
+        query = "SELECT count(*) FROM deliveries WHERE status = 'pending'"
+        return not file.execute(query).fetchone()[0]
+
+
 @contextmanager
 def frozen_network(running: Running) -> Iterator[None]:
     """Whoever asks the card network waits until the end of this."""
@@ -215,6 +221,29 @@ def test_the_way_is_shown(page: Page, running: Running) -> None:
     assert "answers 500; asked again, with the same key" in log
     assert "knows this key: charged before, not again" in log
     assert "2 entries, their sum is 0" in page.inner_text("#part-ledger")
+    page.locator("#part-webhook", has_text="signed, delivered, processed once").wait_for()
+
+
+def test_an_event_is_processed_once_although_its_answer_is_lost(
+    page: Page, running: Running
+) -> None:
+    until(lambda: all_delivered(running), "events of other orders to be delivered")
+    page.click("#fault-webhook-answer")
+    page.wait_for_selector("#fault-webhook-answer[aria-checked=true]")
+    page.click("#pay")
+    await_paid(page, running)
+
+    page.locator("#part-webhook", has_text="sent 2 times, processed once").wait_for()
+    page.wait_for_selector("#fault-webhook-answer[aria-checked=false]")
+    page.locator("#log", has_text="a duplicate: processed before, not again").wait_for()
+    told = page.locator("#log .what").all_inner_texts()[::-1]
+    assert told[told.index("delivered, signed: attempt 1") :] == [
+        "delivered, signed: attempt 1",
+        "processed",
+        "its answer is lost: it will be delivered again",
+        "delivered, signed: attempt 2",
+        "a duplicate: processed before, not again",
+    ]
 
 
 # -------------------------------------------------------------------------- for everybody

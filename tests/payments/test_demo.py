@@ -58,6 +58,7 @@ def test_an_order_is_counted_by_the_network(client: TestClient) -> None:
         "ledger": {"entries": 2, "sum": 0},
         "events": 1,
         "deliveries": {},
+        "listener": None,
         "charges": 1,
         "moved": 2400,
         "declines": 0,

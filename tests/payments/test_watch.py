@@ -57,7 +57,7 @@ def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[Watch]) -> None:
     api.post("charges", CHARGE, key="k1")
     api.post("charges", {**CHARGE, "amount": 501}, key="k1")
 
-    notices = asyncio.run(listened(noticing[0], 0, 13))
+    notices = asyncio.run(listened(noticing[0], 0, 14))
     seen = [(notice["request"], notice["part"], notice["says"]) for notice in notices]
     assert seen == [
         (1, "client", "a request arrives"),
@@ -65,6 +65,7 @@ def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[Watch]) -> None:
         (1, "key", "claimed: attempt 1, fence 1"),
         (1, "handler", "runs"),
         (1, "handler", "done: 200, recorded together with its rows"),
+        (1, "webhook", "an event is written, together with the charge"),
         (1, "client", "is answered 200"),
         (2, "client", "a request arrives"),
         (2, "limiter", "let in: known, and within the limits"),

@@ -32,6 +32,7 @@ const NAMES = {
   reset: "Connection reset",
   "crash-before": "Crash before commit",
   "crash-after": "Crash after charging",
+  "webhook-answer": "Webhook’s answer lost",
 };
 
 const at = (id) => document.getElementById(id);
@@ -187,7 +188,7 @@ function drawNotice({ request, part, kind, says }) {
   drawPart(part, kind, says);
   const line = document.createElement("li");
   const cells = [
-    ["who", `request ${request}`],
+    ["who", request ? `request ${request}` : "event"],
     ["where", PARTS.find(([name]) => name === part)?.[1] ?? part],
     ["what", says],
   ];
@@ -202,7 +203,7 @@ function drawNotice({ request, part, kind, says }) {
   at("quiet").hidden = true;
 }
 
-function drawTally({ requests, charges, moved, ledger, events, deliveries }) {
+function drawTally({ requests, charges, moved, ledger, events, deliveries, listener }) {
   put("requests", requests);
   put("charges", charges ?? "…"); // the card network is down, and comes back
   put("charges-word", charges === 1 ? "charge" : "charges");
@@ -211,12 +212,24 @@ function drawTally({ requests, charges, moved, ledger, events, deliveries }) {
   if (ledger.entries) {
     drawPart("ledger", ledger.sum === 0 ? "good" : "bad", `${ledger.entries} entries, their sum is ${ledger.sum}`);
   }
-  if (events) {
+  if (listener) drawPart("webhook", ...heardOf(listener));
+  else if (events) {
     const sent = deliveries.delivered ?? 0;
     const all = Object.values(deliveries).reduce((sum, each) => sum + each, 0);
     const where = all ? `delivered to ${sent} of ${all}` : "nobody listens";
     drawPart("webhook", "good", `${events === 1 ? "an event" : `${events} events`}, ${where}`);
   }
+}
+
+/** How the way ends: an event waits, is sent until that is acknowledged, and is processed once. */
+function heardOf({ status, attempts, failed, processed }) {
+  const done = processed === 1 ? "processed once" : `processed ${processed} times`;
+  if (processed > 1) return ["bad", done];
+  const how = attempts === 1 ? "signed, delivered" : `sent ${attempts} times`;
+  if (status === "delivered") return ["good", `${how}, ${done}`];
+  if (status !== "pending") return ["bad", `an event, ${status}`];
+  if (failed) return ["warn", processed ? "processed, not acknowledged: sent again" : "not delivered: sent again"];
+  return ["busy", attempts ? `an event is sent: attempt ${attempts}` : "an event waits in the outbox"];
 }
 
 // --------------------------------------------------------------------------------------- faults
