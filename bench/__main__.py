@@ -13,6 +13,7 @@ from pathlib import Path
 from bench import (
     client,
     cost,
+    durability,
     http,
     machine,
     memory,
@@ -47,6 +48,7 @@ SUBJECTS = {
     "scale": scale,
     "bytes": cost,
     "sealed": sealed,
+    "durability": durability,
     "payments": payments,
 }
 QUICK = Settings(rounds=2, seconds=1.0, quick=True)

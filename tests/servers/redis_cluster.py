@@ -130,6 +130,15 @@ class RedisCluster:
                 self.move_keys(source, target, keys)
             self.end_move(slot, source, target)
 
+    def move_whole(self, slot: int, target: Node) -> None:
+        """Move a slot at one stroke, as Valkey can since its release 9."""
+        source = self.owner(slot)
+        if source is not target:
+            source.client.execute_command(
+                *("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.id)
+            )
+            await_that(lambda: self.owner(slot) is target, "the slot has not moved")
+
     def begin_move(self, slot: int, source: Node, target: Node) -> None:
         target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source.id)
         source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target.id)

