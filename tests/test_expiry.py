@@ -139,6 +139,71 @@ def test_an_old_key_that_expires_while_it_is_looked_at_does_not_start_over() -> 
     assert ended.value.value.problem.kind is Kind.TOO_OLD
 
 
+def resumed(op: Op[Any], answer: Any) -> Op[Any]:
+    question = op.send(answer)
+    while True:
+        answer = yield question
+        try:
+            question = op.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+
+def test_e67_a_claim_that_was_on_its_way_for_too_long_does_not_run() -> None:
+    """It was young enough when it was sent, and what was done with it is forgotten on arrival."""
+    world = World(key_age_s_max=600, clock_skew_s=300)
+    call = world.key()
+    world.done(call)
+    world.clock.advance(599)
+    Gatherer(world.store).ask(Sweep(10))
+    op = world.guard.begin(call, world.policy)
+    insert = next(op)
+    world.clock.advance(RETENTION_S)
+    Gatherer(world.store).ask(Sweep(10))
+    decision = world.drive(resumed(op, Gatherer(world.store).ask(insert)))
+    assert isinstance(decision, Refuse)
+    assert decision.problem.kind is Kind.TOO_OLD
+
+
+def test_e67_nor_does_a_retry_of_such_a_claim() -> None:
+    """Neither of one that was given back, nor of one whose process died over it."""
+    for gives_back in (True, False):
+        world = World(key_age_s_max=600, lease_s=10)
+        call = world.key(age_s=601)
+        claim = world.guard.claim(call, world.policy)
+        Gatherer(world.store).ask(Insert(claim))
+        if gives_back:
+            world.drive(world.guard.forget(claim))
+        world.clock.advance(10)
+        for _ in range(3):
+            assert world.refused(call) is Kind.TOO_OLD
+
+
+def test_e67_an_orphan_whose_record_began_too_late_is_given_up() -> None:
+    world = World(key_age_s_max=600, lease_s=10, recovery="resume")
+    call = world.key(age_s=601)
+    Gatherer(world.store).ask(Insert(world.guard.claim(call, world.policy)))
+    world.clock.advance(10)
+    orphan = world.found(call)
+    assert orphan is not None
+    looked_at = world.clock.monotonic()
+    assert world.drive(world.guard.take_up(orphan, call, world.policy, looked_at)) is None
+    after = world.found(call)
+    assert after is not None
+    assert after.state is State.UNKNOWN
+
+
+def test_an_orphan_whose_record_began_in_time_is_taken_up_however_late() -> None:
+    world = World(key_age_s_max=600, lease_s=10, recovery="resume")
+    call = world.key(age_s=590)
+    Gatherer(world.store).ask(Insert(world.guard.claim(call, world.policy)))
+    world.clock.advance(500)
+    orphan = world.found(call)
+    assert orphan is not None
+    op = world.guard.take_up(orphan, call, world.policy, world.clock.monotonic())
+    assert isinstance(world.drive(op), Execute)
+
+
 # ------------------------------------------------------------------------------- tombstones
 
 

@@ -17,17 +17,16 @@ from collections.abc import Callable
 from typing import Literal
 
 from oncekey import events
+from oncekey.admission import Admission, is_new
 from oncekey.asking import LEASE_MARGIN
 from oncekey.attempt import Attempt
 from oncekey.clock import Clock, SystemClock
 from oncekey.core import lifecycle, refusals
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import record_id
-from oncekey.core.key_age import check_key_age
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
 from oncekey.core.quota import Quota
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey.core.verbs import (
@@ -51,8 +50,8 @@ from oncekey.decision import (
     Unstored,
 )
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.holding import Holding, compare, unknown_retention_s
-from oncekey.notices import LOOK, Notices
+from oncekey.holding import compare, unknown_retention_s
+from oncekey.notices import Notices
 from oncekey.probes import probe
 from oncekey.waiters import Waiters
 
@@ -86,7 +85,7 @@ chance: Callable[[], float] = random.random
 """For whoever spreads out tries."""
 
 
-class Guard(Holding):
+class Guard(Admission):
     """The engine of one application: shared by all its requests, holds no state of any one of
     them.
     """
@@ -106,7 +105,7 @@ class Guard(Holding):
             clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from, quota
         )
         self._waiters = Waiters()
-        self._notices = notices
+        self.notices = notices
 
     # ----------------------------------------------------------------------------------- begin
 
@@ -119,17 +118,16 @@ class Guard(Holding):
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
-            if self._notices is not None and self._notices.due(looked_at):
-                yield from self._heed(self._notices, claim)
+            yield from self.heed(claim)
             claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
             if isinstance(claimed, Execute | Refuse):
                 decision = claimed
             else:
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
             if isinstance(decision, Execute):
-                if not self._forgotten(call):
+                decision = yield from self.let_run(decision, call)
+                if isinstance(decision, Execute):
                     return decision
-                decision = yield from self.give_up(decision.attempt, call)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:
@@ -176,7 +174,7 @@ class Guard(Holding):
                     return changed
                 found = changed
             action = lifecycle.decide(found, compare(found, call), policy)
-            if action is Action.START_OVER and (barred := self._barred(call, policy)) is not None:
+            if is_new(found) and (barred := self.barred(call, policy)) is not None:
                 return Refuse(barred)
             match action:
                 case Action.START_OVER | Action.RUN_AGAIN | Action.ASK:
@@ -206,11 +204,11 @@ class Guard(Holding):
         """Insert; or, what may not run as new, only look. Its earlier self may have left a record:
         then it is answered from that.
         """
-        barred = self._barred(call, policy)
+        barred = self.barred(call, policy)
         if barred is None:
             return (yield from self._insert(claim, policy, heard_of=heard_of))
         found: Record | None = yield from self._ask(Find(claim.id), claim, heard_of=heard_of)
-        return Refuse(barred) if found is None or found.expired else found
+        return Refuse(barred) if found is None or is_new(found) else found
 
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
         insert, asked_at = Insert(claim), self._clock.monotonic()
@@ -314,8 +312,7 @@ class Guard(Holding):
         if not orphan.lapsed or orphan.expired:
             return None
         claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
-        if self._notices is not None and self._notices.due(self._clock.monotonic()):
-            yield from self._heed(self._notices, claim)
+        yield from self.heed(claim)
         action = lifecycle.decide(orphan, compare(orphan, call), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)
@@ -324,7 +321,7 @@ class Guard(Holding):
         taken = yield from self._take(orphan, claim, policy, looked_at)
         if not isinstance(taken, Execute):
             return None
-        if self._forgotten(call):
+        if self.must_not_run(taken.attempt, call):
             yield from self.give_up(taken.attempt, call)
             return None
         taken.attempt.recovering, taken.attempt.asks = True, action is Action.ASK
@@ -360,27 +357,6 @@ class Guard(Holding):
         return outcome
 
     # ---------------------------------------------------------------------------- small parts
-
-    def _heed(self, notices: Notices, claim: Claim) -> Op[None]:
-        """Look at the store's notice."""
-        try:
-            found = yield from self._ask(LOOK, claim, heard_of=False)
-            notices.seen(found, self._clock.monotonic())
-        except BaseException:  # also of one whose client has gone
-            notices.unseen()
-            raise
-
-    def _forgotten(self, call: Call) -> bool:
-        """Whether it may have run before the store lost its memory: then it must not run now."""
-        return self._notices is not None and self._notices.forgotten(call)
-
-    def _barred(self, call: Call, policy: Policy) -> Problem | None:
-        """Why a key of which nothing is known does not run; None if it may."""
-        if policy.key_age_s_max is not None:
-            old = check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
-            if old is not None:
-                return old
-        return None if self.quotas is None else self.quotas.refusal(call.tenant)
 
     def _store_down(self, claim: Claim, policy: Policy, error: StoreUnavailable) -> Decision:
         if not error.sent and policy.store_down == "run":

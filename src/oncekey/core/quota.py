@@ -36,7 +36,7 @@ class Quota:
     """Bytes of kept answers: their bodies and headers."""
 
     def __post_init__(self) -> None:
-        limits = {"records_max": self.records_max, "bytes_max": self.bytes_max}
+        limits: dict[str, object] = {"records_max": self.records_max, "bytes_max": self.bytes_max}
         for name, limit in limits.items():
             if limit is not None and not (isinstance(limit, int) and limit > 0):
                 raise Misuse(f"Quota({name}={limit!r}): takes a whole number, more than 0")

@@ -1,0 +1,77 @@
+"""Admission: what may run as new. The rest is answered from what is remembered of it, or refused.
+
+Part of the engine. Three things speak against a key of which nothing is known: it is older than
+memory (`core.key_age`), its tenant has used up its quota (`quotas`), or the store has lost what it
+knew (`notices`). The first two are looked at before anything is written, so that a refusal costs
+nothing; age and loss once more when the claim is made, because only then it is known that nothing
+was remembered at that moment.
+"""
+
+from __future__ import annotations
+
+from oncekey.attempt import Attempt
+from oncekey.core.key_age import check_key_age
+from oncekey.core.op import Op
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Problem
+from oncekey.core.record import Claim, Record, State
+from oncekey.decision import Call, Execute, Refuse, Replay
+from oncekey.holding import Holding
+from oncekey.notices import LOOK, Notices
+
+
+class Admission(Holding):
+    """The part of the engine that knows what must not run."""
+
+    notices: Notices | None = None
+
+    def heed(self, claim: Claim) -> Op[None]:
+        """Look at the store's notice, if it is time to."""
+        notices = self.notices
+        if notices is not None and notices.due(self._clock.monotonic()):
+            try:
+                found = yield from self._ask(LOOK, claim, heard_of=False)
+                notices.seen(found, self._clock.monotonic())
+            except BaseException:  # also of one whose client has gone
+                notices.unseen()
+                raise
+
+    def barred(self, call: Call, policy: Policy) -> Problem | None:
+        """Why a key of which nothing is known does not run; None if it may."""
+        if policy.key_age_s_max is not None:
+            old = check_key_age(call.key, call.first_sent, self._clock.wall(), policy)
+            if old is not None:
+                return old
+        return None if self.quotas is None else self.quotas.refusal(call.tenant)
+
+    def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:
+        """What was claimed runs, unless it may have run before and that is not remembered."""
+        attempt = claimed.attempt
+        if self._forgotten(call):
+            return (yield from self.give_up(attempt, call))
+        if (old := self._too_old(attempt, call)) is not None:
+            yield from self.abandon(attempt, no_effect=True)
+            return Refuse(old)
+        return claimed
+
+    def must_not_run(self, attempt: Attempt, call: Call) -> bool:
+        """The same of what no client comes back for."""
+        return self._forgotten(call) or self._too_old(attempt, call) is not None
+
+    def _forgotten(self, call: Call) -> bool:
+        """Whether it may have run before the store lost its memory: then it must not run now."""
+        return self.notices is not None and self.notices.forgotten(call)
+
+    def _too_old(self, attempt: Attempt, call: Call) -> Problem | None:
+        """Whether memory did not reach back to the making of the key when its record began: the
+        claim may have been long on its way, and others may have gone on with it.
+        """
+        if attempt.policy.key_age_s_max is None:
+            return None
+        began = self._clock.wall() - (0.0 if attempt.attempt == 1 else attempt.age_s)
+        return check_key_age(call.key, call.first_sent, began, attempt.policy)
+
+
+def is_new(found: Record) -> bool:
+    """Whether a record says nothing about what was done with its key."""
+    return found.expired or (found.state is State.RELEASED and found.no_effect)
