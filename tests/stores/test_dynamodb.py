@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from botocore.exceptions import ClientError
 
 from oncekey import open_store
 from oncekey.core.lifecycle import landed
@@ -36,7 +40,9 @@ from oncekey.core.verbs import (
 )
 from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.dynamodb import open_url
-from oncekey.stores.dynamodb_calls import Denied
+from oncekey.stores.dynamodb_calls import Call, Denied
+from oncekey.stores.dynamodb_connection import Driver, Tries
+from oncekey.stores.dynamodb_dates import Dates
 from oncekey.stores.dynamodb_fitness import definition, findings
 from oncekey.stores.dynamodb_items import INLINE_BYTES_MAX
 from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
@@ -264,6 +270,75 @@ def test_p3_a_late_completion_changes_no_piece_of_a_large_body(case: Case) -> No
     assert case.find(record.id).answer == kept
 
 
+def test_p3_a_late_completion_does_not_let_pieces_die_sooner(case: Case, items: Look) -> None:
+    """Of the same body, by an attempt that was to be remembered for less long."""
+    record, kept = case.begin(), Answer(200, (), LARGE)
+    case.done(case.complete(record, kept))
+    before = items(record.id)
+    assert isinstance(case.ask(replace(case.complete(record, kept), retention_s=1.0)), Refused)
+    assert items(record.id) == before
+
+
+def _meanwhile(case: Case, verb: Any, then: Callable[[], Any]) -> Any:
+    """The outcome of a verb, where something else happens before it looks for leftovers."""
+    store, waiting = case.subject.store, [then]
+    with closing(store.connect()) as connection:
+
+        def ask(question: Any) -> Any:
+            if question[0].method == "query" and waiting:
+                waiting.pop()()
+            return connection.ask(question)
+
+        [outcome] = run(store.perform([verb]), ask)
+    assert not waiting
+    return outcome
+
+
+def test_p2_whoever_gave_a_record_back_does_not_remove_the_next_ones_request(case: Case) -> None:
+    record = case.begin(case.claim(request=b"first"))
+
+    def retry() -> None:
+        case.done(case.take(case.find(record.id), request=b"second"))
+
+    assert _meanwhile(case, case.release(record), retry) == Done(record.fence)
+    assert case.ask(Requested(record.id)) == b"second"
+
+
+def test_p2_whoever_started_over_does_not_remove_the_next_ones_steps(case: Case) -> None:
+    record = case.begin(case.claim(request=b"first"))
+    step = Step("charge", b"d", b"r")
+    case.ask(AppendStep(record.id, record.fence, record.token, step))
+    case.expire()
+    start_over = case.take(case.find(record.id), request=b"second")
+
+    def start_over_again() -> None:
+        case.expire()
+        found = case.find(record.id)
+        newest = case.done(case.take(found, request=b"third"))
+        case.ask(AppendStep(record.id, newest.fence, newest.token, step))
+
+    assert isinstance(_meanwhile(case, start_over, start_over_again), Done)
+    assert case.ask(Steps(record.id)) == [step]
+    assert case.ask(Requested(record.id)) == b"third"
+
+
+def test_p2_a_purge_does_not_remove_the_request_of_who_runs_again(case: Case) -> None:
+    record = case.begin(case.claim(tenant="leaving", request=b"first"))
+    case.done(case.release(record))
+    ran: list[Record] = []
+
+    def run_again(question: Any) -> Any:
+        shown = question[0].parameters.get("ExpressionAttributeValues", {})
+        if shown.get(":kind") == {"B": b"q"} and not ran:
+            ran.append(case.done(case.take(case.find(record.id), request=b"second")))
+        with closing(case.subject.store.connect()) as connection:
+            return connection.ask(question)
+
+    assert run(case.subject.store.perform([Purge("leaving", 10)]), run_again) == [0]
+    assert ran
+    assert case.ask(Requested(record.id)) == b"second"
+
+
 def test_a_body_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
     record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
     direct, name = dynamodb_kit.client(dynamodb_url), dynamodb_kit.name_of(dynamodb_url)
@@ -469,6 +544,10 @@ class Scarce(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _ScarceHandler)
         self.endpoint = endpoint
         self.refusals = 0
+        self.reads = False
+        """Whether it is reads that are refused, of records and their parts."""
+        self.gateway = False
+        """Whether it is something in between that refuses."""
         self.code = "ProvisionedThroughputExceededException"
         self.refused = 0
 
@@ -479,17 +558,24 @@ class _ScarceHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        writes = not self.headers["x-amz-target"].endswith((".GetItem", ".DescribeTable"))
-        if writes and self.server.refusals > 0:
+        reads = self.headers["x-amz-target"].endswith((".GetItem", ".DescribeTable"))
+        if reads is self.server.reads and self.server.refusals > 0:
             self.server.refusals -= 1
             self.server.refused += 1
+            if self.server.gateway:
+                self._tell(502, b"<html>Bad Gateway</html>")
+                return
             told = json.dumps({"__type": self.server.code, "message": "slow down"}).encode()
             self._tell(400, told)
             return
         headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
         request = Request(self.server.endpoint, body, headers, method="POST")  # noqa: S310
-        with urlopen(request, timeout=20) as answer:  # noqa: S310
-            self._tell(answer.status, answer.read())
+        try:
+            with urlopen(request, timeout=20) as answer:  # noqa: S310
+                self._tell(answer.status, answer.read())
+        except HTTPError as refused:
+            with refused:
+                self._tell(refused.code, refused.read())
 
     def _tell(self, status: int, body: bytes) -> None:
         self.send_response(status)
@@ -547,6 +633,54 @@ def test_p11_and_then_no_more_and_nothing_was_sent(
     scarce.refusals = 0
     assert case.ask(Find(claim.id)) is None
     face.close()
+
+
+@pytest.mark.parametrize("colour", FACES)
+def test_p1_whoever_heard_that_a_record_is_there_was_sent(
+    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str
+) -> None:
+    """Under `store_down="run"` it would run again what is done."""
+    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
+    subject = dynamodb_kit.subject(f"{url}&patience_s=0.05")
+    face: Face = FACES[colour](subject.store)
+    case = Case(subject, face)
+    record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
+    scarce.reads, scarce.refusals = True, 1_000_000
+    with pytest.raises(StoreUnavailable, match="takes no more for the moment") as lost:
+        case.ask(Insert(case.claim(id=record.id)))
+    assert lost.value.sent
+    face.close()
+
+
+@pytest.mark.parametrize("colour", FACES)
+def test_p9_what_a_gateway_did_not_pass_on_is_asked_again(
+    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str
+) -> None:
+    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
+    subject = dynamodb_kit.subject(url)
+    face: Face = FACES[colour](subject.store)
+    case = Case(subject, face)
+    record = case.begin()
+    scarce.gateway, scarce.refusals = True, 1
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(case.complete(record))
+    assert lost.value.sent
+    case.done(case.complete(record))
+    face.close()
+
+
+def test_p9_what_was_lost_and_then_refused_may_have_been_sent() -> None:
+    clock = dynamodb_kit.Ahead()
+    driver = Driver("t", Dates(clock), clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=0)
+    tries = Tries(driver, Call("transact_write_items", {"ClientRequestToken": "t"}))
+    lost, delay_s = tries.after(OSError("reset"))
+    assert isinstance(lost, StoreUnavailable)
+    assert delay_s == 0.0
+    in_progress = {"Error": {"Code": "TransactionInProgressException", "Message": "wait"}}
+    refused, delay_s = tries.after(ClientError(in_progress, "TransactWriteItems"))
+    assert delay_s is None
+    assert isinstance(refused, StoreUnavailable)
+    assert refused.sent
 
 
 def test_of_a_batch_those_that_found_capacity_are_served(

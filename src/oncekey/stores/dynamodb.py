@@ -164,11 +164,13 @@ class DynamoStore:
 def _side_by_side(ops: Sequence[Op[Any]]) -> Op[list[Any]]:
     """Drive operations together: what they want to ask at the same time goes as one question.
 
-    What one of them raises is its outcome.
+    What one of them raises is its outcome. That something was not sent can only be said of its
+    first question: whoever has heard that a record is there must not be taken for unheard.
     """
     outcomes: list[Any] = [None] * len(ops)
     answers: list[Any] = [None] * len(ops)
     pending = list(range(len(ops)))
+    answered = 0
     while pending:
         questions: dict[int, list[Call]] = {}
         for at in pending:
@@ -177,9 +179,12 @@ def _side_by_side(ops: Sequence[Op[Any]]) -> Op[list[Any]]:
             except StopIteration as stop:
                 outcomes[at] = stop.value
             except Exception as error:
+                if isinstance(error, StoreUnavailable):
+                    error.sent |= answered > 1
                 outcomes[at] = error
         pending = list(questions)
         if pending:
+            answered += 1
             found = yield [call for question in questions.values() for call in question]
             for at, question in questions.items():
                 answers[at], found = found[: len(question)], found[len(question) :]

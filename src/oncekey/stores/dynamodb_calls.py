@@ -32,6 +32,8 @@ class Denied:
     """Of a transaction: for each of its members a code and the item that stands there."""
     cause: Exception | None = None
     """The driver's own, for those who know it."""
+    status: int = 0
+    """That of HTTP, where there was one: what stands in between may answer too."""
 
     @property
     def by_condition(self) -> bool:

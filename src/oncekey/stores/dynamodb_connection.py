@@ -182,6 +182,7 @@ def _denied(cause: errors.ClientError) -> Denied:
         response.get("Item"),
         tuple((reason.get("Code", "None"), reason.get("Item")) for reason in reasons),
         cause,
+        response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0),
     )
 
 
@@ -234,6 +235,8 @@ class Tries:
         if isinstance(found, Denied) and passes(found):
             if now - self._began < self._driver.patience_s:
                 delay_s = full_jitter(self._tries, BACKOFF_S, BACKOFF_S_MAX, now * 1000 % 1)
+            elif self._lost:  # this one was not carried out; of the one that was lost nobody knows
+                found = StoreUnavailable(f"no answer, then {found.message}", sent=True)
         elif isinstance(found, StoreUnavailable) and self._repeatable:
             self._lost += 1
             delay_s = 0.0 if self._lost < REPEATS_MAX else None

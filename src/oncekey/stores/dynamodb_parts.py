@@ -70,6 +70,11 @@ def step_part(generation: int, name: str) -> bytes:
     return STEP + _GENERATION.pack(generation) + hashlib.sha256(as_bytes(name)).digest()
 
 
+def steps_since(generation: int) -> bytes:
+    """The sort key before which only steps of earlier generations stand."""
+    return STEP + _GENERATION.pack(generation)
+
+
 def step_update(step: Step, fence: int, number: int) -> Update:
     """Writes a step in its place: in the order of attempts, then in that in which they came."""
     update = Update()

@@ -204,7 +204,7 @@ def judged(denied: Denied, address: str) -> StoreError:
         return StoreUnfit(f"{why}: run `oncekey migrate {address}`")
     if passes(denied):
         return StoreUnavailable(f"{why}: it takes no more for the moment", sent=False)
-    if denied.code in _BROKEN:
+    if denied.code in _BROKEN or denied.status >= 500:
         return StoreUnavailable(why, sent=True)
     if denied.code in _DENIED or "Signature" in denied.code or "Token" in denied.code:
         return StoreUnfit(f"{why}: see to its credentials and permissions (docs/stores.md)")

@@ -231,13 +231,28 @@ class Verbs:
         return self.sightings.overlong(verb.id, verb.fence, verb.token, verb.lease_s or 0.0)
 
     def _put_body(self, verb: Swap, now: int) -> Op[None]:
-        """Pieces of a large body are there before the record speaks of them."""
+        """Pieces of a large body are there before the record speaks of them. Who comes late with
+        the same ones does not make them live shorter.
+        """
         body = None if verb.answer is None else verb.answer.body
         if verb.to is not State.COMPLETED or body is None or len(body) <= items.INLINE_BYTES_MAX:
             return
         ttl_s = items.ttl_s(now + round(verb.retention_s * items.MICROS))
-        pieces = parts.body_items(verb.id, body, ttl_s)
-        yield from self.all([self.call("put_item", Item=piece) for piece in pieces])
+        puts = [
+            self.call(
+                "put_item",
+                Item=piece,
+                ConditionExpression="attribute_not_exists(id) OR #ttl < :ttl",
+                ExpressionAttributeNames={"#ttl": "ttl"},
+                ExpressionAttributeValues={":ttl": piece["ttl"]},
+            )
+            for piece in parts.body_items(verb.id, body, ttl_s)
+        ]
+        for answer in (yield puts):
+            if isinstance(answer, StoreError):
+                raise answer
+            if isinstance(answer, Denied):
+                self.unless_by_condition(answer)
 
     def _carry_out(self, verb: Swap, update: Update, fence: int) -> Op[Done | Refused]:
         beside: list[tuple[str, Item]] = []
@@ -270,26 +285,20 @@ class Verbs:
         return [("Delete", {"Key": key(record_id, item["part"]["B"])}) for item in begun]
 
     def _forget_parts(self, verb: Swap, fence: int) -> Op[None]:
-        """Remove what nobody can reach any more; what is left is swept with the record."""
+        """Remove what nobody can reach any more; what is left is swept with the record. Only of the
+        attempt that has ended: by now somebody may own the record who has parts of its own.
+        """
+        queries = [self.parts(verb.id, parts.REQUEST + verb.token, "id")]
+        if verb.fresh:
+            queries.append(self.parts(verb.id, parts.STEP, "id"))
         leftover: list[bytes] = []
-        keeps = b"" if verb.claim is None else verb.claim.token
-        found = yield [
-            self.parts(verb.id, parts.REQUEST, "id"),
-            self.parts(verb.id, parts.STEP, "id"),
-        ]
-        for kind, page in zip((parts.REQUEST, parts.STEP), found, strict=True):
-            if isinstance(page, StoreError | Denied):
-                continue
-            for item in page["Items"]:
-                part: bytes = item["part"]["B"]
-                if kind == parts.REQUEST:
-                    gone = not (keeps and part.startswith(parts.REQUEST + keeps))
-                else:
-                    gone = verb.fresh and not parts.is_of(fence, item)
-                if gone:
-                    leftover.append(part)
-        if leftover:
-            yield [self.call("delete_item", Key=key(verb.id, part)) for part in leftover]
+        for page in (yield queries):
+            if not isinstance(page, StoreError | Denied):
+                leftover += [item["part"]["B"] for item in page["Items"]]
+        kept_from = parts.steps_since(fence)
+        gone = [part for part in leftover if not part.startswith(parts.STEP) or part < kept_from]
+        if gone:
+            yield [self.call("delete_item", Key=key(verb.id, part)) for part in gone]
 
     # ---------------------------------------------------------------------------------- steps
 

@@ -274,23 +274,23 @@ class Walker:
         return update
 
     def _blank_parts(self, record_id: bytes, item: Item) -> Op[bool]:
-        """Leave of every step that it was begun, while the record is what it was."""
+        """Leave of every step that it was begun, and of a request nothing, while the record is what
+        it was: whoever runs it again brings a request of its own.
+        """
         verbs, generation = self._verbs, items.number(item, "generation")
         kept = yield from verbs.pages(verbs.parts(record_id, parts.STEP))
-        updates = [
+        requests = yield from verbs.pages(verbs.parts(record_id, parts.REQUEST, "id"))
+        writes = [("Delete", {"Key": key(record_id, request["part"]["B"])}) for request in requests]
+        writes += [
             ("Update", {"Key": key(record_id, parts.step_part(generation, step.name)), **blank})
             for step in parts.steps_of(generation, kept)
             if (blank := _blanked(step)) is not None
         ]
         check = ("ConditionCheck", {"Key": key(record_id), **self._unchanged(item).condition()})
-        for at in range(0, len(updates), TRANSACTION_MAX - 1):
-            members = [check, *updates[at : at + TRANSACTION_MAX - 1]]
+        for at in range(0, len(writes), TRANSACTION_MAX - 1):
+            members = [check, *writes[at : at + TRANSACTION_MAX - 1]]
             if (yield from verbs.together(members, record_id)) is not None:
                 return False
-        leftover = yield from verbs.pages(verbs.parts(record_id, parts.REQUEST, "id"))
-        if leftover:
-            gone = [key(record_id, part["part"]["B"]) for part in leftover]
-            yield [verbs.call("delete_item", Key=each) for each in gone]
         return True
 
     # ------------------------------------------------------------------------------------ tally
