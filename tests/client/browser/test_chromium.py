@@ -208,3 +208,49 @@ def test_what_cannot_be_kept_is_not_sent(context: BrowserContext, site: Site) ->
 
     assert page.inner_text("#says").startswith("no-storage: The key cannot be kept")
     assert site.keys == []
+
+
+def test_who_clears_the_site_s_data_can_go_on(context: BrowserContext, site: Site) -> None:
+    """The browser closes the database below the page."""
+    page = opened(context, site)
+    page.evaluate("""async () => {
+      const { Client } = await import("/oncekey.js");
+      globalThis.api = new Client();
+      await api.key("before");
+    }""")
+    devtools = context.new_cdp_session(page)
+    devtools.send("Storage.clearDataForOrigin", {"origin": site.url, "storageTypes": "indexeddb"})
+
+    page.wait_for_function("async () => await api.key('after').catch(() => undefined)")
+    assert page.evaluate(KEPT) == 1
+
+
+def test_a_disk_without_room_sends_nothing(context: BrowserContext, site: Site) -> None:
+    page = opened(context, site)
+    devtools = context.new_cdp_session(page)
+    devtools.send("Storage.overrideQuotaForOrigin", {"origin": site.url, "quotaSize": 1})
+    press(page)
+
+    page.get_by_text("cannot be kept, so nothing was sent: QuotaExceededError").wait_for()
+    assert site.keys == []
+
+
+def test_a_worker_and_its_page_share_one_key(context: BrowserContext, site: Site) -> None:
+    """A worker has no localStorage, and no document."""
+    page = opened(context, site)
+    keys = page.evaluate("""async () => {
+      const text = `
+        import { Client } from "${location.origin}/oncekey.js";
+        new Client().key("one", { origin: "${location.origin}" }).then(postMessage);
+      `;
+      const made = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+      const worker = new Worker(made, { type: "module" });
+      const theirs = await new Promise((resolve, reject) => {
+        worker.onmessage = ({ data }) => resolve(data);
+        worker.onerror = reject;
+      });
+      const { Client } = await import("/oncekey.js");
+      return [theirs, await new Client().key("one")];
+    }""")
+
+    assert len(set(keys)) == 1

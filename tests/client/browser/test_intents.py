@@ -50,6 +50,24 @@ def test_who_is_not_let_in_keeps_the_key(node: Node, status: int) -> None:
     assert [ending["status"] for ending in seen["endings"]] == [status, 201]
 
 
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+def test_what_is_not_to_be_retried_and_not_known_keeps_the_key(node: Node, status: int) -> None:
+    """The server says not to come back; it does not say that nothing was carried out."""
+    final = {"kind": "status", "status": status, "headers": {"stripe-should-retry": "false"}}
+    seen = told(node, [PAY, PAY], faults=[LOST, final, DONE])
+
+    assert len(set(keys(seen))) == 1
+    assert [ending["status"] for ending in seen["endings"]] == [status, 201]
+
+
+def test_a_kept_error_is_an_answer_and_drops_the_key(node: Node) -> None:
+    """Under that key nothing else will ever come."""
+    kept = {"kind": "status", "status": 500, "headers": {"idempotent-replayed": "true"}}
+    seen = told(node, [PAY, PAY], faults=[LOST, kept, DONE])
+
+    assert len(set(keys(seen))) == 2
+
+
 def test_a_decline_is_an_answer_and_drops_the_key(node: Node) -> None:
     seen = told(node, [PAY, PAY], faults=[{"kind": "status", "status": 402}, DONE])
 
@@ -80,6 +98,22 @@ def test_the_server_says_how_long_it_remembers(node: Node) -> None:
     # Virtual time begins at 1,000,000 s: this is 1,000 s later.
     expires = {"idempotency-expires": "Mon, 12 Jan 1970 14:03:20 GMT"}
     answer = {"kind": "status", "status": 201, "headers": expires}
+    requests = [{**PAY, "intent": "another"}, PAY, {**PAY, "restS": 899}, {**PAY, "restS": 2}]
+    seen = told(
+        node, requests, faults=[answer, LOST, LOST], options={"retries": {"attemptsMax": 1}}
+    )
+
+    kinds = [ending.get("kind") for ending in seen["endings"]]
+    assert kinds == [None, "no-answer", "no-answer", "too-old"]
+
+
+def test_how_long_it_remembers_is_read_by_the_server_s_own_clock(node: Node) -> None:
+    """That clock is an hour ahead: by ours, the key would count an hour too long."""
+    headers = {
+        "date": "Mon, 12 Jan 1970 14:46:40 GMT",
+        "idempotency-expires": "Mon, 12 Jan 1970 15:03:20 GMT",
+    }
+    answer = {"kind": "status", "status": 201, "headers": headers}
     requests = [{**PAY, "intent": "another"}, PAY, {**PAY, "restS": 899}, {**PAY, "restS": 2}]
     seen = told(
         node, requests, faults=[answer, LOST, LOST], options={"retries": {"attemptsMax": 1}}
@@ -180,6 +214,7 @@ def test_offline_for_longer_than_the_budget_is_given_up(node: Node) -> None:
     assert seen["attempts"] == []
     assert seen["endings"][0]["kind"] == "no-answer"
     assert "offline" in seen["endings"][0]["message"]
+    assert seen["endings"][0]["message"].startswith("Not sent, because")
     assert seen["time"] == 90
     assert len(seen["unsettled"]) == 1
 

@@ -33,6 +33,11 @@ bodies = st.one_of(
         st.fixed_dictionaries({}, optional={"retryable": st.sampled_from([True, False, "yes"])}),
     ),
     st.builds(
+        lambda kind, title: json.dumps({"type": kind, "title": title}),
+        st.sampled_from(["https://example.com/idempotency", "about:blank", None]),
+        st.sampled_from(["Idempotency-Key is already used", "Not valid", None]),
+    ),
+    st.builds(
         lambda kind, code: json.dumps({"error": {"type": kind, "code": code, "message": "no"}}),
         st.sampled_from(["idempotency_error", "invalid_request_error", "api_error", None]),
         st.sampled_from(
@@ -54,6 +59,7 @@ cases = st.tuples(
             "stripe-should-retry": words,
             "x-should-retry": words,
             "transient-error": words,
+            "date": st.sampled_from(["Tue, 14 Nov 2023 12:13:20 GMT", "today"]),
             "idempotent-replayed": words,
         },
     ),

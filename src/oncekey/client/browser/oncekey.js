@@ -225,6 +225,9 @@ export class Client {
     if ([intent, key, given].filter((each) => each !== undefined).length > 1) {
       throw new TypeError("give a request its key or its intent, not both");
     }
+    if (request.mode === "no-cors") {
+      throw new TypeError("mode no-cors sends no key and shows no answer: use cors");
+    }
     signal?.throwIfAborted();
     const origin = new URL(request.url).origin;
     const mine = key ?? given ?? newKey(this.#world);
@@ -281,9 +284,6 @@ export class Client {
    * @returns {Promise<Call>}
    */
   async #prepared(request, body, { key, until }, intent) {
-    if (request.mode === "no-cors") {
-      throw new TypeError("mode no-cors sends no key and shows no answer: use cors");
-    }
     const headers = new Headers(request.headers);
     headers.set(this.#header, key);
     const host = new URL(request.url).host;
@@ -362,6 +362,7 @@ export class Client {
       if (body !== null) signal?.removeEventListener("abort", stop);
       return { response, body };
     } catch (error) {
+      signal?.removeEventListener("abort", stop);
       return { error: cut.signal.aborted ? cut.signal.reason : error };
     } finally {
       done.abort();
@@ -432,8 +433,9 @@ export class Client {
     }
     if ("error" in answer) {
       const times = attempts === 1 ? "once" : `${attempts} times`;
+      const sent = `Sent ${times}, and nobody knows whether it was carried out. Not again`;
       const message =
-        `Sent ${times}, and nobody knows whether it was carried out. Not again, because ${gaveUp}. ` +
+        `${attempts ? sent : "Not sent"}, because ${gaveUp}. ` +
         "To retry, send the same request with the same key" +
         (call.intent === undefined ? `, ${key}.` : `: that of the intent ${call.intent}.`);
       throw new OncekeyError("no-answer", message, { cause: answer.error, key, attempts });
@@ -524,8 +526,8 @@ const PASSING = new Set([
 const BEYOND_RETRY = new Set([
   ...["outcome-unknown", "answer-not-kept", "stale-answer", "too-old", "key-expired"],
 ]);
-/** Who asks was judged before what is asked: an earlier attempt may have been carried out. */
-const NOT_LET_IN = new Set([401, 403, 407]);
+/** Who asks, and how often, was judged before what is asked: an earlier attempt may have been carried out. */
+const NOT_LET_IN = new Set([401, 403, 407, ...PASSING_STATUSES]);
 
 /**
  * What to do now.
@@ -543,10 +545,20 @@ export function judge(answer, profile, wall) {
   const kind = kindOf(said, status, profile);
   if (kind === "mismatch") return { again: false, settled: false, mismatch: mismatchOf(said) };
   if (replayed(headers) || !passing(status, headers, said, kind, profile)) {
-    return { again: false, settled: !NOT_LET_IN.has(status) && !BEYOND_RETRY.has(kind ?? "") };
+    const nobodyKnows = BEYOND_RETRY.has(kind ?? "") || (status >= 500 && !replayed(headers));
+    return { again: false, settled: !NOT_LET_IN.has(status) && !nobodyKnows };
   }
   const asked = headers.get("retry-after");
-  return { ...AGAIN, retryAfterS: asked === null ? null : retryAfter(asked, wall) };
+  return { ...AGAIN, retryAfterS: asked === null ? null : retryAfter(asked, dateOf(headers) ?? wall) };
+}
+
+/**
+ * What the server's clock says, which may be hours away from ours; null where it is not shown.
+ *
+ * @param {Headers} headers
+ */
+function dateOf(headers) {
+  return parseDate((headers.get("date") ?? "").trim());
 }
 
 /** @param {Headers} headers */
@@ -599,10 +611,22 @@ function kindOf(said, status, profile) {
     const name = type.slice(PROBLEM.length);
     return KINDS.has(name) ? name : undefined;
   }
-  const error = profile === "stripe" ? said?.error : undefined;
-  const kind = STRIPE_CODES.get(error?.code);
-  if (kind !== undefined || error?.type !== "idempotency_error") return kind;
+  if (profile !== "stripe") return kindByTheDraft(said, status);
+  const kind = STRIPE_CODES.get(said?.error?.code);
+  if (kind !== undefined || said?.error?.type !== "idempotency_error") return kind;
   return status === 409 ? "in-flight" : "mismatch";
+}
+
+/**
+ * The IETF's draft fixes statuses, and no names: what a problem is about is said in words.
+ *
+ * @param {any} said
+ * @param {number} status
+ * @returns {string | undefined}
+ */
+function kindByTheDraft(said, status) {
+  if (!`${said?.type} ${said?.title}`.toLowerCase().includes("idempotency")) return undefined;
+  return { 409: "in-flight", 422: "mismatch" }[status];
 }
 
 /** @param {any} said */
@@ -842,8 +866,9 @@ class Intents {
    */
   async learn(origin, answer) {
     if ("error" in answer || replayed(answer.response.headers)) return;
-    const until = parseDate((answer.response.headers.get("idempotency-expires") ?? "").trim());
-    const retentionS = until === null ? 0 : until - this.#world.wall();
+    const { headers } = answer.response;
+    const until = parseDate((headers.get("idempotency-expires") ?? "").trim());
+    const retentionS = until === null ? 0 : until - (dateOf(headers) ?? this.#world.wall());
     if (retentionS <= 0) return;
     const before = await this.#retention(origin);
     if (Math.abs(before - retentionS) <= LEARNT_APART * before) return;
@@ -892,7 +917,7 @@ async function kept(ask) {
     return await ask();
   } catch (cause) {
     if (cause instanceof OncekeyError) throw cause;
-    const why = cause instanceof Error ? cause.message : String(cause);
+    const why = cause instanceof Error ? cause.message || cause.name : String(cause);
     throw new OncekeyError(
       "no-storage",
       `The key cannot be kept, so nothing was sent: ${why}. Allow this page to keep data, or pass ` +
@@ -988,13 +1013,19 @@ export function storageShelf(storage, locks) {
 export function databaseShelf(factory) {
   /** @type {Promise<IDBDatabase> | undefined} */
   let opening;
+  const forget = () => {
+    opening = undefined;
+  };
   const open = () =>
     (opening ??= new Promise((resolve, reject) => {
       const request = factory.open("oncekey", 1);
       request.onupgradeneeded = () => request.result.createObjectStore("values");
-      request.onsuccess = () => resolve(request.result);
+      request.onsuccess = () => {
+        request.result.onclose = forget; // as when somebody clears what the site has kept
+        resolve(request.result);
+      };
       request.onerror = () => {
-        opening = undefined;
+        forget();
         reject(request.error);
       };
     }));
