@@ -339,6 +339,29 @@ def test_p2_a_purge_does_not_remove_the_request_of_who_runs_again(case: Case) ->
     assert case.ask(Requested(record.id)) == b"second"
 
 
+def test_p11_a_purge_reads_no_more_of_a_tenant_than_it_blanks(case: Case) -> None:
+    """In pages of one record here, of a megabyte there."""
+    ids = [bytes([number]) * 31 + b"\x00" for number in range(1, 5)]
+    for record_id in ids:
+        case.stage(State.COMPLETED, case.claim(id=record_id, tenant="one shard"))
+    read = []
+
+    with closing(case.subject.store.connect()) as connection:
+
+        def ask(question: Any) -> Any:
+            if question[0].method == "query" and question[0].parameters.get("IndexName"):
+                call = Call("query", {**question[0].parameters, "Limit": 1})
+                answers = connection.ask([call])
+                read.extend(answers[0]["Items"])
+                return answers
+            return connection.ask(question)
+
+        assert run(case.subject.store.perform([Purge("one shard", 2)]), ask) == [2]
+        assert len(read) == 2
+        assert run(case.subject.store.perform([Purge("one shard", 10)]), ask) == [2]
+    assert {record.key for record in case.ask(Scan(10, tenant="one shard"))} == {""}
+
+
 def test_a_body_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
     record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
     direct, name = dynamodb_kit.client(dynamodb_url), dynamodb_kit.name_of(dynamodb_url)

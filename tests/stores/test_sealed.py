@@ -43,7 +43,7 @@ from oncekey.core.verbs import (
     Sweep,
     When,
 )
-from oncekey.errors import CorruptRecord, Misuse, StoreUnfit
+from oncekey.errors import CorruptRecord, Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
@@ -500,6 +500,25 @@ def test_what_does_not_open_fails_alone(path: Path, raw: Callable[..., None]) ->
     assert isinstance(third, Inserted)
     with closing(Gatherer(store)) as gatherer, pytest.raises(CorruptRecord):
         gatherer.ask(verbs[0])
+
+
+def test_p9_a_second_look_that_fails_denies_no_claim_of_its_batch() -> None:
+    """Told that nothing was sent, its handler might run beside it (`store_down="run"`)."""
+
+    class Busy(MemoryStore):
+        def perform(self, verbs: Any) -> Any:
+            if type(verbs[0]) is Requested:
+                raise StoreUnavailable("busy", sent=False)
+            return (yield from super().perform(verbs))
+
+    store = SealedStore(Busy(), [SECRET])
+    orphan, new = claim(recovery="resume", request=b"POST"), claim()
+    ask(store, Insert(orphan))
+    [[shown]] = ask(store, Scan(1))
+    with closing(store.connect()) as connection:
+        found, inserted = run(store.perform([Find(shown.id), Insert(new)]), connection.ask)
+    assert found is AGAIN
+    assert isinstance(inserted, Inserted)
 
 
 def test_one_id_in_two_forms_is_changed_once_in_a_batch(store: SealedStore) -> None:

@@ -148,19 +148,19 @@ class Walker:
         """What runs and is not left to its client."""
         found: list[Item] = []
         for number in range(items.SHARDS):
-            found += yield from self._index(OPEN, n(number))
+            found += yield from self._verbs.pages(self._index(OPEN, n(number)))
         return found
 
-    def _index(self, index: str, shard: Item) -> Op[list[Item]]:
+    def _index(self, index: str, shard: Item, start: Item | None = None) -> Call:
         attribute = {OPEN: "open", TENANTS: "owner"}[index]
-        query = self._verbs.call(
+        return self._verbs.call(
             "query",
             IndexName=index,
             KeyConditionExpression="#shard = :shard",
             ExpressionAttributeNames={"#shard": attribute},
             ExpressionAttributeValues={":shard": shard},
+            **({} if start is None else {"ExclusiveStartKey": start}),
         )
-        return (yield from self._verbs.pages(query))
 
     # ------------------------------------------------------------------------------------ sweep
 
@@ -240,11 +240,21 @@ class Walker:
     def _purge(self, verb: Purge) -> Op[int]:
         purged = 0
         for number in range(items.SHARDS):
-            listed = yield from self._index(TENANTS, b(items.owner(verb.tenant, number)))
-            for item in listed:
-                if purged >= verb.limit:
-                    return purged
-                purged += yield from self._blank(item["id"]["B"], verb.tenant)
+            purged += yield from self._purge_shard(verb.tenant, number, verb.limit - purged)
+        return purged
+
+    def _purge_shard(self, tenant: str, number: int, limit: int) -> Op[int]:
+        """Page by page: a tenant may have more records than fit into memory."""
+        purged, start = 0, None
+        while purged < limit:
+            query = self._index(TENANTS, b(items.owner(tenant, number)), start)
+            [page] = yield from self._verbs.all([query])
+            for item in page["Items"]:
+                if purged < limit:
+                    purged += yield from self._blank(item["id"]["B"], tenant)
+            start = page.get("LastEvaluatedKey")
+            if start is None:
+                break
         return purged
 
     def _blank(self, record_id: bytes, tenant: str) -> Op[int]:

@@ -38,7 +38,7 @@ from oncekey.core.verbs import (
     Tally,
     Verb,
 )
-from oncekey.errors import CorruptRecord, Misuse, StoreUnfit
+from oncekey.errors import Misuse, StoreError, StoreUnfit
 from oncekey.stores import postgres_atomic
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
 from oncekey.stores.book import find_book, forget, open_book, read_book, read_wraps
@@ -150,7 +150,7 @@ class SealedStore:
         for at, answer in zip(places, answers, strict=True):
             try:
                 outcomes[at] = yield from self._opened(seal, verbs[at], answer)
-            except CorruptRecord:  # asked again, alone, it fails alone; the others were served
+            except StoreError:  # asked again, alone, it fails alone; the others were served
                 outcomes[at] = AGAIN
         return outcomes
 
