@@ -27,7 +27,7 @@ RESERVED = {
     "secrets": "guard.py ids.py",
     "uuid.uuid1": "guard.py",
     "uuid.uuid4": "guard.py",
-    "os.urandom": "guard.py stores/envelope.py",
+    "os.urandom": "guard.py stores/envelope.py stores/tiered.py",
 }
 
 

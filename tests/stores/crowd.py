@@ -70,7 +70,7 @@ class Crowd:
                 await asyncio.gather(*callers)
             for batch in range(0, self._next, 64):
                 keys = range(batch, min(batch + 64, self._next))
-                await asyncio.gather(*(self._ask(key, _GIVE_UP_S) for key in keys))
+                await asyncio.gather(*(self._ask(key, _GIVE_UP_S, last=True) for key in keys))
 
     def _guarded(self, runtime: Runtime) -> Callable[[int], Awaitable[str]]:
         policy = Policy(recovery="block", lease_s=LEASE_S)
@@ -89,7 +89,8 @@ class Crowd:
             await self._ask(key, _GIVE_UP_S if self._patient else 0.0)
             await self._ask(chance.randrange(self._next), 0.0)
 
-    async def _ask(self, key: int, patience_s: float) -> None:
+    async def _ask(self, key: int, patience_s: float, *, last: bool = False) -> None:
+        """The `last` time, a claim whose reply was lost may be in flight for one lease."""
         until = time.monotonic() + patience_s
         while True:
             try:
@@ -100,7 +101,8 @@ class Crowd:
                 self.unknown.add(key)
                 return
             except InFlight:
-                pass
+                if last:
+                    return
             else:
                 before = self.answers.setdefault(key, told)
                 if before != told:

@@ -20,6 +20,8 @@ from tests.servers.redis_cluster import Node, RedisCluster, await_that, start_re
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.stores.crowd import Crowd
 
+pytestmark = pytest.mark.timeout(300)  # a failover takes its time, and more on a busy machine
+
 WAIT = "wait_replicas=1&wait_timeout_s=0.3"
 
 
