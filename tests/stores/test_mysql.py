@@ -28,6 +28,7 @@ from oncekey.core.verbs import (
     Refused,
     Requested,
     Steps,
+    Swap,
     Sweep,
     Tally,
     Verb,
@@ -163,6 +164,68 @@ def test_p9_a_write_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire],
     else:
         assert isinstance(again, Refused)
         assert landed(verb, again.record)  # type: ignore[arg-type]
+
+
+def _lapsed(case: Case) -> Record:
+    record = case.begin(case.claim(request=b"first"))
+    case.lapse()
+    return case.find(record.id)
+
+
+def _expired(case: Case) -> Record:
+    record = case.stage(State.COMPLETED)
+    case.expire()
+    return case.find(record.id)
+
+
+OWNERS: dict[str, Callable[[Case], Swap]] = {
+    "take over": lambda case: case.take(_lapsed(case), request=b"second"),
+    "doubt": lambda case: case.doubt(_lapsed(case)),
+    "give up": lambda case: case.give_up(case.begin()),
+    "run again": lambda case: case.take(case.stage(State.RELEASED)),
+    "start over": lambda case: case.take(_expired(case)),
+    "resolve": lambda case: case.resolve(case.stage(State.UNKNOWN)),
+    "resolve as not done": lambda case: case.resolve(case.stage(State.UNKNOWN), None),
+}
+CUTS = {"before": Wire.cut_at_next_question, "after": Wire.cut_at_next_reply}
+
+
+@pytest.mark.parametrize("when", CUTS)
+@pytest.mark.parametrize("name", OWNERS)
+def test_p9_a_change_of_owner_whose_reply_was_lost_happens_once(
+    wired: tuple[Case, Wire], name: str, when: str
+) -> None:
+    case, wire = wired
+    verb = OWNERS[name](case)
+    CUTS[when](wire)
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(verb)
+    assert (wire.cuts, lost.value.sent) == (1, True)
+    again = case.ask(verb)
+    record = case.find(verb.id)
+    assert landed(verb, record)
+    assert record.fence == verb.fence + 1
+    assert again == Done(record.fence) if when == "before" else isinstance(again, Refused)
+    if verb.claim is not None:
+        assert case.ask(Requested(verb.id)) == verb.claim.request
+
+
+@pytest.mark.parametrize("when", CUTS)
+def test_p9_a_batch_whose_reply_was_lost_is_carried_out_whole_or_not_at_all(
+    wired: tuple[Case, Wire], when: str
+) -> None:
+    case, wire = wired
+    verbs = [case.complete(case.begin()) for _ in range(3)]
+    with contextlib.closing(case.subject.store.connect()) as connection:
+        CUTS[when](wire)
+        with pytest.raises(StoreUnavailable) as lost:
+            run(case.subject.store.perform(verbs), connection.ask)
+    assert (wire.cuts, lost.value.sent) == (1, True)
+    found = [case.find(verb.id) for verb in verbs]
+    assert [landed(*pair) for pair in zip(verbs, found, strict=True)] == [when == "after"] * 3
+    for verb in verbs:
+        again = case.ask(verb)
+        assert isinstance(again, Done) or landed(verb, again.record)
 
 
 def test_p11_a_server_that_does_not_answer_is_not_waited_for(wired: tuple[Case, Wire]) -> None:
