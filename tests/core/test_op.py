@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import Op, Pause, arun, run
+from oncekey.core.op import Op, Pause, arun, relay, run
 
 Drive = Callable[[Op[Any], Callable[[Any], Any]], Any]
 
@@ -147,3 +147,39 @@ def test_a_question_that_ends_an_iterator_does_not_end_the_operation(drive: Driv
 
     with pytest.raises(RuntimeError):
         drive(asking(), lambda question: next(iter(())))
+
+
+def test_a_relayed_operation_asks_otherwise_and_ends_the_same(drive: Drive) -> None:
+    asked = []
+
+    def add() -> Op[int]:
+        one = yield 1
+        try:
+            yield 2
+        except LookupError:
+            return int(one) + 10
+        return 0
+
+    def answer(question: tuple[str, int]) -> int:
+        asked.append(question)
+        if question[1] == 2:
+            raise LookupError
+        return 5
+
+    assert drive(relay(add(), lambda question: ("there", question)), answer) == 15
+    assert asked == [("there", 1), ("there", 2)]
+
+
+def test_a_relayed_operation_that_is_given_up_is_closed() -> None:
+    closed = []
+
+    def waiting() -> Op[None]:
+        try:
+            yield "forever"
+        finally:
+            closed.append(True)
+
+    relayed = relay(waiting(), lambda question: question)
+    next(relayed)
+    relayed.close()
+    assert closed == [True]

@@ -24,6 +24,7 @@ from tests.servers.process import free_port
 from tests.servers.programs import Unavailable
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.stores import redis_kit
+from tests.stores.test_against_memory import compare
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,12 @@ def case(request: pytest.FixtureRequest, subject: Subject) -> Iterator[Case]:
 
 class TestCluster(StoreContract):
     """The whole contract, over three primaries."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("colour", FACES)
+def test_it_behaves_like_memory(subject: Subject, colour: str) -> None:
+    compare(subject, colour, examples=10)
 
 
 # ------------------------------------------------------------------------------------------- slots

@@ -43,6 +43,7 @@ from oncekey.testing.contract import (
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
 from tests.servers import start_redis
 from tests.servers.process import free_port
+from tests.stores.test_against_memory import compare
 from tests.stores.wire import Wire
 
 pytestmark = pytest.mark.slow
@@ -182,6 +183,12 @@ class TestWithoutCache(InsertContract, WatchContract, SweepContract, RaceContrac
 
 def _nowhere(tiers: Tiers) -> Endpoint:
     return tiers.endpoint.at(("127.0.0.1", free_port()))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("colour", FACES)
+def test_it_behaves_like_memory(tiers: Tiers, colour: str) -> None:
+    compare(Subject(tiers.store(), elapse=tiers.elapse), colour, examples=40)
 
 
 # ----------------------------------------------------------------------------------------- replays

@@ -65,6 +65,10 @@ def test_memory_is_a_new_store_each_time() -> None:
         ("redis+unix:///run/redis.sock", "redis"),
         ("valkey://127.0.0.1:6379/0", "redis"),
         ("valkeys://127.0.0.1:6379/0", "redis"),
+        ("redis+cluster://:p@127.0.0.1:6379,127.0.0.2:6380", "redis_cluster"),
+        ("rediss+cluster://127.0.0.1", "redis_cluster"),
+        ("redis+sentinel://:p@127.0.0.1:26379,127.0.0.2/service?db=3", "redis_sentinel"),
+        ("tiered+sqlite:///keys.db?cache=redis://127.0.0.1:6379/0", "tiered"),
         ("dynamodb://idempotency?region=eu-central-1", "dynamodb"),
     ],
 )
@@ -109,6 +113,10 @@ def test_an_empty_url_is_answered_with_the_choice() -> None:
         f"redis://user:{PASSWORD}@[::1/0",
         f"user:{PASSWORD}@host/db",
         f"redis://user:{PASSWORD}@host/0?timeout_s=soon",
+        f"redis+cluster://user:{PASSWORD}@h1:port,h2",
+        f"redis+sentinel://user:{PASSWORD}@h1,h2",
+        f"tiered+postgresql://user:{PASSWORD}@host/db",
+        f"tiered+postgresql://u@host/db?cache=mongodb://:{PASSWORD}@host",
     ],
 )
 def test_p12_what_cannot_be_opened_is_refused_without_its_password(url: str) -> None:

@@ -324,7 +324,11 @@ class TieredStore:
 
     def _count(self, verb: Count) -> Op[dict[State, int]]:
         [counts] = yield from self.truth.perform([verb])
-        return {**counts, State.COMPLETED: max(counts[State.COMPLETED] - 1, 0)}
+        [own] = yield from self.truth.perform([Find(KEY_ID)])
+        if own is not None:
+            counts = {**counts, own.state: max(counts[own.state] - 1, 0)}
+        found: dict[State, int] = counts
+        return found
 
 
 _WHOLE: dict[type, Any] = {
