@@ -290,6 +290,16 @@ def test_a_record_sealed_by_a_secret_that_is_gone_is_refused(inner: MemoryStore)
         ask(SealedStore(inner, [SECRET]), Insert(claimed))
 
 
+def test_a_record_sealed_by_a_secret_that_is_gone_hides_no_others(inner: MemoryStore) -> None:
+    """What the secret would open is not shown in a list anyway."""
+    prepare(SealedStore(inner, [SECRET, SECOND]))
+    for secret in (SECRET, SECOND):
+        completed(SealedStore(inner, [secret]))
+    [shown] = ask(SealedStore(inner, [SECRET]), Scan(10))
+    assert [record.key for record in shown] == [CLOSED, CLOSED]
+    assert ask(SealedStore(inner, [SECRET]), Purge("acct_1", 10)) == [2]
+
+
 def test_a_wrong_secret_is_refused_and_changes_nothing(inner: MemoryStore) -> None:
     claimed = completed(SealedStore(inner, [SECRET]))
     for _ in range(2):

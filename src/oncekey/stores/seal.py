@@ -115,17 +115,16 @@ class Seal:
 
     def _open(self, given: bytes, envelope: bytes, what: bytes, *bound: bytes) -> bytes | None:
         """The content; None where it takes the client's key, and only a hashed id is known."""
-        head = read_head(envelope)
+        head, sealed_id = read_head(envelope), self.id(given)
+        if head.opened_by == _CONTENT and given == sealed_id:
+            return None  # also where its secret is gone: one such record hides no others in a list
         secret = self._secrets.get(head.secret_id)
         if secret is None:
             raise CorruptRecord(
                 f"a record is sealed by the secret {head.secret_id.hex()}, which this process was "
                 "not given: add it to its secrets, behind the first"
             )
-        sealed_id = self.id(given)
         owner = given if head.opened_by == _CONTENT else sealed_id
-        if head.opened_by == _CONTENT and given == sealed_id:
-            return None
         key = self._key(secret, head.opened_by, owner)
         return open_envelope(key, envelope, frame((what, sealed_id, *bound)))
 
