@@ -1,7 +1,9 @@
-"""The client: a request through our transport against the same request without it.
+"""The client: a request through our transport against the same request with a key made by hand.
 
-Both clients are of the same library and ask the same server, which is a process of its own, in
-turn. With a journal: against the same request and one row that is committed by hand before it.
+A key has to be sent by whoever may retry, so the limit is a client that makes one and sends it.
+What it costs beside a client that sends none stands below it. All are of the same library and ask
+the same server, which is a process of its own, in turn. With a journal: against the same request
+and one row that is committed by hand before it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import asyncio
 import itertools
 import sqlite3
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -38,11 +41,15 @@ TURNS = 8
 HOW = (
     "One caller, one connection, a POST of a small JSON order to Starlette on uvicorn in another "
     "process; every request gets a key, and none has to be retried. The limit is the same client "
-    "without our transport. *CPU*: of the calling process alone, which says more than the time if "
-    "others use the machine. *With a journal*: each request is an intent, on disk before it "
-    "leaves; the limit is the bare request after one row was committed to a SQLite file "
-    "(`synchronous=FULL`) by hand."
+    "without our transport, which is given a new key with each request (`str(uuid.uuid4())`): one "
+    "has to be sent anyway. *Beside none*: against a client that sends no key, which has less to "
+    "write, to send, and to be read. *CPU*: of the calling process alone, which says more than "
+    "the time if others use the machine. *With a journal*: each request is an intent, on disk "
+    "before it leaves; the limit is a request with a key after one row was committed to a SQLite "
+    "file (`synchronous=FULL`) by hand."
 )
+
+BARE, BY_HAND, OURS = "bare", "by hand", "with keys"
 
 Send = Callable[[int], None]
 """Sends so many requests, one after the other."""
@@ -57,7 +64,7 @@ def section(settings: Settings) -> Section:
 
 
 def estimate_s(settings: Settings) -> float:
-    return (len(LIBRARIES) + 1) * (settings.estimate_s(2) + 2)
+    return len(LIBRARIES) * (settings.estimate_s(3) + 2) + settings.estimate_s(2) + 2
 
 
 class Caller:
@@ -80,35 +87,38 @@ class Caller:
 
 
 def _library_rows(library: str, settings: Settings) -> list[Row]:
-    with (
-        Served() as served,
-        _sender(library, served, bare=True) as plain,
-        _sender(library, served, bare=False) as ours,
-    ):
-        return _compared(library, Caller(plain), Caller(ours), settings, GOAL)
+    with Served() as served, ExitStack() as stack:
+        callers = {
+            way: Caller(stack.enter_context(_sender(library, served, way)))
+            for way in (BARE, BY_HAND, OURS)
+        }
+        return _compared(library, callers, settings, GOAL)
 
 
 @contextmanager
-def _sender(library: str, served: Served, *, bare: bool) -> Iterator[Send]:
+def _sender(library: str, served: Served, way: str) -> Iterator[Send]:
     url = f"http://127.0.0.1:{served.port}/orders"
+    wrap: Callable[[Any], Any] = retrying if way == OURS else lambda inner: inner
+    keyed = _keyed if way == BY_HAND else lambda post: post
     if library == "requests":
         with requests.Session() as session:
-            adapter = requests.adapters.HTTPAdapter()
-            session.mount("http://", adapter if bare else retrying(adapter))
-            yield partial(_each, partial(session.post, url, json=ORDER, timeout=TIMEOUT_S))
+            session.mount("http://", wrap(requests.adapters.HTTPAdapter()))
+            yield partial(_each, keyed(partial(session.post, url, json=ORDER, timeout=TIMEOUT_S)))
         return
     module: Any = httpx2 if library.startswith("httpx2") else httpx
     if library.endswith("async"):
         with asyncio.Runner() as runner:
-            inner = module.AsyncHTTPTransport()
-            client = module.AsyncClient(transport=inner if bare else retrying(inner))
-            post = partial(client.post, url, json=ORDER, timeout=TIMEOUT_S)
+            client = module.AsyncClient(transport=wrap(module.AsyncHTTPTransport()))
+            post = keyed(partial(client.post, url, json=ORDER, timeout=TIMEOUT_S))
             yield lambda times: runner.run(_each_awaited(post, times))
             runner.run(client.aclose())
         return
-    inner = module.HTTPTransport()
-    with module.Client(transport=inner if bare else retrying(inner)) as blocking:
-        yield partial(_each, partial(blocking.post, url, json=ORDER, timeout=TIMEOUT_S))
+    with module.Client(transport=wrap(module.HTTPTransport())) as blocking:
+        yield partial(_each, keyed(partial(blocking.post, url, json=ORDER, timeout=TIMEOUT_S)))
+
+
+def _keyed(post: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: post(headers={"Idempotency-Key": str(uuid.uuid4())})
 
 
 def _each(post: Callable[[], Any], times: int) -> None:
@@ -137,8 +147,9 @@ def _journal_rows(settings: Settings) -> list[Row]:
     ):
 
         def written() -> Any:
-            by_hand.execute("INSERT INTO intents VALUES (?, ?)", (f"o{next(numbers)}", "key"))
-            return bare.post("/orders", json=ORDER)
+            key = str(uuid.uuid4())
+            by_hand.execute("INSERT INTO intents VALUES (?, ?)", (f"o{next(numbers)}", key))
+            return bare.post("/orders", json=ORDER, headers={"Idempotency-Key": key})
 
         def intended() -> Any:
             name = f"o{next(numbers)}"
@@ -146,19 +157,28 @@ def _journal_rows(settings: Settings) -> list[Row]:
             journal.settle(name)
             return answer
 
-        callers = Caller(partial(_each, written)), Caller(partial(_each, intended))
-        return _compared("httpx2, with a journal", *callers, settings, None)
+        callers = {
+            BY_HAND: Caller(partial(_each, written)),
+            OURS: Caller(partial(_each, intended)),
+        }
+        return _compared("httpx2, with a journal", callers, settings, None)
 
 
 def _compared(
-    name: str, plain: Caller, ours: Caller, settings: Settings, goal: Goal | None
+    name: str, callers: dict[str, Caller], settings: Settings, goal: Goal | None
 ) -> list[Row]:
-    contenders: dict[str, Contender] = {"bare": plain, "with keys": ours}
+    contenders: dict[str, Contender] = {**callers}
     result = contest(name, contenders, settings, turns=TURNS)
-    pairs = list(zip(_by_round(plain), _by_round(ours), strict=True))
+    pairs = list(zip(_by_round(callers[BY_HAND]), _by_round(callers[OURS]), strict=True))
     ratios = [mine / theirs for theirs, mine in pairs]
+    beside_none = (
+        [replace(result.row(f"{name}: a request, beside none", OURS, BARE, GOAL), goal=None)]
+        if BARE in callers
+        else []
+    )
     return [
-        replace(result.row(f"{name}: a request", "with keys", "bare", GOAL), goal=goal),
+        replace(result.row(f"{name}: a request", OURS, BY_HAND, GOAL), goal=goal),
+        *beside_none,
         Row(
             f"{name}: CPU of a request",
             ours=f"{median(mine for _, mine in pairs):.0f} µs",

@@ -153,7 +153,7 @@ class Journal:
                     with _committing(db):
                         self._remove_settled(db)
                     probe("after_settle")
-                    self._written()
+                    self._settled.clear()
 
     def close(self) -> None:
         with self._alone:
@@ -187,7 +187,7 @@ class Journal:
             self._note_what_is_relied_on(db, origin, retention_s)
             found = self._find(db, name)  # another process may have been first
         probe("after_intent")
-        self._written()
+        self._settled.clear()
         if found is None:
             raise StoreUnavailable(f"the journal {self.path} does not keep what is written to it")
         return found
@@ -229,20 +229,13 @@ class Journal:
             self._writing.start()
 
     def _write_now(self) -> None:
+        """What no new intent has written meanwhile."""
         try:
-            self.flush()
-        except StoreUnavailable as error:
-            self._writing = None  # the next one tries again
+            with self._alone:
+                self._writing = None
+                self.flush()
+        except StoreUnavailable as error:  # the next one tries again
             _log.warning("what was settled is not written yet: %s", error)
-
-    def _written(self) -> None:
-        self._settled.clear()
-        self._write_no_more()
-
-    def _write_no_more(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
 
     @contextlib.contextmanager
     def _asking(self, otherwise: str = "") -> Iterator[sqlite3.Connection]:
@@ -262,7 +255,9 @@ class Journal:
         return self._db
 
     def _shut(self) -> None:
-        self._write_no_more()
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
         if self._db is not None:
             self._db.close()
             self._db = None
