@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from redis import Redis
@@ -59,6 +60,7 @@ class Place:
         *("sqlite", "postgres", "redis"),
         pytest.param("mariadb", marks=pytest.mark.slow),
         pytest.param("dynamodb", marks=pytest.mark.slow),
+        pytest.param("tiered", marks=pytest.mark.long),
     ]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
@@ -88,6 +90,12 @@ def redis_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place("redis", f"{url}?prefix={prefix}", partial(elapse.redis, url, prefix))
 
 
+def tiered_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    truth = postgres_place(request, tmp_path)
+    cache = quote(redis_place(request, tmp_path).url, safe="")
+    return Place("tiered", f"tiered+{truth.url}&cache={cache}", truth.elapse)
+
+
 def mariadb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     url: str = request.getfixturevalue("mariadb_url")
     return Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
@@ -108,6 +116,7 @@ _PLACES = {
     "redis": redis_place,
     "mariadb": mariadb_place,
     "dynamodb": dynamodb_place,
+    "tiered": tiered_place,
 }
 
 

@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import psycopg
 import pytest
 from redis import Redis as Client
 
 from oncekey.clock import FakeClock
 from oncekey.core import lifecycle
 from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Found, Insert, Inserted, Purge, Scan, Swap
+from oncekey.core.verbs import Count, Done, Found, Insert, Inserted, Purge, Scan, Swap
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores import tiered
+from oncekey.stores import join
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.redis import open_url as open_redis
 from oncekey.stores.redis_connection import Endpoint
-from oncekey.stores.tiered import ENTRY_BYTES_MAX, TieredStore
+from oncekey.stores.tiered import ENTRY_BYTES_MAX, WAITING_MAX, TieredStore
 from oncekey.stores.tiered_connection import REST_S
 from oncekey.stores.tiered_entry import MARGIN_S
 from oncekey.stores.url import open_store
@@ -124,9 +125,10 @@ def _case(tiers: Tiers, store: TieredStore, face: Any) -> Iterator[Case]:
 
 
 def _cached(case: Case, tiers: Tiers) -> Record:
-    """A completed record whose copy is in the cache: what travels along has arrived."""
+    """A completed record that was replayed once, so that its copy is in the cache."""
     _flush(case)  # makes the tenant's epoch
     record = case.stage(State.COMPLETED)
+    _replayed(case, record)
     _flush(case)
     assert tiers.client.exists(tiers.entry(record))
     tiers.asked()
@@ -201,31 +203,13 @@ def test_a_replay_does_not_touch_the_truth(case: Case, tiers: Tiers) -> None:
     assert tiers.asked() == []
 
 
-def test_a_record_that_completed_elsewhere_is_copied_when_it_is_found(
-    case: Case, tiers: Tiers, face: Any
-) -> None:
-    _flush(case)
-    record = case.stage(State.COMPLETED)
-    with contextlib.closing(face(tiers.store())) as other:
-        beside = Case(Subject(tiers.store()), other)
-        _replayed(beside, record)
+def test_a_copy_serves_every_process(case: Case, tiers: Tiers, face: Any) -> None:
+    record = _cached(case, tiers)
+    for beside in _case(tiers, tiers.store(), face):
         _flush(beside)
         tiers.asked()
         _replayed(beside, record)
         assert tiers.asked() == []
-
-
-def test_what_was_renewed_is_copied_as_the_truth_has_it(case: Case, tiers: Tiers) -> None:
-    _flush(case)
-    record = case.begin()
-    for _ in range(3):
-        case.done(case.renew(record))
-    tiers.elapse(2.0)
-    record = case.done(case.complete(record))
-    _flush(case)
-    tiers.asked()
-    _replayed(case, record)
-    assert tiers.asked() == []
 
 
 def test_a_mismatch_is_judged_by_the_copy(case: Case, tiers: Tiers) -> None:
@@ -249,9 +233,10 @@ def test_large_answers_are_left_to_the_truth(case: Case, tiers: Tiers) -> None:
     _flush(case)
     large = replace(ANSWER, body=b"x" * ENTRY_BYTES_MAX)
     record = case.done(case.complete(case.begin(), large))
-    _flush(case)
+    for _ in range(2):
+        _replayed(case, record)
+        _flush(case)
     assert tiers.entries() == []
-    _replayed(case, record)
 
 
 def test_the_truth_may_be_down_while_answers_are_replayed(
@@ -266,6 +251,27 @@ def test_the_truth_may_be_down_while_answers_are_replayed(
     assert isinstance(told[1], StoreUnavailable)
 
 
+def test_a_completion_that_is_rolled_back_was_never_copied(
+    postgres: Subject, postgres_url: str, tiers: Tiers, face: Any
+) -> None:
+    store = TieredStore(postgres.store, tiers.endpoint, prefix=tiers.prefix)
+    with contextlib.closing(face(store)) as asked, psycopg.connect(postgres_url) as db:
+        case = Case(Subject(store, elapse=tiers.elapse), asked)
+        _flush(case)
+        record = case.begin()
+        for end in (db.rollback, db.commit):
+            [outcome] = join.perform(store, db, [case.complete(record)])
+            assert isinstance(outcome, Done)
+            _flush(case)
+            found = case.ask(Insert(case.rival(record)))
+            assert found.record.state is State.RUNNING
+            assert tiers.entries() == []
+            end()
+        _replayed(case, case.find(record.id))
+        _flush(case)
+        assert tiers.client.exists(tiers.entry(record))
+
+
 def test_records_of_the_store_itself_are_not_shown(case: Case) -> None:
     assert case.ask(Count())[State.COMPLETED] == 0
     record = case.stage(State.COMPLETED)
@@ -273,17 +279,13 @@ def test_records_of_the_store_itself_are_not_shown(case: Case) -> None:
     assert case.ask(Count())[State.COMPLETED] == 1
 
 
-def test_p11_what_is_remembered_of_records_that_run_is_bounded(
-    case: Case, tiers: Tiers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tiered, "LIVES_MAX", 2)
-    _flush(case)
-    records = [case.begin() for _ in range(3)]  # the first of them is not remembered any more
-    records = [case.done(case.complete(record)) for record in records]
-    _flush(case)
-    assert len(tiers.entries()) == 2
-    for record in records:
-        _replayed(case, record)
+def test_p11_what_waits_to_be_copied_is_bounded(tiers: Tiers, face: Any) -> None:
+    store = tiers.store(_nowhere(tiers))
+    for case in _case(tiers, store, face):
+        for _ in range(WAITING_MAX // 64 + 2):
+            records = [case.claim() for _ in range(64)]
+            case.together([Insert(claim) for claim in records])
+    assert len(store._waiting) <= WAITING_MAX
 
 
 # --------------------------------------------------------------------------------- hostile caches

@@ -2,7 +2,9 @@
 
 Everything is decided and written by the database, the *truth*. The cache holds copies of completed
 records only, so that a replay need not go there: `Insert` looks into the cache first, and asks the
-truth for what it does not find. A copy is made after the truth has said that the record completed.
+truth for what it does not find. A record is copied when an insert has found it in the truth: then
+it is committed, which a completion within a caller's transaction need not be; and only what is
+replayed at all takes room.
 
 Whatever becomes of the cache, nothing runs twice and nobody is told a wrong answer: an entry that
 is lost, old, forged or another id's is not believed (`tiered_entry`), and then the truth is asked.
@@ -20,7 +22,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -28,14 +30,12 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core.framing import as_bytes
 from oncekey.core.notice import NOTICE_ID, notice_claim, notice_swap
 from oncekey.core.op import Op
-from oncekey.core.record import TOKEN_BYTES, Claim, Record, State
+from oncekey.core.record import TOKEN_BYTES, Record, State
 from oncekey.core.verbs import (
     Count,
-    Done,
     Find,
     Found,
     Insert,
-    Inserted,
     Purge,
     Scan,
     Swap,
@@ -56,7 +56,6 @@ KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
 ENTRY_BYTES_MAX = 65_536
 """A larger entry is not made: the truth serves those."""
 WAITING_MAX = 256
-LIVES_MAX = 10_000
 STOP_S = 60
 """How long a stop lasts: longer than any question to the truth is under way."""
 EPOCH_S = 30 * 86_400
@@ -65,16 +64,6 @@ _ROUNDS_MAX = 16
 _STOP = b"-"
 # An entry that is not believed makes room, unless it was replaced meanwhile: by a stop perhaps.
 _REMOVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', KEYS[1]) end"
-
-
-@dataclass(slots=True)
-class _Life:
-    """What is known of a record that was begun here, so that its completion can be copied."""
-
-    claim: Claim
-    epoch: bytes
-    began: float
-    beats: int = 0
 
 
 class TieredStore:
@@ -97,7 +86,6 @@ class TieredStore:
         self._prefix = f"{prefix}:tiered:"
         self._secret: bytes | None = None
         self._waiting: deque[Command] = deque(maxlen=WAITING_MAX)
-        self._lives: dict[bytes, _Life] = {}
 
     def __repr__(self) -> str:
         return f"TieredStore({self.truth!r}, {str(self._cache.endpoint)!r})"
@@ -163,11 +151,7 @@ class TieredStore:
                 outcomes.append((yield from _WHOLE[type(verb)](self, verb)))
             return outcomes
         yield from self._stop(verbs)
-        outcomes = yield from self.truth.perform(verbs)
-        for verb, outcome in zip(verbs, outcomes, strict=True):
-            if type(verb) is Swap:
-                self._swapped(verb, outcome)
-        return outcomes
+        return (yield from self.truth.perform(verbs))
 
     def _insert(self, verbs: Sequence[Insert]) -> Op[list[Any]]:
         epochs, hits = yield from self._look(verbs)
@@ -181,7 +165,9 @@ class TieredStore:
                 raise
             found = [AGAIN] * len(missing)  # each alone: what was found needs no truth
         for verb, outcome in zip(missing, found, strict=True):
-            self._inserted(verb, outcome, epochs.get(verb.claim.tenant))
+            epoch = epochs.get(verb.claim.tenant)
+            if isinstance(outcome, Found) and epoch is not None:
+                self._copy(outcome.record, epoch)
         rest = iter(found)
         return [hits[verb.id] if verb.id in hits else next(rest) for verb in verbs]
 
@@ -225,58 +211,6 @@ class TieredStore:
         return f"{self._prefix}epoch:{hashlib.sha256(as_bytes(tenant)).hexdigest()}"
 
     # --------------------------------------------------------------------- writing the cache
-
-    def _inserted(self, verb: Insert, outcome: Any, epoch: bytes | None) -> None:
-        if epoch is None:
-            return
-        if isinstance(outcome, Found):
-            self._copy(outcome.record, epoch)
-        elif isinstance(outcome, Inserted):
-            if len(self._lives) >= LIVES_MAX:  # the oldest has ended elsewhere, or lasts too long
-                self._lives.pop(next(iter(self._lives)), None)
-            self._lives[verb.id] = _Life(verb.claim, epoch, self._clock.monotonic())
-
-    def _swapped(self, swap: Swap, outcome: Any) -> None:
-        life = self._lives.get(swap.id)
-        if life is None:
-            return
-        if not isinstance(outcome, Done) or swap.token != life.claim.token:
-            self._lives.pop(swap.id, None)
-        elif swap.to is State.RUNNING:
-            life.beats += 1
-        else:
-            del self._lives[swap.id]
-            if swap.to is State.COMPLETED:
-                self._copy(self._completed(life, swap, outcome.fence), life.epoch)
-
-    def _completed(self, life: _Life, swap: Swap, fence: int) -> Record:
-        """The record as the truth has it, whose whole life was seen here."""
-        claim = life.claim
-        return Record(
-            id=claim.id,
-            token=claim.token,
-            tenant=claim.tenant,
-            operation=claim.operation,
-            key=claim.key,
-            fingerprint=claim.fingerprint,
-            fingerprint_version=claim.fingerprint_version,
-            lease_s=claim.lease_s,
-            retention_s=claim.retention_s,
-            recovery=claim.recovery,
-            schema_version=claim.schema_version,
-            field_digests=claim.field_digests,
-            state=State.COMPLETED,
-            fence=fence,
-            attempt=1,
-            lapses=0,
-            beat=life.beats + 1,
-            no_effect=False,
-            answer=swap.answer,
-            resource_id=swap.resource_id,
-            age_s=self._clock.monotonic() - life.began,
-            lease_left_s=0.0,
-            expires_in_s=swap.retention_s,
-        )
 
     def _copy(self, record: Record, epoch: bytes) -> None:
         """Let the next question to the cache take a copy along."""
