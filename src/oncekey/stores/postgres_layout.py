@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from oncekey.core.op import Op, run
 from oncekey.core.value import value
@@ -27,10 +28,15 @@ from oncekey.stores.base import Store
 from oncekey.stores.postgres_sql import STATEMENTS, Question
 from oncekey.stores.sql_batch import RowHeld
 
+T = TypeVar("T")
+
 INLINE, SEPARATE, PARTITIONED = "inline", "separate", "partitioned"
 LAYOUTS = (INLINE, SEPARATE, PARTITIONED)
 BATCH_ROWS = 500
-WAIT_MS = "3000"
+WAIT_MS = "300"
+"""For a row that somebody holds: a batch holds others meanwhile. Shorter than the server's
+`deadlock_timeout`, so that whoever waits for us in turn is not the one who is told.
+"""
 WAITS_MAX = 100
 MOVERS = 31360989905909115
 """The advisory lock of whoever moves."""
@@ -50,7 +56,7 @@ class Moved:
 
 
 Watch = Callable[[Moved | None], None]
-"""Is told after every batch, and may take a rest; None while older transactions are waited for."""
+"""Is told after every batch, and may take a rest; None while a transaction is waited for."""
 
 
 def layout(store: Store) -> str:
@@ -75,6 +81,7 @@ def move(store: Store, to: str, watch: Watch) -> int:
         if to == INLINE or has_parts != wants_parts:
             moved += _take_along(ask, INLINE, watch)
         if has_parts != wants_parts:
+            _outlive(ask, watch)  # an old snapshot shows answers in the table that is to go
             run(_replace_table(wants_parts), ask)
         if to != INLINE:
             moved += _take_along(ask, to, watch)
@@ -116,18 +123,10 @@ def _say(to: str, oldest_reader: int) -> Op[None]:
 def _take_along(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
     """Say the layout and move what is in another. Older releases may come back when all is out."""
     run(_say(to, FIRST_READER), ask)
-    for _ in range(WAITS_MAX):
-        if run(_none_older(), ask):
-            break
-        watch(None)
-    else:
-        raise StoreUnavailable(
-            "a transaction that wrote before the layout was changed is still open: see "
-            "pg_stat_activity for who it is, then ask for the layout again. All goes on meanwhile"
-        )
+    _outlive(ask, watch)
     records, after = 0, b""
     while True:
-        last, count = run(_batch(to, after), ask)
+        last, count = _insist(partial(_batch, to, after), ask, watch)
         records += count
         if last is None:
             break
@@ -138,17 +137,43 @@ def _take_along(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
     return records
 
 
-def _none_older() -> Op[bool]:
-    try:
-        yield Question(STATEMENTS["none_older"], script=True)
-    except RowHeld:
-        return False
-    return True
+def _outlive(ask: Callable[[Any], Any], watch: Watch) -> None:
+    """Wait until every transaction that is open now has ended: each may have looked the layout up
+    before, or still see the database as it was. No lock tells so much, and none is in the way.
+    """
+    opened = run(_opened(), ask)
+    _insist(partial(_none_open, opened), ask, watch)
 
 
-def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int]]:
+def _opened() -> Op[list[str]]:
+    [(opened,)] = yield Question(STATEMENTS["open_transactions"])
+    return list(opened)
+
+
+def _insist(step: Callable[[], Op[T | None]], ask: Callable[[Any], Any], watch: Watch) -> T:
+    """What a step gives, unless a transaction stays in its way for too long."""
+    for _ in range(WAITS_MAX):
+        given = run(step(), ask)
+        if given is not None:
+            return given
+        watch(None)
+    raise StoreUnavailable(
+        "a transaction that began before, or holds a record, stays open: see pg_stat_activity for "
+        "who it is, then ask for the layout again. All goes on meanwhile"
+    )
+
+
+def _none_open(opened: list[str]) -> Op[bool | None]:
+    [(ended,)] = yield Question(STATEMENTS["none_open"], (opened,))
+    return ended or None
+
+
+def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int] | None]:
     name = "move_into_claims" if to == INLINE else "move_out_of_claims"
-    [(last, count)] = yield Question(STATEMENTS[name], (WAIT_MS, after, BATCH_ROWS), chore=True)
+    try:
+        [(last, count)] = yield Question(STATEMENTS[name], (WAIT_MS, after, BATCH_ROWS), chore=True)
+    except RowHeld:
+        return None
     return last, count
 
 
@@ -159,8 +184,7 @@ def _replace_table(with_parts: bool) -> Op[None]:
     script = (folder / "answers.sql").read_text("utf-8").replace("{parts}", how, 2)
     if with_parts:
         script += ";\n" + (folder / "partitioned.sql").read_text("utf-8")
+        script += ";\n" + STATEMENTS["turn_days"]  # here, where nobody is in its way yet
     else:
         script += ";\nDROP FUNCTION IF EXISTS oncekey_turn_days()"
     yield Question(script, chore=True, script=True)
-    if with_parts:
-        yield Question(STATEMENTS["turn_days"], chore=True)

@@ -320,10 +320,20 @@ def _count(verbs: Sequence[Count], limits: Limits) -> Op[list[dict[State, int]]]
 def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
-        args = (limits.alone_wait_ms, verb.tenant, verb.limit, encode_headers(()))
-        [(count,)] = yield Question(STATEMENTS["purge"], args, chore=True)
-        outcomes.append(count)
+        outcomes.append((yield from _purge_one(verb, limits)))
     return outcomes
+
+
+def _purge_one(verb: Purge, limits: Limits) -> Op[int]:
+    blanked: int = 0
+    for _ in range(INSERT_ROUNDS_MAX):
+        left = verb.limit - blanked
+        args = (limits.alone_wait_ms, verb.tenant, left, encode_headers(()))
+        [(count, seen)] = yield Question(STATEMENTS["purge"], args, chore=True)
+        blanked += count
+        if count == seen:
+            return blanked
+    raise StoreUnavailable("records changed while they were purged, again and again: purge again")
 
 
 # ------------------------------------------------------------------------------------------ choice

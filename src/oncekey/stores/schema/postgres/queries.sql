@@ -17,7 +17,8 @@
 -- both places, of which never more than one holds it. Inline, a claim leaves null what is as it was
 -- at the start; {record} reads it so.
 --
--- Expiry is kept in tenths of a second, rounded down: equal entries share their room in the index.
+-- Expiry is kept in tenths of a second: equal entries share their room in the index. Rounded up, so
+-- that nothing expires before its time, and no lease outlives its record.
 
 -- name: insert
 -- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
@@ -63,7 +64,7 @@ inserted AS (
         CASE WHEN zero = 0 OR schema_version <> 0 THEN schema_version END,
         field_digests, 'running', fence, fence + zero, 1 + zero, zero, zero,
         zero::bool, zero, zero, now, now + make_interval(secs => lease_s),
-        (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
+        (now + make_interval(secs => lease_s + retention_s + 0.05))::timestamptz(1),
         request, CASE WHEN request IS NOT NULL THEN fence END
     FROM fresh
     ON CONFLICT (id) DO NOTHING
@@ -94,7 +95,7 @@ locked AS MATERIALIZED (
 timed AS MATERIALIZED (
     SELECT
         *,
-        (clock_timestamp() + make_interval(secs => retention_s - 0.05))::timestamptz(1) AS expires,
+        (clock_timestamp() + make_interval(secs => retention_s + 0.05))::timestamptz(1) AS expires,
         {inline} AS inline
     FROM locked
 ),
@@ -153,7 +154,7 @@ judged AS MATERIALIZED (
 done AS (
     UPDATE oncekey_claims c
     SET lease_until = now + make_interval(secs => j.lease_s),
-        expires = (now + make_interval(secs => j.lease_s + j.retention_s - 0.05))::timestamptz(1),
+        expires = (now + make_interval(secs => j.lease_s + j.retention_s + 0.05))::timestamptz(1),
         beat = coalesce(c.beat, 0) + 1
     FROM judged j
     WHERE c.id = j.id AND j.fits
@@ -201,7 +202,7 @@ judged AS MATERIALIZED (
     SELECT
         *,
         NOT fresh AND next_state <> 'completed' AS keeps_answer,
-        (now + make_interval(secs => coalesce(lease_s, 0) + retention_s - 0.05))::timestamptz(1)
+        (now + make_interval(secs => coalesce(lease_s, 0) + retention_s + 0.05))::timestamptz(1)
             AS expires,
         owned AND coalesce(
             CASE condition
@@ -385,14 +386,18 @@ LIMIT $1
 
 -- name: sweep
 -- What somebody holds is left for the next time. What was changed after the snapshot is judged
--- again when it is locked. Answers that are in the part of a day go with that day.
+-- again when it is locked; an answer that was moved after it, which the snapshot does not show, is
+-- left for the next time too. Answers that are in the part of a day go with that day.
 WITH expired AS MATERIALIZED (
-    SELECT id, answer_day
-    FROM oncekey_claims
-    WHERE expires <= statement_timestamp()
-    ORDER BY expires
+    SELECT c.id, c.answer_day
+    FROM oncekey_claims c
+    WHERE c.expires <= statement_timestamp() AND (
+        c.answer_day IS NULL
+        OR c.answer_day = (SELECT s.answer_day FROM oncekey_claims s WHERE s.id = c.id)
+    )
+    ORDER BY c.expires
     LIMIT $1
-    FOR UPDATE SKIP LOCKED
+    FOR UPDATE OF c SKIP LOCKED
 ),
 claims AS (DELETE FROM oncekey_claims c USING expired e WHERE c.id = e.id),
 answers AS (
@@ -415,14 +420,22 @@ LIMIT $4
 SELECT state, count(*) FROM oncekey_claims GROUP BY state
 
 -- name: purge
--- Unlike a sweep it waits for what somebody holds: a purge that says it is done must be.
+-- Unlike a sweep it waits for what somebody holds: a purge that says it is done must be. An answer
+-- that was moved meanwhile is not in the snapshot: its record is seen, not chosen, and asked for again.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
-chosen AS MATERIALIZED (
+seen AS MATERIALIZED (
     SELECT c.id, c.answer_day
     FROM bound, oncekey_claims c
     WHERE c.tenant = $2 AND c.state <> 'running' AND c.key <> ''
     ORDER BY c.id
     LIMIT $3
+),
+chosen AS MATERIALIZED (
+    SELECT c.id, c.answer_day
+    FROM seen s
+    JOIN oncekey_claims c ON c.id = s.id
+    WHERE c.state <> 'running' AND c.key <> '' AND c.answer_day IS NOT DISTINCT FROM s.answer_day
+    ORDER BY c.id
     FOR UPDATE OF c
 ),
 claims AS (
@@ -439,7 +452,7 @@ answers AS (
     WHERE r.day = chosen.answer_day AND r.id = chosen.id
 ),
 steps AS (UPDATE oncekey_steps s SET result = NULL FROM chosen WHERE s.id = chosen.id)
-SELECT count(*) FROM chosen
+SELECT (SELECT count(*) FROM chosen), (SELECT count(*) FROM seen)
 
 -- name: one_migrator
 SELECT pg_advisory_xact_lock($1)
@@ -470,14 +483,24 @@ SELECT pg_try_advisory_lock($1)
 -- name: set_layout
 UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number = 4
 
--- name: none_older
--- A write locks the table before it looks the layout up, and until its transaction ends. Had for a
--- moment, this lock says that whoever looked before the layout was set is done. Others queue behind
--- it meanwhile, hence the short wait.
-DO $$ BEGIN
-    SET LOCAL lock_timeout = '100ms';
-    LOCK TABLE oncekey_claims IN SHARE MODE;
-END $$
+-- name: open_transactions
+-- Of this database, but for our own and the server's (vacuum). Any role may ask.
+SELECT coalesce(array_agg(l.virtualtransaction), '{}')
+FROM pg_locks l
+JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid()
+    AND a.datname = current_database() AND a.usesysid IS NOT NULL
+
+-- name: none_open
+-- Or what is prepared for a commit in two phases, and has no name of before any more.
+SELECT CASE
+    WHEN EXISTS (
+        SELECT FROM pg_locks
+        WHERE virtualtransaction = ANY ($1::text[])
+            OR pid IS NULL AND relation = 'oncekey_claims'::regclass
+    ) THEN pg_sleep(0.1) IS NULL
+    ELSE true
+END
 
 -- name: move_into_claims
 -- Both rows are locked, the claim first, as whoever changes an answer does: what is moved is the
