@@ -446,7 +446,7 @@ def test_a_replica_is_refused_and_a_demoted_primary_noticed(
     with pytest.raises(StoreUnavailable, match="a replica now") as refused:
         case.ask(Insert(case.claim()))
     assert not refused.value.sent
-    with pytest.raises(StoreUnfit, match="is a replica"):
+    with pytest.raises(StoreUnfit, match="a replica: it cannot be written to"):
         case.ask(Insert(case.claim()))
 
 
