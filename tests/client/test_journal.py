@@ -302,6 +302,23 @@ def test_no_retry_leaves_after_the_server_has_forgotten_the_key(
     assert "forgotten its key by now" in (told.gave_up or "")
 
 
+def test_an_intent_that_is_sent_as_a_key_grows_old_as_well(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, clock=clock) as api,
+    ):
+        journal.key(PAY)
+        [intent] = journal.unsettled()
+        assert outcome_of(api.post("/charges", key=intent)) is not None
+        clock.advance(DAY_S)
+        with pytest.raises(Unknown, match="could do it twice"):
+            api.post("/charges", key=intent)
+
+    assert server.keys == [intent.key]
+
+
 def test_what_is_resumed_was_first_sent_when_it_was_begun(
     path: Path, clock: FakeClock, server: Scripted
 ) -> None:

@@ -4,6 +4,7 @@ them, give them keys by hooks, and have retries of their own.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 from collections.abc import Iterator
@@ -196,6 +197,47 @@ def test_who_wakes_up_too_late_gets_the_answer_that_there_is(
     told = outcome_of(answer)
     assert told is not None
     assert told.gave_up == "the time for all attempts is over"
+
+
+@HTTPX
+def test_who_is_cancelled_in_a_pause_gives_the_connection_back(
+    library: Any, server: Scripted
+) -> None:
+    """An answer too large to be kept is not read to its end, and still open then."""
+    server.script = [(503, {}, b"x" * 300_000)]
+
+    async def main() -> int:
+        paused = asyncio.Event()
+
+        async def pause(_: float) -> None:
+            paused.set()
+            await asyncio.Event().wait()
+
+        inner = library.AsyncHTTPTransport(limits=library.Limits(max_connections=1))
+        sender = Sender(answer_bytes_max=1000)
+        transport: Any = Retrying(inner, sender, async_sleep=pause)
+        async with library.AsyncClient(transport=transport, timeout=30.0) as client:
+            sending = asyncio.create_task(client.post(f"{server.url}/orders"))
+            await paused.wait()
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert sending.cancelled()
+            return int((await client.post(f"{server.url}/orders")).status_code)
+
+    assert asyncio.run(main()) == 201
+
+
+def test_an_interim_answer_is_none(server: Scripted, session: requests.Session) -> None:
+    """The library takes it for the answer, and would take the answer for the next request's."""
+
+    def hint(handler: Any) -> None:
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 201 Created\r\n\r\n")
+
+    server.script = [hint]
+
+    assert session.post(f"{server.url}/orders").status_code == 201
+    assert len(server.seen) == 2
+    assert len(set(server.keys)) == 1
 
 
 # ----------------------------------------------------------------------------- retries of their own

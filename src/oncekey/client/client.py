@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from oncekey.client.httpx_wire import EXTENSION
-from oncekey.client.intent import advertised, where
+from oncekey.client.intent import Intent, advertised, where
 from oncekey.client.journal import Journal
 from oncekey.client.retention import RELIED_S
 from oncekey.client.sender import Given, Sender
@@ -82,7 +82,14 @@ class _Intents:
                 begun.origin,
                 origin,
             )
-        return Given(begun.key, begun.begun, begun.until)
+        return _given(begun)
+
+    def given(self, key: str | Intent | None) -> str | Given | None:
+        """As a transport takes it: what is known of an intent counts as much as its key."""
+        if not isinstance(key, Intent):
+            return key
+        key.must_be_usable(self._sender.clock.wall())
+        return _given(key)
 
     def news(self, response: Any) -> tuple[str, float] | None:
         """How long this server remembers keys, if the journal does not know that: it is said with
@@ -108,14 +115,19 @@ def _with_key(options: dict[str, Any], key: str | Given | None) -> dict[str, Any
     return {**options, "extensions": {**(options.get("extensions") or {}), EXTENSION: key}}
 
 
-def _one_of(key: str | None) -> None:
+def _given(intent: Intent) -> Given:
+    return Given(intent.key, intent.begun, intent.until)
+
+
+def _one_of(key: str | Intent | None) -> None:
     if key is not None:
         raise Misuse("give a request its key, or its intent, not both")
 
 
 class Client:
-    """Sends requests, each under a new key; under `key`, where the caller has one; or under that of
-    `intent`, which the journal keeps until the caller settles it (`note` is kept beside it).
+    """Sends requests, each under a new key; under `key`, where the caller has one, or has an intent
+    that a journal gave; or under that of `intent`, by its name, which the journal keeps until the
+    caller settles it (`note` is kept beside it).
 
     Options are those of `retrying`, and all others of the library's own client.
     """
@@ -134,13 +146,13 @@ class Client:
         method: str,
         url: str,
         *,
-        key: str | None = None,
+        key: str | Intent | None = None,
         intent: str | None = None,
         note: str = "",
         **options: Any,
     ) -> Any:
         if intent is None:
-            return self.inner.request(method, url, **_with_key(options, key))
+            return self.inner.request(method, url, **_with_key(options, self._intents.given(key)))
         _one_of(key)
         begun = self._intents.key(intent, url, note)
         response = self.inner.request(method, url, **_with_key(options, begun))
@@ -195,13 +207,14 @@ class AsyncClient:
         method: str,
         url: str,
         *,
-        key: str | None = None,
+        key: str | Intent | None = None,
         intent: str | None = None,
         note: str = "",
         **options: Any,
     ) -> Any:
         if intent is None:
-            return await self.inner.request(method, url, **_with_key(options, key))
+            given = self._intents.given(key)
+            return await self.inner.request(method, url, **_with_key(options, given))
         _one_of(key)
         begun = await asyncio.to_thread(self._intents.key, intent, url, note)
         response = await self.inner.request(method, url, **_with_key(options, begun))

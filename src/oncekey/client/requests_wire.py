@@ -146,6 +146,9 @@ class Exchange:
     def _collect(self, response: Any) -> Reply:
         """A whole answer; or its head, where the caller wants to read a success as a stream."""
         status = response.status_code
+        if status < 200:  # http.client skips no interim answer but 100, and leaves the rest unread
+            response.raw.close()
+            raise _errors().ConnectionError(f"an interim answer, {status}, and no other was read")
         if self._stream and status < 400:
             return Reply(status, response.headers, b"", response)
         raw = response.raw

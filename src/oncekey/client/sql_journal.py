@@ -110,6 +110,19 @@ class SqlJournal:
 
         Commit before you send it. Raises `Unknown` if the server has forgotten the key by now.
         """
+        begun = self.begin(name, within=within, origin=origin, note=note, retention_s=retention_s)
+        return begun.key
+
+    def begin(
+        self,
+        name: str,
+        *,
+        within: Any,
+        origin: str = "",
+        note: str = "",
+        retention_s: float | None = None,
+    ) -> Intent:
+        """As `key`, with all that is known of the intent."""
         intents.must_fit(name, note)
         intents.must_last(retention_s)
         ask, wall = asker(within), self._clock.wall()
@@ -136,7 +149,7 @@ class SqlJournal:
                 "see: roll back and begin anew. Nothing was sent"
             )
         found.must_be_usable(wall)
-        return found.key
+        return found
 
     def settle(self, *names: str, within: Any, key: str | None = None, answer: Any = None) -> None:
         """These are done, if and only if this transaction commits. With a `key`, only if it is

@@ -128,7 +128,12 @@ class Retrying(Wrapping):
             return last
 
         first = First(exchange.sent_at, exchange.deadline, last)
-        ended = run(sender.go_on(exchange.plan, first), ask)
+        try:
+            ended = run(sender.go_on(exchange.plan, first), ask)
+        except BaseException:  # interrupted in a pause, say
+            if isinstance(last, Reply):
+                last.native.close()
+            raise
         exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
         return exchange.told(sender.settle(exchange.plan, ended).native)
 
@@ -149,6 +154,11 @@ class Retrying(Wrapping):
             return last
 
         first = First(exchange.sent_at, exchange.deadline, last)
-        ended = await arun(sender.go_on(exchange.plan, first), ask)
+        try:
+            ended = await arun(sender.go_on(exchange.plan, first), ask)
+        except BaseException:
+            if isinstance(last, Reply):
+                await last.native.aclose()
+            raise
         exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
         return exchange.told(sender.settle(exchange.plan, ended).native)
