@@ -14,7 +14,7 @@ from oncekey.core.op import Op, Pause, run
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Done, Find, Refused, Swap
+from oncekey.core.verbs import Done, Find, Peek, Refused, Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import Call, Execute, Guard, Refuse, Stored
 from oncekey.stores import postgres_atomic
@@ -187,3 +187,18 @@ def test_whoever_is_cancelled_while_it_waits_makes_room_for_others(script: Scrip
 
     op.close()
     assert script.guard._waiters.total == 0
+
+
+def test_who_may_only_look_waits_outside_of_any_transaction(script: Script) -> None:
+    """A key older than memory is not claimed; what is found of it may still be running."""
+    limits = {"key_age_s_max": 60.0, "in_flight": "wait", "wait_s": 1.0}
+    policy = Policy(atomic=True, **limits).settled()  # type: ignore[arg-type]
+    call = dataclasses.replace(CALL, first_sent=0.0)
+    running = dataclasses.replace(script.orphan(), lease_left_s=9.0)
+    decided = script.drive(
+        script.guard.begin(call, policy, script.claim),
+        *(running, None, None, None),  # find, pause, peek, find
+    )
+    assert isinstance(decided, Refuse)
+    assert decided.problem.kind is Kind.TOO_OLD
+    assert [type(question.question) for question in script.asked] == [Find, Pause, Peek, Find]

@@ -10,7 +10,7 @@ was remembered at that moment.
 from __future__ import annotations
 
 from oncekey.attempt import Attempt
-from oncekey.core.key_age import check_key_age
+from oncekey.core.key_age import check_key_age, older_than_memory
 from oncekey.core.op import Op
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -68,8 +68,9 @@ class Admission(Holding):
         """
         if attempt.policy.key_age_s_max is None:
             return None
-        began = self._clock.wall() - (0.0 if attempt.attempt == 1 else attempt.age_s)
-        return check_key_age(call.key, call.first_sent, began, attempt.policy)
+        ago_s = 0.0 if attempt.attempt == 1 else max(attempt.age_s, 0.0)
+        began = self._clock.wall() - ago_s
+        return older_than_memory(call.key, call.first_sent, began, attempt.policy)
 
 
 def is_new(found: Record) -> bool:

@@ -246,11 +246,12 @@ def test_keep_gives_a_verdict_for_every_status(keep: Any) -> None:
 
 
 def test_memory_is_the_shortest_retention_and_the_tombstone() -> None:
-    """What a client may ask for can only shorten it."""
+    """What a client may ask for can only shorten it; so can what is kept of unknown outcomes."""
     assert Policy(retention_s=100, tombstone_s=50).settled().memory_s == 150
     declared = Policy(retention_s=100, retention_declared_s=(40, 900), tombstone_s=50).settled()
     assert declared.memory_s == 90
     assert Policy(retention_s=100, retention_declared_s=(200, 900)).settled().memory_s == 100
+    assert Policy(retention_s=100, unknown_retention_s=60).settled().memory_s == 60
 
 
 def test_e67_no_key_may_be_new_for_longer_than_memory() -> None:

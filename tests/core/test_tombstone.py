@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.core.record import Answer, Record, State, decode_headers, encode_headers
-from oncekey.core.tombstone import answer_left_s, bare, blank, tombstone_s, with_tombstone
+from oncekey.core.tombstone import (
+    answer_left_s,
+    bare,
+    blank,
+    is_over,
+    tombstone_s,
+    with_tombstone,
+)
 from tests.core.test_record import record
 
 ANSWER = Answer(201, ((b"location", b"/orders/7"),), b"created")
@@ -38,8 +45,18 @@ def test_without_a_tombstone_the_answer_is_kept_as_it_is() -> None:
 
 
 def test_a_blank_answer_keeps_its_status_and_its_tombstone() -> None:
-    assert blank(with_tombstone(ANSWER, 60.0)) == with_tombstone(Answer(201, (), None), 60.0)
-    assert blank(ANSWER) == Answer(201, (), None)
+    blanked = blank(with_tombstone(ANSWER, 60.0))
+    assert bare(blanked) == Answer(201, (), None) == blank(ANSWER)
+    assert tombstone_s(kept(blanked, 100.0)) == 60.0
+    assert blank(blanked) == blanked
+
+
+def test_what_was_blanked_is_over_for_good() -> None:
+    """Also where the store's clock is set back, and its answer would not be over yet."""
+    answer = with_tombstone(ANSWER, 60.0)
+    assert [is_over(kept(answer, left_s)) for left_s in (61.0, 60.0, 1.0)] == [False, True, True]
+    assert is_over(kept(blank(answer), 61.0))
+    assert not is_over(kept(blank(ANSWER), 61.0))  # purged: its retention is not over
 
 
 def test_only_the_first_line_counts() -> None:

@@ -160,7 +160,7 @@ class Work:
             case Insert(claim):
                 self._claim, self._token = claim, claim.token
                 return (yield from self._insert())
-            case Peek():
+            case Peek() if self._token:  # else it looks at what it was not allowed to claim
                 return (yield from self._peek())
             # Also an orphan's, which nobody inserted.
             case Swap(claim=Claim() as claim, to=State.RUNNING):

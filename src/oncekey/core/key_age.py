@@ -26,13 +26,6 @@ def check_key_age(
     made = made_at(key) if first_sent is None else first_sent
     if made is None:
         return _undated() if policy.key_time_required else None
-    if now_wall - made > policy.key_age_s_max:
-        return Problem(
-            Kind.TOO_OLD,
-            f"This key was made more than {policy.key_age_s_max:g} seconds ago, and what was done "
-            "with it, if anything was, is not remembered any more. So it was not run. If the "
-            "request is new, send it with a new key.",
-        )
     if made - now_wall > policy.clock_skew_s:
         return Problem(
             Kind.TOO_OLD,
@@ -40,7 +33,22 @@ def check_key_age(
             "so its age cannot be told, and it was not run. Correct the clock of the machine that "
             "made it, then send the request with a new key.",
         )
-    return None
+    return older_than_memory(key, first_sent, now_wall, policy)
+
+
+def older_than_memory(
+    key: str, first_sent: float | None, at_wall: float, policy: Policy
+) -> Problem | None:
+    """The same of what was begun at a moment, if memory did not reach back to the key's making."""
+    made = made_at(key) if first_sent is None else first_sent
+    if policy.key_age_s_max is None or made is None or at_wall - made <= policy.key_age_s_max:
+        return None
+    return Problem(
+        Kind.TOO_OLD,
+        f"This key was made more than {policy.key_age_s_max:g} seconds ago, and what was done with "
+        "it, if anything was, is not remembered any more. So it was not run. If the request is "
+        "new, send it with a new key.",
+    )
 
 
 def _undated() -> Problem:

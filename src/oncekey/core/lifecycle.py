@@ -29,7 +29,7 @@ import enum
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.tombstone import answer_left_s, blank
+from oncekey.core.tombstone import blank, is_over
 from oncekey.core.value import value
 from oncekey.core.verbs import Swap, When
 
@@ -139,7 +139,7 @@ def situation(record: Record, policy: Policy) -> Situation:
         return Situation.EXPIRED
     match record.state:
         case State.COMPLETED:
-            if answer_left_s(record) <= 0:
+            if is_over(record):
                 return Situation.GONE
             if record.answer is None or record.answer.body is None:
                 return Situation.BODILESS

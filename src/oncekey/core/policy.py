@@ -159,9 +159,10 @@ class Policy:
 
     @property
     def memory_s(self) -> float:
-        """How long it is surely known that a request was done, from when it was done."""
-        least_s = min(self.retention_s, *(self.retention_declared_s or (self.retention_s,)))
-        return least_s + self.tombstone_s
+        """How long it is surely known that a request was done, or may have been."""
+        kept_s = (self.retention_s, self.unknown_retention_s, *(self.retention_declared_s or ()))
+        memory_s: float = min(kept_s) + self.tombstone_s
+        return memory_s
 
     def settled(self) -> Policy:
         """This policy over `DEFAULTS`, with every value checked."""

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from oncekey.core.record import TOMBSTONE, Answer, Record
 
+_BLANK = b" blank"
+"""Stands behind the seconds of an answer that was blanked."""
+
 
 def with_tombstone(answer: Answer, tombstone_s: float) -> Answer:
     """An answer as it is kept where its record outlives it by `tombstone_s`."""
@@ -32,7 +35,9 @@ def bare(answer: Answer) -> Answer:
 def tombstone_s(record: Record) -> float:
     """For how long a record outlives its answer."""
     answer = record.answer
-    return float(answer.headers[0][1]) if answer is not None and _marked(answer) else 0.0
+    if answer is None or not _marked(answer):
+        return 0.0
+    return float(answer.headers[0][1].removesuffix(_BLANK))
 
 
 def answer_left_s(record: Record) -> float:
@@ -40,9 +45,21 @@ def answer_left_s(record: Record) -> float:
     return record.expires_in_s - tombstone_s(record)
 
 
+def is_over(record: Record) -> bool:
+    """Whether nobody gets the answer any more. What was blanked is over for good, also if the
+    store's clock is set back.
+    """
+    answer = record.answer
+    blanked = answer is not None and _marked(answer) and answer.headers[0][1].endswith(_BLANK)
+    return blanked or answer_left_s(record) <= 0
+
+
 def blank(answer: Answer) -> Answer:
     """All that a tombstone keeps of an answer."""
-    return Answer(answer.status, answer.headers[:1] if _marked(answer) else (), None)
+    if not _marked(answer):
+        return Answer(answer.status, (), None)
+    name, seconds = answer.headers[0]
+    return Answer(answer.status, ((name, seconds.removesuffix(_BLANK) + _BLANK),), None)
 
 
 def _marked(answer: Answer) -> bool:

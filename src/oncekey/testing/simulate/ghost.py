@@ -26,7 +26,7 @@ ABSENT, RUNNING, COMPLETED, RELEASED, UNKNOWN = (
 
 # What a request can meet. The names are the simulator's own; they are compared with nothing of the
 # system's.
-IN_FLIGHT, OVERLONG, LAPSED, WORN_OUT, EXPIRED, FAILED, NO_EFFECT, WHOLE, BODILESS = (
+IN_FLIGHT, OVERLONG, LAPSED, WORN_OUT, EXPIRED, FAILED, NO_EFFECT, WHOLE, BODILESS, GONE = (
     "in flight",
     "overlong",
     "lapsed",
@@ -36,6 +36,7 @@ IN_FLIGHT, OVERLONG, LAPSED, WORN_OUT, EXPIRED, FAILED, NO_EFFECT, WHOLE, BODILE
     "no effect",
     "completed whole",
     "completed without body",
+    "completed, its answer over",
 )
 
 
@@ -83,11 +84,14 @@ class Ghost:
 
     __slots__ = (
         "answer",
+        "answer_until",
         "attempt",
+        "begun_at",
         "blocked",
         "book",
         "claimed_at",
         "expires",
+        "faded",
         "fence",
         "fence_high",
         "first_use",
@@ -119,6 +123,12 @@ class Ghost:
         self.retention_s = 0.0
         self.lease_until = 0.0
         self.expires = 0.0
+        self.answer_until = 0.0
+        """When a completed record becomes a tombstone, if it has not expired by then."""
+        self.faded = False
+        """Its content was blanked."""
+        self.begun_at = 0.0
+        """When nothing was known of it for the last time; not by the store's clock."""
         self.first_use = 0.0
         self.intent: Intent | None = None
         self.version = 0
@@ -150,6 +160,8 @@ class Ghost:
         if self.expires <= now:
             return EXPIRED
         if state is COMPLETED:
+            if self.faded or self.answer_until <= now:
+                return GONE
             answer = self.answer
             return WHOLE if answer is not None and answer.body is not None else BODILESS
         if state is RELEASED:
@@ -187,8 +199,8 @@ class Ghost:
         self.fence = self.fence_high = fence
         self.lease_s = policy.lease_s
         self.lease_until = now + policy.lease_s
-        self.retention_s = policy.retention_s
-        self.expires = self.lease_until + policy.retention_s
+        self.retention_s = policy.retention_s + policy.tombstone_s
+        self.expires = self.lease_until + self.retention_s
         self.intent = task.intent
         self.version = task.version
         self.schema = policy.schema_version
@@ -201,10 +213,14 @@ class Ghost:
         task.book = self.book
         task.steps.known = dict(self.book.steps)
 
-    def begin_anew(self, now: float) -> None:
-        """Nothing that happened before counts."""
-        self.book = Book()
-        self.first_use = now
+    def begin_anew(self, now: float, kernel_now: float, *, remembered: bool) -> None:
+        """Nothing that happened before counts; but where it must never be forgotten what was done,
+        effects do.
+        """
+        before, self.book = self.book, Book()
+        if remembered:
+            self.book.effects, self.book.excuses = before.effects, before.excuses
+        self.first_use, self.begun_at = now, kernel_now
         self.attempt = 1
         self.lapses = 0
         self.spoiled = False

@@ -23,12 +23,14 @@ from oncekey.guard import (
     Replay,
     Unstored,
 )
+from oncekey.testing.simulate import expiring
 from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
     BODILESS,
     COMPLETED,
     EXPIRED,
+    GONE,
     IN_FLIGHT,
     NO_EFFECT,
     OVERLONG,
@@ -65,7 +67,7 @@ HASTY_PEEKS_MAX = 3
 
 # Whoever met one of these owns the record or may own it: only running it is right.
 _FREE = (ABSENT, EXPIRED, NO_EFFECT)
-_ENDED = (WHOLE, BODILESS, UNKNOWN)
+_ENDED = (WHOLE, BODILESS, UNKNOWN, GONE)
 
 
 class Judge:
@@ -110,6 +112,7 @@ class Judge:
             raise Violation("P6", f"{task} believes to be {attempt}, lapses {attempt.lapses}")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
+        expiring.runs(task)
         task.runs_at = self._kernel.now
         self._believes(task, attempt)
         task.ran = True
@@ -224,11 +227,15 @@ class Judge:
             if not task.asks and task.policy.store_down == "run" and task.work is None:
                 raise Violation("P6", f"{task} was to run unprotected; the store heard nothing")
             return
+        if kind is Kind.TOO_OLD:
+            known = task.note is not None and task.note.situation not in _FREE
+            expiring.told_too_old(task, known=known)
+            return
         note = self._note(task)
         situation = note.situation
         newer = note.version != task.version
         other = note.intent != task.intent
-        free = situation in _FREE
+        free = situation in _FREE or situation is GONE
         match kind:
             case Kind.IN_FLIGHT:
                 self._in_flight(task, note, superseded=superseded)
@@ -237,6 +244,8 @@ class Judge:
                 right = other and not newer and not free
             case Kind.OUTCOME_UNKNOWN:
                 right = not other and (situation is UNKNOWN or (note.own and situation is EXPIRED))
+            case Kind.KEY_EXPIRED:
+                right = situation is GONE
             case Kind.ANSWER_NOT_KEPT:
                 right = situation is BODILESS and not other and not newer
             case Kind.STALE_ANSWER:

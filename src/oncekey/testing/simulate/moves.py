@@ -14,6 +14,8 @@ def tell(kept: Record | Ghost) -> str:
 def name_of(verb: Swap) -> str:
     """Which transition a swap asks for, by what it would do."""
     if verb.claim is not None:
+        if verb.to is State.COMPLETED:
+            return "fade"
         if verb.fresh:
             return "start over" if verb.attempt == 1 else "run anew"
         return "run again" if verb.state is State.RELEASED else "take over"

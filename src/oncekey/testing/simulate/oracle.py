@@ -13,6 +13,7 @@ from typing import Any
 from oncekey.clock import Clock
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Record, State
+from oncekey.core.tombstone import bare
 from oncekey.core.verbs import (
     AppendStep,
     Done,
@@ -30,7 +31,7 @@ from oncekey.core.verbs import (
     When,
 )
 from oncekey.stores.gather import Ticket
-from oncekey.testing.simulate import recovering, stepping
+from oncekey.testing.simulate import expiring, recovering, stepping
 from oncekey.testing.simulate.faults import Faults
 from oncekey.testing.simulate.ghost import (
     ABSENT,
@@ -139,7 +140,7 @@ class Oracle:
         elif kind is Find:
             self.agree(task.ghost, outcome, task)
         elif kind is Sweep:
-            self._sweep(outcome, now)
+            expiring.swept(self.ghosts.values(), outcome, now)
             return None
         elif isinstance(verb, AppendStep):
             stepping.kept(task.ghost, task, verb, outcome)
@@ -165,7 +166,7 @@ class Oracle:
             if ghost.state is not ABSENT:
                 raise Violation("P1", f"{task} inserted {ghost}, which was there and {ghost.state}")
             self._raises(ghost, task, outcome.fence)
-            ghost.begin_anew(now)
+            self._begin_anew(ghost, now)
             self._grant(task, outcome.fence, now, late)
             return
         self.agree(ghost, outcome.record, task)
@@ -181,14 +182,14 @@ class Oracle:
                 _STATES[record.state] is ghost.state
                 and record.fence == ghost.fence
                 and record.token == ghost.token
-                and record.answer == ghost.answer
+                and expiring.same_answer(ghost, record)
                 and record.lapses == ghost.lapses
                 and record.attempt == ghost.attempt
                 and record.schema_version == ghost.schema
             )
         if not same:
             found = "nothing" if record is None else tell(record)
-            differs = record is not None and record.answer != ghost.answer
+            differs = record is not None and not expiring.same_answer(ghost, record)
             promise = {ABSENT: "P5", COMPLETED: "P3"}.get(ghost.state, "P2")
             raise Violation(
                 "P10" if record is None else promise,
@@ -274,22 +275,22 @@ class Oracle:
 
     def _complete(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
-        if verb.answer != task.answer or task.answer is None:
+        if verb.answer is None or bare(verb.answer) != task.answer or task.answer is None:
             raise Violation("P3", f"{task}: kept another answer than the handler gave")
-        retention_s = task.policy.retention_s
+        tombstone_s = task.policy.tombstone_s
+        retention_s = verb.retention_s - tombstone_s
+        left_s = task.policy.retention_s
+        wrong = abs(retention_s - left_s) > 0.001
         if self._scenario.retention_from == "first use":
             since_s = self._kernel.now - task.ended_at
-            left_s = ghost.first_use + retention_s - (now - since_s)
-            too_long = verb.retention_s > max(left_s + 0.001, 1.0)
-            too_short = verb.retention_s < left_s - ghost.lease_s and self._faults.last_at < 0.0
-            if not self._clock_was_set and (too_long or too_short):
-                raise Violation("P3", f"{task}: kept for {verb.retention_s} s, not {left_s} s")
-            retention_s = verb.retention_s
+            left_s += ghost.first_use - (now - since_s)
+            too_long = retention_s > max(left_s + 0.001, 1.0)
+            too_short = retention_s < left_s - ghost.lease_s and self._faults.last_at < 0.0
+            wrong = not self._clock_was_set and (too_long or too_short)
+        if wrong:
+            raise Violation("P3", f"{task}: kept for {retention_s} s, not {left_s} s")
         task.recorded = True
-        ghost.state = COMPLETED
-        ghost.answer = task.answer
-        ghost.lease_until = now
-        ghost.expires = now + retention_s
+        expiring.kept(ghost, task.answer, verb, tombstone_s, now)
 
     def _release(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -301,8 +302,7 @@ class Oracle:
             how = "without effect" if verb.no_effect else "after failure"
             raise Violation("P7", f"{task}: released {ghost} {how}, and that is not what happened")
         ghost.state = RELEASED
-        ghost.lease_until = now
-        ghost.expires = now + task.policy.retention_s
+        expiring.given_back(task, verb, now)
 
     def _take_over(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -347,17 +347,17 @@ class Oracle:
         ghost.lapses += 1
         ghost.spoiled = True
         ghost.lease_until = now
-        ghost.expires = now + task.policy.unknown_retention_s
+        ghost.expires = now + expiring.unknown_s(task.policy)
 
     def _give_up(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         refused = task.orphan and task.plan.verdict is Verdict.NO_EFFECT
-        if None not in task.steps.known.values() and not refused:
+        if None not in task.steps.known.values() and not refused and not expiring.began_late(task):
             raise Violation("P6", f"{task}: gave {ghost} up, though no step was left in doubt")
         self._raises(ghost, task, outcome.fence)
         ghost.state, ghost.token, ghost.spoiled = UNKNOWN, verb.new_token or b"", True
         ghost.fence = ghost.fence_high = outcome.fence
-        ghost.lease_until, ghost.expires = now, now + task.policy.unknown_retention_s
+        ghost.lease_until, ghost.expires = now, now + expiring.unknown_s(task.policy)
 
     def _run_again(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -373,8 +373,17 @@ class Oracle:
         if ghost.expires > now:
             raise Violation("P3", f"{task}: started {ghost} over, which is not expired")
         self._raises(ghost, task, outcome.fence)
-        ghost.begin_anew(now)
+        self._begin_anew(ghost, now)
         self._grant(task, outcome.fence, now, late)
+
+    def _begin_anew(self, ghost: Ghost, now: float) -> None:
+        remembered = self._scenario.dated and not self._clock_was_set
+        ghost.begin_anew(now, self._kernel.now, remembered=remembered)
+
+    def _fade(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        self._raises(task.ghost, task, outcome.fence)
+        expiring.faded(task, verb, outcome.fence, now, clock_was_set=self._clock_was_set)
+        task.ghost.fence_high = outcome.fence
 
     def _run_anew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -394,27 +403,14 @@ class Oracle:
     def _resolve(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         self._raises(ghost, task, outcome.fence)
-        ghost.state = RELEASED if task.answer is None else COMPLETED
+        ghost.state, ghost.faded = RELEASED if task.answer is None else COMPLETED, False
         if task.answer is None:
             ghost.book.clear()
         ghost.answer = task.answer
         ghost.token = verb.new_token or ghost.token
         ghost.fence = ghost.fence_high = outcome.fence
         ghost.lease_until = now
-        ghost.expires = now + verb.retention_s
-
-    # -------------------------------------------------------------------------------- sweeping
-
-    def _sweep(self, removed: int, now: float) -> None:
-        expired = [
-            ghost
-            for ghost in self.ghosts.values()
-            if ghost.state is not ABSENT and ghost.expires <= now and not ghost.held
-        ]
-        if removed != len(expired):
-            raise Violation("P10", f"swept {removed} records where {len(expired)} were expired")
-        for ghost in expired:
-            ghost.state = ABSENT
+        ghost.answer_until = ghost.expires = now + verb.retention_s
 
     # --------------------------------------------------------------------------------- orphans
 
@@ -443,6 +439,7 @@ _ACCEPTED: dict[str, _Accepted] = {
     "run again": Oracle._run_again,
     "start over": Oracle._start_over,
     "run anew": Oracle._run_anew,
+    "fade": Oracle._fade,
     "resolve as completed": Oracle._resolve,
     "resolve as released": Oracle._resolve,
 }

@@ -24,6 +24,9 @@ RUN_S_MAX = 25.0
 WAIT_S = 0.7
 UNKNOWN_RETENTION_S = 60.0
 RETENTIONS_S = (25.0, 120.0)
+TOMBSTONE_S = 40.0
+CLOCK_SKEW_S = 15.0
+"""More than any host's wall clock is ahead."""
 WAITERS_PER_KEY_MAX = 2
 WAITERS_MAX = 3
 CALM_AFTER_S = 60.0
@@ -51,7 +54,9 @@ _CONTENTS = {"a": ("1", b'{"amount":1}'), "b": ("1", b'{"amount":2}'), "c": ("2"
 
 
 @functools.cache
-def call_of(intent: Intent, version: int, *, with_path: bool = True) -> Call:
+def call_of(
+    intent: Intent, version: int, *, with_path: bool = True, first_sent: float | None = None
+) -> Call:
     """The request as the engine sees it, fingerprinted by the real rules."""
     name, body = _CONTENTS[intent.content]
     path = f"/{intent.operation}s/{name}" if with_path else ""
@@ -60,7 +65,14 @@ def call_of(intent: Intent, version: int, *, with_path: bool = True) -> Call:
         raise AssertionError(made.reason)
     operation = _OPERATIONS[intent.operation]
     fingerprint = Fingerprint(version, made.digest)
-    return Call(intent.tenant, operation, intent.key, fingerprint, request=request_of(intent))
+    return Call(
+        intent.tenant,
+        operation,
+        intent.key,
+        fingerprint,
+        request=request_of(intent),
+        first_sent=first_sent,
+    )
 
 
 def request_of(intent: Intent) -> bytes:
@@ -167,6 +179,8 @@ class Scenario:
     recoverer: bool = False
     at_most_once: str = ""
     """The step that must not be repeated, in operations that are resumed."""
+    dated: bool = False
+    """Clients say when their keys were made: at the very beginning."""
 
     def describe(self) -> list[str]:
         """Who takes part, for people."""
@@ -206,12 +220,37 @@ class Scenario:
         last = self.policies[-1]
         schema = f"{last.schema_version}{last.stale}{last.upcasts is None}"
         told = f"{rules}{policy.lapses_max}{recoveries}{self.at_most_once}{self.versions}"
-        return f"{told}{schema}{wants}".encode()
+        entombed = f"{policy.tombstone_s:g}{last.tombstone_s:g}{self.dated}"
+        return f"{told}{schema}{wants}{entombed}".encode()
 
 
-def draw(chance: Callable[[], float], *, atomic: bool = False) -> Scenario:
+def draw(chance: Callable[[], float], *, atomic: bool = False, entombed: bool = False) -> Scenario:
     """A cast, from a seeded source of chance."""
-    return _atomic(_leased(chance), chance) if atomic else _leased(chance)
+    scenario = _leased(chance)
+    if atomic:
+        scenario = _atomic(scenario, chance)
+    return _entombed(scenario, chance) if entombed else scenario
+
+
+def _entombed(scenario: Scenario, chance: Callable[[], float]) -> Scenario:
+    """The same after a deploy to tombstones, or while it is under way; and in half of them keys
+    tell their age, and no retry may ever run again what was done. Some come very late.
+    """
+    dated = chance() < 0.5
+    first = len(scenario.policies) - 1 if not dated and chance() < 0.3 else 0
+    policies = []
+    for index, before in enumerate(scenario.policies):
+        tombstone_s = TOMBSTONE_S if index >= first else 0.0
+        policy = dataclasses.replace(before, tombstone_s=tombstone_s, clock_skew_s=CLOCK_SKEW_S)
+        age_s = policy.memory_s - CLOCK_SKEW_S if dated else None
+        policies.append(dataclasses.replace(policy, key_age_s_max=age_s).settled())
+    retention_s = policies[0].retention_s
+    late = [
+        Errand(scenario.errands[0].intent, retention_s + TOMBSTONE_S * chance() * stretch, 0.0)
+        for stretch in (0.5, 1.0, 2.0)
+    ]
+    errands = (*scenario.errands, *late)
+    return dataclasses.replace(scenario, policies=tuple(policies), errands=errands, dated=dated)
 
 
 def _atomic(scenario: Scenario, chance: Callable[[], float]) -> Scenario:

@@ -22,6 +22,7 @@ from oncekey.stores.postgres_sql import Question
 from oncekey.testing.simulate.ghost import (
     BODILESS,
     COMPLETED,
+    GONE,
     IN_FLIGHT,
     OVERLONG,
     UNKNOWN,
@@ -34,7 +35,7 @@ from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import Asked, Transaction, Write
 from oncekey.testing.simulate.violation import Violation
 
-_NOT_FREE = (IN_FLIGHT, OVERLONG, WHOLE, BODILESS, UNKNOWN)
+_NOT_FREE = (IN_FLIGHT, OVERLONG, WHOLE, BODILESS, GONE, UNKNOWN)
 _ENDED = (State.COMPLETED, State.UNKNOWN)
 
 

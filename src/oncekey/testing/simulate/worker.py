@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey.atomic.work import Work
 from oncekey.attempt import Attempt
+from oncekey.core import lifecycle
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Insert, Peek, Refused, Sweep, Tally, Verb
+from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.tombstone import answer_left_s
+from oncekey.core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.recovery import SWEEP_ROWS_MAX
 from oncekey.stores.base import AGAIN
@@ -28,18 +30,24 @@ if TYPE_CHECKING:
 
 
 class ProcessClock:
-    """A host's clocks: each process has its own idea of the time, and none of them may matter."""
+    """A host's clocks: each process has its own idea of the time, and none of them may matter, but
+    for the age of keys that tell it; there hosts agree as far as they must.
+    """
 
-    __slots__ = ("_ahead_s", "_kernel")
+    __slots__ = ("_ahead_s", "_kernel", "_wall_ahead_s")
 
-    def __init__(self, kernel: Kernel, ahead_s: float) -> None:
+    def __init__(self, kernel: Kernel, ahead_s: float, wall_ahead_s: float) -> None:
         self._kernel = kernel
         self._ahead_s = ahead_s
+        self._wall_ahead_s = wall_ahead_s
 
     def monotonic(self) -> float:
         return self._kernel.now + self._ahead_s
 
-    boot = wall = monotonic
+    boot = monotonic
+
+    def wall(self) -> float:
+        return self._kernel.now + self._wall_ahead_s
 
     def boot_id(self) -> str:
         return "host"
@@ -147,7 +155,8 @@ class Worker(Process):
         """A fresh process image."""
         world = self.world
         parts = world.parts
-        clock = self.clock = ProcessClock(self.kernel, 1_000.0 * self.index + 100.0 * self.life)
+        ahead_s = 1_000.0 * self.index + 100.0 * self.life
+        clock = self.clock = ProcessClock(self.kernel, ahead_s, self.ahead_s)
         self.guard = parts.guard(
             clock=clock,
             retention_from=world.scenario.retention_from,
@@ -392,6 +401,14 @@ class Worker(Process):
         self.world.wire.send(self, tickets, settle)
 
     # ------------------------------------------------------------------------------- sweeping
+
+    def fade(self, claim: Claim) -> Op[None]:
+        """Blank a record whose answer is over."""
+        found: Record | None = yield Find(claim.id)
+        if found is None or found.state is not State.COMPLETED or found.expired or not found.key:
+            return
+        if answer_left_s(found) <= 0:
+            yield lifecycle.fade(found, new_token=self.world.token())
 
     def sweep(self) -> Op[None]:
         """One round of the sweeper."""

@@ -20,7 +20,7 @@ from oncekey.testing.simulate import scenario as scenarios
 from oncekey.testing.simulate.clients import Client
 from oncekey.testing.simulate.database import Database
 from oncekey.testing.simulate.faults import Fault, Faults
-from oncekey.testing.simulate.ghost import RUNNING
+from oncekey.testing.simulate.ghost import RUNNING, Ghost
 from oncekey.testing.simulate.judge import Judge
 from oncekey.testing.simulate.kernel import Kernel, Process, Restless
 from oncekey.testing.simulate.marks import Marks
@@ -44,6 +44,8 @@ from oncekey.testing.simulate.wire import StoreClock, Wire
 from oncekey.testing.simulate.worker import Worker
 
 ATOMIC_EVERY = 6
+ENTOMBED_EVERY = 5
+FADE_EVERY_S = 8.0
 _PROBES_MAX = 3
 _TOLD = (
     *(kind.value for kind in Kind),
@@ -107,6 +109,8 @@ class World:
             self.recovering.start()
         if self.scenario.sweep_every_s:
             kernel.at(self.scenario.sweep_every_s * self.chance(), self.outside, self._sweep)
+        if any(policy.tombstone_s for policy in self.scenario.policies):
+            kernel.at(FADE_EVERY_S * self.chance(), self.outside, self._fade)
 
     # ------------------------------------------------------------------------------- running
 
@@ -129,7 +133,8 @@ class World:
         for transaction in self.database.open:
             raise Violation("P6", f"{transaction.task} left its transaction open")
         for ghost in self.oracle.ghosts.values():
-            if ghost.state is RUNNING:
+            forgotten = self.scenario.dated and ghost.expires <= self.store._now()  # but not swept
+            if ghost.state is RUNNING and not forgotten:
                 raise Violation("P6", f"{ghost} still runs, and nobody is there to end it")
 
     def _probe(self) -> bool:
@@ -161,14 +166,27 @@ class World:
             every_s = self.scenario.sweep_every_s
             self.kernel.at(self.kernel.now + every_s, self.outside, self._sweep)
 
+    def _fade(self) -> None:
+        """Somebody blanks what is over."""
+        busy = not self.settled
+        up = [worker for worker in self.workers if worker.up]
+        for ghost in list(self.oracle.ghosts.values()) if up else ():
+            worker = up[int(self.chance() * len(up))]
+            task = self.housekeeping(worker, "fader", ghost)
+            task.claim = worker.guard.claim(task.call, worker.policy)
+            task.op = worker.fade(task.claim)
+            self.kernel.at(self.kernel.now, worker, worker.begin, task)
+        if busy:
+            self.kernel.at(self.kernel.now + FADE_EVERY_S, self.outside, self._fade)
+
     @property
     def settled(self) -> bool:
         """Whether every client has its answer."""
         return all(client.done for client in self.clients)
 
-    def housekeeping(self, worker: Worker, name: str) -> Task:
-        """Work that is about no record in particular."""
-        intent = self.scenario.errands[0].intent
+    def housekeeping(self, worker: Worker, name: str, ghost: Ghost | None = None) -> Task:
+        """Work that is about no record in particular, or about one that somebody asked for."""
+        intent = (ghost and ghost.intent) or self.scenario.errands[0].intent
         task = Task(
             name,
             worker,
@@ -187,7 +205,9 @@ class World:
         return self._tokens.to_bytes(16, "big")
 
     def call(self, intent: Intent, version: int) -> Call:
-        return scenarios.call_of(intent, version, with_path=self.parts.with_path)
+        first_sent = 0.0 if self.scenario.dated else None
+        with_path = self.parts.with_path
+        return scenarios.call_of(intent, version, with_path=with_path, first_sent=first_sent)
 
     def group(self, verb: Verb) -> Hashable:
         """Which connection a verb takes."""
@@ -302,10 +322,16 @@ def is_atomic(seed: int) -> bool:
     return seed % ATOMIC_EVERY == ATOMIC_EVERY - 1
 
 
+def is_entombed(seed: int) -> bool:
+    """Whether a schedule has tombstones; by the seed likewise."""
+    return seed % ENTOMBED_EVERY == ENTOMBED_EVERY - 1
+
+
 def play(seed: int, marks: Marks, parts: Parts = REAL, *, written: bool = False) -> Played:
     """Run the schedule of a seed, within `playing(parts, marks)`."""
     chance = random.Random(seed).random
-    scenario, faults = scenarios.draw(chance, atomic=is_atomic(seed)), Faults(chance)
+    scenario = scenarios.draw(chance, atomic=is_atomic(seed), entombed=is_entombed(seed))
+    faults = Faults(chance)
     world = World(Kernel(), scenario, faults, chance, parts, marks, written=written)
     return outcome(world, seed)
 

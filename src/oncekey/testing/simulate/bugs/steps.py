@@ -31,7 +31,7 @@ def steps_begin_anew() -> Parts:
     return Parts(guard=Engine)
 
 
-@planted(seeds=200)
+@planted(seeds=500)
 def a_key_for_every_attempt() -> Parts:
     """Downstream sees another key from each attempt, and has its effect again."""
 
