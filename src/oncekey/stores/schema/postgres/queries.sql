@@ -17,8 +17,8 @@
 -- both places, of which never more than one holds it. Inline, a claim leaves null what is as it was
 -- at the start; {record} reads it so.
 --
--- Expiry is kept in tenths of a second: equal entries share their room in the index. Rounded up, so
--- that nothing expires before its time, and no lease outlives its record.
+-- Expiry is kept in tenths of a second, rounded down: equal entries share their room in the index. But
+-- no lease outlives its record, however short the retention is.
 
 -- name: insert
 -- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
@@ -64,7 +64,10 @@ inserted AS (
         CASE WHEN zero = 0 OR schema_version <> 0 THEN schema_version END,
         field_digests, 'running', fence, fence + zero, 1 + zero, zero, zero,
         zero::bool, zero, zero, now, now + make_interval(secs => lease_s),
-        (now + make_interval(secs => lease_s + retention_s + 0.05))::timestamptz(1),
+        greatest(
+            (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
+            now + make_interval(secs => lease_s)
+        ),
         request, CASE WHEN request IS NOT NULL THEN fence END
     FROM fresh
     ON CONFLICT (id) DO NOTHING
@@ -95,7 +98,7 @@ locked AS MATERIALIZED (
 timed AS MATERIALIZED (
     SELECT
         *,
-        (clock_timestamp() + make_interval(secs => retention_s + 0.05))::timestamptz(1) AS expires,
+        (clock_timestamp() + make_interval(secs => retention_s - 0.05))::timestamptz(1) AS expires,
         {inline} AS inline
     FROM locked
 ),
@@ -154,7 +157,10 @@ judged AS MATERIALIZED (
 done AS (
     UPDATE oncekey_claims c
     SET lease_until = now + make_interval(secs => j.lease_s),
-        expires = (now + make_interval(secs => j.lease_s + j.retention_s + 0.05))::timestamptz(1),
+        expires = greatest(
+            (now + make_interval(secs => j.lease_s + j.retention_s - 0.05))::timestamptz(1),
+            now + make_interval(secs => j.lease_s)
+        ),
         beat = coalesce(c.beat, 0) + 1
     FROM judged j
     WHERE c.id = j.id AND j.fits
@@ -202,8 +208,10 @@ judged AS MATERIALIZED (
     SELECT
         *,
         NOT fresh AND next_state <> 'completed' AS keeps_answer,
-        (now + make_interval(secs => coalesce(lease_s, 0) + retention_s + 0.05))::timestamptz(1)
-            AS expires,
+        greatest(
+            (now + make_interval(secs => coalesce(lease_s, 0) + retention_s - 0.05))::timestamptz(1),
+            now + make_interval(secs => lease_s)  -- null, and left out, unless it runs
+        ) AS expires,
         owned AND coalesce(
             CASE condition
                 WHEN 'any' THEN true
@@ -496,7 +504,7 @@ WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid()
 SELECT CASE
     WHEN EXISTS (
         SELECT FROM pg_locks
-        WHERE virtualtransaction = ANY ($1::text[])
+        WHERE virtualtransaction = ANY ($1)
             OR pid IS NULL AND relation = 'oncekey_claims'::regclass
     ) THEN pg_sleep(0.1) IS NULL
     ELSE true
