@@ -5,6 +5,7 @@ them, give them keys by hooks, and have retries of their own.
 from __future__ import annotations
 
 import asyncio
+import copy
 import io
 import logging
 from collections.abc import Iterator
@@ -53,9 +54,9 @@ def test_copies_of_a_template_are_requests_of_their_own(
     """A copy shares its hooks with what it was copied from, and our mark is among them."""
     template = _prepared(session, f"{server.url}/orders")
     for number in range(3):
-        copy = template.copy()
-        copy.prepare_body(data=None, files=None, json={"number": number})
-        session.send(copy)
+        each = template.copy()
+        each.prepare_body(data=None, files=None, json={"number": number})
+        session.send(each)
 
     assert len(set(server.keys)) == 3
 
@@ -238,6 +239,14 @@ def test_an_interim_answer_is_none(server: Scripted, session: requests.Session) 
     assert session.post(f"{server.url}/orders").status_code == 201
     assert len(server.seen) == 2
     assert len(set(server.keys)) == 1
+
+
+def test_a_session_s_adapter_can_be_copied(server: Scripted, session: requests.Session) -> None:
+    with requests.Session() as other:
+        other.mount("http://", copy.copy(session.get_adapter(server.url)))
+        other.post(f"{server.url}/orders")
+
+    assert None not in server.keys
 
 
 # ----------------------------------------------------------------------------- retries of their own

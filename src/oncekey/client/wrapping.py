@@ -46,6 +46,8 @@ class Wrapping:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # a copy that is being made has none yet
+            raise AttributeError(name)
         return getattr(self._inner, name)
 
     def __enter__(self: Self) -> Self:
