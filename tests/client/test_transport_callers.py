@@ -92,6 +92,18 @@ def test_what_is_sent_elsewhere_after_it_was_sent_is_warned_of(
 
 
 @HTTPX
+def test_a_request_that_is_sent_to_another_origin_is_another(
+    library: Any, server: Scripted
+) -> None:
+    with scripted() as other, library.Client(transport=retrying(library.HTTPTransport())) as client:
+        request = client.build_request("POST", f"{server.url}/orders")
+        client.send(request)
+        request.url = library.URL(f"{other.url}/orders")
+        client.send(request)
+        assert len({None, *server.keys, *other.keys}) == 3
+
+
+@HTTPX
 def test_a_request_that_is_given_another_key_has_that_one(library: Any, server: Scripted) -> None:
     with library.Client(transport=retrying(library.HTTPTransport())) as client:
         request = client.build_request("POST", f"{server.url}/orders")

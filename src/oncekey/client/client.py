@@ -19,8 +19,9 @@ from typing import Any
 from oncekey.client.httpx_wire import EXTENSION
 from oncekey.client.intent import Intent, advertised, where
 from oncekey.client.journal import Journal
+from oncekey.client.mark import Given
 from oncekey.client.retention import RELIED_S
-from oncekey.client.sender import Given, Sender
+from oncekey.client.sender import Sender
 from oncekey.client.transport import Retrying
 from oncekey.errors import Misuse, StoreUnavailable
 

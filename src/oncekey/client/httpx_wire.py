@@ -11,8 +11,9 @@ from operator import itemgetter
 from types import ModuleType
 from typing import Any
 
+from oncekey.client.mark import Mark
 from oncekey.client.place import Outgoing
-from oncekey.client.sender import LATE, Mark, Outcome, Plan, Sender
+from oncekey.client.sender import LATE, Outcome, Plan, Sender
 from oncekey.client.verdict import Broken, Reply
 from oncekey.probes import probe
 
@@ -63,7 +64,7 @@ class Exchange:
         brought = request.extensions.get(EXTENSION)
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
             if isinstance(brought, Mark):
-                request.extensions[EXTENSION] = brought = sender.again(brought, request)
+                request.extensions[EXTENSION] = brought = brought.again(request)
                 self.deadline = brought.deadline(self.deadline)
             self.mark = self.plan.mark
             self._ready = self._planned(self.plan)

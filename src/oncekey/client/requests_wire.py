@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from oncekey.client.mark import Mark
 from oncekey.client.place import Outgoing
-from oncekey.client.sender import LATE, Mark, Outcome, Plan, Sender
+from oncekey.client.sender import LATE, Outcome, Plan, Sender
 from oncekey.client.verdict import Broken, Reply
 from oncekey.probes import probe
 
@@ -52,7 +53,7 @@ class Exchange:
         brought = mark_of(request)
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
             if brought is not None:
-                brought = _marked(request, sender.again(brought, request))
+                brought = _marked(request, brought.again(request))
                 self.deadline = brought.deadline(self.deadline)
             self.mark = self.plan.mark
             self._ready = self._planned(self.plan)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 from oncekey import guard
 from oncekey.client import keys, place
 from oncekey.client.attempts import Attempts, Call, Ended, Retries
 from oncekey.client.budget import RetryBudget
+from oncekey.client.mark import Given, Mark
 from oncekey.client.place import NOTHING, Outgoing, Placed
 from oncekey.client.retention import FORGOTTEN, RELIED_S, RETENTION_S, usable_until
 from oncekey.client.reuse import Reuse
@@ -32,55 +32,6 @@ BODY_BYTES_MAX = 8 * 1024 * 1024
 LATE = "the time for all attempts was over before the whole answer was there"
 
 _log = logging.getLogger("oncekey.client")
-
-
-@value
-class Given:
-    """A key that the caller gives beside a request, and what is known of it."""
-
-    key: str
-    first_sent: float | None = None
-    until: float | None = None
-    """How long it may be sent; both in seconds since 1970."""
-
-
-@value
-class Mark:
-    """What a request that is sent again, or redirected, brings along."""
-
-    key: str
-    url: object
-    """Where it was first sent: its key may be shown within that origin."""
-    body: object
-    """What was sent there, as its library has it."""
-    first_sent: float
-    until: float | None = None
-    spent: Spent | None = None
-    """If it was redirected."""
-
-    @property
-    def origin(self) -> str:
-        return place.origin_of(str(self.url))
-
-    def deadline(self, anew: float) -> float:
-        """Following a redirect is part of the time that its request has."""
-        return anew if self.spent is None else self.spent.deadline
-
-    def redirected(self, request: object, deadline: float, retried: int) -> Mark:
-        """What is left on a request whose answer may make somebody follow."""
-        return replace(self, spent=Spent(id(request), deadline, retried))
-
-
-@value
-class Spent:
-    """What a request has used up when it is redirected."""
-
-    request: int
-    """Its id. The very same one again is no redirect, but its caller's own retry, and has time of
-    its own.
-    """
-    deadline: float
-    retried: int
 
 
 @value
@@ -182,12 +133,6 @@ class Sender:
         )
         return self._placed(request, mark, standing, must=given is not None)
 
-    def again(self, mark: Mark, request: object) -> Mark:
-        """What a request brings along: that which it left itself is not the one of a redirect."""
-        if mark.spent is None or mark.spent.request != id(request):
-            return mark
-        return replace(mark, spent=None)
-
     def outcome(
         self, key: str | None, attempts: int, headers: Headers, gave_up: str | None
     ) -> Outcome:
@@ -208,17 +153,25 @@ class Sender:
 
     def _marked(self, request: Outgoing, mark: Mark, body: object) -> Plan:
         """It goes on under its key, within what is left of its time and of its retries."""
-        origin, redirected = place.origin_of(request.url), mark.spent is not None
+        origin = place.origin_of(request.url)
+        if mark.spent is None:
+            return self._resent(request, mark, origin, body)
         if mark.origin != origin:
             return self._elsewhere(request, origin, mark)
-        if redirected and request.method.upper() not in self._methods:  # a 303, followed by a GET
+        if request.method.upper() not in self._methods:  # a 303, followed by a GET
             return self._planned(request, mark, once="it is a redirected read")
         standing = place.given(request, self.profile)
         if standing is not None and place.usable(standing, self.profile) != mark.key:
-            if not redirected:  # its caller has put another one in
-                return self.plan(request, None, body)
             standing = None  # somebody gives each request a new one
-        if not redirected and (body != mark.body or request.url != str(mark.url)):
+        return self._placed(request, mark, standing)
+
+    def _resent(self, request: Outgoing, mark: Mark, origin: str, body: object) -> Plan:
+        """The caller sends it again, and may have changed it."""
+        standing = place.given(request, self.profile)
+        another = standing is not None and place.usable(standing, self.profile) != mark.key
+        if another or mark.origin != origin:
+            return self.plan(request, None, body)
+        if body != mark.body or request.url != str(mark.url):
             self._warn(request, mark.key)
         return self._placed(request, mark, standing)
 
