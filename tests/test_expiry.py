@@ -106,8 +106,13 @@ def test_an_old_key_whose_record_is_expired_but_not_swept_is_refused() -> None:
     world = World(key_age_s_max=600)
     call = world.key()
     world.done(call)
+    before = world.found(call)
     world.clock.advance(RETENTION_S)
     assert world.refused(call) is Kind.TOO_OLD
+    after = world.found(call)
+    assert before is not None
+    assert after is not None
+    assert (after.state, after.fence) == (before.state, before.fence)
 
 
 def test_an_old_key_that_is_known_to_have_failed_may_run_again() -> None:

@@ -4,7 +4,8 @@ import base64
 
 from oncekey.core.key import record_id, short_hash
 from oncekey.core.record import Answer
-from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
+from oncekey.core.tombstone import with_tombstone
+from tests.cli.conftest import ANSWER, OPERATION, TENANT, Oncekey, Seed
 
 KEY = "order-17-of-jane@example.org"
 
@@ -150,6 +151,10 @@ def test_what_the_next_request_gets(oncekey: Oncekey, seed: Seed, hour_ago: Seed
             "unknown",
             "nobody knows how it ended: retries are refused until somebody finds out",
         ),
+        hour_ago.completed("g", with_tombstone(ANSWER, 86_000.0)): (
+            "completed",
+            "a tombstone: a retry is told that it was done, so long ago that it cannot say more",
+        ),
         hour_ago.completed("f", retention_s=60.0): (
             "completed, expired",
             "counts as absent: the next request runs, the next sweep removes it",
@@ -159,6 +164,16 @@ def test_what_the_next_request_gets(oncekey: Oncekey, seed: Seed, hour_ago: Seed
     for record, (state, meaning) in means.items():
         shown = facts(oncekey("show", "--id", record.hex()).out)
         assert (shown["state"], shown["that is"]) == (state, meaning)
+
+
+def test_an_answer_that_its_record_outlives(oncekey: Oncekey, seed: Seed) -> None:
+    """Its own line is no header."""
+    record = seed.completed("a", with_tombstone(ANSWER, 80_000.0))
+    shown = oncekey("show", "--id", record.hex(), "--body").out
+    assert facts(shown)["expires"].split(", its answer in ")[1].startswith("1 h 46 min")
+    assert "tombstone" not in shown
+    whole = oncekey("show", "--id", record.hex(), "--body", "--json").json
+    assert whole["answer"]["headers"] == [["location", "/charges/1"]]
 
 
 def test_steps(oncekey: Oncekey, seed: Seed) -> None:

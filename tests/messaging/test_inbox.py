@@ -158,6 +158,16 @@ async def test_p5_another_message_under_the_same_id_is_rejected(
     assert len(world.runs) == 1
 
 
+async def test_what_was_done_so_long_ago_that_only_a_tombstone_is_left_is_acknowledged(
+    world: World, handle: Handle
+) -> None:
+    inbox = world.inbox(retention_s=60, tombstone_s=3600)
+    await handle(inbox, "m1", world.ship)
+    world.clock.advance(60)
+    assert await handle(inbox, "m1", world.ship) == Duplicate(None)
+    assert len(world.runs) == 1
+
+
 async def test_what_was_done_is_acknowledged_even_if_its_result_was_not_kept(
     world: World, handle: Handle
 ) -> None:

@@ -290,8 +290,8 @@ ENGINE = (
     Mutant(
         "the lease is used as retention",
         "holding.py",
-        "        retention_s = attempt.policy.retention_s\n",
-        "        retention_s = attempt.policy.lease_s\n",
+        "        retention_s = policy.retention_s\n",
+        "        retention_s = policy.lease_s\n",
         ASGI,
         "test_e68_a_record_does_not_expire_while_it_runs",
     ),

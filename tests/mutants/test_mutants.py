@@ -13,10 +13,11 @@ import pytest
 
 from tests.mutants import table
 from tests.mutants.durable import DURABLE
+from tests.mutants.expiring import EXPIRING
 from tests.mutants.functions import FUNCTIONS
 from tests.mutants.table import Mutant
 
-MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS
+MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0

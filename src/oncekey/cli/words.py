@@ -10,6 +10,7 @@ from oncekey.core.key import short_hash
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.secret import CLOSED
+from oncekey.core.tombstone import answer_left_s, bare, is_over, tombstone_s
 
 
 def state_of(record: Record) -> str:
@@ -24,6 +25,10 @@ def meaning_of(record: Record) -> str:
     if record.expired:
         return "counts as absent: the next request runs, the next sweep removes it"
     match record.state:
+        case State.COMPLETED if is_over(record):
+            return (
+                "a tombstone: a retry is told that it was done, so long ago that it cannot say more"
+            )
         case State.COMPLETED if record.answer is not None and record.answer.body is not None:
             return "a retry gets the kept answer"
         case State.COMPLETED:
@@ -45,7 +50,7 @@ def meaning_of(record: Record) -> str:
 
 def key_of(record: Record, *, show_key: bool) -> str:
     if not record.key:
-        return "(purged)"
+        return "(blank)" if is_over(record) else "(purged)"
     if record.key == CLOSED:
         return CLOSED
     return record.key if show_key else short_hash(record.key)
@@ -53,7 +58,14 @@ def key_of(record: Record, *, show_key: bool) -> str:
 
 def expiry(record: Record) -> str:
     left = duration(record.expires_in_s)
-    return f"{left} ago" if record.expired else f"in {left}"
+    if record.expired:
+        return f"{left} ago"
+    over = tombstone_s(record) and f", its answer {_when(answer_left_s(record))}"
+    return f"in {left}{over or ''}"
+
+
+def _when(left_s: float) -> str:
+    return f"in {duration(left_s)}" if left_s > 0 else f"{duration(left_s)} ago"
 
 
 def facts_of(record: Record, steps: list[Step], *, show_key: bool) -> list[tuple[str, str]]:
@@ -97,7 +109,7 @@ def answer_in_short(answer: Answer | None) -> str:
 def answer_in_full(answer: Answer) -> str:
     lines = [
         printable(f"{name.decode('latin-1')}: {value.decode('latin-1')}", 2000)
-        for name, value in answer.headers
+        for name, value in bare(answer).headers
     ]
     body = answer.body or b""
     text = body.decode("utf-8", "backslashreplace")
@@ -141,7 +153,8 @@ def answer_described(answer: Answer | None) -> dict[str, Any] | None:
     """The content; a body that is not text stands in base64."""
     if answer is None:
         return None
-    headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in answer.headers]
+    given = bare(answer).headers
+    headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in given]
     shown: dict[str, Any] = {"headers": headers, "body": None}
     if answer.body is not None:
         try:
