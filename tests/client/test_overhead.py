@@ -75,6 +75,7 @@ def _key() -> dict[str, str]:
 
 
 def _steps_of(post: Callable[[], object]) -> int:
+    """The least of several: an answer that arrives in two pieces is read in more steps."""
     for _ in range(3):  # what is only done once
         post()
-    return _steps(post)
+    return min(_steps(post) for _ in range(8))
