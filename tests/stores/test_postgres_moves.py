@@ -154,6 +154,18 @@ def test_a_held_record_is_waited_for_again(case: Case, url: str) -> None:
     assert {case.find(record.id).answer for record in records} == {KEPT}
 
 
+def test_a_role_without_rights_sees_which_transactions_are_open(db: Connection, url: str) -> None:
+    role = f"shop_{uuid.uuid4().hex}"
+    db.execute(f"CREATE ROLE {role}; SET ROLE {role}".encode())
+    with rival_of(url) as rival:
+        rival.execute("SELECT 1")
+        [(opened,)] = db.execute(STATEMENTS["open_transactions"].encode()).fetchall()
+        assert len(opened) == 1
+        rival.commit()
+        assert db.execute(STATEMENTS["open_transactions"].encode()).fetchall() == [([],)]
+    db.execute(f"RESET ROLE; DROP ROLE {role}".encode())
+
+
 # ------------------------------------------------------- purges and sweeps at the same moment
 
 
