@@ -547,6 +547,10 @@ def test_a_mark_without_the_middleware_is_told(wsgi: Site) -> None:
             "policy takes an oncekey.Policy",
         ),
         (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "quota": {"records": 3}},
+            "quota takes an oncekey.Quota",
+        ),
+        (
             {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": {"orders": {}}},
             "write a route as",
         ),
@@ -559,6 +563,14 @@ def test_wrong_settings_are_told_by_the_check(wsgi: Site, setting: Any, said: st
         assert said in message.msg
         with pytest.raises(Misuse):
             views()
+
+
+def test_a_quota_may_be_given_by_its_fields(wsgi: Site) -> None:
+    setting = {"store": "memory://", "tenant": "oncekey.single_tenant"}
+    with override_settings(ONCEKEY={**setting, "quota": {"records_max": 1}}):
+        made = views()
+        assert made.runtime.guard.quotas is not None
+        made.close()
 
 
 def test_a_middleware_that_is_missing_or_not_the_last_is_told_by_the_check(wsgi: Site) -> None:
