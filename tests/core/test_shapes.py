@@ -10,7 +10,13 @@ from oncekey.core.profiles import PROFILES, Profile, profile, render
 from oncekey.core.record import Answer
 from oncekey.core.shapes import SHAPES
 
-RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED}
+RETRYABLE = {
+    Kind.IN_FLIGHT,
+    Kind.NEWER_RECORD,
+    Kind.OVER_QUOTA,
+    Kind.STORE_UNAVAILABLE,
+    Kind.UNSETTLED,
+}
 
 
 def refusal(kind: Kind, name: str | Profile) -> Answer:
@@ -156,6 +162,7 @@ GOOGLE = {
     "NOT_FOUND": {404},
     "ABORTED": {409},
     "ALREADY_EXISTS": {409},
+    "RESOURCE_EXHAUSTED": {429},
     "UNAVAILABLE": {503},
 }
 

@@ -144,8 +144,8 @@ _STEPS = (
     Mutant(
         "a key of one's own is overwritten",
         "client/forward.py",
-        " or method not in METHODS or self._header in headers:\n",
-        " or method not in METHODS:\n",
+        "        if method in METHODS and self._header not in headers:\n",
+        "        if method in METHODS:\n",
         FORWARD,
         "test_a_key_of_ones_own_stays",
     ),

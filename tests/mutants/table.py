@@ -180,8 +180,8 @@ STORES = (
         "postgres",
         "the sweep removes what runs",
         _QUERIES,
-        "    WHERE expires <= statement_timestamp()\n",
-        "    WHERE state = 'running' OR expires <= statement_timestamp()\n",
+        "    WHERE c.expires <= statement_timestamp() AND (\n",
+        "    WHERE (c.state = 'running' OR c.expires <= statement_timestamp()) AND (\n",
         _SWEPT,
     ),
     # ------------------------------------------------------------------------------- MariaDB

@@ -64,7 +64,7 @@ def _postgres(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) 
 
 def _redis(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) -> Raw:
     url: str = request.getfixturevalue("redis_url")
-    prefix = cast(Any, subject.store)._prefix
+    prefix = cast(Any, subject.store).prefix
 
     def look() -> list[bytes]:
         with Redis.from_url(url) as client:
