@@ -439,7 +439,7 @@ def test_nothing_is_told_that_the_replica_does_not_have(
 def test_a_replica_is_refused_and_a_demoted_primary_noticed(
     case: Case, client: Any, replica: Redis
 ) -> None:
-    with pytest.raises(StoreUnfit, match="a replica: .*Connect to its primary"):
+    with pytest.raises(StoreUnfit, match=r"a replica: .*Connect to its primary"):
         _start(open_url(replica.url))
     case.begin()
     client.replicaof("127.0.0.1", replica.port)

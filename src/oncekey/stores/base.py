@@ -39,10 +39,10 @@ Swap → Done(fence) | Refused(record or None)
     schema version, field digests, lease, retention and request (also by none) replace the record's.
     With `fresh`: created now, replays and conflicts 0, kept answer, resource id and steps
     forgotten. Both may come with a completion too: what is blanked for good keeps its id, state and
-    deadline, and nothing else. From unknown to released: steps that were only begun are forgotten, the operator
-    knows that they did not happen. Where `to` is not running, the kept request is forgotten. A
-    write that is acknowledged is as durable as the store's declared durability; a reply lost on the
-    way must not be hidden by a retry inside the store.
+    deadline, and nothing else. From unknown to released: steps that were only begun are forgotten,
+    the operator knows that they did not happen. Where `to` is not running, the kept request is
+    forgotten. A write that is acknowledged is as durable as the store's declared durability; a
+    reply lost on the way must not be hidden by a retry inside the store.
 
 Find → Record | None, Peek → Glimpse | None
     The newest acknowledged state, never a replica's.
