@@ -92,12 +92,14 @@ def run_elsewhere(folder: Path, mistake: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_stranger_needs_a_class_and_a_fixture(tmp_path: Path) -> None:
     done = run_elsewhere(tmp_path, mistake='name = "mine"')
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_stranger_is_told_what_is_wrong(tmp_path: Path) -> None:
     """The name of the test is the sentence; the assertion shows both sides."""
     done = run_elsewhere(tmp_path, mistake="perform = nothing")

@@ -61,6 +61,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_one_fault_in_a_small_world_shows_it(name: str) -> None:
     parts = BUGS[name].parts()

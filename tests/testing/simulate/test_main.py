@@ -19,6 +19,7 @@ def test_a_campaign_reports_coverage_and_speed(capsys: pytest.CaptureFixture[str
     assert "100%" in err
 
 
+@pytest.mark.slow
 def test_several_processes_run_the_same_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for processes in ("1", "2"):
@@ -51,6 +52,7 @@ def test_a_bug_that_is_not_found_is_a_failure(capsys: pytest.CaptureFixture[str]
     assert "NOT FOUND" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_exhaustive(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--exhaustive", "--faults", "0"]) == 0
     assert main(["--exhaustive", "--faults", "1", "--bug", "no-lease"]) == 0
