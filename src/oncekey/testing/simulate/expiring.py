@@ -63,6 +63,7 @@ def faded(task: Task, verb: Swap, fence: int, now: float, *, clock_was_set: bool
         raise Violation("P3", f"{task}: blanked the answer of {ghost}, which is not over")
     kept_s = ghost.expires - ghost.answer_until
     ghost.answer, ghost.faded = Answer(ghost.answer.status, (), None), True
+    ghost.book.steps = {}
     ghost.token, ghost.fence = verb.new_token or b"", fence
     ghost.expires = now + verb.retention_s
     ghost.answer_until = ghost.expires - kept_s
