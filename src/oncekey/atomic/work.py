@@ -212,10 +212,11 @@ class Work:
         """Whether it may be taken over is for the end to say: nobody's record is locked so long."""
         if not self._held:
             held = yield from self._hold()
-            if not held.ours:
-                yield from self.close()
-                return Refused(held.record or _in_flight(self._claim))
             found = held.record
+            if not held.ours:  # whoever holds the id is about to have what seems free
+                yield from self.close()
+                free = found is None or _free(found)
+                return Refused(_in_flight(self._claim) if free else found)
             if found is None or (found.fence, found.token) != (take.fence, take.token):
                 return Refused(found)
         self._take = take
