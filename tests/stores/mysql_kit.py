@@ -14,7 +14,12 @@ from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.stores import elapse
 
-LOCK_WAIT = "FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+# The server is shared: what other databases' connections do, or wait for, is none of ours.
+OTHERS = "FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+LOCK_WAIT = (
+    f"{OTHERS} AND id IN (SELECT trx_mysql_thread_id FROM information_schema.innodb_trx "
+    "WHERE trx_state = 'LOCK WAIT')"
+)
 
 
 @contextlib.contextmanager
@@ -29,11 +34,12 @@ def migrate(store: MySQLStore) -> list[str]:
         return run(store.migrate(), connection.ask)
 
 
-def until(db: Any, condition: str) -> None:
+def until(db: Any, condition: str, what: str = "1") -> list[Any]:
+    """Wait until there is something of the kind; what was seen then."""
     for _ in range(200):
         with db.cursor() as cursor:
-            cursor.execute(f"SELECT 1 {condition}")
-            if cursor.fetchone():
-                return
+            cursor.execute(f"SELECT {what} {condition}")
+            if seen := [row[0] for row in cursor.fetchall()]:
+                return seen
         time.sleep(0.15)  # looked at more often, the server's tables of locks are not renewed
     raise AssertionError(f"never came true: {condition}")

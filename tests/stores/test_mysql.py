@@ -7,10 +7,11 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+import pymysql
 import pytest
 
 from oncekey.core.lifecycle import landed
@@ -43,7 +44,7 @@ from oncekey.testing.contract.subject import FACES
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
 from tests.servers.process import free_port
-from tests.stores.mysql_kit import LOCK_WAIT, case_of, migrate, until
+from tests.stores.mysql_kit import LOCK_WAIT, OTHERS, case_of, migrate, until
 from tests.stores.postgres_kit import both_faces, insist, start
 from tests.stores.wire import Wire
 
@@ -60,12 +61,6 @@ def db(mariadb_url: str) -> Iterator[Any]:
 def case(mariadb: Subject) -> Iterator[Case]:
     with contextlib.closing(FACES["sync"](mariadb.store)) as asked:
         yield Case(mariadb, asked)
-
-
-@pytest.fixture
-def meanwhile() -> Iterator[Callable[..., Future[Any]]]:
-    with ThreadPoolExecutor(1) as thread:
-        yield thread.submit
 
 
 @pytest.fixture
@@ -268,7 +263,7 @@ def test_a_connection_that_was_closed_while_idle_has_sent_nothing(
     store = mariadb.store
     with contextlib.closing(store.connect()) as connection:
         run(store.prepare(), connection.ask)
-        _kill_all_but(db)
+        _kill(db, OTHERS)
         with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
             run(store.perform([Count()]), connection.ask)
     assert not gone.value.sent
@@ -280,7 +275,7 @@ async def test_an_async_connection_that_was_closed_while_idle_has_sent_nothing(
     store = mariadb.store
     connection: Any = await store.aconnect()
     await arun(store.prepare(), connection.ask)
-    _kill_all_but(db)
+    _kill(db, OTHERS)
     await _heard(connection)
     with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
         await arun(store.perform([Count()]), connection.ask)
@@ -298,31 +293,28 @@ async def _heard(connection: Any) -> None:
 
 @both_faces
 def test_a_connection_that_is_closed_while_asking_may_have_sent(
-    patient_url: str, mariadb_url: str, db: Any, face: str, meanwhile: Callable[..., Future[Any]]
+    patient_url: str, mariadb_url: str, db: Any, face: str
 ) -> None:
-    with case_of(face, patient_url, mariadb_url) as case:
+    with case_of(face, patient_url, mariadb_url) as case, ThreadPoolExecutor(1) as meanwhile:
         record = case.begin()
         with holding(mariadb_url, record.id):
-            completing = meanwhile(case.ask, case.complete(record))
-            until(db, LOCK_WAIT)
-            _kill_all_but(db, "AND id IN (SELECT trx_mysql_thread_id " + LOCK_WAIT + ")")
+            completing = meanwhile.submit(case.ask, case.complete(record))
+            _kill(db, LOCK_WAIT)
             with pytest.raises(StoreUnavailable) as lost:
                 completing.result()
         assert lost.value.sent
         assert insist(case, case.complete(record)) == Done(record.fence)
 
 
-def _kill_all_but(db: Any, which: str = "") -> None:
-    """End the other connections to this database, and wait until they are gone."""
-    others = "FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID() "
+def _kill(db: Any, which: str) -> None:
+    """End these connections as soon as there are any, and wait until they are gone."""
+    killed = until(db, which, "id")
     with db.cursor() as cursor:
-        cursor.execute(f"SELECT id {others} {which}")
-        killed = [row[0] for row in cursor.fetchall()]
-        assert killed
         for number in killed:
-            cursor.execute(f"KILL {number}")
+            with contextlib.suppress(pymysql.OperationalError):  # it has gone by itself
+                cursor.execute(f"KILL {number}")
     for number in killed:
-        until(db, f"WHERE NOT EXISTS (SELECT 1 {others} AND id = {number})")
+        until(db, f"WHERE NOT EXISTS (SELECT 1 {OTHERS} AND id = {number})")
 
 
 # ------------------------------------------------------------------- held rows and deadlocks
@@ -403,17 +395,17 @@ def _questions(op: Any) -> list[Any]:
 
 
 def test_a_deadlock_is_asked_again_and_nothing_is_half_done(
-    patient_url: str, mariadb_url: str, meanwhile: Callable[..., Future[Any]], db: Any
+    patient_url: str, mariadb_url: str, db: Any
 ) -> None:
     """F12: 1213 undoes the whole transaction; the same question is then asked anew."""
-    with case_of("sync", patient_url, mariadb_url) as case:
+    with case_of("sync", patient_url, mariadb_url) as case, ThreadPoolExecutor(1) as meanwhile:
         first, second = sorted((case.stage(State.COMPLETED) for _ in range(2)), key=lambda r: r.id)
         before = _deadlocks(db)
         with holding(mariadb_url, second.id) as rival:
             # Whoever has written less is the victim.
             rival.execute("CREATE TEMPORARY TABLE weight (n INT) ENGINE = InnoDB")
             rival.execute("INSERT INTO weight SELECT 1 FROM seq_1_to_100")
-            purging = meanwhile(case.ask, Purge(first.tenant, 10))
+            purging = meanwhile.submit(case.ask, Purge(first.tenant, 10))
             until(db, LOCK_WAIT)
             rival.execute("SELECT 1 FROM oncekey_claims WHERE id = %s FOR UPDATE", (first.id,))
         assert _deadlocks(db) > before

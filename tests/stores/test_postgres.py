@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -43,12 +43,6 @@ from tests.stores.wire import Wire
 def db(postgres_url: str) -> Iterator[Connection]:
     with psycopg.connect(postgres_url, autocommit=True) as db:
         yield db
-
-
-@pytest.fixture
-def meanwhile() -> Iterator[Callable[..., Future[Any]]]:
-    with ThreadPoolExecutor(1) as thread:
-        yield thread.submit
 
 
 # ------------------------------------------------------------------------------- lost replies
@@ -171,18 +165,15 @@ async def test_an_async_connection_that_was_closed_while_idle_has_sent_nothing(
 
 @both_faces
 def test_a_connection_that_is_closed_while_asking_may_have_sent(
-    postgres: Subject,
-    postgres_url: str,
-    db: Connection,
-    face: str,
-    meanwhile: Callable[..., Future[Any]],
+    postgres: Subject, postgres_url: str, db: Connection, face: str
 ) -> None:
-    with contextlib.closing(FACES[face](postgres.store)) as asked:
+    asking = contextlib.closing(FACES[face](postgres.store))
+    with asking as asked, ThreadPoolExecutor(1) as meanwhile:
         case = Case(postgres, asked)
         record = case.begin()
         with psycopg.connect(postgres_url) as holder:
             holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
-            completing = meanwhile(case.ask, case.complete(record))
+            completing = meanwhile.submit(case.ask, case.complete(record))
             until(db, LOCK_WAIT)
             _terminate(db)
             with pytest.raises(StoreUnavailable, match="terminating connection") as lost:
@@ -316,15 +307,12 @@ def test_p9_a_commit_in_doubt_is_resolved_by_the_row_it_holds(
 @pytest.mark.slow
 @both_faces
 def test_a_commit_that_was_cut_short_is_not_taken_for_done(
-    server: Postgres,
-    doubtful: Callable[[], None],
-    face: str,
-    meanwhile: Callable[..., Future[Any]],
+    server: Postgres, doubtful: Callable[[], None], face: str
 ) -> None:
-    with case_of(face, server.url, server.url) as case:
+    with case_of(face, server.url, server.url) as case, ThreadPoolExecutor(1) as meanwhile:
         record = case.begin()
         doubtful()
-        completing = meanwhile(case.ask, case.complete(record))
+        completing = meanwhile.submit(case.ask, case.complete(record))
         with psycopg.connect(server.url, autocommit=True) as db:
             waits = "FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
             until(db, waits)
