@@ -89,6 +89,7 @@ class MariaDB(MySQLFamily):
         super().__init__("mariadb", reachable(find_tool("mariadb", sources)), settings)
         install = self.base / "bin" / "mariadb-install-db"
         options = [f"--basedir={self.base}", f"--datadir={self.folder / 'data'}"]
+        options += [f"--tmpdir={self.folder}"]  # two that start at once would clear one /tmp
         options += ["--auth-root-authentication-method=normal", "--skip-test-db"]
         self.run([str(install), "--no-defaults", *options])
 
