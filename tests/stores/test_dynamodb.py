@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from oncekey import open_store
+from oncekey.clock import FakeClock
 from oncekey.core.lifecycle import landed
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Record, State, Step
@@ -205,6 +206,19 @@ def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
         face.close()
     assert found[0].expires_in_s == pytest.approx(found[1].expires_in_s, abs=20)
     assert found[0].age_s == pytest.approx(found[1].age_s, abs=20)
+
+
+def test_dates_are_asked_for_and_heard_by_one_clock() -> None:
+    """Else every answer would look as if the server's clock had been set back."""
+    clock, dates = dynamodb_kit.Ahead(), Dates(FakeClock(start=500.0))
+    clock.seconds = 86_400.0
+    driver = Driver("t", dates, clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=1)
+    tries = Tries(driver, Call("get_item", {}))
+    assert tries.asked_at == 500.0
+    busy = {"Error": {"Code": "ThrottlingException", "Message": "slow down"}}
+    _, delay_s = tries.after(ClientError(busy, "GetItem"))
+    assert delay_s is not None
+    assert tries.asked_at == 500.0 + delay_s
 
 
 # ------------------------------------------------------------------------------------- what is kept

@@ -75,7 +75,7 @@ class Driver:
         self.clock = clock
         self.patience_s = patience_s
         self._address = address
-        self._dates = dates
+        self.dates = dates
         self._place = place
         self._settings = {
             "connect_timeout": connect_timeout_s,
@@ -157,7 +157,7 @@ class Driver:
 
     def _heard(self, response: Item, asked_at: float) -> None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self._dates.heard(headers.get("date"), asked_at)
+        self.dates.heard(headers.get("date"), asked_at)
 
 
 def _was_not_sent(error: Exception) -> bool:
@@ -225,7 +225,7 @@ class Tries:
     def __init__(self, driver: Driver, call: Call) -> None:
         self._driver = driver
         self._repeatable = "ClientRequestToken" in call.parameters
-        self._began = self.asked_at = driver.clock.monotonic()
+        self._began, self.asked_at = driver.clock.monotonic(), driver.dates.clock()
         self._tries = self._lost = 0
 
     def after(self, answer: Item | Exception) -> tuple[Any, float | None]:
@@ -242,7 +242,7 @@ class Tries:
             delay_s = 0.0 if self._lost < REPEATS_MAX else None
             found = StoreUnavailable(str(found), sent=found.sent or self._lost > 1)
         self._tries += 1
-        self.asked_at = now + (delay_s or 0.0)
+        self.asked_at = self._driver.dates.clock() + (delay_s or 0.0)
         return found, delay_s
 
 
