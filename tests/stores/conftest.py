@@ -84,6 +84,7 @@ def _dynamodb(dynamodb_url: str) -> Iterator[Subject]:
 @pytest.fixture
 def dynamodb(dynamodb_url: str, _dynamodb: Subject) -> Subject:
     dynamodb_kit.empty(dynamodb_url)
+    dynamodb_kit.unsee(_dynamodb)
     return _dynamodb
 
 

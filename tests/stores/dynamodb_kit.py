@@ -15,6 +15,7 @@ from oncekey.clock import SystemClock
 from oncekey.core.op import run
 from oncekey.stores.dynamodb import DynamoStore, open_url
 from oncekey.stores.dynamodb_dates import Dates
+from oncekey.stores.observed import Sightings
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
 
@@ -49,6 +50,15 @@ def subject(url: str) -> Subject:
         clock.seconds += max(seconds, 0.0)  # nobody can set a monotonic clock back
 
     return Subject(open_url(url, clock=clock, dates=dates), elapse=elapse, observed=True)
+
+
+def unsee(subject: Subject) -> None:
+    """Let it have seen nothing yet. A sweep tells of a few sightings at a time: records that were
+    removed behind the store's back would stand before those of the test.
+    """
+    assert isinstance(subject.store, DynamoStore)
+    verbs = subject.store._verbs
+    verbs.sightings = Sightings(verbs.sightings._clock)
 
 
 def migrate(store: DynamoStore) -> list[str]:
