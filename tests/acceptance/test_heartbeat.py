@@ -19,6 +19,7 @@ from oncekey.heartbeat import BEATS_PER_LEASE
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.acceptance.serve import serving
 from tests.acceptance.shop import WAIT_S_MAX, Shop
+from tests.crash.child import Child
 from tests.crash.child import Reply as ChildReply
 from tests.crash.child import serving as serving_child
 from tests.crash.test_kill import effects
@@ -117,6 +118,13 @@ def test_p1_many_slow_handlers_share_their_renewals(
 # ------------------------------------------------------------------------------- killed, frozen
 
 
+def lapse(place: Place, heir: Child, key: str, sign: Path) -> None:
+    """Let the lease run out. Where leases are observed, the heir must have watched it."""
+    if place.observing is not None:
+        assert b"in-flight" in heir.pay(key, until=str(sign)).body
+    place.elapse(LEASE_S)
+
+
 @pytest.mark.parametrize("at", ["before_renew", "after_renew"])
 def test_p6_killed_while_it_renews(place: Place, tmp_path: Path, at: str) -> None:
     ledger, sign, key = tmp_path / "ledger", tmp_path / "sign", str(uuid.uuid4())
@@ -124,8 +132,8 @@ def test_p6_killed_while_it_renews(place: Place, tmp_path: Path, at: str) -> Non
         assert first.pay(key, until=str(sign)).status == 0
         assert first.process.wait() == -9
     sign.touch()
-    place.elapse(LEASE_S)
     with serving_child(place.url, ledger, lease_s=LEASE_S) as second:
+        lapse(place, second, key, sign)
         inherited = second.pay(key, until=str(sign))
         again = second.pay(key, until=str(sign))
     assert inherited.status == 201
@@ -148,7 +156,7 @@ def test_p2_frozen_while_it_renews_and_taken_over(place: Place, tmp_path: Path, 
         asking.start()
         zombie.wait_frozen()
         sign.touch()
-        place.elapse(LEASE_S)
+        lapse(place, heir, key, sign)
         inherited = heir.pay(key, until=str(sign))
         zombie.thaw()
         asking.join(WAIT_S_MAX)
