@@ -282,7 +282,8 @@ class Worker(Process):
         if type(question) is Pause:
             self.kernel.post(question.seconds, self, self.resume, task, None)
             return
-        self.looks(task, question)
+        if task.work is None:  # else it was seen before it was answered in another way
+            self.looks(task, question)
         self.lane(self.world.group(question), self.world.scenario.rows_max).ask(question, task)
 
     def looks(self, task: Task, verb: Verb) -> None:
