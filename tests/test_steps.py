@@ -239,6 +239,14 @@ def test_at_most_once_contradicts_running_anew_for_a_version() -> None:
         world.attempt().step_sync("charge", lambda: pytest.fail("ran"), at_most_once=True)
 
 
+def test_at_most_once_contradicts_a_transaction() -> None:
+    """Where the mark is written the transaction is not: on SQLite each would wait for the other."""
+    with pytest.raises(Misuse, match=r"'order' is at_most_once and within a transaction"):
+        World().attempt().step_sync(
+            "order", lambda: pytest.fail("ran"), at_most_once=True, within=object()
+        )
+
+
 def _dies() -> None:
     raise KeyboardInterrupt
 

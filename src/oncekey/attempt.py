@@ -178,10 +178,12 @@ class Attempt:
         attempt began; where its end is not known the outcome becomes unknown. `within` is a
         connection or session on which the function writes its rows: the step is then kept in the
         same transaction, which is yours to commit before the next step, or to roll back if this
-        one fails.
+        one fails. It is one or the other: what commits with its record is never in doubt.
         """
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
+        if within is not None and (asks := steps.asks_within(name, at_most_once=at_most_once)):
+            steps.read(*await join.aperform(ports.store, within, asks))
         begun = await ports.drive(
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
         )
@@ -211,6 +213,8 @@ class Attempt:
         """`step` for handlers that block."""
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
+        if within is not None and (asks := steps.asks_within(name, at_most_once=at_most_once)):
+            steps.read(*join.perform(ports.store, within, asks))
         begun = ports.drive_sync(
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
         )

@@ -26,7 +26,8 @@ from oncekey.core.op import Op
 from oncekey.core.printable import printable
 from oncekey.core.record import Step
 from oncekey.core.value import value
-from oncekey.core.verbs import AppendStep, Done, Refused
+from oncekey.core.verbs import AppendStep, Done, Refused, Verb
+from oncekey.core.verbs import Steps as Read
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
 from oncekey.probes import probe
 
@@ -126,6 +127,24 @@ class Steps:
     def left_over(self) -> list[str]:
         """Steps of earlier attempts that this one has not come to."""
         return [step.name for step in (self._known or ())[len(self._taken) :]]
+
+    def asks_within(self, name: str, *, at_most_once: bool) -> list[Verb]:
+        """What is to be asked before a step that is kept in a transaction of the caller's: what
+        earlier attempts left, unless that is known. It must be asked in that transaction: the
+        store's own connection may be waiting for its end.
+        """
+        if at_most_once:
+            raise Misuse(
+                f"the step {name!r} is at_most_once and within a transaction: its rows and its "
+                "record are there together or not at all, so there is nothing to be in doubt "
+                "about. What it does outside of the transaction is a step of its own"
+            )
+        known = self._known is not None or self._attempt.attempt == 1
+        return [] if known else [Read(self._attempt.held.id)]
+
+    def read(self, found: list[Step]) -> None:
+        """What earlier attempts left."""
+        self._known = found
 
     def begin(
         self, guard: Guard, name: str, arguments: tuple[Any, ...], *, at_most_once: bool

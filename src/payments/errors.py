@@ -74,6 +74,8 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(NetworkDown, _network_down)
     app.add_exception_handler(sqlalchemy.exc.OperationalError, _database_down)
     app.add_exception_handler(sqlalchemy.exc.TimeoutError, _database_down)
+    app.add_exception_handler(oncekey.StoreUnavailable, _database_down)
+    app.add_exception_handler(oncekey.LeaseLost, _taken_over)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -106,6 +108,11 @@ def _network_down(request: Request, error: Exception) -> Response:
 def _database_down(request: Request, error: Exception) -> Response:
     log.error("the database does not answer", exc_info=error)
     return _unavailable(request, "The database does not answer.")
+
+
+def _taken_over(request: Request, error: Exception) -> Response:
+    log.warning("%s", error)
+    return _unavailable(request, "Another attempt at this request goes on.")
 
 
 def _unavailable(request: Request, what: str) -> Response:

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 LEASE_S = 1.0
 PROBES = ("before_insert", "after_insert", "after_handler", "after_send")
 WAIT_S_MAX = 40.0
+RETRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,15 @@ def post(api: ApiProcess, amount: int) -> httpx2.Response:
     return api.client.post("charges", data=said, headers={"idempotency-key": f"key-{amount}"})
 
 
+def retry(api: ApiProcess, amount: int) -> httpx2.Response:
+    """As clients do: a machine that stalls for a whole lease makes the first one say "again"."""
+    for _ in range(RETRIES_MAX):
+        answer = post(api, amount)
+        if answer.status_code not in (409, 503):
+            break
+    return answer
+
+
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     data = tmp_path_factory.mktemp("crash")
@@ -87,7 +97,7 @@ def test_a_retry_ends_with_one_charge(system: System, point: str) -> None:
     amount = 1000 + [*PROBES, *POINTS].index(point)
     heard_nothing = system.killed(point, amount)
     assert heard_nothing or point == "after_send"
-    retried = post(system.survivor, amount)
+    retried = retry(system.survivor, amount)
     assert retried.status_code == 200, retried.text
     assert retried.json()["status"] == "succeeded"
     assert post(system.survivor, amount).content == retried.content

@@ -1,3 +1,6 @@
+import pytest
+
+from oncekey import LeaseLost, StoreUnavailable
 from payments import shapes
 from tests.payments.api import Api
 
@@ -51,3 +54,21 @@ def test_what_nobody_foresaw_is_told_as_our_error_and_can_be_retried(api: Api) -
     again = api.post("charges", said, "unforeseen")
     assert again.status_code == 200
     assert "idempotent-replayed" not in again.headers
+
+
+@pytest.mark.parametrize("raised", [LeaseLost("taken over"), StoreUnavailable("down")])
+def test_what_another_attempt_or_time_puts_right_is_to_be_retried(
+    api: Api, raised: Exception
+) -> None:
+    said = {"amount": 500, "currency": "usd", "source": "tok_visa"}
+    authorise = api.network.authorise
+
+    def fails(**_: object) -> None:
+        raise raised
+
+    api.network.authorise = fails  # type: ignore[assignment, method-assign]
+    failed = api.post("charges", said, f"again-{type(raised).__name__}")
+    api.network.authorise = authorise  # type: ignore[method-assign]
+    assert (failed.status_code, failed.json()["error"]["type"]) == (503, "api_error")
+    assert "Retry with the same Idempotency-Key" in failed.json()["error"]["message"]
+    assert api.post("charges", said, f"again-{type(raised).__name__}").status_code == 200

@@ -1,21 +1,32 @@
-"""Callers' connections, one kind each: opened, written to, committed and rolled back alike."""
+"""Callers' connections, one kind each: opened, written to, committed and rolled back alike; and a
+store with the engine beside them.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncmy
 import asyncpg
 import psycopg
+import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from oncekey.attempt import Attempt
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.policy import Policy
+from oncekey.core.verbs import Find
+from oncekey.guard import Call, Execute
+from oncekey.runtime import Runtime
+from tests.places import Place, mariadb_place, postgres_place, sqlite_place
 from tests.servers.mariadb import mysql_connection
 
 ORDER = "INSERT INTO orders (item) VALUES ('tea')"
@@ -219,3 +230,62 @@ MARIADB: dict[str, Callable[[str], AbstractAsyncContextManager[Joinable]]] = {
     "AsyncSession on asyncmy": _async_session("asyncmy"),
 }
 KINDS = POSTGRES | SQLITE | MARIADB
+
+
+@dataclass
+class World:
+    """A store, the engine on it, and what a caller can open beside it."""
+
+    kind: str
+    place: Place
+    runtime: Runtime
+    policy: Policy
+    url: str
+
+    def open(self) -> AbstractAsyncContextManager[Joinable]:
+        return KINDS[self.kind](self.url)
+
+    async def attempt(self, key: str) -> Attempt:
+        decision = await self.runtime.drive(self.runtime.guard.begin(call(key), self.policy))
+        assert isinstance(decision, Execute)
+        decision.attempt.ports = self.runtime.ports()
+        return decision.attempt
+
+    async def record(self, attempt: Attempt) -> Any:
+        return await self.runtime.async_gatherer.ask(Find(attempt.held.id))
+
+    def orders(self) -> int:
+        if self.place.name == "sqlite":
+            with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
+                [count] = db.execute("SELECT count(*) FROM orders").fetchone()
+        elif self.place.name == "mariadb":
+            with mysql_connection(self.place.url) as my, my.cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM orders")
+                [count] = cursor.fetchone()
+        else:
+            with psycopg.connect(self.place.url.partition("?")[0]) as pg:
+                [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
+        return int(count)
+
+
+def call(key: str) -> Call:
+    return Call("acme", "POST /orders", key, Fingerprint(1, bytes(32)))
+
+
+def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place:
+    made = postgres_place if kind in POSTGRES else sqlite_place
+    made = mariadb_place if kind in MARIADB else made
+    place = made(request, tmp_path)
+    place.migrate()
+    if place.name == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "keys.db")) as db, db:
+            db.execute(ORDERS)
+    elif place.name == "mariadb":
+        with mysql_connection(place.url) as my, my.cursor() as cursor:
+            cursor.execute("DROP TABLE IF EXISTS orders")
+            cursor.execute(ORDERS)
+    else:
+        with psycopg.connect(place.url.partition("?")[0]) as pg:
+            pg.execute("DROP TABLE IF EXISTS orders")
+            pg.execute(ORDERS.encode())
+    return place

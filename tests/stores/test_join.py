@@ -6,8 +6,7 @@ import asyncio
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, closing
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey import current, single_tenant
-from oncekey.attempt import Attempt
-from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import run
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Answer, State
 from oncekey.core.verbs import Find
 from oncekey.errors import LeaseLost, Misuse
-from oncekey.guard import Call, Execute, Given, Refuse, Replay, Stored
+from oncekey.guard import Given, Refuse, Replay, Stored
 from oncekey.runtime import Runtime
 from oncekey.stores import join
 from oncekey.stores.base import Store
@@ -34,72 +31,12 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.url import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.atomic_shop import django_alias
-from tests.places import Place, mariadb_place, postgres_place, sqlite_place
-from tests.servers.mariadb import mysql_connection
-from tests.stores.joining import KINDS, MARIADB, ORDER, ORDERS, POSTGRES, Joinable, do
+from tests.places import postgres_place
+from tests.stores.joining import KINDS, MARIADB, ORDER, POSTGRES, World, call, do, prepared
 from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio
 LEASE_S = 30.0
-
-
-@dataclass
-class World:
-    """A store, the engine on it, and what a caller can open beside it."""
-
-    kind: str
-    place: Place
-    runtime: Runtime
-    policy: Policy
-    url: str
-
-    def open(self) -> AbstractAsyncContextManager[Joinable]:
-        return KINDS[self.kind](self.url)
-
-    async def attempt(self, key: str) -> Attempt:
-        decision = await self.runtime.drive(self.runtime.guard.begin(call(key), self.policy))
-        assert isinstance(decision, Execute)
-        decision.attempt.ports = self.runtime.ports()
-        return decision.attempt
-
-    async def record(self, attempt: Attempt) -> Any:
-        return await self.runtime.async_gatherer.ask(Find(attempt.held.id))
-
-    def orders(self) -> int:
-        if self.place.name == "sqlite":
-            with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
-                [count] = db.execute("SELECT count(*) FROM orders").fetchone()
-        elif self.place.name == "mariadb":
-            with mysql_connection(self.place.url) as my, my.cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM orders")
-                [count] = cursor.fetchone()
-        else:
-            with psycopg.connect(self.place.url.partition("?")[0]) as pg:
-                [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
-        return int(count)
-
-
-def call(key: str) -> Call:
-    return Call("acme", "POST /orders", key, Fingerprint(1, bytes(32)))
-
-
-def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place:
-    made = postgres_place if kind in POSTGRES else sqlite_place
-    made = mariadb_place if kind in MARIADB else made
-    place = made(request, tmp_path)
-    place.migrate()
-    if place.name == "sqlite":
-        with closing(sqlite3.connect(tmp_path / "keys.db")) as db, db:
-            db.execute(ORDERS)
-    elif place.name == "mariadb":
-        with mysql_connection(place.url) as my, my.cursor() as cursor:
-            cursor.execute("DROP TABLE IF EXISTS orders")
-            cursor.execute(ORDERS)
-    else:
-        with psycopg.connect(place.url.partition("?")[0]) as pg:
-            pg.execute("DROP TABLE IF EXISTS orders")
-            pg.execute(ORDERS.encode())
-    return place
 
 
 # Where drivers do not differ, one of each family will do.
@@ -224,6 +161,24 @@ async def test_a_step_that_was_rolled_back_is_not_kept(world: World) -> None:
         await do(caller.rollback())
     assert world.orders() == 0
     assert await world.runtime.drive(world.runtime.guard.steps(attempt)) == []
+
+
+async def test_a_later_attempt_finds_a_step_though_the_store_waits_for_its_transaction(
+    world: World,
+) -> None:
+    key = str(uuid.uuid4())
+    first = await world.attempt(key)
+    await first.step("order", lambda: 17)
+    await world.runtime.drive(world.runtime.guard.abandon(first, no_effect=False))
+    second = await world.attempt(key)
+    async with world.open() as caller:
+        await do(caller.write())
+        renewal = asyncio.ensure_future(world.runtime.drive(world.runtime.guard.renew(second)))
+        found = await second.step("order", lambda: 18, within=caller.connection)
+        await do(caller.commit())
+    assert found == 17
+    await asyncio.wait([renewal])
+    renewal.exception()  # it may have waited in vain
 
 
 @few

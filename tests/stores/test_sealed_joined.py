@@ -23,9 +23,8 @@ from oncekey.messaging import Inbox
 from tests import atomic_shop, test_atomic
 from tests.places import Place, sqlite_place
 from tests.stores import elapse, test_join
-from tests.stores.joining import POSTGRES
+from tests.stores.joining import POSTGRES, World
 from tests.stores.sealed_kit import SECRET
-from tests.stores.test_join import World
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
