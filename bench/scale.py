@@ -1,8 +1,8 @@
 """Scale: the room that a record takes, and what many records cost those who insert.
 
 The database that is full is filled by SQL, in the layout and with the values that the library
-writes. Its server has little memory of its own, so that the primary key is at least `CACHED_MAX`
-times what it can keep; what the system keeps of its files is not limited.
+writes. Then its server is confined: its primary key is `CACHED_MAX` times what the server and the
+system together can keep in memory of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from bench.confined import Confined, confined
 from bench.machine import ForeignCpu
 from bench.rounds import Settings, say
 from bench.subject import measured
@@ -46,6 +47,8 @@ EXPIRED_SHARE = 0.1
 KEY_BYTES = 75
 """Of the primary key, for each record, when they came in any order."""
 CACHED_MAX = 4
+MEMORY_BYTES_MIN = 64 * 2**20
+"""A server with its sessions does not live on less."""
 INSERTS, WAYS = 2_000, 8
 FILL_PER_S = 25_000
 """For the estimate."""
@@ -59,9 +62,10 @@ HOW = (
     "*Room*: bytes on disk per completed record, less its answer's body and headers, with indexes; "
     f"on PostgreSQL after {VACUUMS} rounds of claims, completions and VACUUM, as it goes on, and "
     f"after VACUUM FULL. *Inserts*, {WAYS} at a time: the time of one in a database with many "
-    "records against one in an empty database on the same server, whose `shared_buffers` are at "
-    f"most a {CACHED_MAX}th of the primary key; and while expired records are swept, as the "
-    "sweeper does it. *Dropped*: how long it takes to drop the day of so many answers."
+    "records against one in an empty database on the same server, whose memory, with what the "
+    f"system caches of its files, is a {CACHED_MAX}th of the primary key; and while expired "
+    "records are swept, as the sweeper does it. *Dropped*: how long it takes to drop the day of so "
+    "many answers."
 )
 
 
@@ -190,36 +194,51 @@ def _fill(db: psycopg.Connection[Any], first: int, count: int, expires: str) -> 
 
 
 def _small(records: int) -> Postgres:
-    cached_kb = max(1024, records * KEY_BYTES // CACHED_MAX // 1024)
+    cached_kb = max(1024, records * KEY_BYTES // CACHED_MAX // 3 // 1024)
     settings = {"shared_buffers": f"{cached_kb}kB", "max_wal_size": "4GB", "autovacuum": "off"}
     return start_postgres(durable=True, settings=settings)
 
 
 def _crowded(records: int) -> list[Row]:
-    with _small(records) as server, psycopg.connect(server.url, autocommit=True) as admin:
+    with (
+        _small(records) as server,
+        confined(server.family) as room,
+        psycopg.connect(server.url, autocommit=True) as admin,
+    ):
         admin.execute("CREATE DATABASE crowded")
         crowded_url = urlsplit(server.url)._replace(path="/crowded").geturl()
         empty, crowded = _store(server.url), _store(crowded_url)
         expired = int(records * EXPIRED_SHARE)
         with psycopg.connect(crowded_url, autocommit=True) as db:
             _fill(db, 1, records, _LATER)
+            _fill(db, records + 1, expired, _AGO)
             db.execute("VACUUM ANALYZE oncekey_claims")
+            memory = _confine(db, room)
         with Library(empty) as alone, Library(crowded) as among:
             foreign = ForeignCpu()
-            many = f"{records:,} records"
+            many = f"{records:,} records, {memory}"
             before = _compared(lambda: _insert_times(alone), lambda: _insert_times(among))
             rows = [
                 _time_row(f"Inserts among {many}, median", before, 0, P50, foreign),
                 _time_row(f"Inserts among {many}, 99th percentile", before, 1, P99, foreign),
             ]
-            with psycopg.connect(crowded_url, autocommit=True) as db:
-                _fill(db, records + 1, expired, _AGO)
             foreign = ForeignCpu()
             swept = _compared(
                 lambda: _insert_times(among), lambda: _insert_times(among, sweep=True)
             )
             what = f"Inserts while {expired:,} records are swept, 99th percentile"
             return [*rows, _time_row(what, swept, 1, SWEPT, foreign)]
+
+
+def _confine(db: psycopg.Connection[Any], room: Confined) -> str:
+    """Leave the server memory for a part of the primary key; says how much that is."""
+    db.execute("CHECKPOINT")
+    os.sync()  # what is not written yet cannot be let go
+    [(key_bytes,)] = db.execute("SELECT pg_relation_size('oncekey_claims_pkey')").fetchall()
+    part = max(key_bytes // CACHED_MAX, MEMORY_BYTES_MIN)
+    limited = room.limit(part)
+    kept = f"{part // 2**20} MB of memory" if limited else "more memory, for want of control groups"
+    return f"an index of {key_bytes // 2**20} MB and {kept}"
 
 
 def _insert_times(library: Library, *, sweep: bool = False) -> list[float]:

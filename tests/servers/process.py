@@ -65,6 +65,11 @@ class Server(ABC):
         return self._process.pid
 
     @property
+    def family(self) -> list[int]:
+        """The process ids of the server and of all that it started, parents first."""
+        return _tree(self.pid)
+
+    @property
     def running(self) -> bool:
         """Whether it was started, and neither stopped nor killed since."""
         return self._process is not None
@@ -99,7 +104,7 @@ class Server(ABC):
         if self._process is None:
             return
         self.signal_all(signal.SIGSTOP)  # so that nothing is cleaned up or started meanwhile
-        family = _tree(self.pid)
+        family = self.family
         self.signal_all(signal.SIGKILL)
         self._process.wait()
         self._process = None
@@ -109,7 +114,7 @@ class Server(ABC):
 
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to the server and all its children, parents first."""
-        for pid in _tree(self.pid):
+        for pid in self.family:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
