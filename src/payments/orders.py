@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, ids, rows
+from payments import clock, events, ids, objects, rows
 from payments.errors import StripeError, refused
-from payments.money import shown
+from payments.money import shown as money
 from payments.network import Authorised, Declined, Network, NetworkRefused
 from payments.sources import Source
 from payments.tables import charges
@@ -40,7 +40,9 @@ def insert_pending(connection: Connection, work: Work, source: Source, **values:
         "payment_method": source.payment_method,
         **values,
     }
-    connection.execute(charges.insert(), row)
+    charge = connection.execute(charges.insert().returning(charges), row).one()
+    shown = objects.charge(charge)
+    events.record(connection, work.tenant, "charge.pending", shown, work.request_id)
     return of_charge(row)
 
 
@@ -74,7 +76,7 @@ def begin_capture(
     taken = charge.amount if amount is None else amount
     if taken > charge.amount:
         raise refused(
-            f"Only {shown(charge.amount, charge.currency)} were authorised.",
+            f"Only {money(charge.amount, charge.currency)} were authorised.",
             "amount_too_large",
             param,
         )

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes, sources
-from payments.answers import answer
+from payments.answers import answer, request_id
 from payments.charges import check_amount
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
@@ -79,7 +79,7 @@ def create_payment_intent(
 
 
 def _insert(
-    connection: Connection, whose: str, asked: IntentCreate, request_id: str
+    connection: Connection, whose: str, asked: IntentCreate, request: str
 ) -> tuple[Row[Any], Source | None]:
     if asked.customer is not None:
         sources.existing_customer(connection, whose, asked.customer)
@@ -98,8 +98,7 @@ def _insert(
     }
     row |= {name: getattr(asked, name) for name in _SAID}
     intent = connection.execute(payment_intents.insert().returning(payment_intents), row).one()
-    shown = objects.payment_intent(intent)
-    events.record(connection, whose, "payment_intent.created", shown, request_id)
+    _tell(connection, intent, "payment_intent.created", request)
     return intent, source
 
 
@@ -163,8 +162,17 @@ def _begin_paying(
         metadata=taken.metadata,
     )
     charge = order["reference"]
-    rows.change(connection, payment_intents, intent.tenant, intent.id, latest_charge=charge)
+    taken = rows.change(connection, payment_intents, taken.tenant, taken.id, latest_charge=charge)
+    _tell(connection, taken, "payment_intent.processing", work.request_id)
     return order | {"intent": intent.id}
+
+
+def _tell(connection: Connection, intent: Row[Any] | None, kind: str, request: str) -> Object:
+    """Write the event, and give the intent as it is shown."""
+    assert intent is not None  # noqa: S101  (it is locked, or new)
+    shown = objects.payment_intent(intent)
+    events.record(connection, intent.tenant, kind, shown, request)
+    return shown
 
 
 def _pay(work: Work, whose: str, order: Order) -> Response:
@@ -297,7 +305,8 @@ def update_payment_intent(
         changes = _changes(connection, intent, asked)
         if changes:
             intent = rows.change(connection, payment_intents, whose, id, **changes) or intent
-        shown = expanded(connection, whose, objects.payment_intent(intent), asked.expand)
+        shown = _tell(connection, intent, "payment_intent.updated", request_id(request))
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
 

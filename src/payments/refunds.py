@@ -21,7 +21,7 @@ from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import StripeError, invalid, refused
 from payments.expanding import expanded
-from payments.money import shown
+from payments.money import shown as money
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.orders import Order
@@ -49,12 +49,12 @@ def create_refund(
         id_ = ids.new("re")
         if charge.captured:
             amount, key = _reserve(connection, charge, asked.amount), work.key("refund", id_)
-            row = _insert(connection, charge, id_, amount, key, asked)
+            row = _insert(connection, work, charge, id_, amount, key, asked)
             order = orders.of_refund(row, charge.authorisation)
         else:
             _check_whole(charge, asked.amount)
             order = orders.begin_void(connection, work, charge)
-            _insert(connection, charge, id_, charge.amount, order["key"], asked)
+            _insert(connection, work, charge, id_, charge.amount, order["key"], asked)
         return {"id": id_, "order": order, "lets_go": not charge.captured}
 
     begun = work.begin("reserve", reserve)
@@ -135,14 +135,20 @@ def _too_much(charge: Row[Any], left: int) -> StripeError:
         return refused(f"Charge {charge.id} has already been refunded.", "charge_already_refunded")
     return refused(
         f"Refund amount is greater than the unrefunded amount on the charge, "
-        f"{shown(left, charge.currency)}.",
+        f"{money(left, charge.currency)}.",
         "amount_too_large",
         "amount",
     )
 
 
 def _insert(
-    connection: Connection, charge: Row[Any], id_: str, amount: int, key: str, asked: RefundCreate
+    connection: Connection,
+    work: Work,
+    charge: Row[Any],
+    id_: str,
+    amount: int,
+    key: str,
+    asked: RefundCreate,
 ) -> dict[str, Any]:
     row = {
         "tenant": charge.tenant,
@@ -157,7 +163,9 @@ def _insert(
         "metadata": rows.merged(None, asked.metadata),
         "network_key": key,
     }
-    connection.execute(refunds.insert(), row)
+    refund = connection.execute(refunds.insert().returning(refunds), row).one()
+    shown = objects.refund(refund)
+    events.record(connection, work.tenant, "refund.created", shown, work.request_id)
     return row
 
 

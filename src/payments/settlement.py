@@ -211,5 +211,5 @@ def refunded(
 
 def _tell_refund(connection: Connection, refund: Row[Any] | None, request: str | None) -> None:
     if refund is not None:
-        kind = "refund.created" if refund.status == "succeeded" else "refund.failed"
+        kind = "refund.updated" if refund.status == "succeeded" else "refund.failed"
         events.record(connection, refund.tenant, kind, objects.refund(refund), request)

@@ -49,15 +49,18 @@ class System:
             return False
 
     def check_one_charge(self, id_: str, amount: int) -> None:
-        """One authorisation and one capture at the network, one row, one event, two entries."""
+        """One authorisation and one capture at the network, one row, an event for its begin and
+        one for its end, two entries.
+        """
         for kind in ("authorisation", "capture"):
             assert [row for row in self.network.rows(kind) if row[1] == amount] == [(id_, amount)]
         with self.database.read() as connection:
             mine = sa.select(charges).where(charges.c.amount == amount)
             [row] = connection.execute(mine).all()
             assert (row.id, row.status) == (id_, "succeeded")
-            told = [event.data["id"] for event in connection.execute(sa.select(events))]
-            assert told.count(id_) == 1
+            told = connection.execute(sa.select(events.c.type, events.c.data)).all()
+            kinds = sorted(event.type for event in told if event.data["id"] == id_)
+            assert kinds == ["charge.pending", "charge.succeeded"]
             entries = sa.select(ledger_entries).where(ledger_entries.c.source == id_)
             assert len(connection.execute(entries).all()) == 2
             assert ledger.total(connection) == 0

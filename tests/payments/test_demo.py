@@ -56,7 +56,7 @@ def test_an_order_is_counted_by_the_network(client: TestClient) -> None:
 
     assert tally(client, "o1", "k1") == {
         "ledger": {"entries": 2, "sum": 0},
-        "events": 1,
+        "events": 2,  # it was begun, and it succeeded
         "deliveries": {},
         "listener": None,
         "charges": 1,

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from payments import events, shapes
@@ -47,3 +49,37 @@ def test_an_endpoint_wants_all_or_what_it_names() -> None:
     assert events.wants(["*"], "charge.succeeded")
     assert events.wants(["charge.failed", "charge.succeeded"], "charge.succeeded")
     assert not events.wants(["charge.failed"], "charge.succeeded")
+
+
+def test_every_change_of_state_is_told(api: Api) -> None:
+    said = {"amount": 700, "currency": "eur", "capture_method": "manual"}
+    intent = api.made("payment_intents", said)["id"]
+    api.made(f"payment_intents/{intent}", {"payment_method": "pm_card_visa"})
+    charge = api.made(f"payment_intents/{intent}/confirm")["latest_charge"]
+    api.made(f"payment_intents/{intent}/capture")
+    refund = api.made("refunds", {"charge": charge})["id"]
+    told = api.get("events", limit=100).json()["data"]
+    mine = [
+        each for each in reversed(told) if each["data"]["object"]["id"] in (intent, charge, refund)
+    ]
+    assert [(each["type"], _state(each["data"]["object"])) for each in mine] == [
+        ("payment_intent.created", "requires_payment_method"),
+        ("payment_intent.updated", "requires_confirmation"),
+        ("charge.pending", "pending"),
+        ("payment_intent.processing", "processing"),
+        ("charge.succeeded", "held"),
+        ("payment_intent.amount_capturable_updated", "requires_capture"),
+        ("charge.captured", "succeeded"),
+        ("payment_intent.succeeded", "succeeded"),
+        ("refund.created", "pending"),
+        ("charge.refunded", "refunded"),
+        ("refund.updated", "succeeded"),
+    ]
+
+
+def _state(shown: dict[str, Any]) -> str:
+    if shown.get("refunded"):
+        return "refunded"
+    if shown["object"] == "charge" and shown["status"] == "succeeded" and not shown["captured"]:
+        return "held"
+    return str(shown["status"])

@@ -85,7 +85,7 @@ class Stage:
         return self._courier.drain()
 
     def event(self) -> str:
-        [event] = self.client.get("/v1/events").json()["data"]
+        [event] = self.client.get("/v1/events?type=charge.succeeded").json()["data"]
         return str(event["id"])
 
     def told(self, key: str) -> Any:
