@@ -585,6 +585,8 @@ class Scarce(ThreadingHTTPServer):
         """Whether it is reads that are refused, of records and their parts."""
         self.gateway = False
         """Whether it is something in between that refuses."""
+        self.halves = False
+        """Whether the connection breaks in the middle of each answer."""
         self.code = "ProvisionedThroughputExceededException"
         self.refused = 0
 
@@ -619,7 +621,8 @@ class _ScarceHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/x-amz-json-1.0")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.close_connection = self.server.halves
+        self.wfile.write(body[: len(body) // 2] if self.server.halves else body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nobody wants to know."""
@@ -703,6 +706,26 @@ def test_p9_what_a_gateway_did_not_pass_on_is_asked_again(
         case.ask(case.complete(record))
     assert lost.value.sent
     case.done(case.complete(record))
+    face.close()
+
+
+@pytest.mark.parametrize("colour", FACES)
+@pytest.mark.parametrize("verb", [Find, lambda _: Scan(10)], ids=["find", "scan"])
+def test_p9_an_answer_that_was_cut_short_is_none(
+    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str, verb: Any
+) -> None:
+    """Else a record would not be found that is there."""
+    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
+    subject = dynamodb_kit.subject(url)
+    face: Face = FACES[colour](subject.store)
+    case = Case(subject, face)
+    record = case.stage(State.COMPLETED)
+    scarce.halves = True
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(verb(record.id))
+    assert lost.value.sent
+    scarce.halves = False
+    case.same(case.find(record.id), record)
     face.close()
 
 

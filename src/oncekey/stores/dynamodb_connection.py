@@ -102,9 +102,11 @@ class Driver:
     def _make(self) -> Any:
         try:
             with _session_mutex:  # a session is not made for threads
-                return _session().create_client(
+                client = _session().create_client(
                     "dynamodb", config=Config(**self._settings), **self._place
                 )
+            client.meta.events.register("before-parse.dynamodb", _refuse_half)
+            return client
         except (errors.BotoCoreError, ValueError) as error:
             raise self._unfit(error) from error
 
@@ -158,6 +160,15 @@ class Driver:
     def _heard(self, response: Item, asked_at: float) -> None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
         self.dates.heard(headers.get("date"), asked_at)
+
+
+def _refuse_half(response_dict: Mapping[str, Any], **_: object) -> None:
+    """An answer that was cut short is none. botocore takes what is there, for threads; empty, it
+    would say that there is no record.
+    """
+    declared, came = response_dict["headers"].get("content-length"), len(response_dict["body"])
+    if declared is not None and int(declared) != came:
+        raise errors.IncompleteReadError(expected_bytes=int(declared), actual_bytes=came)
 
 
 def _was_not_sent(error: Exception) -> bool:
