@@ -17,7 +17,7 @@ from oncekey.core import lifecycle
 from oncekey.core.lifecycle import Held
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Find, Purge, Scan, Steps, Sweep, Tally
+from oncekey.core.verbs import AppendStep, Done, Find, Purge, Requested, Scan, Steps, Sweep, Tally
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import postgres_atomic, postgres_layout
 from oncekey.stores.base import Store
@@ -31,6 +31,11 @@ from tests.stores.postgres_kit import Connection, migrate
 
 WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
 DAY_S = 86_400.0
+TABLES = (
+    *("oncekey_claims", "oncekey_answers", "oncekey_steps"),
+    *("oncekey_steps_by_day", "oncekey_requests_by_day"),
+)
+REQUEST = b"POST /orders"
 
 pytestmark = pytest.mark.slow
 
@@ -74,12 +79,8 @@ class TestLayout(StoreContract):
     def subject(self, laid_out: Subject) -> Subject:
         with closing(laid_out.store.connect()) as connection:
             wipe: Any = connection
-            for table in (
-                "claims",
-                "answers",
-                "steps",
-            ):  # faster than TRUNCATE while they are small
-                wipe._connection.execute(f"DELETE FROM oncekey_{table}")
+            for table in TABLES:  # faster than TRUNCATE while they are small
+                wipe._connection.execute(f"DELETE FROM {table}")
         return laid_out
 
     @pytest.fixture
@@ -109,17 +110,23 @@ def db(fresh_url: str) -> Iterator[Connection]:
 def case(fresh_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     """Empty, and of the first layout; a batch is two records."""
     subject = subject_of(fresh_url)
-    db.execute("TRUNCATE oncekey_claims, oncekey_answers, oncekey_steps")
+    db.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
     move(subject.store, INLINE, unwatched)
     monkeypatch.setattr(postgres_layout, "BATCH_ROWS", 2)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
 
 
-def fill(case: Case) -> dict[bytes, tuple[Record, list[Step]]]:
-    """Records of every kind, as they are found and with their steps."""
+Kept = tuple[Record, list[Step], bytes | None]
+
+
+def fill(case: Case) -> dict[bytes, Kept]:
+    """Records of every kind, as they are found, with their steps and requests."""
     for state in State:
-        case.stage(state, case.claim(recovery="resume", field_digests={"a": "b"}, schema_version=3))
+        claim = case.claim(
+            recovery="resume", field_digests={"a": "b"}, schema_version=3, request=REQUEST
+        )
+        case.stage(state, claim)
     plain = case.done(case.complete(case.begin(), Answer(201, ((b"x", b"1"),), b"y" * 5000)))
     case.done(case.complete(case.begin(), Answer(413, (), None)))
     purged = case.begin(case.claim(tenant="leaving"))
@@ -131,12 +138,13 @@ def fill(case: Case) -> dict[bytes, tuple[Record, list[Step]]]:
     case.done(case.release(twice))
     taken = case.done(case.take(case.find(twice.id)))
     case.ask(AppendStep(*_owner(taken), Step("mail", b"d", None)))
+    case.ask(AppendStep(*_owner(taken), Step("again", b"d", b"r")))
     return look(case)
 
 
-def look(case: Case) -> dict[bytes, tuple[Record, list[Step]]]:
+def look(case: Case) -> dict[bytes, Kept]:
     ids = [record.id for record in case.ask(Scan(100))]
-    return {i: (timeless(case.ask(Find(i))), case.ask(Steps(i))) for i in ids}
+    return {i: (timeless(case.find(i)), case.ask(Steps(i)), case.ask(Requested(i))) for i in ids}
 
 
 def _owner(record: Record) -> tuple[bytes, int, bytes]:
@@ -248,10 +256,10 @@ def test_older_releases_are_kept_away_while_anything_is_inline(case: Case, db: C
     oldest = "SELECT max(oldest_reader) FROM oncekey_schema"
     seen: list[Any] = []
     move(case.subject.store, SEPARATE, lambda _: seen.append(db.execute(oldest).fetchone()))
-    assert set(seen) == {(4,)}
-    assert db.execute(oldest).fetchone() == (1,)
-    move(case.subject.store, INLINE, unwatched)
-    assert db.execute(oldest).fetchone() == (4,)
+    assert set(seen) == {(5,)}
+    for layout, reader in ((SEPARATE, 1), (INLINE, 4), (PARTITIONED, 5), (SEPARATE, 1)):
+        move(case.subject.store, layout, unwatched)
+        assert db.execute(oldest).fetchone() == (reader,)
 
 
 @pytest.mark.parametrize("parts", [SEPARATE, PARTITIONED])
@@ -337,12 +345,11 @@ def test_only_postgres_has_layouts() -> None:
 # ------------------------------------------------------------------------------- days and parts
 
 
-def parts(db: Connection) -> set[str]:
+def parts(db: Connection, whole: str = "oncekey_answers") -> set[str]:
     rows = db.execute(
-        "SELECT inhrelid::regclass::text FROM pg_inherits "
-        "WHERE inhparent = 'oncekey_answers'::regclass"
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s::regclass", (whole,)
     ).fetchall()
-    return {name.removeprefix("oncekey_answers_") for (name,) in rows}
+    return {name.removeprefix(f"{whole}_") for (name,) in rows}
 
 
 def day(db: Connection, number: int) -> str:
@@ -356,16 +363,23 @@ def day(db: Connection, number: int) -> str:
 def age(db: Connection) -> str:
     """As if all that is kept had expired two days ago; the part that it is in."""
     name, end = day(db, -2), day(db, -1)
+    by_day = ("oncekey_answers", "oncekey_steps_by_day", "oncekey_requests_by_day")
+    for whole in by_day:
+        db.execute(
+            f"CREATE TABLE {whole}_{name} PARTITION OF {whole} "
+            f"FOR VALUES FROM ('{name}') TO ('{end}')".encode()
+        )
+    known = "id IN (SELECT id FROM oncekey_claims WHERE state <> 'unknown')"
+    for whole in by_day:
+        db.execute(f"UPDATE {whole} SET day = %s::date WHERE {known}".encode(), (name,))
+    for column in ("answer_day", "kept_day"):
+        was = f"{column} IS NOT NULL AND state <> 'unknown'"
+        db.execute(f"UPDATE oncekey_claims SET {column} = '{name}' WHERE {was}".encode())
     db.execute(
-        f"CREATE TABLE oncekey_answers_{name} PARTITION OF oncekey_answers "
-        f"FOR VALUES FROM ('{name}') TO ('{end}')".encode()
+        "UPDATE oncekey_claims SET expires = %(day)s::date::timestamp AT TIME ZONE 'UTC', "
+        "lease_until = CASE WHEN state = 'running' THEN %(day)s::date END WHERE state <> 'unknown'",
+        {"day": name},
     )
-    db.execute(
-        "UPDATE oncekey_claims SET answer_day = %s::date, lease_until = NULL, "
-        "expires = %s::date::timestamp AT TIME ZONE 'UTC' WHERE state <> 'unknown'",
-        (name, name),
-    )
-    db.execute("UPDATE oncekey_answers SET day = %s::date", (name,))
     return name
 
 

@@ -121,7 +121,10 @@ _BEYOND = """SELECT
     ARRAY(
         SELECT p || ' on ' || t
         FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p,
-            unnest(ARRAY['oncekey_claims', 'oncekey_answers', 'oncekey_steps', 'oncekey_schema']) t
+            unnest(ARRAY[
+                'oncekey_claims', 'oncekey_answers', 'oncekey_steps', 'oncekey_schema',
+                'oncekey_steps_by_day', 'oncekey_requests_by_day'
+            ]) t
         WHERE to_regclass(t) IS NOT NULL AND NOT has_table_privilege(to_regclass(t), p)
         AND NOT (t = 'oncekey_schema' AND p <> 'SELECT')
         ORDER BY t, p

@@ -2,15 +2,16 @@
 
 inline       in the row of their claim: least room, least work. What a new database has.
 separate     in a table of their own. What every release can read.
-partitioned  in a table with a part for each day on which answers expire, dropped as a whole.
+partitioned  in a table with a part for each day on which answers expire, dropped as a whole. And so
+             steps and kept requests, which otherwise are in a table without parts and in the claim.
 
-A move first says the new layout, which every write looks up; then it takes the answers along, in
-batches by id. Whoever reads looks in both places all the time. A move that was cut short is taken
-up by asking for it again. Between the two kinds of table it goes through "inline": then the table
-is empty and can be replaced.
+A move first says the new layout, which every write looks up; then it takes along what is
+elsewhere, in batches by id. Whoever reads looks in both places all the time. A move that was cut
+short is taken up by asking for it again. Between the two kinds of table it goes through "inline":
+then the table is empty and can be replaced.
 
-Releases that know nothing of layouts must not run while any answer is inline: they would find
-none. The schema's notebook keeps them from starting.
+Releases that know nothing of a layout must not run while anything is kept by it: they would find
+nothing. The schema's notebook keeps them from starting.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ WAIT_MS = "300"
 WAITS_MAX = 100
 MOVERS = 31360989905909115
 """The advisory lock of whoever moves."""
-FIRST_READER, OLDEST_READER = 4, 1
-"""The schema that a release must know to read answers that are inline, and others."""
+OLDEST_READERS = {INLINE: 4, SEPARATE: 1, PARTITIONED: 5}
+"""The schema that a release must know to find what a layout keeps."""
 
 
 @value
@@ -90,7 +91,7 @@ def move(store: Store, to: str, watch: Watch) -> int:
 
 def begin_inline() -> Op[None]:
     """For a database that is new: nothing is to be moved, and no older release uses it."""
-    return _say(INLINE, FIRST_READER)
+    return _say(INLINE, OLDEST_READERS[INLINE])
 
 
 def _connect(store: Store) -> Any:
@@ -122,7 +123,7 @@ def _say(to: str, oldest_reader: int) -> Op[None]:
 
 def _take_along(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
     """Say the layout and move what is in another. Older releases may come back when all is out."""
-    run(_say(to, FIRST_READER), ask)
+    run(_say(to, max(OLDEST_READERS.values())), ask)
     _outlive(ask, watch)
     records, after = 0, b""
     while True:
@@ -132,8 +133,7 @@ def _take_along(ask: Callable[[Any], Any], to: str, watch: Watch) -> int:
             break
         after = last
         watch(Moved(to, int.from_bytes(after[:4].ljust(4, b"\0")) / 2**32, records))
-    if to != INLINE:
-        run(_say(to, OLDEST_READER), ask)
+    run(_say(to, OLDEST_READERS[to]), ask)
     return records
 
 
@@ -169,12 +169,19 @@ def _none_open(opened: list[str]) -> Op[bool | None]:
 
 
 def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int] | None]:
+    """One transaction: whatever cuts it short, nothing of it has happened or all."""
     name = "move_into_claims" if to == INLINE else "move_out_of_claims"
+    limits = (WAIT_MS, after, BATCH_ROWS)
+    yield Question("BEGIN", script=True)
     try:
-        [(last, count)] = yield Question(STATEMENTS[name], (WAIT_MS, after, BATCH_ROWS), chore=True)
+        [(last, held)] = yield Question(STATEMENTS["hold_for_move"], limits, chore=True)
+        if held:
+            yield Question(STATEMENTS[name], (list(held),), chore=True)
+        yield Question("COMMIT", script=True)
     except RowHeld:
+        yield Question("ROLLBACK", script=True)
         return None
-    return last, count
+    return last, len(held)
 
 
 def _replace_table(with_parts: bool) -> Op[None]:
@@ -184,7 +191,6 @@ def _replace_table(with_parts: bool) -> Op[None]:
     script = (folder / "answers.sql").read_text("utf-8").replace("{parts}", how, 2)
     if with_parts:
         script += ";\n" + (folder / "partitioned.sql").read_text("utf-8")
-        script += ";\n" + STATEMENTS["turn_days"]  # here, where nobody is in its way yet
     else:
-        script += ";\nDROP FUNCTION IF EXISTS oncekey_turn_days()"
+        script += ";\n" + (folder / "whole.sql").read_text("utf-8")
     yield Question(script, chore=True, script=True)

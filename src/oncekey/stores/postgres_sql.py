@@ -85,8 +85,8 @@ _AT_THE_START = {
     "no_effect": "false",
 }
 """What null stands for in the layout "inline"."""
-_LAYOUT = "coalesce((SELECT layout = '{}' FROM oncekey_schema WHERE number = 4), false)"
-INLINE = _LAYOUT.format("inline")
+_LAYOUT = "coalesce((SELECT layout = '{}' FROM oncekey_schema WHERE number = {}), false)"
+INLINE = _LAYOUT.format("inline", 4)
 RECORD = ", ".join(
     {
         **{name: f"coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()},
@@ -101,7 +101,8 @@ _PARTS = {
     "record": RECORD,
     "outline": RECORD.replace("coalesce(c.body, r.body)", "NULL::bytea"),
     "inline": INLINE,
-    "partitioned": _LAYOUT.format("partitioned"),
+    "partitioned": _LAYOUT.format("partitioned", 4),
+    "by_day": _LAYOUT.format("partitioned", 5),
     "say": ", ".join(f"{name} = coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()),
     "unsay": ", ".join(f"{name} = nullif(c.{name}, {was})" for name, was in _AT_THE_START.items()),
     "unsaid": " OR ".join(f"c.{name} IS NULL" for name in _AT_THE_START),
@@ -291,12 +292,17 @@ def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
     return outcomes
 
 
+KEPT_BY_DAY = ("answers", "steps_by_day", "requests_by_day")
+"""The tables that may have parts, each in a transaction of its own: none waits for two of them."""
+
+
 def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
         [(count, by_day)] = yield Question(STATEMENTS["sweep"], (verb.limit,), chore=True)
         if by_day and count < verb.limit:
-            yield Question(STATEMENTS["turn_days"], (), chore=True)
+            for kept in KEPT_BY_DAY:
+                yield Question(STATEMENTS["turn_days"], (kept,), chore=True)
         outcomes.append(count)
     return outcomes
 

@@ -1,50 +1,78 @@
--- For days that have no part: nothing is refused because a part was not made in time.
-CREATE TABLE oncekey_answers_other PARTITION OF oncekey_answers DEFAULT;
-
--- Makes the parts of coming days and drops those of days that are over; how many it dropped. It is
--- run by whoever sweeps, with the rights of the owner, and does nothing that could hurt: whatever is
--- in its way for a moment makes it leave the rest for the next time. What takes long comes before what
--- others have to wait for.
+-- Makes the parts of coming days and drops those of days that are over, of answers, steps or
+-- requests; how many it dropped. It is run by whoever sweeps, with the rights of the owner, and does
+-- nothing that could hurt: whatever is in its way for a moment makes it leave the rest for the next
+-- time. What takes long comes before what others have to wait for.
 --
--- An answer is kept under the day on which its claim expires. So a day of which no claim is left,
--- because all that expired until its end were swept, is one that no claim's answer is in.
-CREATE OR REPLACE FUNCTION oncekey_turn_days() RETURNS integer
+-- Everything is kept under the day on which its claim expires. So a day of which no claim is left,
+-- because all that expired until its end were swept, is one that nothing of any claim is in.
+CREATE OR REPLACE FUNCTION oncekey_turn_days(kept text) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '200ms'
 AS $$
 DECLARE
-    today   date := (clock_timestamp() AT TIME ZONE 'UTC')::date;
-    last    date;
-    turning date;
-    part    text;
-    dropped integer := 0;
+    days_max CONSTANT integer := 100;
+    whole    text := 'oncekey_' || kept;
+    other    text := 'oncekey_' || kept || '_other';
+    said_by  text := CASE kept WHEN 'answers' THEN 'answer_day' ELSE 'kept_day' END;
+    today    date := (clock_timestamp() AT TIME ZONE 'UTC')::date;
+    turning  date;
+    part     text;
+    is_there boolean;
+    dropped  integer := 0;
 BEGIN
+    IF kept NOT IN ('answers', 'steps_by_day', 'requests_by_day') THEN
+        RAISE EXCEPTION 'nothing of that name is kept by day';
+    END IF;
     IF NOT pg_try_advisory_xact_lock(31360989905909114) THEN
         RETURN 0;
     END IF;
-    DELETE FROM oncekey_answers_other WHERE (day, id) IN (
-        SELECT day, id FROM oncekey_answers_other o
-        WHERE day < today
-            AND NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = o.id AND c.answer_day = o.day)
-        LIMIT 10000
-    );
-    -- As far ahead as records live, and two days more; those that live for long have no part.
-    SELECT (expires AT TIME ZONE 'UTC')::date INTO last
-    FROM oncekey_claims
-    WHERE expires < clock_timestamp() + interval '35 days'
-    ORDER BY expires DESC
-    LIMIT 1;
+    -- For days that have no part: nothing is refused because a part was not made in time.
+    IF to_regclass(other) IS NULL THEN
+        EXECUTE format('CREATE TABLE %I PARTITION OF %I DEFAULT', other, whole);
+    END IF;
+    EXECUTE format(
+        'DELETE FROM %1$I WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM %1$I o
+            WHERE day < $1
+                AND NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = o.id AND c.%2$I = o.day)
+            LIMIT 10000
+        ))',
+        other, said_by
+    ) USING today;
     BEGIN
-        FOR turning IN SELECT generate_series(today, greatest(last, today) + 2, interval '1 day') LOOP
-            part := to_char(turning, '"oncekey_answers_"YYYYMMDD');
+        -- Every day on which something expires, and the two after it, which come to be such days.
+        FOR turning IN
+            WITH RECURSIVE occurring (day, number) AS (
+                SELECT today, 1
+                UNION ALL
+                SELECT (
+                    SELECT (c.expires AT TIME ZONE 'UTC')::date
+                    FROM oncekey_claims c
+                    WHERE c.expires >= (o.day + 1)::timestamp AT TIME ZONE 'UTC'
+                    ORDER BY c.expires
+                    LIMIT 1
+                ), number + 1
+                FROM occurring o
+                WHERE o.day IS NOT NULL AND number < days_max
+            )
+            SELECT DISTINCT day + ahead FROM occurring, generate_series(0, 2) AS ahead
+            WHERE day IS NOT NULL
+            ORDER BY 1
+            LIMIT days_max
+        LOOP
+            part := whole || to_char(turning, '"_"YYYYMMDD');
             CONTINUE WHEN to_regclass(part) IS NOT NULL;
-            CONTINUE WHEN EXISTS (SELECT FROM oncekey_answers_other WHERE day = turning);
-            -- Judged again once it is locked: nobody is about to keep an answer of that day there.
-            LOCK TABLE oncekey_answers_other IN ACCESS EXCLUSIVE MODE;
-            CONTINUE WHEN EXISTS (SELECT FROM oncekey_answers_other WHERE day = turning);
-            EXECUTE format('CREATE TABLE %I (LIKE oncekey_answers INCLUDING ALL)', part);
+            EXECUTE format('SELECT EXISTS (SELECT FROM %I WHERE day = $1)', other)
+                INTO is_there USING turning;
+            CONTINUE WHEN is_there;
+            -- Judged again once it is locked: nobody is about to keep something of that day there.
+            EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', other);
+            EXECUTE format('SELECT EXISTS (SELECT FROM %I WHERE day = $1)', other)
+                INTO is_there USING turning;
+            CONTINUE WHEN is_there;
+            EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', part, whole);
             EXECUTE format(
-                'ALTER TABLE oncekey_answers ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
-                part, turning, turning + 1
+                'ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+                whole, part, turning, turning + 1
             );
         END LOOP;
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
@@ -53,8 +81,8 @@ BEGIN
     BEGIN
         FOR part IN
             SELECT inhrelid::regclass::text FROM pg_inherits
-            WHERE inhparent = 'oncekey_answers'::regclass
-                AND inhrelid::regclass::text ~ '^oncekey_answers_\d{8}$'
+            WHERE inhparent = whole::regclass
+                AND inhrelid::regclass::text ~ format('^%s_\d{8}$', whole)
                 AND right(inhrelid::regclass::text, 8) < to_char(today, 'YYYYMMDD')
             ORDER BY 1
         LOOP
@@ -63,7 +91,7 @@ BEGIN
                 SELECT FROM oncekey_claims WHERE expires < turning::timestamp AT TIME ZONE 'UTC'
             );
             -- Likewise.
-            EXECUTE format('LOCK TABLE oncekey_answers, %I IN ACCESS EXCLUSIVE MODE', part);
+            EXECUTE format('LOCK TABLE %I, %I IN ACCESS EXCLUSIVE MODE', whole, part);
             EXIT WHEN EXISTS (
                 SELECT FROM oncekey_claims WHERE expires < turning::timestamp AT TIME ZONE 'UTC'
             );
@@ -75,4 +103,6 @@ BEGIN
     END;
     RETURN dropped;
 END
-$$
+$$;
+SELECT
+    oncekey_turn_days('answers'), oncekey_turn_days('steps_by_day'), oncekey_turn_days('requests_by_day')

@@ -17,6 +17,11 @@
 -- both places, of which never more than one holds it. Inline, a claim leaves null what is as it was
 -- at the start; {record} reads it so.
 --
+-- Where steps and the request are kept, the claim says: with a `kept_day`, in the part of that day,
+-- which is always the one on which it expires. Without, steps are in their table and the request is in
+-- the claim. A record begins as {by_day} says and stays so, whatever is said later, until it begins
+-- anew or is moved. So one look at the claim, which is locked by then, tells where the others are.
+--
 -- Expiry is kept in tenths of a second, rounded down: equal entries share their room in the index. But
 -- no lease outlives its record, however short the retention is.
 
@@ -47,31 +52,47 @@ fresh AS MATERIALIZED (
         a.*,
         nextval('oncekey_fences') AS fence,
         clock_timestamp() AS now,
-        CASE WHEN NOT {inline} THEN 0 END AS zero
+        CASE WHEN NOT {inline} THEN 0 END AS zero,
+        {by_day} AS by_day
     FROM asked a
     WHERE NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = a.id)
     ORDER BY a.id
+),
+timed AS MATERIALIZED (
+    SELECT
+        *,
+        greatest(
+            (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
+            now + make_interval(secs => lease_s)
+        ) AS expires
+    FROM fresh
 ),
 inserted AS (
     INSERT INTO oncekey_claims (
         id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
         recovery, schema_version, field_digests, state, fence, generation, attempt, lapses, beat,
-        no_effect, replays, conflicts, created, lease_until, expires, request, request_fence
+        no_effect, replays, conflicts, created, lease_until, expires,
+        kept_day,
+        request, request_fence
     )
     SELECT
         id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
         CASE WHEN zero = 0 OR recovery <> 'rerun' THEN recovery END,
         CASE WHEN zero = 0 OR schema_version <> 0 THEN schema_version END,
         field_digests, 'running', fence, fence + zero, 1 + zero, zero, zero,
-        zero::bool, zero, zero, now, now + make_interval(secs => lease_s),
-        greatest(
-            (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
-            now + make_interval(secs => lease_s)
-        ),
-        request, CASE WHEN request IS NOT NULL THEN fence END
-    FROM fresh
+        zero::bool, zero, zero, now, now + make_interval(secs => lease_s), expires,
+        CASE WHEN by_day THEN (expires AT TIME ZONE 'UTC')::date END,
+        CASE WHEN NOT by_day THEN request END, CASE WHEN request IS NOT NULL THEN fence END
+    FROM timed
     ON CONFLICT (id) DO NOTHING
-    RETURNING id, fence
+    RETURNING id, fence, kept_day
+),
+requests AS (
+    INSERT INTO oncekey_requests_by_day (day, id, fence, request)
+    SELECT i.kept_day, i.id, i.fence, t.request
+    FROM inserted i
+    JOIN timed t ON t.id = i.id
+    WHERE i.kept_day IS NOT NULL AND t.request IS NOT NULL
 )
 SELECT * FROM found
 UNION ALL
@@ -90,7 +111,11 @@ asked AS MATERIALIZED (
     ) AS a (id, fence, token, retention_s, resource_id, status, headers, body)
 ),
 locked AS MATERIALIZED (
-    SELECT a.*, c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS fits
+    SELECT
+        a.*,
+        c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS fits,
+        c.kept_day,
+        c.request_fence IS NULL AS unrequested
     FROM asked a
     JOIN oncekey_claims c ON c.id = a.id
     FOR UPDATE OF c {skip}
@@ -116,6 +141,11 @@ done AS (
         status = CASE WHEN t.inline THEN t.status END,
         headers = CASE WHEN t.inline THEN t.headers END,
         body = CASE WHEN t.inline THEN t.body END,
+        kept_day = CASE
+            WHEN t.kept_day IS NOT NULL THEN oncekey_carry(
+                t.id, t.kept_day, (t.expires AT TIME ZONE 'UTC')::date, true, true, t.unrequested
+            )
+        END,
         request = NULL
     FROM timed t
     WHERE c.id = t.id AND t.fits
@@ -145,22 +175,32 @@ locked AS MATERIALIZED (
     SELECT
         a.*,
         c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS owned,
-        c.lease_until - make_interval(secs => 1.001 * c.lease_s) AS overlong_until
+        c.lease_until - make_interval(secs => 1.001 * c.lease_s) AS overlong_until,
+        c.kept_day
     FROM asked a
     JOIN oncekey_claims c ON c.id = a.id
     FOR UPDATE OF c {skip}
 ),
 timed AS MATERIALIZED (SELECT *, clock_timestamp() AS now FROM locked),
 judged AS MATERIALIZED (
-    SELECT *, owned AND (NOT only_overlong OR overlong_until > now) AS fits FROM timed
+    SELECT
+        *,
+        owned AND (NOT only_overlong OR overlong_until > now) AS fits,
+        greatest(
+            (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
+            now + make_interval(secs => lease_s)
+        ) AS expires
+    FROM timed
 ),
 done AS (
     UPDATE oncekey_claims c
     SET lease_until = now + make_interval(secs => j.lease_s),
-        expires = greatest(
-            (now + make_interval(secs => j.lease_s + j.retention_s - 0.05))::timestamptz(1),
-            now + make_interval(secs => j.lease_s)
-        ),
+        expires = j.expires,
+        kept_day = CASE
+            WHEN j.kept_day IS NOT NULL THEN oncekey_carry(
+                j.id, j.kept_day, (j.expires AT TIME ZONE 'UTC')::date, true, true, true
+            )
+        END,
         beat = coalesce(c.beat, 0) + 1
     FROM judged j
     WHERE c.id = j.id AND j.fits
@@ -198,12 +238,21 @@ locked AS MATERIALIZED (
         c.lease_until AS old_lease_until,
         c.expires AS old_expires,
         c.lease_s AS old_lease_s,
-        c.answer_day AS old_answer_day
+        c.answer_day AS old_answer_day,
+        c.kept_day AS old_kept_day,
+        c.request_fence IS NULL AS unrequested
     FROM asked a
     JOIN oncekey_claims c ON c.id = a.id
     FOR UPDATE OF c {skip}
 ),
-timed AS MATERIALIZED (SELECT *, clock_timestamp() AS now, {inline} AS inline FROM locked),
+timed AS MATERIALIZED (
+    SELECT
+        *,
+        clock_timestamp() AS now,
+        {inline} AS inline,
+        CASE WHEN fresh THEN {by_day} ELSE old_kept_day IS NOT NULL END AS by_day
+    FROM locked
+),
 judged AS MATERIALIZED (
     SELECT
         *,
@@ -224,7 +273,10 @@ judged AS MATERIALIZED (
     FROM timed
 ),
 fenced AS MATERIALIZED (
-    SELECT *, CASE WHEN raise_fence THEN nextval('oncekey_fences') ELSE fence END AS next_fence
+    SELECT
+        *,
+        CASE WHEN raise_fence THEN nextval('oncekey_fences') ELSE fence END AS next_fence,
+        CASE WHEN by_day THEN (expires AT TIME ZONE 'UTC')::date END AS kept_day
     FROM judged
     WHERE fits
 ),
@@ -241,6 +293,15 @@ done AS (
         no_effect = f.no_effect,
         created = CASE WHEN f.fresh THEN now ELSE c.created END,
         generation = CASE WHEN f.fresh THEN f.next_fence ELSE coalesce(c.generation, c.fence) END,
+        kept_day = CASE
+            WHEN f.old_kept_day IS NULL THEN f.kept_day
+            ELSE oncekey_carry(
+                f.id, f.old_kept_day, f.kept_day,
+                NOT f.fresh,
+                NOT (f.state = 'unknown' AND f.next_state = 'released'),
+                f.unrequested OR (f.key IS NULL AND f.next_state = 'running')
+            )
+        END,
         replays = CASE WHEN f.fresh THEN 0 ELSE c.replays END,
         conflicts = CASE WHEN f.fresh THEN 0 ELSE c.conflicts END,
         resource_id = CASE
@@ -265,15 +326,16 @@ done AS (
         schema_version = coalesce(f.schema_version, c.schema_version),
         field_digests = CASE WHEN f.key IS NULL THEN c.field_digests ELSE f.field_digests END,
         request = CASE
-            WHEN f.key IS NOT NULL THEN f.request
-            WHEN f.next_state = 'running' THEN c.request
+            WHEN f.key IS NOT NULL AND NOT f.by_day THEN f.request
+            WHEN f.key IS NULL AND f.next_state = 'running' THEN c.request
         END,
         request_fence = CASE WHEN f.key IS NULL THEN c.request_fence ELSE f.next_fence END
     FROM fenced f
     WHERE c.id = f.id
     RETURNING
         c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.old_answer_day,
-        f.status IS NOT NULL AND NOT f.inline AS kept_apart
+        f.status IS NOT NULL AND NOT f.inline AS kept_apart,
+        c.kept_day, f.request
 ),
 kept AS (
     INSERT INTO oncekey_answers (day, id, status, headers, body)
@@ -285,6 +347,10 @@ forgotten AS (
     DELETE FROM oncekey_answers r
     USING done d
     WHERE r.day = d.old_answer_day AND r.id = d.id AND d.answer_day IS DISTINCT FROM r.day
+),
+requests AS (
+    INSERT INTO oncekey_requests_by_day (day, id, fence, request)
+    SELECT kept_day, id, fence, request FROM done WHERE kept_day IS NOT NULL AND request IS NOT NULL
 ),
 -- An operator found out that what was only begun had not happened.
 cleared AS (
@@ -308,6 +374,7 @@ locked AS MATERIALIZED (
     SELECT
         a.*,
         coalesce(c.generation, c.fence) AS generation,
+        c.kept_day,
         c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS fits
     FROM asked a
     JOIN oncekey_claims c ON c.id = a.id
@@ -315,9 +382,17 @@ locked AS MATERIALIZED (
 ),
 kept AS (
     INSERT INTO oncekey_steps (id, generation, name, digest, result)
-    SELECT id, generation, name, digest, result FROM locked WHERE fits
+    SELECT id, generation, name, digest, result FROM locked WHERE fits AND kept_day IS NULL
     ON CONFLICT (id, generation, name) DO UPDATE
         SET digest = excluded.digest, result = coalesce(excluded.result, oncekey_steps.result)
+),
+kept_by_day AS (
+    INSERT INTO oncekey_steps_by_day (day, id, generation, name, position, digest, result)
+    SELECT kept_day, id, generation, name, nextval('oncekey_fences'), digest, result
+    FROM locked
+    WHERE fits AND kept_day IS NOT NULL
+    ON CONFLICT (day, id, generation, name) DO UPDATE
+        SET digest = excluded.digest, result = coalesce(excluded.result, oncekey_steps_by_day.result)
 )
 SELECT id, CASE WHEN fits THEN fence END FROM locked
 
@@ -333,16 +408,25 @@ FROM oncekey_claims
 WHERE id = ANY ($1::bytea[])
 
 -- name: steps
-SELECT s.id, s.name, s.digest, s.result
+SELECT c.id, s.name, s.digest, s.result
 FROM oncekey_claims c
-JOIN oncekey_steps s ON s.id = c.id AND s.generation = coalesce(c.generation, c.fence)
+CROSS JOIN LATERAL (
+    SELECT name, digest, result, position
+    FROM oncekey_steps
+    WHERE c.kept_day IS NULL AND id = c.id AND generation = coalesce(c.generation, c.fence)
+    UNION ALL
+    SELECT name, digest, result, position
+    FROM oncekey_steps_by_day
+    WHERE day = c.kept_day AND id = c.id AND generation = coalesce(c.generation, c.fence)
+) AS s
 WHERE c.id = ANY ($1::bytea[])
 ORDER BY s.position
 
 -- name: requested
-SELECT id, request
-FROM oncekey_claims
-WHERE id = ANY ($1::bytea[]) AND state = 'running' AND request_fence = fence
+SELECT c.id, coalesce(c.request, r.request)
+FROM oncekey_claims c
+LEFT JOIN oncekey_requests_by_day r ON r.day = c.kept_day AND r.id = c.id AND r.fence = c.fence
+WHERE c.id = ANY ($1::bytea[]) AND c.state = 'running' AND c.request_fence = c.fence
 
 -- name: tally
 -- It waits for the rows of a whole batch, so it takes them in order.
@@ -394,14 +478,17 @@ LIMIT $1
 
 -- name: sweep
 -- What somebody holds is left for the next time. What was changed after the snapshot is judged
--- again when it is locked; an answer that was moved after it, which the snapshot does not show, is
--- left for the next time too. Answers that are in the part of a day go with that day.
+-- again when it is locked; of what was moved after it the snapshot does not show the new place, so it
+-- is left for the next time too. Answers and steps that are in the part of a day go with that day; a
+-- request says too much to be kept for nobody.
 WITH expired AS MATERIALIZED (
-    SELECT c.id, c.answer_day
+    SELECT c.id, c.answer_day, c.kept_day
     FROM oncekey_claims c
     WHERE c.expires <= statement_timestamp() AND (
         c.answer_day IS NULL
         OR c.answer_day = (SELECT s.answer_day FROM oncekey_claims s WHERE s.id = c.id)
+    ) AND c.kept_day IS NOT DISTINCT FROM (
+        SELECT s.kept_day FROM oncekey_claims s WHERE s.id = c.id
     )
     ORDER BY c.expires
     LIMIT $1
@@ -413,8 +500,11 @@ answers AS (
     USING expired e
     WHERE NOT {partitioned} AND r.day = e.answer_day AND r.id = e.id
 ),
-steps AS (DELETE FROM oncekey_steps s USING expired e WHERE s.id = e.id)
-SELECT count(*), {partitioned} FROM expired
+steps AS (DELETE FROM oncekey_steps s USING expired e WHERE s.id = e.id),
+requests AS (
+    DELETE FROM oncekey_requests_by_day r USING expired e WHERE r.day = e.kept_day AND r.id = e.id
+)
+SELECT count(*), {by_day} FROM expired
 
 -- name: scan
 SELECT {outline}
@@ -428,21 +518,23 @@ LIMIT $4
 SELECT state, count(*) FROM oncekey_claims GROUP BY state
 
 -- name: purge
--- Unlike a sweep it waits for what somebody holds: a purge that says it is done must be. An answer
--- that was moved meanwhile is not in the snapshot: its record is seen, not chosen, and asked for again.
+-- Unlike a sweep it waits for what somebody holds: a purge that says it is done must be. What was
+-- moved meanwhile is not in the snapshot: its record is seen, not chosen, and asked for again.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 seen AS MATERIALIZED (
-    SELECT c.id, c.answer_day
+    SELECT c.id, c.answer_day, c.kept_day
     FROM bound, oncekey_claims c
     WHERE c.tenant = $2 AND c.state <> 'running' AND c.key <> ''
     ORDER BY c.id
     LIMIT $3
 ),
 chosen AS MATERIALIZED (
-    SELECT c.id, c.answer_day
+    SELECT c.id, c.answer_day, c.kept_day
     FROM seen s
     JOIN oncekey_claims c ON c.id = s.id
-    WHERE c.state <> 'running' AND c.key <> '' AND c.answer_day IS NOT DISTINCT FROM s.answer_day
+    WHERE c.state <> 'running' AND c.key <> ''
+        AND c.answer_day IS NOT DISTINCT FROM s.answer_day
+        AND c.kept_day IS NOT DISTINCT FROM s.kept_day
     ORDER BY c.id
     FOR UPDATE OF c
 ),
@@ -459,7 +551,13 @@ answers AS (
     FROM chosen
     WHERE r.day = chosen.answer_day AND r.id = chosen.id
 ),
-steps AS (UPDATE oncekey_steps s SET result = NULL FROM chosen WHERE s.id = chosen.id)
+steps AS (UPDATE oncekey_steps s SET result = NULL FROM chosen WHERE s.id = chosen.id),
+steps_by_day AS (
+    UPDATE oncekey_steps_by_day s
+    SET result = NULL
+    FROM chosen
+    WHERE s.day = chosen.kept_day AND s.id = chosen.id
+)
 SELECT (SELECT count(*) FROM chosen), (SELECT count(*) FROM seen)
 
 -- name: one_migrator
@@ -489,7 +587,8 @@ WHERE number = 4
 SELECT pg_try_advisory_lock($1)
 
 -- name: set_layout
-UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number = 4
+-- In one statement: what migration 4 knows of layouts, and what 5 does.
+UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number IN (4, 5)
 
 -- name: open_transactions
 -- Of this database, but for our own and the server's (vacuum). Any role may ask.
@@ -510,41 +609,85 @@ SELECT CASE
     ELSE true
 END
 
--- name: move_into_claims
--- Both rows are locked, the claim first, as whoever changes an answer does: what is moved is the
--- newest version of both.
+-- name: hold_for_move
+-- First of a batch, which is a transaction: what is to be moved of the next records by id. The next
+-- statement has a newer snapshot, which shows all that was committed until the claims were locked.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 span AS MATERIALIZED (
     SELECT c.id FROM bound, oncekey_claims c WHERE c.id > $2 ORDER BY c.id LIMIT $3
 ),
 chosen AS MATERIALIZED (
-    SELECT c.id, r.day, r.status, r.headers, r.body
+    SELECT c.id
     FROM span s
     JOIN oncekey_claims c ON c.id = s.id
-    JOIN oncekey_answers r ON r.day = c.answer_day AND r.id = c.id
-    FOR UPDATE OF c, r
+    WHERE CASE
+        WHEN {inline} THEN c.answer_day IS NOT NULL OR c.kept_day IS NOT NULL
+        ELSE
+            c.status IS NOT NULL OR c.generation IS NULL OR {unsaid}
+            OR c.kept_day IS NULL AND {by_day} AND (
+                c.state <> 'completed' OR EXISTS (SELECT FROM oncekey_steps k WHERE k.id = c.id)
+            )
+    END
+    FOR UPDATE OF c
+)
+SELECT (SELECT id FROM span ORDER BY id DESC LIMIT 1), ARRAY(SELECT id FROM chosen)
+
+-- name: move_into_claims
+-- Answers and requests; and steps into the table that has no parts.
+WITH chosen AS MATERIALIZED (
+    SELECT c.id, c.answer_day, c.kept_day, a.status, a.headers, a.body, r.request
+    FROM oncekey_claims c
+    LEFT JOIN oncekey_answers a ON a.day = c.answer_day AND a.id = c.id
+    LEFT JOIN oncekey_requests_by_day r
+        ON r.day = c.kept_day AND r.id = c.id AND r.fence = c.request_fence
+    WHERE c.id = ANY ($1::bytea[])
 ),
 claims AS (
     UPDATE oncekey_claims c
-    SET answer_day = NULL, status = o.status, headers = o.headers, body = o.body,
+    SET answer_day = NULL,
+        kept_day = NULL,
+        status = coalesce(o.status, c.status),
+        headers = coalesce(o.headers, c.headers),
+        body = coalesce(o.body, c.body),
+        request = coalesce(o.request, c.request),
         generation = nullif(c.generation, c.fence), {unsay}
     FROM chosen o
     WHERE c.id = o.id
 ),
-answers AS (DELETE FROM oncekey_answers r USING chosen o WHERE r.day = o.day AND r.id = o.id)
-SELECT (SELECT id FROM span ORDER BY id DESC LIMIT 1), (SELECT count(*) FROM chosen)
+answers AS (
+    DELETE FROM oncekey_answers a USING chosen o WHERE a.day = o.answer_day AND a.id = o.id
+),
+requests AS (
+    DELETE FROM oncekey_requests_by_day r USING chosen o WHERE r.day = o.kept_day AND r.id = o.id
+),
+taken AS (
+    DELETE FROM oncekey_steps_by_day s USING chosen o
+    WHERE s.day = o.kept_day AND s.id = o.id
+    RETURNING s.*
+)
+INSERT INTO oncekey_steps (id, generation, name, digest, result)
+SELECT id, generation, name, digest, result FROM (SELECT * FROM taken ORDER BY position) AS t
 
 -- name: move_out_of_claims
-WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
-span AS MATERIALIZED (
-    SELECT c.id FROM bound, oncekey_claims c WHERE c.id > $2 ORDER BY c.id LIMIT $3
+-- Answers; and to days requests, and the steps that are not of an earlier generation.
+WITH chosen AS MATERIALIZED (
+    SELECT
+        c.id, c.status, c.headers, c.body, c.request, c.request_fence,
+        coalesce(c.generation, c.fence) AS generation,
+        (c.expires AT TIME ZONE 'UTC')::date AS day,
+        c.kept_day IS NULL AND {by_day} AS to_days
+    FROM oncekey_claims c
+    WHERE c.id = ANY ($1::bytea[])
 ),
-chosen AS MATERIALIZED (
-    SELECT c.id, (c.expires AT TIME ZONE 'UTC')::date AS day, c.status, c.headers, c.body
-    FROM span s
-    JOIN oncekey_claims c ON c.id = s.id
-    WHERE c.status IS NOT NULL OR c.generation IS NULL OR {unsaid}
-    FOR UPDATE OF c
+claims AS (
+    UPDATE oncekey_claims c
+    SET answer_day = CASE WHEN o.status IS NOT NULL THEN o.day ELSE c.answer_day END,
+        kept_day = CASE WHEN o.to_days THEN o.day ELSE c.kept_day END,
+        status = NULL, headers = NULL, body = NULL,
+        request = CASE WHEN NOT o.to_days THEN c.request END,
+        generation = coalesce(c.generation, c.fence), {say}
+    FROM chosen o
+    WHERE c.id = o.id
 ),
 answers AS (
     INSERT INTO oncekey_answers (day, id, status, headers, body)
@@ -552,15 +695,18 @@ answers AS (
     ON CONFLICT (day, id) DO UPDATE
         SET status = excluded.status, headers = excluded.headers, body = excluded.body
 ),
-claims AS (
-    UPDATE oncekey_claims c
-    SET answer_day = CASE WHEN o.status IS NOT NULL THEN o.day ELSE c.answer_day END,
-        status = NULL, headers = NULL, body = NULL,
-        generation = coalesce(c.generation, c.fence), {say}
-    FROM chosen o
-    WHERE c.id = o.id
+requests AS (
+    INSERT INTO oncekey_requests_by_day (day, id, fence, request)
+    SELECT day, id, request_fence, request FROM chosen WHERE to_days AND request IS NOT NULL
+),
+taken AS (
+    DELETE FROM oncekey_steps s USING chosen o
+    WHERE o.to_days AND s.id = o.id
+    RETURNING s.*, o.day, s.generation = o.generation AS is_needed
 )
-SELECT (SELECT id FROM span ORDER BY id DESC LIMIT 1), (SELECT count(*) FROM chosen)
+INSERT INTO oncekey_steps_by_day (day, id, generation, name, position, digest, result)
+SELECT day, id, generation, name, nextval('oncekey_fences'), digest, result
+FROM (SELECT * FROM taken WHERE is_needed ORDER BY position) AS t
 
 -- name: turn_days
-SELECT oncekey_turn_days()
+SELECT oncekey_turn_days($1)
