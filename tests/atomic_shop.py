@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncmy
 import asyncpg
 import django
 import psycopg
+import pymysql
 import pytest
 from django.conf import settings
 from django.db import connections
@@ -38,10 +40,14 @@ from oncekey.core.record import Answer, Record
 from oncekey.guard import Call, Execute
 from oncekey.runtime import Runtime
 from oncekey.web import asgi, wsgi
-from tests.places import Place, postgres_place, sqlite_place
-from tests.stores.joining import ORDER, ORDERS
+from tests.places import Place, mariadb_place, postgres_place, sqlite_place
+from tests.servers.mariadb import mysql_connection
+from tests.servers.mysql import wanted
+from tests.stores import elapse
+from tests.stores.joining import ORDER, count_orders, make_orders
 from tests.web.client import Reply, ask, ask_wsgi
 
+pymysql.install_as_MySQLdb()
 if not settings.configured:
     settings.configure()
     django.setup()
@@ -82,11 +88,24 @@ async def by_async_psycopg(url: str) -> AsyncIterator[Opened]:
         yield atomic.AsyncPsycopg(pool), lambda connection: connection.execute(ORDER)
 
 
+_DRIVERS = {
+    "postgresql": "psycopg",
+    "mariadb": "pymysql",
+    "mysql": "pymysql",
+    "sqlite": "pysqlite",
+}
+_UNPREPARED: dict[str, dict[str, Any]] = {
+    "psycopg": {"prepare_threshold": None},
+    "asyncpg": {"statement_cache_size": 0, "prepared_statement_cache_size": 0},
+}
+
+
 def _sqlalchemy(*, session: bool) -> Open:
     @asynccontextmanager
     async def opened(url: str) -> AsyncIterator[Opened]:
-        arguments = {} if url.startswith("sqlite") else {"prepare_threshold": None}
-        address = url.replace("postgresql:", "postgresql+psycopg:")
+        scheme, _, rest = url.partition(":")
+        driver = _DRIVERS[scheme]
+        address, arguments = f"{scheme}+{driver}:{rest}", _UNPREPARED.get(driver, {})
         engine = create_engine(address, connect_args=arguments)
         if session:
             maker = sessionmaker(engine)
@@ -101,10 +120,8 @@ def _sqlalchemy(*, session: bool) -> Open:
 def _async_sqlalchemy(driver: str, *, session: bool) -> Open:
     @asynccontextmanager
     async def opened(url: str) -> AsyncIterator[Opened]:
-        arguments: dict[str, Any] = {"prepare_threshold": None}
-        if driver == "asyncpg":
-            arguments = {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
-        address = url.replace("postgresql:", f"postgresql+{driver}:")
+        scheme, _, rest = url.partition(":")
+        address, arguments = f"{scheme}+{driver}:{rest}", _UNPREPARED.get(driver, {})
         engine = create_async_engine(address, connect_args=arguments)
 
         async def write(s: Any) -> None:
@@ -117,6 +134,32 @@ def _async_sqlalchemy(driver: str, *, session: bool) -> Open:
         await engine.dispose()
 
     return opened
+
+
+@asynccontextmanager
+async def by_pymysql(url: str) -> AsyncIterator[Opened]:
+    yield atomic.PyMySQL(lambda: mysql_connection(url)), lambda c: c.cursor().execute(ORDER)
+
+
+@asynccontextmanager
+async def by_asyncmy(url: str) -> AsyncIterator[Opened]:
+    parts = urlsplit(url)
+
+    async def write(connection: Any) -> None:
+        async with connection.cursor() as cursor:
+            await cursor.execute(ORDER)
+
+    created = asyncmy.create_pool(
+        maxsize=4,
+        autocommit=True,
+        host=parts.hostname,
+        port=parts.port,
+        user=parts.username,
+        password=parts.password,
+        database=parts.path[1:],
+    )
+    async with created as pool:
+        yield atomic.Asyncmy(pool), write
 
 
 @asynccontextmanager
@@ -141,8 +184,9 @@ def django_alias(url: str) -> str:
     if parts.scheme == "sqlite":
         database = {"ENGINE": "django.db.backends.sqlite3", "NAME": url.removeprefix("sqlite:///")}
     else:
+        vendor = "postgresql" if parts.scheme == "postgresql" else "mysql"
         database = {
-            "ENGINE": "django.db.backends.postgresql",
+            "ENGINE": f"django.db.backends.{vendor}",
             "NAME": parts.path[1:],
             "USER": parts.username or "",
             "PASSWORD": parts.password or "",
@@ -174,7 +218,41 @@ SQLITE: dict[str, tuple[str, Open]] = {
     "Session on sqlite3 in a loop": ("asgi", _sqlalchemy(session=True)),
     "Django on sqlite3": ("wsgi", by_django),
 }
-KINDS = POSTGRES | SQLITE
+MARIADB: dict[str, tuple[str, Open]] = {
+    "asyncmy": ("asgi", by_asyncmy),
+    "PyMySQL": ("wsgi", by_pymysql),
+    "PyMySQL in threads": ("asgi", by_pymysql),
+    "AsyncSession on asyncmy": ("asgi", _async_sqlalchemy("asyncmy", session=True)),
+    "Session on PyMySQL": ("wsgi", _sqlalchemy(session=True)),
+    "Django on PyMySQL": ("wsgi", by_django),
+}
+OF_MYSQL = " of MySQL"
+MYSQL = {f"{kind}{OF_MYSQL}": way for kind, way in MARIADB.items()} if wanted() else {}
+KINDS = POSTGRES | SQLITE | MARIADB | MYSQL
+
+
+def marked(*kinds: str) -> list[Any]:
+    """Kinds as parameters of tests. Those of MariaDB are slow, and stand for MySQL too where it is
+    tested.
+    """
+    slow = [each for kind in kinds if kind in MARIADB for each in (kind, f"{kind}{OF_MYSQL}")]
+    return [
+        *(kind for kind in kinds if kind not in MARIADB),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in slow if kind in KINDS),
+    ]
+
+
+def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """The database of a kind, prepared."""
+    if kind in MYSQL:
+        url: str = request.getfixturevalue("mysql_url")
+        place = Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
+    elif kind in MARIADB:
+        place = mariadb_place(request, tmp_path)
+    else:
+        place = (postgres_place if kind in POSTGRES else sqlite_place)(request, tmp_path)
+    prepare(place)
+    return place
 
 
 # ----------------------------------------------------------------------------------- shop
@@ -264,13 +342,7 @@ class Shop:
         return self.place.look(key, "POST /orders")
 
     def orders(self) -> int:
-        if self.place.name == "sqlite":
-            with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
-                [count] = db.execute("SELECT count(*) FROM orders").fetchone()
-        else:
-            with psycopg.connect(self.place.url.partition("?")[0]) as pg:
-                [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
-        return int(count)
+        return count_orders(self.place)
 
     async def close(self) -> None:
         if self.edge == "asgi":
@@ -282,13 +354,7 @@ class Shop:
 def prepare(place: Place) -> None:
     """The tables of the records and of the orders, the latter empty."""
     place.migrate()
-    if place.name == "sqlite":
-        with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as db, db:
-            db.execute(ORDERS)
-    else:
-        with psycopg.connect(place.url.partition("?")[0]) as pg:
-            pg.execute("DROP TABLE IF EXISTS orders")
-            pg.execute(ORDERS.encode())
+    make_orders(place)
 
 
 def the_id(key: str) -> bytes:
@@ -337,8 +403,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
     @asynccontextmanager
     async def opened(kind: str, **policy: Any) -> AsyncIterator[Shop]:
-        place = (postgres_place if kind in POSTGRES else sqlite_place)(request, tmp_path)
-        prepare(place)
+        place = place_of(kind, request, tmp_path)
         async with KINDS[kind][1](place.url.partition("?")[0]) as adapter:
             shop = Shop(kind, place, adapter, **policy)
             yield shop

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.core.record import State
-from tests.atomic_shop import KINDS, Shop, prepare
-from tests.atomic_shop import POSTGRES as ON_POSTGRES
-from tests.places import postgres_place, sqlite_place
+from tests.atomic_shop import KINDS, MARIADB, POSTGRES, SQLITE, Shop, marked, place_of
 
 pytestmark = pytest.mark.anyio
 LEASE_S = 30.0
@@ -21,15 +19,18 @@ LEASE_S = 30.0
 
 # Where adapters do not differ, one of each family will do.
 few = pytest.mark.parametrize(
-    "shop", ["asyncpg", "Session", "Django", "sqlite3", "sqlite3 in threads"], indirect=True
+    "shop",
+    marked(
+        *("asyncpg", "Session", "Django", "sqlite3", "sqlite3 in threads"),
+        *("asyncmy", "Session on PyMySQL", "Django on PyMySQL"),
+    ),
+    indirect=True,
 )
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=marked(*POSTGRES, *SQLITE, *MARIADB))
 async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Shop]:
-    made = postgres_place if request.param in ON_POSTGRES else sqlite_place
-    place = made(request, tmp_path)
-    prepare(place)
+    place = place_of(request.param, request, tmp_path)
     async with KINDS[request.param][1](place.url.partition("?")[0]) as opened:
         shop = Shop(request.param, place, opened)
         yield shop

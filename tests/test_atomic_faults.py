@@ -8,18 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psycopg
 import pytest
 
 from oncekey import atomic
-from tests.atomic_shop import KINDS, POSTGRES, Opener, Shop, new_key, opener, prepare, the_id
-from tests.places import postgres_place
+from tests.atomic_shop import (
+    KINDS,
+    POSTGRES,
+    Opener,
+    Shop,
+    marked,
+    new_key,
+    opener,
+    prepare,
+    the_id,
+)
+from tests.places import Place, postgres_place
+from tests.servers.mariadb import mysql_connection
 
 __all__ = ["opener"]
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["asyncpg", "Session", "sqlite3", "sqlite3 in threads"])
+@pytest.fixture(
+    params=marked(
+        "asyncpg", "Session", "sqlite3", "sqlite3 in threads", "asyncmy", "Session on PyMySQL"
+    )
+)
 async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
     async with opener(request.param) as shop:
         shop.app.edge.recent._seconds = 0
@@ -28,6 +44,17 @@ async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[
 
 @pytest.fixture(params=["asyncpg", "psycopg", "Session", "Django"])
 async def on_postgres(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
+    async with opener(request.param) as shop:
+        yield shop
+
+
+@pytest.fixture(
+    params=marked(
+        *("asyncpg", "psycopg", "Session", "Django"),
+        *("asyncmy", "PyMySQL", "Session on PyMySQL", "Django on PyMySQL"),
+    )
+)
+async def on_server(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
     async with opener(request.param) as shop:
         yield shop
 
@@ -99,14 +126,38 @@ async def test_p9_a_commit_that_did_not_happen_is_not_said_to_have(
     assert shop.orders() == 1
 
 
-async def test_p9_a_commit_that_may_still_come_is_waited_for(opener: Opener) -> None:
+class Elsewhere:
+    """Another transaction, on a server of any kind."""
+
+    def __init__(self, place: Place) -> None:
+        url, self._is_mariadb = place.url.partition("?")[0], place.name == "mariadb"
+        self._connection: Any = (
+            mysql_connection(url, autocommit=False) if self._is_mariadb else psycopg.connect(url)
+        )
+
+    async def hold(self, record_id: bytes) -> None:
+        """Take an id, as atomic mode does."""
+        number = int.from_bytes(record_id[:8], signed=True)
+        with self._connection.cursor() as cursor:
+            if self._is_mariadb:
+                cursor.execute("INSERT INTO oncekey_held VALUES (%s)", (record_id,))
+                cursor.execute("DELETE FROM oncekey_held WHERE id = %s", (record_id,))
+            else:
+                cursor.execute(f"SELECT pg_advisory_xact_lock({number})")
+
+    def close(self) -> None:
+        self._connection.rollback()
+        self._connection.close()
+
+
+@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+async def test_p9_a_commit_that_may_still_come_is_waited_for(opener: Opener, kind: str) -> None:
     """Its connection is lost, but the server works on: who has the id is not done yet."""
     key = new_key()
-    number = int.from_bytes(the_id(key)[:8], signed=True)
-    async with opener("asyncpg") as shop:
-        other = await asyncpg.connect(shop.place.url.partition("?")[0])
+    async with opener(kind) as shop:
+        other = Elsewhere(shop.place)
         failing = Failing(shop.adapter, happens=False)
-        failing.instead = other.execute(f"BEGIN; SELECT pg_advisory_xact_lock({number})")
+        failing.instead = other.hold(the_id(key))
         shop.app.edge.adapter = failing
         order = asyncio.create_task(shop.order(key))
         looked = 0
@@ -114,8 +165,7 @@ async def test_p9_a_commit_that_may_still_come_is_waited_for(opener: Opener) -> 
             looked = failing.begun - 1
             assert not order.done()
             await asyncio.sleep(0.01)
-        await other.execute("ROLLBACK")
-        await other.close()
+        other.close()
         assert (await order).kind == "store-unavailable"
         assert shop.orders() == 0
 
@@ -132,23 +182,53 @@ def execute(shop: Shop, connection: Any, statement: str) -> Any:
     return connection.execute(statement)
 
 
-async def test_a_handler_that_commits_by_itself_is_found_out(
-    on_postgres: Shop, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_handler_that_ends_its_transaction_is_found_out(
+    on_server: Shop, caplog: pytest.LogCaptureFixture, end: str
 ) -> None:
-    shop, key, write = on_postgres, new_key(), on_postgres.write
+    shop, key, write = on_server, new_key(), on_server.write
 
-    def write_and_commit(connection: Any) -> None:
+    def write_and_end(connection: Any) -> None:
         write(connection)
-        (connection.connection if shop.kind == "Django" else connection).commit()
+        driver = connection.connection if shop.kind.startswith("Django") else connection
+        getattr(driver, end)()
 
-    async def write_and_commit_async(connection: Any) -> None:
+    async def write_and_end_async(connection: Any) -> None:
         await write(connection)
-        await connection.execute("COMMIT")
+        if shop.kind == "asyncpg":
+            await connection.execute(end)
+        else:
+            await getattr(connection, end)()
 
-    shop.write = write_and_commit_async if shop.kind == "asyncpg" else write_and_commit
+    awaited = shop.kind.startswith(("asyncpg", "asyncmy"))
+    shop.write = write_and_end_async if awaited else write_and_end
     assert (await shop.order(key)).status == 503
     assert "ended the transaction itself" in caplog.text
     assert shop.look(key) is None
+    assert shop.orders() == (end == "commit")
+    shop.write = write
+    assert (await shop.order(key)).status == 201  # nothing was left behind that holds the id
+
+
+@pytest.mark.parametrize("kind", marked("asyncmy", "PyMySQL", "Session on PyMySQL"))
+async def test_what_a_handler_writes_after_its_transaction_was_undone_does_not_count(
+    opener: Opener, kind: str
+) -> None:
+    """As after a deadlock, which on MySQL and MariaDB ends a transaction without a word."""
+    async with opener(kind) as shop:
+        write = shop.write
+
+        def go_on(connection: Any) -> None:
+            connection.rollback()
+            write(connection)
+
+        async def go_on_async(connection: Any) -> None:
+            await connection.rollback()
+            await write(connection)
+
+        shop.write = go_on_async if kind.startswith("asyncmy") else go_on
+        assert (await shop.order(new_key())).status == 503
+        assert shop.orders() == 0
 
 
 @pytest.mark.parametrize(("status", "told"), [(422, 422), (201, 503)])

@@ -13,14 +13,28 @@ from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Answer, State
 from oncekey.guard import Execute
 from oncekey.runtime import Runtime
-from tests.atomic_shop import LEASE_S, Opener, Shop, call, finish, leased, new_key, opener
+from tests.atomic_shop import (
+    LEASE_S,
+    Opener,
+    Shop,
+    call,
+    finish,
+    leased,
+    marked,
+    new_key,
+    opener,
+)
 
 __all__ = ["opener"]
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(params=["asyncpg", "Session", "sqlite3", "sqlite3 in threads"])
+@pytest.fixture(
+    params=marked(
+        "asyncpg", "Session", "sqlite3", "sqlite3 in threads", "asyncmy", "Session on PyMySQL"
+    )
+)
 async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
     async with opener(request.param) as shop:
         shop.app.edge.recent._seconds = 0
@@ -98,14 +112,15 @@ async def test_an_expired_answer_is_forgotten(shop: Shop) -> None:
     assert (found.attempt, found.lapses) == (1, 0)
 
 
+@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
 async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
-    opener: Opener,
+    opener: Opener, kind: str
 ) -> None:
     """During a deployment some processes may not know atomic mode yet: of both handlers that ran,
     only the rows of one are there.
     """
     key = new_key()
-    async with opener("asyncpg") as shop:
+    async with opener(kind) as shop:
         order = asyncio.create_task(shop.order(key, stand=True))
         await shop.gate.wait()
         started = time.monotonic()
@@ -122,10 +137,11 @@ async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
         assert (await shop.order(key, stand=True)).body == b"leased"
 
 
-async def test_p2_a_take_over_meanwhile_wins(opener: Opener) -> None:
+@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+async def test_p2_a_take_over_meanwhile_wins(opener: Opener, kind: str) -> None:
     """Both found the lapsed record; the leased one took it first, the atomic one rolls back."""
     key = new_key()
-    async with opener("asyncpg") as shop, leased(shop, key):
+    async with opener(kind) as shop, leased(shop, key):
         shop.place.elapse(LEASE_S)
         write = shop.write
 
@@ -140,9 +156,10 @@ async def test_p2_a_take_over_meanwhile_wins(opener: Opener) -> None:
         assert shop.orders() == 0
 
 
-async def test_leased_operations_go_on_while_an_atomic_one_runs(opener: Opener) -> None:
+@pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
+async def test_others_go_on_while_an_atomic_one_runs(opener: Opener, kind: str) -> None:
     key = new_key()
-    async with opener("asyncpg") as shop:
+    async with opener(kind) as shop:
         order = asyncio.create_task(shop.order(key, stand=True))
         await shop.gate.wait()
         started = time.monotonic()
@@ -159,22 +176,26 @@ async def test_leased_operations_go_on_while_an_atomic_one_runs(opener: Opener) 
         async def duplicate() -> None:
             assert (await shop.order(key, stand=True)).kind == "in-flight"
 
-        await asyncio.gather(*(one() for _ in range(40)), *(duplicate() for _ in range(20)))
+        async def another() -> None:
+            assert (await shop.order(new_key())).status == 201
+
+        beside = (*(duplicate() for _ in range(20)), *(another() for _ in range(5)))
+        await asyncio.gather(*(one() for _ in range(40)), *beside)
         assert time.monotonic() - started < 5.0
         await runtime.aclose()
         shop.gate.opened.set()
         assert (await order).status == 201
 
 
-async def test_whoever_waits_gets_the_answer(opener: Opener) -> None:
-    for kind in ("asyncpg", "sqlite3"):
-        key = new_key()
-        async with opener(kind, in_flight="wait", wait_s=20, atomic_s_max=9) as shop:
-            first = asyncio.create_task(shop.order(key, stand=True))
-            await shop.gate.wait()
-            second = asyncio.create_task(shop.order(key, stand=True))
-            await asyncio.sleep(0.05)
-            assert not second.done()
-            shop.gate.opened.set()
-            assert (await first).body == (await second).body == b"run 1"
-            assert (await second).replayed
+@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "asyncmy"))
+async def test_whoever_waits_gets_the_answer(opener: Opener, kind: str) -> None:
+    key = new_key()
+    async with opener(kind, in_flight="wait", wait_s=20, atomic_s_max=9) as shop:
+        first = asyncio.create_task(shop.order(key, stand=True))
+        await shop.gate.wait()
+        second = asyncio.create_task(shop.order(key, stand=True))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        shop.gate.opened.set()
+        assert (await first).body == (await second).body == b"run 1"
+        assert (await second).replayed

@@ -14,7 +14,8 @@ from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, wsgi
 from tests.atomic_shop import Opener, django_alias, new_key, opener
-from tests.places import postgres_place
+from tests.places import mariadb_place, postgres_place
+from tests.servers.mariadb import mysql_connection
 
 __all__ = ["opener"]
 
@@ -30,7 +31,7 @@ REFUSED: dict[str, tuple[Any, Any, Policy, str]] = {
     "no policy": ("sqlite:///{}/k.db", atomic.Sqlite(), Policy(), r"no policy says Policy\(atom"),
     "memory": (MemoryStore(), atomic.Sqlite(), Policy(atomic=True), "records in memory cannot"),
     "redis": ("redis://h", atomic.Asyncpg(None), Policy(atomic=True), "records in redis cannot"),
-    "MySQL": ("mysql://u@h/d", None, Policy(atomic=True), r"by current\(\)\.complete_in"),
+    "MySQL": ("mysql://u@h/d", None, Policy(atomic=True), r"one of Asyncmy\(pool\), PyMySQL"),
     "another database": (
         *("sqlite:///{}/k.db", atomic.Asyncpg(None), Policy(atomic=True)),
         r"Asyncpg\(…\) is for postgres, but the records are in sqlite",
@@ -80,6 +81,25 @@ async def test_atomic_handlers_take_no_steps(opener: Opener) -> None:
         shop.during = step
         await shop.order(new_key())
         assert "commits with its answer" in refused[0]
+
+
+@pytest.mark.slow
+async def test_another_database_of_a_mariadb_is_found_out_at_the_start(
+    mariadb_url: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = mariadb_place(request, tmp_path)
+    place.migrate()
+    elsewhere = mariadb_url.rpartition("/")[0]
+    guarded = asgi.IdempotencyMiddleware(
+        app,
+        store=place.url,
+        tenant=single_tenant,
+        policy=Policy(atomic=True),
+        atomic=atomic.PyMySQL(lambda: mysql_connection(f"{elsewhere}/mysql")),
+    )
+    with pytest.raises(Misuse, match="has no oncekey tables"):
+        await guarded.start()
+    await guarded.close()
 
 
 async def test_another_database_is_found_out_at_the_start(

@@ -277,12 +277,6 @@ class Operation:
         return _committable(ended, answer)
 
     def _joining(self) -> tuple[Guard, Policy]:
-        if self.runtime.store.name == "mysql":
-            raise Misuse(
-                f"{self.name}: to handle a message within your transaction its record must be in "
-                "PostgreSQL or SQLite. With records in MySQL or MariaDB use handle(…), and "
-                "current().complete_in(connection, …) in the handler's own transaction"
-            )
         if self.policy.recovery == "ask":
             raise Misuse(
                 f"{self.name}: Policy(recovery='ask') is for what can be left half done; a "

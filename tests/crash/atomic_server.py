@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncmy
 import asyncpg
 import uvicorn
 from starlette.applications import Starlette
@@ -26,9 +29,39 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from tests.crash.server import hold
 
 ROWS = (
-    "INSERT INTO payments (key, pid) VALUES ('{key}', {pid})",
-    "INSERT INTO entries (key, pid) VALUES ('{key}', {pid})",
+    "INSERT INTO payments (paid, pid) VALUES ('{key}', {pid})",
+    "INSERT INTO entries (paid, pid) VALUES ('{key}', {pid})",
 )
+
+
+def opened(url: str) -> Any:
+    """A pool of connections to a server."""
+    if url.startswith("postgresql"):
+        return asyncpg.create_pool(url, min_size=1, max_size=4)
+    parts = urlsplit(url)
+    return asyncmy.create_pool(
+        maxsize=4,
+        host=parts.hostname,
+        port=parts.port,
+        user=parts.username,
+        password=parts.password,
+        database=parts.path[1:],
+    )
+
+
+def reached(sign: Path) -> Path:
+    """Made by a handler that waits for this sign, and so has its id."""
+    return sign.with_suffix(".reached")
+
+
+async def execute(connection: Any, statement: str) -> None:
+    if isinstance(connection, asyncmy.connection.Connection):
+        async with connection.cursor() as cursor:
+            await cursor.execute(statement)
+        return
+    written = connection.execute(statement)
+    if not isinstance(connection, sqlite3.Connection):
+        await written
 
 
 def build(store: str, adapter: str, policy: Policy) -> Starlette:
@@ -39,17 +72,16 @@ def build(store: str, adapter: str, policy: Policy) -> Starlette:
         if adapter == "sqlite":
             yield
             return
-        async with asyncpg.create_pool(store.partition("?")[0], min_size=1, max_size=4) as pool:
+        async with opened(store.partition("?")[0]) as pool:
             pools.append(pool)
             yield
 
     async def pay(request: Request) -> JSONResponse:
         order, attempt = await request.json(), current()
         for row in ROWS:
-            written = attempt.connection.execute(row.format(key=attempt.key, pid=os.getpid()))
-            if adapter != "sqlite":
-                await written
+            await execute(attempt.connection, row.format(key=attempt.key, pid=os.getpid()))
         if "until" in order:
+            reached(Path(order["until"])).touch()
             await hold(Path(order["until"]), blocking=False)
         return JSONResponse({"paid_by": os.getpid()}, status_code=order.get("status", 201))
 
@@ -62,6 +94,7 @@ def build(store: str, adapter: str, policy: Policy) -> Starlette:
     adapters: dict[str, atomic.Adapter] = {
         "sqlite": atomic.Sqlite(),
         "asyncpg": atomic.Asyncpg(lambda: pools[0]),
+        "asyncmy": atomic.Asyncmy(lambda: pools[0]),
     }
     app.add_middleware(
         IdempotencyMiddleware,

@@ -14,6 +14,8 @@ import pytest
 
 from oncekey.messaging.message import Message
 from oncekey.messaging.outbox import Outbox
+from tests.servers.mariadb import mysql_connection
+from tests.servers.mysql import wanted
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,19 @@ class Desk:
 
     def waiting(self) -> int:
         with self.connect() as connection:
-            [count] = connection.execute("SELECT count(*) FROM oncekey_outbox").fetchone()
+            cursor = connection.cursor()
+            cursor.execute("SELECT count(*) FROM oncekey_outbox")
+            [count] = cursor.fetchone()
         return int(count)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(
+    params=[
+        *("sqlite", "postgres"),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+        *([pytest.param("mysql", marks=pytest.mark.slow)] if wanted() else ()),
+    ]
+)
 def desk(request: pytest.FixtureRequest) -> Desk:
     made: Desk = request.getfixturevalue(f"{request.param}_desk")
     return made
@@ -81,3 +91,34 @@ def postgres_desk(postgres_url: str) -> Desk:
     with connect() as connection:
         connection.execute("TRUNCATE oncekey_outbox")
     return Desk("postgres", url, outbox, connect, elapse)
+
+
+@pytest.fixture
+def mariadb_desk(mariadb_url: str) -> Desk:
+    return _mysql_desk(mariadb_url)
+
+
+@pytest.fixture
+def mysql_desk(mysql_url: str) -> Desk:
+    return _mysql_desk(mysql_url)
+
+
+def _mysql_desk(server: str) -> Desk:
+    url = f"{server}?allow=unsafe-durability"
+
+    @contextlib.contextmanager
+    def connect() -> Iterator[Any]:
+        with mysql_connection(server, autocommit=False) as connection:
+            yield connection
+            connection.commit()
+
+    def elapse(seconds: float) -> None:
+        with connect() as connection:
+            passed = f"INTERVAL {int(seconds * 1e6)} MICROSECOND"
+            connection.cursor().execute(f"UPDATE oncekey_outbox SET due = due - {passed}")
+
+    outbox = Outbox(url)
+    outbox.migrate_sync()
+    with connect() as connection:
+        connection.cursor().execute("DELETE FROM oncekey_outbox")
+    return Desk("mariadb", url, outbox, connect, elapse)

@@ -15,9 +15,9 @@ import pytest
 
 from oncekey.messaging import Duplicate, Handled, Inbox
 from oncekey.runtime import Runtime
-from tests.messaging.desks import Desk, desk, postgres_desk, sqlite_desk
+from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
-__all__ = ["desk", "postgres_desk", "sqlite_desk"]
+__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
 
 ROOT = Path(__file__).parents[2]
 LEASE_S = 3600.0
@@ -43,6 +43,9 @@ def lines(broker: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "desk", ["sqlite", "postgres", pytest.param("mariadb", marks=pytest.mark.long)], indirect=True
+)
 def test_nothing_is_lost_and_each_effect_happens_once(desk: Desk, tmp_path: Path) -> None:
     broker, chance = tmp_path / "broker", random.Random(7)
     with desk.connect() as connection:

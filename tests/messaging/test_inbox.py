@@ -34,7 +34,8 @@ from oncekey.messaging import (
     Unknown,
 )
 from oncekey.stores.memory import MemoryStore
-from tests.places import Place, postgres_place, sqlite_place
+from tests.places import Place, mariadb_place, postgres_place, sqlite_place
+from tests.servers.mariadb import mysql_connection
 
 Handle = Callable[..., Awaitable[Any]]
 
@@ -253,18 +254,18 @@ def test_an_inbox_has_a_name(world: World) -> None:
 # ------------------------------------------------------------------------ the caller's transaction
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+SERVERS = {"postgres": postgres_place, "mariadb": mariadb_place}
+_MARIADB = pytest.param("mariadb", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["sqlite", "postgres", _MARIADB])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    made = sqlite_place if request.param == "sqlite" else postgres_place
-    place = made(request, tmp_path)
+    place = ({"sqlite": sqlite_place} | SERVERS)[request.param](request, tmp_path)
     place.migrate()
     return place
 
 
-def test_records_in_mysql_are_no_part_of_the_callers_transaction() -> None:
-    inbox = Inbox(Runtime("mysql://user@host/database"), name="orders")
-    with pytest.raises(Misuse, match=r"use handle\(…\), and current\(\)\.complete_in"):
-        inbox.handle_in_sync(object(), "m1", print)
+on_servers = pytest.mark.parametrize("place", ["postgres", _MARIADB], indirect=True)
 
 
 class Shop:
@@ -276,22 +277,27 @@ class Shop:
         self.inbox = Inbox(self.runtime, name="orders")
         self.url = place.url.partition("?")[0]
         with closing(self.connect()) as connection:
-            connection.execute("DROP TABLE IF EXISTS shipped")
-            connection.execute("CREATE TABLE shipped (id TEXT)")
+            connection.cursor().execute("DROP TABLE IF EXISTS shipped")
+            connection.cursor().execute("CREATE TABLE shipped (id TEXT)")
             connection.commit()
 
     def connect(self) -> Any:
         if self.place.name == "sqlite":
             return sqlite3.connect(self.url.removeprefix("sqlite:///"), check_same_thread=False)
+        if self.place.name == "mariadb":
+            return mysql_connection(self.url, autocommit=False)
         return psycopg.connect(self.url)
 
     def ship(self, connection: Any, message_id: str) -> Any:
-        mark = "?" if self.place.name == "sqlite" else "%s"
-        return connection.execute(f"INSERT INTO shipped VALUES ({mark})", (message_id,)).rowcount
+        cursor = connection.cursor()
+        cursor.execute(f"INSERT INTO shipped VALUES ('{message_id}')")
+        return cursor.rowcount
 
     def rows(self, message_id: str) -> int:
         with closing(self.connect()) as connection:
-            found = connection.execute("SELECT id FROM shipped").fetchall()
+            cursor = connection.cursor()
+            cursor.execute("SELECT id FROM shipped")
+            found = cursor.fetchall()
         return sum(row == (message_id,) for row in found)
 
 
@@ -369,18 +375,19 @@ def test_what_cannot_be_rolled_back_by_a_word_is_misuse(shop: Shop, message_id: 
             Inbox(shop.runtime, name="o", policy=asks).handle_in_sync(connection, "m", print)
 
 
+@on_servers
 def test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits(
-    request: pytest.FixtureRequest, tmp_path: Path, message_id: str
+    shop: Shop, message_id: str
 ) -> None:
-    """The second comes while the first holds its rows uncommitted."""
-    place = postgres_place(request, tmp_path)
-    place.migrate()
-    shop = Shop(place)
+    """The second comes while the first holds its rows uncommitted; and so does another message."""
     with closing(shop.connect()) as one, closing(shop.connect()) as two:
-        two.execute("SET statement_timeout = '2s'")
+        patience = {"postgres": "statement_timeout = '2s'", "mariadb": "max_statement_time = 2"}
+        two.cursor().execute(f"SET {patience[shop.place.name]}")
         two.commit()
 
         def ship() -> Any:
+            assert shop.inbox.handle_in_sync(two, uuid.uuid4().hex, lambda: 2) == Handled(2)
+            two.commit()
             busy = shop.inbox.handle_in_sync(two, message_id, shop.ship, two, message_id)
             two.commit()
             assert isinstance(busy, Busy)
@@ -390,16 +397,13 @@ def test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits(
         one.commit()
         assert shop.inbox.handle_in_sync(two, message_id, ship) == Duplicate(1)
     assert shop.rows(message_id) == 1
-    shop.runtime.close()
 
 
+@on_servers
 def test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back(
-    request: pytest.FixtureRequest, tmp_path: Path, message_id: str
+    shop: Shop, message_id: str
 ) -> None:
     """Handled in the leased way by another worker, while this one was in its transaction."""
-    place = postgres_place(request, tmp_path)
-    place.migrate()
-    shop = Shop(place)
 
     def ship(connection: Any) -> None:
         shop.ship(connection, message_id)
@@ -411,12 +415,11 @@ def test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back(
         connection.rollback()
         assert shop.inbox.handle_in_sync(connection, message_id, print) == Duplicate("the other")
     assert shop.rows(message_id) == 0
-    shop.runtime.close()
 
 
 def test_sqlalchemy_sessions(shop: Shop, message_id: str) -> None:
     url = shop.url.replace("postgresql://", "postgresql+psycopg://")
-    engine = sqlalchemy.create_engine(url)
+    engine = sqlalchemy.create_engine(url.replace("mariadb://", "mariadb+pymysql://"))
     insert = sqlalchemy.text("INSERT INTO shipped VALUES (:id)")
 
     def ship(session: Session) -> None:
@@ -454,4 +457,26 @@ async def test_asyncpg_and_async_sessions(
                 assert await inbox.handle_in(session, other, ship, session) == outcome
         await engine.dispose()
     assert (shop.rows(message_id), shop.rows(other)) == (1, 1)
+    shop.runtime.close()
+
+
+@pytest.mark.slow
+async def test_asyncmy_and_its_async_sessions(
+    request: pytest.FixtureRequest, tmp_path: Path, message_id: str
+) -> None:
+    place = mariadb_place(request, tmp_path)
+    place.migrate()
+    shop = Shop(place)
+    engine = create_async_engine(shop.url.replace("mariadb://", "mariadb+asyncmy://"))
+
+    async def ship(session: AsyncSession) -> None:
+        await session.execute(sqlalchemy.text(f"INSERT INTO shipped VALUES ('{message_id}')"))
+
+    async with Runtime(place.url) as runtime:
+        inbox = Inbox(runtime, name="orders")
+        for outcome in (Handled(None), Duplicate(None)):
+            async with AsyncSession(engine) as session, session.begin():
+                assert await inbox.handle_in(session, message_id, ship, session) == outcome
+    await engine.dispose()
+    assert shop.rows(message_id) == 1
     shop.runtime.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator
@@ -22,9 +23,9 @@ from oncekey.errors import Misuse, StoreUnfit
 from oncekey.messaging.message import Message
 from oncekey.messaging.outbox import Outbox
 from oncekey.messaging.publisher import Publisher
-from tests.messaging.desks import Desk, desk, postgres_desk, sqlite_desk
+from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
-__all__ = ["desk", "postgres_desk", "sqlite_desk"]
+__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
 
 
 def drained(desk: Desk) -> list[Message]:
@@ -122,10 +123,41 @@ async def test_it_joins_an_async_session_on_sqlite(sqlite_desk: Desk, commits: b
     assert len(drained(sqlite_desk)) == commits
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("commits", [True, False])
+async def test_it_joins_an_async_session_on_mariadb(mariadb_desk: Desk, commits: bool) -> None:
+    url = mariadb_desk.url.partition("?")[0].replace("mariadb:", "mariadb+asyncmy:")
+    engine = create_async_engine(url)
+    async with AsyncSession(engine) as session:
+        await mariadb_desk.outbox.put(session, "orders", b"joined")
+        if commits:
+            await session.commit()
+    await engine.dispose()
+    assert len(drained(mariadb_desk)) == commits
+
+
+@pytest.mark.slow
+def test_another_database_of_the_same_server_is_misuse(mariadb_desk: Desk) -> None:
+    """It may have such a table too, from which nobody would publish anything."""
+    elsewhere = f"elsewhere_{uuid.uuid4().hex}"
+    with mariadb_desk.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {elsewhere}")
+        try:
+            cursor.execute(f"USE {elsewhere}")
+            with pytest.raises(Misuse, match="has no oncekey tables"):
+                mariadb_desk.outbox.put_sync(connection, "orders", b"")
+            url = re.sub("/[^/?]+\\?", f"/{elsewhere}?", mariadb_desk.url)
+            Outbox(url).migrate_sync()
+            with pytest.raises(Misuse, match="the connection to join is one to"):
+                mariadb_desk.outbox.put_sync(connection, "orders", b"")
+        finally:
+            cursor.execute(f"DROP DATABASE {elsewhere}")
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_it_joins_a_session_of_sqlalchemy(desk: Desk, commits: bool) -> None:
     url = desk.url.partition("?")[0].replace("postgresql://", "postgresql+psycopg://")
-    engine = sqlalchemy.create_engine(url)
+    engine = sqlalchemy.create_engine(re.sub("^(mariadb|mysql)://", r"\1+pymysql://", url))
     with sqlalchemy.orm.Session(engine) as session:
         desk.outbox.put_sync(session, "orders", b"joined")
         if commits:
@@ -138,7 +170,7 @@ def test_it_joins_a_session_of_sqlalchemy(desk: Desk, commits: bool) -> None:
 
 
 def test_an_outbox_is_where_the_rows_are() -> None:
-    with pytest.raises(Misuse, match="PostgreSQL or SQLite"):
+    with pytest.raises(Misuse, match="MariaDB or SQLite: memory has no transaction"):
         Outbox("memory://")
 
 

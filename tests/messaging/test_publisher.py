@@ -18,9 +18,9 @@ from oncekey.messaging.draining import Deliver, Drain, Limits, Published
 from oncekey.messaging.message import Message
 from oncekey.messaging.outbox import Outbox
 from oncekey.messaging.publisher import Publisher
-from tests.messaging.desks import Desk, desk, postgres_desk, sqlite_desk
+from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
-__all__ = ["desk", "postgres_desk", "sqlite_desk"]
+__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
 
 LEASE_S = 30.0
 

@@ -255,17 +255,7 @@ class World:
         return await self.runtime.async_gatherer.ask(Find(attempt.held.id))
 
     def orders(self) -> int:
-        if self.place.name == "sqlite":
-            with closing(sqlite3.connect(self.place.url.removeprefix("sqlite:///"))) as db:
-                [count] = db.execute("SELECT count(*) FROM orders").fetchone()
-        elif self.place.name == "mariadb":
-            with mysql_connection(self.place.url) as my, my.cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM orders")
-                [count] = cursor.fetchone()
-        else:
-            with psycopg.connect(self.place.url.partition("?")[0]) as pg:
-                [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
-        return int(count)
+        return count_orders(self.place)
 
 
 def call(key: str) -> Call:
@@ -277,8 +267,14 @@ def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place
     made = mariadb_place if kind in MARIADB else made
     place = made(request, tmp_path)
     place.migrate()
+    make_orders(place)
+    return place
+
+
+def make_orders(place: Place) -> None:
+    """The table of the orders, empty."""
     if place.name == "sqlite":
-        with closing(sqlite3.connect(tmp_path / "keys.db")) as db, db:
+        with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as db, db:
             db.execute(ORDERS)
     elif place.name == "mariadb":
         with mysql_connection(place.url) as my, my.cursor() as cursor:
@@ -288,4 +284,18 @@ def prepared(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Place
         with psycopg.connect(place.url.partition("?")[0]) as pg:
             pg.execute("DROP TABLE IF EXISTS orders")
             pg.execute(ORDERS.encode())
-    return place
+
+
+def count_orders(place: Place) -> int:
+    count: Any
+    if place.name == "sqlite":
+        with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as db:
+            [count] = db.execute("SELECT count(*) FROM orders").fetchone()
+    elif place.name == "mariadb":
+        with mysql_connection(place.url) as my, my.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM orders")
+            [count] = cursor.fetchone()
+    else:
+        with psycopg.connect(place.url.partition("?")[0]) as pg:
+            [count] = pg.execute("SELECT count(*) FROM orders").fetchone() or (0,)
+    return int(count)

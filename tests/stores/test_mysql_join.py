@@ -13,7 +13,8 @@ import pytest
 from oncekey.core.record import State, Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Steps
 from oncekey.stores import join
-from oncekey.stores.mysql_join import before_each
+from oncekey.stores.mysql_join import Server
+from oncekey.stores.mysql_text import Question
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 from tests.servers.mariadb import mysql_connection
@@ -112,4 +113,27 @@ def _look(db: Any) -> None:
     ],
 )
 def test_only_servers_that_have_the_setting_are_told(version: str, knows: bool) -> None:
-    assert bool(before_each(version)) is knows
+    [statement] = Server(version).put(Question(("SELECT 1",)))
+    assert ("innodb_snapshot_isolation" in statement) is knows
+
+
+IMPATIENT = Question(
+    ("SAVEPOINT here", "INSERT INTO oncekey_held (id) VALUES (x'00')"), at_once=True
+)
+
+
+def test_mariadb_is_told_with_the_statement_to_wait_for_nobody() -> None:
+    server = Server("10.6.4-MariaDB")
+    savepoint, insert = server.put(IMPATIENT)
+    assert savepoint == "SAVEPOINT here"
+    assert insert.startswith("SET STATEMENT innodb_lock_wait_timeout = 0 FOR INSERT")
+    assert server.around(IMPATIENT) == ([], [])
+
+
+def test_mysql_is_told_before_and_gets_back_what_its_session_had() -> None:
+    server = Server("9.7.4")
+    assert server.put(IMPATIENT) == list(IMPATIENT.statements)
+    [before], [after] = server.around(IMPATIENT)
+    assert "@oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout" in before
+    assert after == "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
+    assert server.around(Question(("SELECT 1",))) == ([], [])

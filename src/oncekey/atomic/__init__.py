@@ -8,6 +8,7 @@ The handler finds its connection as `oncekey.current().connection` and writes it
 
 from oncekey.atomic.check import check, check_loop, check_thread
 from oncekey.atomic.django import Django
+from oncekey.atomic.mysql import Asyncmy, PyMySQL
 from oncekey.atomic.postgres import Asyncpg, AsyncPsycopg, Psycopg
 from oncekey.atomic.sqlalchemy import AsyncSQLAlchemy, SQLAlchemy
 from oncekey.atomic.sqlite import Sqlite
@@ -18,9 +19,11 @@ __all__ = [
     "AsyncPsycopg",
     "AsyncSQLAlchemy",
     "AsyncUnit",
+    "Asyncmy",
     "Asyncpg",
     "Django",
     "Psycopg",
+    "PyMySQL",
     "SQLAlchemy",
     "Sqlite",
     "Transaction",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncekey.atomic.unit import CALLERS
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
@@ -15,7 +16,7 @@ from oncekey.stores.base import Store
 class Callers:
     """A transaction that a caller has open, on a connection that blocks."""
 
-    engine = "any"
+    engine = CALLERS
     awaited = False
 
     def __init__(self, connection: Any) -> None:
@@ -43,7 +44,7 @@ class _Callers:
 class AsyncCallers:
     """The same on an async connection or session; a blocking one will do too."""
 
-    engine = "any"
+    engine = CALLERS
     awaited = True
 
     def __init__(self, connection: Any) -> None:

@@ -12,6 +12,8 @@ from oncekey.stores.base import Store
 ADAPTERS = {
     "postgres": "Asyncpg(pool), Psycopg(pool), AsyncPsycopg(pool), SQLAlchemy(engine), "
     "AsyncSQLAlchemy(engine) or Django()",
+    "mysql": "Asyncmy(pool), PyMySQL(connect), SQLAlchemy(engine), AsyncSQLAlchemy(engine) or "
+    "Django()",
     "sqlite": "Sqlite(), SQLAlchemy(engine) or Django()",
 }
 LEASE_SHARE = 3
@@ -30,16 +32,10 @@ def check(
             raise Misuse("atomic=… is given, but no policy says Policy(atomic=True)")
         return
     fitting = ADAPTERS.get(store.name)
-    if store.name == "mysql":
-        raise Misuse(
-            f"Policy(atomic=True) of {routes}: atomic mode is for PostgreSQL and SQLite. Records "
-            "in MySQL or MariaDB commit with your rows by current().complete_in(connection, …), "
-            "or by steps with within=connection, in a transaction that you begin"
-        )
     if fitting is None:
         raise Misuse(
             f"Policy(atomic=True) of {routes}: records in {store.name} cannot commit with rows of "
-            "a database. Name that database as store=…, postgresql:// or sqlite://"
+            "a database. Name that database as store=…: postgresql://, mysql:// or sqlite://"
         )
     if adapter is None:
         raise Misuse(
@@ -79,5 +75,5 @@ def check_thread(adapter: Adapter | None) -> None:
     if adapter is not None and adapter.awaited:
         raise Misuse(
             f"{type(adapter).__name__} is for event loops, and a WSGI application has none: use "
-            "Psycopg(pool), SQLAlchemy(engine), Django() or Sqlite()"
+            "Psycopg(pool), PyMySQL(connect), SQLAlchemy(engine), Django() or Sqlite()"
         )

@@ -15,7 +15,7 @@ from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import join
 
-_ENGINES = {"postgresql": "postgres", "sqlite": "sqlite"}
+_ENGINES = {"postgresql": "postgres"}
 _WRITE = "UPDATE oncekey_meta SET fence_floor = fence_floor"
 
 

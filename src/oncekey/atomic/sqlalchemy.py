@@ -15,7 +15,7 @@ from oncekey.errors import Misuse
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
-_ENGINES = {"postgresql": "postgres", "sqlite": "sqlite"}
+_ENGINES = {"postgresql": "postgres", "mariadb": "mysql"}
 
 
 class SQLAlchemy:
@@ -100,7 +100,7 @@ class _SQLAlchemy:
 
 
 class AsyncSQLAlchemy:
-    """Transactions of an `AsyncEngine`, or of an `async_sessionmaker`. PostgreSQL only."""
+    """Transactions of an `AsyncEngine`, or of an `async_sessionmaker`; on database servers."""
 
     awaited = True
 

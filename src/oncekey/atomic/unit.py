@@ -19,9 +19,11 @@ from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
 from oncekey.core.op import Op, arun, run
 from oncekey.decision import Execute
 from oncekey.errors import OncekeyError, StoreUnavailable
-from oncekey.stores import join
+from oncekey.stores import join, mysql_atomic
 from oncekey.stores.base import Store
 
+CALLERS = "any"
+"""The engine of adapters that stand in a transaction of a caller's."""
 THREADS_MAX = 32
 """For blocking adapters in an event loop: most transactions that are begun at once, and most
 statements under way.
@@ -67,7 +69,13 @@ _proven: WeakSet[Any] = WeakSet()
 
 
 def _unproven(adapter: Adapter, store: Store) -> bool:
-    return adapter not in _proven and adapter.engine == store.name == "postgres"
+    """Files are compared whenever one is opened."""
+    return adapter not in _proven and adapter.engine == store.name != "sqlite"
+
+
+def _first(adapter: Adapter) -> Any:
+    """What a transaction of ours has to begin with, if anything. A caller's has begun."""
+    return mysql_atomic.READ_COMMITTED if adapter.engine == "mysql" else None
 
 
 class Unit:
@@ -79,7 +87,7 @@ class Unit:
         self._adapter = adapter
         self._store = store
         self._outside = ask
-        self._work = Work(store, seconds_max)
+        self._work = Work(store, seconds_max, callers=adapter.engine == CALLERS)
         self._transaction: Transaction | None = None
 
     def drive_sync(self, op: Op[Any]) -> Any:
@@ -121,6 +129,8 @@ class Unit:
         # Before it begins: a pool may have no second connection for whoever holds one.
         own = join.identity(store) if _unproven(adapter, store) else None
         self._transaction = adapter.begin(store, record_id, seconds_max)
+        if self._transaction is not None and (first := _first(adapter)) is not None:
+            self._transaction.ask(first)
         if self._transaction is not None and own is not None:
             join.prove(store, own, self._transaction.ask)
             _proven.add(adapter)
@@ -145,7 +155,7 @@ class AsyncUnit:
         self._threaded = not adapter.awaited
         self._store = store
         self._outside = ask
-        self._work = Work(store, seconds_max)
+        self._work = Work(store, seconds_max, callers=adapter.engine == CALLERS)
         self._transaction: Transaction | None = None
 
     async def drive(self, op: Op[Any]) -> Any:
@@ -189,6 +199,8 @@ class AsyncUnit:
             own = await asyncio.to_thread(join.identity, store)
         begun = self._do(adapter.begin, store, record_id, seconds_max, waits=True)
         self._transaction = await begun
+        if self._transaction is not None and (first := _first(adapter)) is not None:
+            await self._do(self._transaction.ask, first)
         if self._transaction is not None and own is not None:
             if self._threaded:
                 await self._do(join.prove, store, own, self._transaction.ask)

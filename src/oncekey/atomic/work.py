@@ -16,6 +16,7 @@ Like all of the engine this is made of generators. What they yield is a `Begin`,
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -38,12 +39,15 @@ from oncekey.core.verbs import (
 from oncekey.decision import Bypass, Execute, Finished, Given, Refuse, Unstored
 from oncekey.errors import Misuse, StoreError, StoreUnavailable
 from oncekey.probes import probe
-from oncekey.stores import postgres_atomic
+from oncekey.stores import mysql_atomic, postgres_atomic
 from oncekey.stores.base import Store
-from oncekey.stores.postgres_atomic import Held
+from oncekey.stores.way import Held, Way
 
 _log = logging.getLogger("oncekey")
 T = TypeVar("T")
+
+_WAYS = {"postgres": postgres_atomic.WAY, "mysql": mysql_atomic.WAY}
+_CALLERS_WAYS = {"postgres": postgres_atomic.WAY, "mysql": mysql_atomic.CALLERS_WAY}
 
 
 @value
@@ -87,12 +91,10 @@ class Undone:
 class Work:
     """One request in atomic mode."""
 
-    def __init__(self, store: Store, seconds_max: float) -> None:
+    def __init__(self, store: Store, seconds_max: float, *, callers: bool = False) -> None:
+        """`callers`: its transactions are a caller's own."""
         self._store = store
-        self._postgres = store.name == "postgres"
-        # A store around another, as the sealed one, has its own way to ask the same.
-        self._hold_id = getattr(store, "atomic_hold", postgres_atomic.hold)
-        self._settle = getattr(store, "atomic_settle", postgres_atomic.settle)
+        self._way = _way(store, _CALLERS_WAYS if callers else _WAYS)
         self._seconds_max = seconds_max
         self._claim: Claim
         self._token = b""
@@ -173,7 +175,7 @@ class Work:
 
     def _insert(self) -> Op[Inserted | Found]:
         self._take = None
-        if not self._postgres:  # replays need not wait for whoever writes
+        if self._way is None:  # replays need not wait for whoever writes
             found: Record | None = yield Outside(Find(self._claim.id))
             if found is not None:
                 return Found(found)
@@ -192,8 +194,8 @@ class Work:
         self._open = yield Begin(self._claim.id, self._seconds_max)
         if not self._open:
             return Held(False, None)
-        if self._postgres:
-            held = yield from self._hold_id(self._claim)
+        if self._way is not None:
+            held = yield from self._way.hold(self._claim)
         else:
             [record] = yield from self._store.perform([Find(self._claim.id)])
             held = Held(True, record)
@@ -269,15 +271,15 @@ class Work:
     def _write(self, swap: Swap) -> Op[int | None]:
         """The record's fence, None if it is another's by now."""
         claim, perform = self._claim, self._store.perform
-        if self._postgres:
+        if self._way is not None:
             new = self._take is None and swap.to is State.COMPLETED
-            if new and (yield from self._settle(claim, swap)):
+            if new and (yield from self._way.settle(claim, swap)):
                 return swap.fence
-            if not (yield from postgres_atomic.is_ours(claim)):
+            if not (yield from self._way.is_ours(claim)):
                 raise Misuse(
-                    "the handler ended the transaction itself, so its rows do not go with its "
-                    "answer: leave commit and rollback to oncekey, and use a savepoint to undo a "
-                    "part"
+                    "the handler ended the transaction itself, or went on after a deadlock did, so "
+                    "its rows do not go with its answer: leave commit and rollback to oncekey, and "
+                    "use a savepoint to undo a part"
                 )
             if new:
                 return None
@@ -299,7 +301,7 @@ class Work:
         """What became of a commit that nobody acknowledged."""
         held = yield from self._hold()
         found = held.record
-        if held.ours and self._postgres:  # look again: the first look was older than the lock
+        if held.ours and self._way is not None:  # look again: it looked before it held the id
             [found] = yield from self._store.perform([Find(self._claim.id)])
         yield from self.close()
         if found is not None and found.token == self._claim.token:
@@ -309,6 +311,14 @@ class Work:
         if found is None or _free(found):
             self._undo("its commit failed")
         return Refused(found)
+
+
+def _way(store: Store, ways: Mapping[str, Way]) -> Way | None:
+    """None on SQLite, where whoever may begin has the id."""
+    way = ways.get(store.name)
+    # A store around another, as the sealed one, has its own way to ask the same.
+    around: Callable[[Way], Way] = getattr(store, "atomic_way", lambda same: same)
+    return None if way is None else around(way)
 
 
 def _free(record: Record) -> bool:

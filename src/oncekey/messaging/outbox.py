@@ -17,6 +17,7 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core.op import Op, arun, run
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.messaging.message import PAYLOAD_BYTES_MAX, Message, Parked, written
+from oncekey.messaging.outbox_mysql import MySQLShelf
 from oncekey.messaging.outbox_postgres import PostgresShelf
 from oncekey.messaging.outbox_sqlite import SqliteShelf
 from oncekey.messaging.shelf import Shelf
@@ -29,12 +30,15 @@ T = TypeVar("T")
 LISTED_MAX = 100
 _SHELVES: dict[str, Callable[[Clock], Shelf]] = {
     "postgres": lambda clock: PostgresShelf(),
+    "mysql": lambda clock: MySQLShelf(),
     "sqlite": SqliteShelf,
 }
 
 
 class Outbox:
-    """The messages of one database: PostgreSQL or SQLite, the one that your own rows are in."""
+    """The messages of one database, the one that your own rows are in: PostgreSQL, MySQL, MariaDB
+    or SQLite.
+    """
 
     def __init__(
         self,
@@ -46,8 +50,8 @@ class Outbox:
         self.store = open_store(store) if isinstance(store, str) else store
         if self.store.name not in _SHELVES:
             raise Misuse(
-                f"an outbox is a table beside your own rows, in PostgreSQL or SQLite: "
-                f"{self.store.name} has no transactions that could hold both"
+                "an outbox is a table beside your own rows, in PostgreSQL, MySQL, MariaDB or "
+                f"SQLite: {self.store.name} has no transaction that could hold both"
             )
         self.shelf = _SHELVES[self.store.name](clock or SystemClock())
         self._payload_bytes_max = payload_bytes_max
@@ -73,7 +77,7 @@ class Outbox:
         ask = await join.awaited(self.store, transaction)
         if not self._proven:  # elsewhere nobody would ever publish it
             own = await asyncio.to_thread(join.identity, self.store)
-            await arun(join.same_place(own), ask)
+            await arun(join.same_place(self.store, own), ask)
             self._proven = True
         with _hint(self.store):
             await arun(self.shelf.put(message), ask)
@@ -92,7 +96,7 @@ class Outbox:
         message = self._written(topic, payload, key, headers)
         ask = join.blocking(self.store, transaction)
         if not self._proven:
-            run(join.same_place(join.identity(self.store)), ask)
+            run(join.same_place(self.store, join.identity(self.store)), ask)
             self._proven = True
         with _hint(self.store):
             run(self.shelf.put(message), ask)
@@ -141,7 +145,7 @@ class Outbox:
 
 @contextmanager
 def _hint(store: Store) -> Iterator[None]:
-    """What to do about a file without the table; PostgreSQL's own answer says it already."""
+    """What to do about a file without the table; of servers it is said where they are asked."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -1,7 +1,8 @@
 """The shelf: the outbox's table, as the publisher asks of it.
 
-`Shelf` is the same for every database; `outbox_postgres` and `outbox_sqlite` are how it is asked.
-Everything is a generator (`oncekey.core.op`): it yields questions in the store's own language.
+`Shelf` is the same for every database; `outbox_postgres`, `outbox_mysql` and `outbox_sqlite` are
+how it is asked. Everything is a generator (`oncekey.core.op`): it yields questions in the store's
+own language.
 
 Look, then claim
     `look` only reads: the first row of each lane, from some lane on. It is a hint. `claim` decides,

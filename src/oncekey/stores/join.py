@@ -64,13 +64,13 @@ async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list
 
 def identity(store: Store) -> Any:
     """What tells the store's database from any other, by a connection of its own."""
-    return _own_identity(store) if store.name == "postgres" else None
+    return _own_identity(store) if store.name in _IDENTITIES else None
 
 
-def same_place(own: Any) -> Op[None]:
+def same_place(store: Store, own: Any) -> Op[None]:
     """Refuse a database that is not the store's. `own` is its `identity`."""
     if own is not None:
-        _compare((yield from _IDENTITIES["postgres"]()), own)
+        _compare((yield from _identity(store)), own)
 
 
 def prove(store: Store, own: Any, ask: Ask) -> None:

@@ -26,7 +26,8 @@ PREPARE = Question(
         "@@GLOBAL.sync_binlog",
         "SELECT MAX(number), MAX(oldest_reader) FROM oncekey_schema",
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
-        "AND table_name IN ('oncekey_claims', 'oncekey_steps', 'oncekey_fences')",
+        "AND table_name IN ('oncekey_claims', 'oncekey_steps', 'oncekey_fences', 'oncekey_held', "
+        "'oncekey_outbox')",
     )
 )
 

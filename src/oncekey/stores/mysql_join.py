@@ -17,7 +17,9 @@ from typing import Any
 
 from oncekey.core.op import Op
 from oncekey.errors import Misuse
+from oncekey.stores.mysql_atomic import TransactionOver
 from oncekey.stores.mysql_text import CLOCK, CLOCK_OF_ANY_SESSION, Question, Reply
+from oncekey.stores.sql_batch import RowHeld
 
 IN_TRANSACTION = 1
 """The bit of a server's status that says so."""
@@ -38,31 +40,65 @@ def begun(connection: Any) -> bool:
     return bool(connection.server_status & IN_TRANSACTION) or not connection.get_autocommit()
 
 
-_NEWEST_TOO = "SET STATEMENT innodb_snapshot_isolation = OFF FOR "
-_KNOW_THAT = (((10, 6, 18), (10, 7)), ((10, 11, 8), (11, 0)), ((11, 4, 2), (99,)))
-"""From which version on, and before which, MariaDB has this setting."""
+_KNOW_SNAPSHOT = (((10, 6, 18), (10, 7)), ((10, 11, 8), (11, 0)), ((11, 4, 2), (99,)))
+"""From which version on, and before which, MariaDB can be told to let us see the newest."""
+_READS_OR_WRITES = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_HURRY = (
+    "SET @oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 1"
+)
+_CALM = "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
 
 
-def before_each(version: str) -> str:
-    """What our statements begin with on this server, so that they see the newest."""
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", version)  # 5.5.5- may stand before it
-    numbers = tuple(map(int, found.groups())) if found else ()
-    return _NEWEST_TOO if any(first <= numbers < end for first, end in _KNOW_THAT) else ""
+class Server:
+    """How our statements are put to one server: so that they see the newest, and where they are to
+    wait for nobody, do not. What is set for that counts for our statements alone.
+    """
+
+    def __init__(self, version: str) -> None:
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", version)  # 5.5.5- may stand before it
+        numbers = tuple(map(int, found.groups())) if found else ()
+        self._is_mariadb = found is not None
+        knows = any(first <= numbers < end for first, end in _KNOW_SNAPSHOT)
+        self._always = ["innodb_snapshot_isolation = OFF"] if knows else []
+
+    def put(self, question: Question) -> list[str]:
+        """The statements of a question."""
+        settings = [*self._always]
+        if question.at_once and self._is_mariadb:
+            settings.append("innodb_lock_wait_timeout = 0")
+        first = f"SET STATEMENT {', '.join(settings)} FOR " if settings else ""
+        return [
+            f"{first}{_by_any_clock(each)}" if each.startswith(_READS_OR_WRITES) else each
+            for each in (*question.statements, *question.after)
+        ]
+
+    def around(self, question: Question) -> tuple[list[str], list[str]]:
+        """What goes before and after it, whatever becomes of it. MySQL has no settings for single
+        statements, and counts in whole seconds.
+        """
+        hurries = question.at_once and not self._is_mariadb
+        return ([_HURRY], [_CALM]) if hurries else ([], [])
 
 
 def by_pymysql(connection: Any) -> Callable[[Question], Any]:
     """How to ask on a connection of PyMySQL."""
-    pymysql, prefix = sys.modules["pymysql"], before_each(connection.get_server_info())
+    pymysql, server = sys.modules["pymysql"], Server(connection.get_server_info())
 
     def ask(question: Question) -> list[Reply]:
+        before, after = server.around(question)
         replies = []
         with connection.cursor(pymysql.cursors.Cursor) as cursor:
-            for statement in (*question.statements, *question.after):
-                try:
-                    cursor.execute(prefix + _by_any_clock(statement))
-                except pymysql.MySQLError as error:
-                    raise _judged(error) from error
-                replies.append(Reply(cursor.fetchall(), cursor.rowcount))
+            try:
+                for statement in before:
+                    cursor.execute(statement)
+                for statement in server.put(question):
+                    cursor.execute(statement)
+                    replies.append(Reply(cursor.fetchall(), cursor.rowcount))
+            except pymysql.MySQLError as error:
+                raise _judged(error, question) from error
+            finally:
+                for statement in after:
+                    cursor.execute(statement)
         return replies
 
     return ask
@@ -71,17 +107,23 @@ def by_pymysql(connection: Any) -> Callable[[Question], Any]:
 def by_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
     """How to ask on a connection of asyncmy."""
     errors, cursors = sys.modules["asyncmy.errors"], sys.modules["asyncmy.cursors"]
-    prefix = before_each(connection.get_server_info())
+    server = Server(connection.get_server_info())
 
     async def ask(question: Question) -> list[Reply]:
+        before, after = server.around(question)
         replies = []
         async with connection.cursor(cursors.Cursor) as cursor:
-            for statement in (*question.statements, *question.after):
-                try:
-                    await cursor.execute(prefix + _by_any_clock(statement))
-                except errors.MySQLError as error:
-                    raise _judged(error) from error
-                replies.append(Reply(await cursor.fetchall(), cursor.rowcount))
+            try:
+                for statement in before:
+                    await cursor.execute(statement)
+                for statement in server.put(question):
+                    await cursor.execute(statement)
+                    replies.append(Reply(await cursor.fetchall(), cursor.rowcount))
+            except errors.MySQLError as error:
+                raise _judged(error, question) from error
+            finally:
+                for statement in after:
+                    await cursor.execute(statement)
         return replies
 
     return ask
@@ -91,12 +133,17 @@ def _by_any_clock(statement: str) -> str:
     return statement.replace(CLOCK, CLOCK_OF_ANY_SESSION)  # values are digits: none can hold it
 
 
-def _judged(error: Any) -> Exception:
-    if error.args and error.args[0] == 1146:
-        return Misuse(
-            f"{error}: this connection's database has no oncekey tables. Records commit with your "
-            "rows only where they are in the same database: name that one as store=…, and run "
-            "`oncekey migrate` on it"
-        )
+def _judged(error: Any, question: Question) -> Exception:
+    match error.args[0] if error.args else None:
+        case 1146:  # no such table
+            return Misuse(
+                f"{error}: this connection's database has no oncekey tables. Records commit with "
+                "your rows only where they are in the same database: name that one as store=…, and "
+                "run `oncekey migrate` on it"
+            )
+        case 1205 | 3572 if question.at_once:  # waited for long enough; does not wait
+            return RowHeld("another transaction holds the id", sent=True)
+        case 1305:  # no such savepoint
+            return TransactionOver(str(error), sent=True)
     judged: Exception = error
     return judged

@@ -40,6 +40,8 @@ class Question:
     """What is looked up once they are committed."""
     chore: bool = False
     """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
+    at_once: bool = False
+    """In a caller's transaction: who holds a row is not waited for, or as shortly as can be."""
 
 
 @value

@@ -245,7 +245,7 @@ def _change(verb: Swap) -> _Change:
         change.columns.update({"created": CLOCK, "replays": "0", "conflicts": "0"})
         _assign(change, {"generation": next_fence(verb)})
     if verb.to is State.COMPLETED or verb.fresh:
-        _assign(change, _answer(verb))
+        _assign(change, answer_row(verb))
     if verb.claim is not None:
         deadlines = ("lease_us", "expires_us")
         row = claim_row(verb.claim)
@@ -270,7 +270,7 @@ def _owner(verb: Swap) -> dict[str, Value]:
     return {column: given for column, given in changed.items() if given is not None}
 
 
-def _answer(verb: Swap) -> dict[str, Value]:
+def answer_row(verb: Swap) -> dict[str, Value]:
     completed = verb.to is State.COMPLETED
     answer = verb.answer if completed else None
     return {

@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 from oncekey.core.op import Op
-from oncekey.core.record import Claim, Record
-from oncekey.core.value import value
+from oncekey.core.record import Claim
 from oncekey.core.verbs import Swap
 from oncekey.stores import sql
 from oncekey.stores.postgres_sql import INLINE, RECORD, Question, answer_row, claim_row
+from oncekey.stores.way import Held, Way
 
 # Most requests are new: what a record would say is asked for only where there is one.
 _CLAIM = """
@@ -83,15 +83,6 @@ SELECT true FROM inserted
 """  # noqa: S608
 
 
-@value
-class Held:
-    """What a transaction found when it asked for an id."""
-
-    ours: bool
-    """The id is this transaction's until it ends."""
-    record: Record | None
-
-
 def hold(claim: Claim) -> Op[Held]:
     """Take the id if nobody has it, and look for its record."""
     number = int.from_bytes(claim.id[:8], signed=True)
@@ -119,3 +110,6 @@ def settle(claim: Claim, complete: Swap) -> Op[bool]:
     )
     written = yield Question(_SETTLE, given)
     return bool(written)
+
+
+WAY = Way(hold, is_ours, settle)

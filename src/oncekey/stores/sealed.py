@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from oncekey.core.notice import NOTICE_ID
@@ -39,11 +40,10 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import Misuse, StoreError, StoreUnfit
-from oncekey.stores import postgres_atomic
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
 from oncekey.stores.book import find_book, forget, open_book, read_book, read_wraps
-from oncekey.stores.postgres_atomic import Held
 from oncekey.stores.seal import Seal, resumable
+from oncekey.stores.way import Held, Way
 
 _LOOK = Find(NOTICE_ID)
 
@@ -167,21 +167,25 @@ class SealedStore:
         [kept] = yield from self.inner.perform([Requested(verb.id)])
         return verb if kept is None else Find(seal.requested(verb.id, kept).id)
 
-    # --------------------------------------------------------------------- atomic, PostgreSQL
+    # --------------------------------------------------------------------------------- atomic
 
-    def atomic_hold(self, claim: Claim) -> Op[Held]:
-        """As `postgres_atomic.hold`."""
+    def atomic_way(self, way: Way) -> Way:
+        """The same way, for records that are sealed."""
+        hold, settle = partial(self._hold, way.hold), partial(self._settle, way.settle)
+        return Way(hold, way.is_ours, settle)
+
+    def _hold(self, hold: Callable[[Claim], Op[Held]], claim: Claim) -> Op[Held]:
         seal = yield from self.seal()
-        held = yield from postgres_atomic.hold(replace(claim, id=seal.id(claim.id)))
+        held = yield from hold(replace(claim, id=seal.id(claim.id)))
         if held.record is None:
             return held
         return Held(held.ours, seal.record(held.record, claim.id, claim.tenant))
 
-    def atomic_settle(self, claim: Claim, complete: Swap) -> Op[bool]:
-        """As `postgres_atomic.settle`."""
+    def _settle(
+        self, settle: Callable[[Claim, Swap], Op[bool]], claim: Claim, complete: Swap
+    ) -> Op[bool]:
         seal = yield from self.seal()
-        sealed = _swap(seal, complete)
-        return (yield from postgres_atomic.settle(seal.claim(claim), sealed))
+        return (yield from settle(seal.claim(claim), _swap(seal, complete)))
 
 
 def _in_order(asked: Sequence[Any]) -> list[int]:

@@ -1,0 +1,119 @@
+"""What atomic mode asks of MySQL and MariaDB, within the transaction that holds the business rows
+too.
+
+Neither has a lock that belongs to a transaction and to no row. So there is a table of ids in which
+a transaction inserts a row and removes it again: until it ends, whichever way, the row is its own,
+and nobody else ever sees it. Who wants the same row is told that it is held, and nothing of the
+records is locked meanwhile.
+
+Nobody is to wait for such a row. MariaDB can be told so for a single statement. MySQL cannot, of an
+INSERT: there the statement looks before, by a read that does not wait, and what was inserted since
+that look is waited for at least a second, which is the least that this server counts. A read that
+locks what is not there would keep others from inserting beside it under REPEATABLE READ, so where
+the transaction is a caller's nothing looks before, and on MySQL that second is the rule.
+
+The look at the record comes before the id is taken, so it may miss what was committed in between.
+It decides nothing: the unique id of the records does.
+
+Nothing outlasts the transaction. The mark, a savepoint with the name of the attempt, tells whether
+the handler, or a deadlock, has ended it.
+"""
+
+# ruff: noqa: S608  (every value in a statement is a `literal`)
+
+from __future__ import annotations
+
+from functools import partial
+
+from oncekey.core.op import Op
+from oncekey.core.record import Claim, Record, State
+from oncekey.core.verbs import Swap
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.mysql_text import CLOCK, Question, Value, later, literal, micros
+from oncekey.stores.mysql_write import answer_row, claim_row, records
+from oncekey.stores.sql_batch import RowHeld
+from oncekey.stores.way import Held, Way
+
+READ_COMMITTED = Question(("SET TRANSACTION ISOLATION LEVEL READ COMMITTED",))
+"""For the transaction that begins with the next statement, and no other."""
+
+_TAKE = "INSERT INTO oncekey_held (id) VALUES ({id})"
+_LOOK_AND_TAKE = (
+    "INSERT INTO oncekey_held (id) SELECT {id} FROM DUAL "
+    "WHERE NOT EXISTS (SELECT 1 FROM oncekey_held h WHERE h.id = {id} FOR UPDATE NOWAIT)"
+)
+_LET_GO = "DELETE FROM oncekey_held WHERE id = {id}"
+
+
+class TransactionOver(StoreUnavailable):
+    """There is no such savepoint: the transaction that set it has ended."""
+
+
+def _mark(claim: Claim) -> str:
+    return f"oncekey_{claim.token.hex()}"
+
+
+def _hold(take: str, claim: Claim) -> Op[Held]:
+    found = (yield from records([claim.id])).get(claim.id)
+    if found is not None and _ended(found):
+        return Held(False, found)
+    given, mark = literal(claim.id), _mark(claim)
+    statements = (f"SAVEPOINT {mark}", take.format(id=given), _LET_GO.format(id=given))
+    try:
+        yield Question(statements, at_once=True)
+    except RowHeld:
+        # Some servers roll back all of a transaction that had to wait: its owner must hear of it.
+        yield Question((f"RELEASE SAVEPOINT {mark}",))
+        return Held(False, found)
+    return Held(True, found)
+
+
+def _ended(record: Record) -> bool:
+    return record.state in (State.COMPLETED, State.UNKNOWN) and not record.expired
+
+
+def is_ours(claim: Claim) -> Op[bool]:
+    """Whether the transaction is still the one that took the id."""
+    mark = _mark(claim)
+    try:
+        yield Question((f"RELEASE SAVEPOINT {mark}", f"SAVEPOINT {mark}"))
+    except TransactionOver:
+        return False
+    return True
+
+
+def settle(claim: Claim, complete: Swap) -> Op[bool]:
+    """Write a record that did not exist, completed. False if there is one after all, be it one that
+    this transaction cannot see, or if the transaction is not the one that took the id.
+    """
+    if not (yield from is_ours(claim)):
+        return False
+    columns = _completed(claim, complete)
+    given = literal(claim.id)
+    *_, after = yield Question(
+        (
+            f"INSERT INTO oncekey_claims ({', '.join(f'`{name}`' for name in columns)}) "
+            f"SELECT {', '.join(columns.values())} FROM oncekey_fences f "
+            "ON DUPLICATE KEY UPDATE id = oncekey_claims.id",
+            f"SELECT token FROM oncekey_claims WHERE id = {given}",
+        )
+    )
+    return [tuple(row) for row in after.rows] == [(claim.token,)]
+
+
+def _completed(claim: Claim, complete: Swap) -> dict[str, str]:
+    """Columns of `oncekey_claims`, as expressions."""
+    row: dict[str, Value] = {"id": claim.id, "token": claim.token, **claim_row(claim)}
+    for name in ("lease_us", "expires_us", "request"):  # only of what runs
+        del row[name]
+    values = {name: literal(given) for name, given in {**row, **answer_row(complete)}.items()}
+    moments = {"created": CLOCK, "expires": later(str(micros(complete.retention_s)))}
+    fences = dict.fromkeys(("fence", "generation"), "f.removed + 1")
+    counts = {"attempt": "1", "lapses": "0", "beat": "0", "no_effect": "0"}
+    return {**values, **moments, **fences, **counts, "state": "'completed'"}
+
+
+WAY = Way(partial(_hold, _LOOK_AND_TAKE), is_ours, settle)
+"""In a transaction that is READ COMMITTED."""
+CALLERS_WAY = Way(partial(_hold, _TAKE), is_ours, settle)
+"""In a transaction of a caller's."""
