@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,14 @@ def card(number: str, exp_month: int = 12, exp_year: int = 2034, name: str | Non
         "fingerprint": hashlib.sha256(number.encode()).hexdigest()[:16],
         "name": name,
     }
+
+
+def past(year: int, month: int, at_s: float) -> Literal["year", "month"] | None:
+    """Which part of a card's expiry was over at this time; None for a card that was still good."""
+    at = datetime.fromtimestamp(at_s, UTC)
+    if year < at.year:
+        return "year"
+    return "month" if (year, month) < (at.year, at.month) else None
 
 
 def named(id_: str) -> Card | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
@@ -120,17 +119,8 @@ def capture_charge(
 def list_charges(
     request: Request, asked: Annotated[ChargeList, Depends(query_as(ChargeList))]
 ) -> Response:
-    database: Database = request.app.state.database
-    conditions: list[sa.ColumnElement[bool]] = []
-    if asked.customer is not None:
-        conditions.append(charges.c.customer == asked.customer)
-    if asked.payment_intent is not None:
-        conditions.append(charges.c.payment_intent == asked.payment_intent)
-    with database.read() as connection:
-        found = lists.page(
-            connection, charges, tenant(request), asked, objects.charge, "/v1/charges", *conditions
-        )
-    return answer(request, found)
+    names = "customer", "payment_intent"
+    return lists.many(request, asked, charges, objects.charge, *names)
 
 
 @router.get("/{id}", **answers(shapes.Charge), **asks(Nothing))

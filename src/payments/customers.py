@@ -54,21 +54,8 @@ def create_customer(
 def list_customers(
     request: Request, asked: Annotated[CustomerList, Depends(query_as(CustomerList))]
 ) -> Response:
-    database: Database = request.app.state.database
-    conditions: list[sa.ColumnElement[bool]] = [customers.c.deleted.is_(False)]
-    if asked.email is not None:
-        conditions.append(customers.c.email == asked.email)
-    with database.read() as connection:
-        found = lists.page(
-            connection,
-            customers,
-            tenant(request),
-            asked,
-            objects.customer,
-            "/v1/customers",
-            *conditions,
-        )
-    return answer(request, found)
+    there = [customers.c.deleted.is_(False)]
+    return lists.many(request, asked, customers, objects.customer, "email", where=there)
 
 
 @router.get("/{id}", **answers(shapes.Customer, or_deleted=True), **asks(Nothing))

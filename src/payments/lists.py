@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -52,6 +52,35 @@ def page(
         "has_more": more,
         "url": url,
     }
+
+
+def many(
+    request: Request,
+    asked: Page,
+    table: sa.Table,
+    shape: Shape,
+    *names: str,
+    where: Sequence[sa.ColumnElement[bool]] = (),
+    url: str | None = None,
+) -> Response:
+    """One page of an account's objects: of those alone that have, in the columns with these names,
+    what is asked for under the same names.
+    """
+    said = ((table.c[name], getattr(asked, name)) for name in names)
+    wanted = [column == value for column, value in said if value is not None]
+    database: Database = request.app.state.database
+    with database.read() as connection:
+        found = page(
+            connection,
+            table,
+            tenant_of(request),
+            asked,
+            shape,
+            url or f"/v1/{table.name}",
+            *wanted,
+            *where,
+        )
+    return answer(request, found)
 
 
 def one(request: Request, asked: Parameters, table: sa.Table, id_: str, shape: Shape) -> Response:

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, objects, rows
+from payments.cards import past
 from payments.errors import StripeError, refused
 from payments.money import shown as money
 from payments.network import Authorised, Declined, Network, NetworkRefused
@@ -23,6 +24,8 @@ from payments.tables import charges
 from payments.work import Work
 
 Order = dict[str, Any]
+
+_AUTHORISES = ("reference", "key", "card", "amount", "currency", "capture")
 
 # --------------------------------------------------------------------------------- authorise
 
@@ -47,21 +50,29 @@ def insert_pending(connection: Connection, work: Work, source: Source, **values:
 
 
 def of_charge(row: Any) -> Order:
-    """What the network is asked for a pending charge."""
+    """What the network is asked for a pending charge. Whether its card is still good is decided by
+    when the charge was made, so that whoever continues it decides the same.
+    """
+    card = row["card"]
     return {
         "reference": row["id"],
         "key": row["network_key"],
-        "card": row["card"]["number"],
+        "card": card["number"],
         "amount": row["amount"],
         "currency": row["currency"],
         "capture": row["capture"],
+        "expired": past(card["exp_year"], card["exp_month"], row["created"]) is not None,
     }
 
 
 def authorise(network: Network, order: Order) -> Authorised | Declined:
-    """Ask the network. What it will never do is a decline like any other."""
+    """Ask the network, unless the card had run out. What it will never do is a decline like any
+    other.
+    """
+    if order.get("expired"):
+        return Declined("expired_card", "expired_card", "Your card has expired.")
     try:
-        return network.authorise(**order)
+        return network.authorise(**{name: order[name] for name in _AUTHORISES})
     except NetworkRefused as error:
         return Declined("processing_error", "processing_error", f"The network refused: {error}")
 

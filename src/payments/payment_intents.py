@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
@@ -272,21 +271,7 @@ def _settle(work: Work, whose: str, id_: str, order: Order | None) -> Response:
 def list_payment_intents(
     request: Request, asked: Annotated[IntentList, Depends(query_as(IntentList))]
 ) -> Response:
-    database: Database = request.app.state.database
-    conditions: list[sa.ColumnElement[bool]] = []
-    if asked.customer is not None:
-        conditions.append(payment_intents.c.customer == asked.customer)
-    with database.read() as connection:
-        found = lists.page(
-            connection,
-            payment_intents,
-            tenant(request),
-            asked,
-            objects.payment_intent,
-            "/v1/payment_intents",
-            *conditions,
-        )
-    return answer(request, found)
+    return lists.many(request, asked, payment_intents, objects.payment_intent, "customer")
 
 
 @router.get("/{id}", **answers(shapes.PaymentIntent), **asks(Nothing))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
@@ -40,7 +39,7 @@ def create_token(
         "tenant": tenant(request),
         "id": ids.new("tok"),
         "created": clock.now_s(),
-        "card": asked.card.card(),
+        "card": sources.by_number(asked.card),
     }
     with database.rows() as connection:
         made = connection.execute(tokens.insert().returning(tokens), row).one()
@@ -69,7 +68,7 @@ def create_payment_method(
 def list_payment_methods(
     request: Request, asked: Annotated[MethodList, Depends(query_as(MethodList))]
 ) -> Response:
-    return _list(request, asked, asked.customer, "/v1/payment_methods")
+    return lists.many(request, asked, payment_methods, objects.payment_method, "customer")
 
 
 @router.get(
@@ -83,25 +82,14 @@ def list_customer_payment_methods(
     database: Database = request.app.state.database
     with database.read() as connection:
         sources.existing_customer(connection, tenant(request), id, "id")
-    return _list(request, asked, id, f"/v1/customers/{id}/payment_methods")
-
-
-def _list(request: Request, asked: MethodList, customer: str | None, url: str) -> Response:
-    database: Database = request.app.state.database
-    conditions: list[sa.ColumnElement[bool]] = []
-    if customer is not None:
-        conditions.append(payment_methods.c.customer == customer)
-    with database.read() as connection:
-        found = lists.page(
-            connection,
-            payment_methods,
-            tenant(request),
-            asked,
-            objects.payment_method,
-            url,
-            *conditions,
-        )
-    return answer(request, found)
+    return lists.many(
+        request,
+        asked,
+        payment_methods,
+        objects.payment_method,
+        where=[payment_methods.c.customer == id],
+        url=f"/v1/customers/{id}/payment_methods",
+    )
 
 
 @router.get("/payment_methods/{id}", **answers(shapes.PaymentMethod), **asks(Nothing))

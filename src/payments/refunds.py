@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
@@ -176,17 +175,7 @@ def _insert(
 def list_refunds(
     request: Request, asked: Annotated[RefundList, Depends(query_as(RefundList))]
 ) -> Response:
-    database: Database = request.app.state.database
-    conditions: list[sa.ColumnElement[bool]] = []
-    if asked.charge is not None:
-        conditions.append(refunds.c.charge == asked.charge)
-    if asked.payment_intent is not None:
-        conditions.append(refunds.c.payment_intent == asked.payment_intent)
-    with database.read() as connection:
-        found = lists.page(
-            connection, refunds, tenant(request), asked, objects.refund, "/v1/refunds", *conditions
-        )
-    return answer(request, found)
+    return lists.many(request, asked, refunds, objects.refund, "charge", "payment_intent")
 
 
 @router.get("/{id}", **answers(shapes.Refund), **asks(Nothing))

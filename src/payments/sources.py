@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from payments import cards, clock, ids, rows
-from payments.errors import invalid, missing, refused
+from payments.errors import StripeError, invalid, missing, refused
 from payments.parameters import CardNumber, CardToken, MethodData
 from payments.tables import customers, payment_methods, tokens
 
@@ -33,6 +33,21 @@ def by_id(connection: Connection, tenant: str, id_: str, param: str) -> Source:
     return Source(method.card, id_)
 
 
+def by_number(said: CardNumber) -> cards.Card:
+    """A card as somebody types it. One whose expiry is past is taken for a mistake."""
+    part = cards.past(said.exp_year, said.exp_month, clock.now_s())
+    if part is not None:
+        raise StripeError(
+            402,
+            "card_error",
+            f"Your card's expiration {part} is invalid.",
+            code=f"invalid_expiry_{part}",
+            param=f"exp_{part}",
+            no_effect=True,
+        )
+    return said.card()
+
+
 def _use_token(connection: Connection, tenant: str, id_: str, param: str) -> cards.Card:
     """A token that was made here stands for its card once."""
     token = rows.change(connection, tokens, tenant, id_, tokens.c.used.is_(False), used=True)
@@ -53,7 +68,7 @@ def of_charge(
     if customer is not None:
         existing_customer(connection, tenant, customer)
     if isinstance(source, CardNumber):
-        return Source(source.card())
+        return Source(by_number(source))
     if source is not None:
         found = by_id(connection, tenant, source, "source")
         _check_owner(connection, tenant, found, customer)
@@ -109,7 +124,7 @@ def _check_owner(connection: Connection, tenant: str, source: Source, customer: 
 def card_of(connection: Connection, tenant: str, said: CardNumber | CardToken) -> cards.Card:
     """The card that a request describes."""
     if isinstance(said, CardNumber):
-        return said.card()
+        return by_number(said)
     if not said.token.startswith("tok_"):
         raise missing("token", said.token, "card[token]")
     return by_id(connection, tenant, said.token, "card[token]").card

@@ -1,4 +1,9 @@
-from payments import shapes
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from payments import clock, ids, shapes
 from tests.payments.api import Api
 
 CARD = {"card[number]": "4242424242424242", "card[exp_month]": "4", "card[exp_year]": "2030"}
@@ -78,3 +83,82 @@ def test_what_is_wrong_is_named(api: Api) -> None:
     assert api.refused("tokens", wrong)["param"] == "card[exp_month]"
     missing = api.refused("payment_methods", {"type": "card", "card[token]": "tok_nobody"})
     assert missing["param"] == "card[token]"
+
+
+# ------------------------------------------------------------------------------- cards run out
+
+NOVEMBER_2025 = int(datetime(2025, 11, 15, tzinfo=UTC).timestamp())
+THIS_MONTH = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+LAST_MONTH = THIS_MONTH - timedelta(seconds=1)
+PLACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokens": ("card", {}),
+    "payment_methods": ("card", {"type": "card"}),
+    "charges": ("source", {"amount": 500, "currency": "eur"}),
+    "payment_intents": (
+        "payment_method_data[card]",
+        {"amount": 500, "currency": "eur", "confirm": "true", "payment_method_data[type]": "card"},
+    ),
+}
+
+
+def at(monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
+    monkeypatch.setattr(clock, "now_s", lambda: moment)
+
+
+def card(where: str, month: int, year: int) -> dict[str, Any]:
+    said = {"number": "4242424242424242", "exp_month": month, "exp_year": year}
+    return {f"{where}[{name}]": value for name, value in said.items()}
+
+
+@pytest.mark.parametrize(
+    ("month", "year", "part"), [(12, 2024, "year"), (10, 2025, "month"), (11, 2025, None)]
+)
+@pytest.mark.parametrize("path", PLACES)
+def test_a_card_whose_expiry_is_past_is_not_taken(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, month: int, year: int, part: str | None
+) -> None:
+    at(monkeypatch, NOVEMBER_2025)
+    where, more = PLACES[path]
+    rows = api.count("events"), api.count(path)
+    said = card(where, month, year) | more
+    if part is None:
+        assert api.made(path, said)
+        return
+    error = api.refused(path, said, 402)
+    assert (error["type"], error["code"]) == ("card_error", f"invalid_expiry_{part}")
+    assert error["param"] == f"exp_{part}"
+    assert (api.count("events"), api.count(path)) == rows
+
+
+def test_what_was_typed_wrong_is_put_right_under_the_same_key(api: Api) -> None:
+    key = f"typed-{ids.new('x')}"
+    assert api.post("tokens", card("card", 12, 1999), key).status_code == 402
+    assert api.post("tokens", card("card", 12, 2099), key).status_code == 200
+
+
+def test_a_card_that_ran_out_since_is_declined(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as then:
+        at(then, int(LAST_MONTH.timestamp()))
+        said = {"type": "card", **card("card", LAST_MONTH.month, LAST_MONTH.year)}
+        method = api.made("payment_methods", said)["id"]
+    asked = len(api.network.rows("authorisation"))
+    paying = {"amount": 500, "currency": "eur", "payment_method": method, "confirm": "true"}
+    error = api.refused("payment_intents", paying, 402)
+    assert (error["code"], error["decline_code"]) == ("expired_card", "expired_card")
+    assert error["payment_intent"]["status"] == "requires_payment_method"
+    assert api.get(f"charges/{error['charge']}").json()["status"] == "failed"
+    assert len(api.network.rows("authorisation")) == asked
+
+
+def test_a_charge_that_was_begun_in_time_is_ended_after_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network has taken the money, and only the answer is missing."""
+    key = ids.new("x")
+    said = {"amount": 777, "currency": "eur"}
+    said |= card("source", LAST_MONTH.month, LAST_MONTH.year)
+    with monkeypatch.context() as then:
+        at(then, int(LAST_MONTH.timestamp()))
+        api.network.down = 1
+        assert api.post("charges", said, key).status_code == 503
+    assert api.post("charges", said, key).json()["paid"] is True
