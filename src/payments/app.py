@@ -31,6 +31,7 @@ from payments import (
     webhook_endpoints,
 )
 from payments.accounts import Account
+from payments.chore import Chore
 from payments.courier import Courier
 from payments.database import Database
 from payments.gate import App, Receive, Scope, Send, front, in_api
@@ -38,6 +39,7 @@ from payments.network import Network
 from payments.room import Room
 from payments.senders import Senders
 from payments.settings import API_VERSION, Settings
+from payments.sweeper import Sweeper
 from payments.unfinished import Finisher
 from payments.watch import Watch
 
@@ -92,7 +94,12 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         store=database.url,
         tenant=_tenant,
         profile="stripe",
-        policy=Policy(recovery="resume", lease_s=settings.lease_s, lapses_max=LAPSES_MAX),
+        policy=Policy(
+            recovery="resume",
+            lease_s=settings.lease_s,
+            wait_s=settings.wait_s,
+            lapses_max=LAPSES_MAX,
+        ),
         routes=_policies(settings.lease_s),
         hooks=hooks,
         atomic=atomic.SQLAlchemy(database.lent),
@@ -144,7 +151,7 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
     recovers = settings.recover and settings.idempotent
     recoverer = Recoverer(settings.database) if recovers else contextlib.nullcontext()
     try:
-        async with recoverer, _finishing(api), _delivering(api):
+        async with recoverer, _meanwhile(api):
             yield
     finally:
         for held in api.state.held:
@@ -152,29 +159,24 @@ async def _lifespan(api: FastAPI) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _finishing(api: FastAPI) -> AsyncIterator[None]:
-    """What waits for the network's word, and nobody else asks for, is asked for meanwhile."""
+async def _meanwhile(api: FastAPI) -> AsyncIterator[None]:
+    """What is done beside the requests, where the settings say so: webhooks are sent, old events
+    are removed, and what waits for the network's word, and nobody else asks for, is asked for.
+    """
     settings: Settings = api.state.settings
-    finisher = Finisher(api.state.database, api.state.network, settings.patience_s)
-    if settings.recover:
-        finisher.start()
-    try:
-        yield
-    finally:
-        await anyio.to_thread.run_sync(finisher.stop)
-
-
-@contextlib.asynccontextmanager
-async def _delivering(api: FastAPI) -> AsyncIterator[None]:
-    """Webhooks are sent meanwhile, where the settings say so."""
-    settings: Settings = api.state.settings
-    courier = Courier(api.state.database, api.state.senders)
+    database: Database = api.state.database
+    chores: list[Chore | Courier] = []
     if settings.deliver:
-        courier.start()
+        chores += [Courier(database, api.state.senders), Sweeper(database, settings.events_kept_s)]
+    if settings.recover:
+        chores.append(Finisher(database, api.state.network, settings.patience_s))
+    for chore in chores:
+        chore.start()
     try:
         yield
     finally:
-        await anyio.to_thread.run_sync(courier.stop)
+        for chore in chores:
+            await anyio.to_thread.run_sync(chore.stop)
 
 
 async def _knows_nothing(_: Scope) -> str | None:

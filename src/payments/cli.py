@@ -79,6 +79,8 @@ def _serve(said: argparse.Namespace) -> int:
         body_bytes_max=said.body_bytes_max,
         rates=Rates().but(said.limit),
         webhook_networks=tuple(said.webhook_network),
+        wait_s=said.wait_s,
+        events_kept_s=said.events_kept,
     )
     listening = Listening(
         host=said.host,
@@ -144,7 +146,7 @@ def _revoke(said: argparse.Namespace) -> int:
 def _resend(said: argparse.Namespace) -> int:
     whose = Account(said.account, said.mode).tenant
     with closing(Database(_where(said))) as database, database.begin() as connection:
-        event = rows.get(connection, events, whose, said.event)
+        event = rows.get(connection, events, whose, said.event, lock=True)
         made = deliveries.send_again(connection, whose, event, said.endpoint, clock.wall())
     if not made:
         print("No endpoint that is enabled wants this event: nothing will be sent.")
@@ -234,6 +236,24 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
         metavar="NETWORK",
         help="send webhooks there although it is not public: 10.1.0.0/16; may be repeated [none]",
     )
+    _add_bounds(sub)
+
+
+def _add_bounds(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--events-kept",
+        type=_duration,
+        default=_USUAL.events_kept_s,
+        metavar="TIME",
+        help="how long events and what was sent of them are kept: 7d [30d]",
+    )
+    sub.add_argument(
+        "--wait-s",
+        type=float,
+        default=_USUAL.wait_s,
+        metavar="N",
+        help="how long a retry waits for its first request before it is told 409 [%(default)s]",
+    )
     sub.add_argument(
         "--body-bytes-max",
         type=int,
@@ -244,7 +264,7 @@ def _describe_serve(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--drain-s-max",
         type=int,
-        default=usual.drain_s_max,
+        default=Listening().drain_s_max,
         metavar="N",
         help="how long SIGTERM waits for requests that are under way [%(default)s]",
     )

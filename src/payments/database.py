@@ -72,9 +72,29 @@ class Database:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7277616)"))
             metadata.create_all(connection)
+            _create_indexes(connection)
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def take_turns(connection: Connection, what: str) -> None:
+    """From here to the end of the transaction nobody else is who calls this with the same words.
+    SQLite lets only one write anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        key = sa.func.hashtextextended(what, 0)
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+
+
+def _create_indexes(connection: Connection) -> None:
+    """Those that a newer release brings to tables that are there: `create_all` passes them by."""
+    there = sa.inspect(connection).get_multi_indexes()
+    names = {index["name"] for of_table in there.values() for index in of_table}
+    for table in metadata.tables.values():
+        for index in table.indexes:
+            if index.name not in names:
+                index.create(connection)
 
 
 def _engine(url: str, connections_max: int) -> Engine:

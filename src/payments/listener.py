@@ -29,6 +29,7 @@ from payments.senders import Senders
 from payments.settings import Settings
 from payments.tables import deliveries, webhook_endpoints
 from payments.watch import Watch
+from payments.webhook_endpoints import has_room
 
 ENDPOINT = "we_checkout"
 PATH = "/demo/hook"
@@ -47,7 +48,7 @@ _THIS = (webhook_endpoints.c.tenant == LOCAL.tenant, webhook_endpoints.c.id == E
 
 def register(settings: Settings, url: str) -> None:
     """Have charges of the local account told to the server at `url`, from now on; or to nobody, if
-    webhooks may not go there.
+    webhooks may not go there, or if the account has no room for one more endpoint.
 
     Each start calls this. An endpoint that somebody disabled stays so; one that was deleted is made
     again.
@@ -58,7 +59,7 @@ def register(settings: Settings, url: str) -> None:
             connection.execute(webhook_endpoints.delete().where(*_THIS))
             return
         found = webhook_endpoints.update().where(*_THIS).values(url=url, failing_since=None)
-        if connection.execute(found).rowcount == 0:
+        if connection.execute(found).rowcount == 0 and has_room(connection, LOCAL.tenant):
             connection.execute(webhook_endpoints.insert(), _endpoint(url))
 
 

@@ -30,6 +30,8 @@ class Settings:
     """Whether this process finishes what others abandoned."""
     lease_s: float = 30.0
     """How long a charge may go unrenewed before a retry or the recoverer continues it."""
+    wait_s: float = 10.0
+    """How long a retry waits for the answer to its first request, before it is told 409."""
     patience_s: float = 120.0
     """How long what waits for the card network is left to its client, before it is asked for."""
     body_bytes_max: int = 1_048_576
@@ -39,7 +41,9 @@ class Settings:
     """Whether requests from this machine may use `sk_test_local`; None: if the database is the
     embedded one."""
     deliver: bool = True
-    """Whether this process sends webhooks."""
+    """Whether this process sends webhooks, and removes events that are old."""
+    events_kept_s: float = 30 * 86_400.0
+    """How long events can be retrieved, with their deliveries and the log of every attempt."""
     webhook_networks: tuple[str, ...] = ()
     """Networks that webhooks may be sent to although they are not public: `127.0.0.0/8`."""
     demo: bool = True

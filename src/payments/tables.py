@@ -191,6 +191,7 @@ events = _objects(
     sa.Column("data", sa.JSON, nullable=False),
     _text("request"),
     _text("idempotency_key"),
+    sa.Index("events_by_age", "created"),
 )
 
 webhook_endpoints = _objects(
@@ -216,6 +217,7 @@ deliveries = _objects(
     sa.Index("deliveries_due", "status", "due"),
     sa.Index("deliveries_of_event", "tenant", "event"),
     sa.Index("deliveries_of_endpoint", "tenant", "endpoint", "id"),
+    sa.Index("deliveries_by_age", "created"),
 )
 
 delivery_attempts = _objects(
@@ -225,4 +227,5 @@ delivery_attempts = _objects(
     _text("error"),
     sa.Column("took_s", sa.Float),
     sa.Index("attempts_of_delivery", "tenant", "delivery", "id"),
+    sa.Index("attempts_by_age", "created"),
 )

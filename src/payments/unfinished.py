@@ -9,7 +9,6 @@ settle what it says.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from payments import clock, orders, rows, settlement
+from payments.chore import Chore
 from payments.database import Database
 from payments.network import Network, NetworkDown
 from payments.tables import charges as charge_rows
@@ -26,46 +26,28 @@ log = logging.getLogger("payments")
 
 Finish = Callable[[Database, Network, Row[Any]], None]
 
-EVERY_S = 10.0
 ROWS_MAX = 100
 
 
-class Finisher:
+class Finisher(Chore):
     """Finishes, from time to time, what nobody else does. Several may run: a row settles once."""
 
+    every_s = 10.0
+
     def __init__(self, database: Database, network: Network, patience_s: float) -> None:
+        super().__init__()
         self._database = database
         self._network = network
         self._patience_s = patience_s
-        self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Look from time to time, in a thread, until it is stopped."""
-        self._thread = threading.Thread(target=self._run, name="payments-finisher", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Take up nothing more, and wait for what is under way."""
-        self._ends.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ends.wait(EVERY_S):
-            try:
-                self.finish()
-            except Exception:
-                log.exception("what is unfinished could not be finished; it is tried again")
-
-    def finish(self) -> int:
+    def do(self) -> int:
         """Finish what has waited long enough; how many there were."""
         before = clock.now_s() - self._patience_s
         finished = 0
         with self._database.read() as connection:
             waiting = list(_waiting(connection, before))
         for row, finish in waiting:
-            if self._ends.is_set():
+            if self.ends.is_set():
                 break
             try:
                 finish(self._database, self._network, row)

@@ -18,7 +18,7 @@ from oncekey.webhooks import new_secret
 from payments import clock, deliveries, ids, lists, objects, rows, shapes
 from payments import events as event_log
 from payments.answers import answer
-from payments.database import Database
+from payments.database import Database, take_turns
 from payments.errors import invalid, refused
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
@@ -53,7 +53,8 @@ def create_webhook_endpoint(
     _check_url(request, whose, asked.url)
 
     def write(connection: Connection) -> tuple[int, Object]:
-        _check_room(connection, whose)
+        if not has_room(connection, whose):
+            raise refused(f"An account has at most {ENDPOINTS_MAX} webhook endpoints.")
         secret = new_secret()
         row = {
             "tenant": whose,
@@ -77,11 +78,7 @@ def create_webhook_endpoint(
 def list_webhook_endpoints(
     request: Request, asked: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:
-    database: Database = request.app.state.database
-    with database.read() as connection:
-        shape = objects.webhook_endpoint
-        found = lists.page(connection, webhook_endpoints, tenant(request), asked, shape, _PATH)
-    return answer(request, found)
+    return lists.many(request, asked, webhook_endpoints, objects.webhook_endpoint)
 
 
 @router.get(_PATH + "/{id}", **answers(shapes.WebhookEndpoint), **asks(Nothing))
@@ -161,10 +158,11 @@ def _check_url(request: Request, whose: str, url: str) -> None:
         raise invalid(f"Nothing can be sent to this URL: {objection}", "url", "url_invalid")
 
 
-def _check_room(connection: Connection, whose: str) -> None:
+def has_room(connection: Connection, whose: str) -> bool:
+    """Whether one more may be made, in this transaction: whoever else asks waits for its end."""
+    take_turns(connection, f"webhook endpoints of {whose}")
     query = sa.select(sa.func.count()).where(webhook_endpoints.c.tenant == whose)
-    if connection.execute(query).scalar_one() >= ENDPOINTS_MAX:
-        raise refused(f"An account has at most {ENDPOINTS_MAX} webhook endpoints.")
+    return connection.execute(query).scalar_one() < ENDPOINTS_MAX
 
 
 # ----------------------------------------------------------------------------------- deliveries
@@ -214,7 +212,7 @@ def retry_event(
     whose, endpoint = tenant(request), asked.webhook_endpoint
 
     def write(connection: Connection) -> tuple[int, Object]:
-        event = rows.get(connection, events, whose, id)
+        event = rows.get(connection, events, whose, id, lock=True)
         if endpoint is not None:
             found = rows.get(connection, webhook_endpoints, whose, endpoint, "webhook_endpoint")
             if found.status != "enabled":

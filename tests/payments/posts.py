@@ -34,7 +34,8 @@ class Post:
         self.tenant = f"acct_{uuid.uuid4().hex}/test"
         self.ahead_s = 0.0
         with self.database.begin() as connection:
-            connection.execute(deliveries.delete())  # those that other tests have left
+            for table in (deliveries, delivery_attempts, event_rows):
+                connection.execute(table.delete())  # what other tests have left
 
     def now(self) -> float:
         return clock.wall() + self.ahead_s

@@ -76,8 +76,8 @@ def test_what_is_refused_does_not_keep_the_others_unfinished(fresh: Api) -> None
     forget(fresh, held)
     fresh.network.file.execute("DELETE FROM keys")
     finisher = Finisher(fresh.database, fresh.network, patience_s=-1)
-    assert finisher.finish() == 2
-    assert finisher.finish() == 0
+    assert finisher.do() == 2
+    assert finisher.do() == 0
 
 
 def test_a_row_that_cannot_be_finished_does_not_keep_the_others_from_it(
@@ -96,8 +96,8 @@ def test_a_row_that_cannot_be_finished_does_not_keep_the_others_from_it(
 
     monkeypatch.setattr(fresh.network, "_post", fails_once)
     finisher = Finisher(fresh.database, fresh.network, patience_s=-1)
-    assert finisher.finish() == 1
-    assert finisher.finish() == 1
+    assert finisher.do() == 1
+    assert finisher.do() == 1
 
 
 def test_a_capture_that_meets_another_one_is_not_decided_by_it(fresh: Api) -> None:

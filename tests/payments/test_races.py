@@ -10,9 +10,12 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 
-from payments import ledger
+from oncekey.webhooks import new_secret
+from payments import ledger, webhook_endpoints
 from payments.tables import ledger_entries
+from payments.webhook_endpoints import ENDPOINTS_MAX
 from tests.payments.api import WAIT_S_MAX, Api
+from tests.payments.serving import until
 
 pytestmark = pytest.mark.slow
 
@@ -144,3 +147,41 @@ def test_one_key_charges_once_however_many_send_it(fresh: Api) -> None:
     assert len({answer.content for answer in together.answers}) == 1
     assert len(fresh.network.rows("capture")) == 1
     assert sums(fresh) == 0
+
+
+def test_webhook_endpoints_made_at_once_are_not_more_than_an_account_may_have(
+    fresh: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"url": "https://hooks.example.com/", "enabled_events[]": "*"}
+    for _ in range(ENDPOINTS_MAX - 1):
+        fresh.made("webhook_endpoints", said)
+    counted, go_on = threading.Event(), threading.Event()
+
+    def made_late() -> str:
+        """The first has counted, and has not written yet."""
+        if not counted.is_set():
+            counted.set()
+            assert go_on.wait(WAIT_S_MAX)
+        return new_secret()
+
+    monkeypatch.setattr(webhook_endpoints, "new_secret", made_late)
+    together = Together()
+    together.start(fresh.post, "webhook_endpoints", said)
+    assert counted.wait(WAIT_S_MAX)
+    together.start(fresh.post, "webhook_endpoints", said)
+    if fresh.database.engine.dialect.name == "postgresql":  # elsewhere one at a time may write
+        until(lambda: bool(together.answers) or waits(fresh), "the second to come as far")
+    go_on.set()
+
+    assert together.statuses() == [200, 400]
+    assert fresh.count("webhook_endpoints") == ENDPOINTS_MAX
+
+
+def waits(api: Api) -> bool:
+    """Whether somebody waits for another one to count."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event = 'advisory' AND query LIKE '%hashtextextended%'"
+    )
+    with api.database.read() as connection:
+        return bool(connection.execute(sa.text(query)).scalar_one())

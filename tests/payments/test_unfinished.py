@@ -19,8 +19,8 @@ def test_a_charge_is_finished_without_its_client(fresh: Api, finisher: Finisher)
     assert fresh.post("charges", said, "lost").status_code == 503
     [pending] = fresh.get("charges").json()["data"]
     assert pending["status"] == "pending"
-    assert finisher.finish() == 1
-    assert finisher.finish() == 0
+    assert finisher.do() == 1
+    assert finisher.do() == 0
     assert fresh.get(f"charges/{pending['id']}").json()["status"] == "succeeded"
     late = fresh.post("charges", said, "lost")
     assert (late.status_code, late.json()["id"]) == (200, pending["id"])
@@ -33,7 +33,7 @@ def test_a_decline_is_finished_too(fresh: Api, finisher: Finisher) -> None:
     said = {"amount": 900, "currency": "usd", "payment_method": "pm_card_chargeDeclined"}
     fresh.network.down = 1
     assert fresh.post("payment_intents", said | {"confirm": "true"}, "lost").status_code == 503
-    assert finisher.finish() == 1
+    assert finisher.do() == 1
     [intent] = fresh.get("payment_intents").json()["data"]
     assert intent["status"] == "requires_payment_method"
     assert intent["last_payment_error"]["code"] == "card_declined"
@@ -51,8 +51,8 @@ def test_captures_voids_and_refunds_are_finished(fresh: Api, finisher: Finisher)
     assert fresh.post(f"charges/{captured}/capture", {"amount": 1900}).status_code == 503
     assert fresh.post(f"payment_intents/{voided}/cancel").status_code == 503
     assert fresh.post("refunds", {"charge": refunded}).status_code == 503
-    assert finisher.finish() == 4
-    assert finisher.finish() == 0
+    assert finisher.do() == 4
+    assert finisher.do() == 0
     [let_go] = fresh.get("refunds", charge=released).json()["data"]
     assert (let_go["status"], let_go["amount"]) == ("succeeded", 800)
     assert fresh.network.rows("void")[0] == (released, 800)
@@ -69,6 +69,6 @@ def test_a_network_that_is_still_down_is_not_asked_for_the_others(
         said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
         assert fresh.post("charges", said, key).status_code == 503
     fresh.network.down = 1
-    assert finisher.finish() == 0
+    assert finisher.do() == 0
     assert fresh.network.down == 0
-    assert finisher.finish() == 2
+    assert finisher.do() == 2

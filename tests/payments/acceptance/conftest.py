@@ -29,7 +29,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     folder = tmp_path_factory.mktemp("shop")
     with CardNetwork(folder) as network:
         words = ["--network", network.url, "--webhook-network", "127.0.0.0/8"]
-        words += ["--limit", "POST tokens=1/day"]
+        words += ["--limit", "POST tokens=1/day", "--wait-s", "0.5"]
         with closing(Serving(folder / "data", *words)) as api:
             yield Shop(api, network)
 

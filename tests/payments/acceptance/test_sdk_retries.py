@@ -137,7 +137,9 @@ def test_a_network_that_fails_every_time_is_503_and_the_retry_continues(
 def test_a_charge_that_is_under_way_is_409_until_it_is_done(
     line: Line, shop: Shop, said: str
 ) -> None:
-    """Both clients at once: the API lets them wait for 10 s before it refuses them."""
+    """Both clients at once: the API lets them wait, here for half a second, before it refuses
+    them.
+    """
     key = uuid.uuid4().hex
     form = {name: str(value) for name, value in CHARGE.items()} | {"description": said}
     headers = {"Idempotency-Key": key, "Authorization": f"Bearer {LOCAL_KEY}"}
