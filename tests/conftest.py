@@ -2,8 +2,9 @@
 
 import os
 import uuid
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -14,6 +15,8 @@ from tests.servers.chromium import started_chromium
 from tests.servers.mariadb import mysql_connection
 from tests.servers.programs import Unavailable
 from tests.servers.redis import DATABASES
+from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
+from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.servers.shared import Shared
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 _SHARED = pytest.StashKey[Shared]()
 _skips: list[str] = []
+
+T = TypeVar("T")
 
 # A slow machine is not a failure; the long run looks deeper.
 hypothesis.settings.register_profile("usual", deadline=None, print_blob=True)
@@ -104,6 +109,27 @@ def redis_url(request: pytest.FixtureRequest) -> str:
     url = urlsplit(_offer(request, "redis"))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     return url._replace(path=f"/{int(worker) % DATABASES}").geturl()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """Three primaries of this process's own. Tests that harm one start another."""
+    with _if_there_is(partial(start_redis_cluster, replicas=0)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def watched_redis() -> Iterator[WatchedRedis]:
+    """A primary, a replica and a Sentinel of this process's own, likewise."""
+    with _if_there_is(start_watched_redis) as watched:
+        yield watched
+
+
+def _if_there_is(start: Callable[[], T]) -> T:
+    try:
+        return start()
+    except Unavailable as unavailable:
+        pytest.skip(str(unavailable))
 
 
 @pytest.fixture(scope="session")

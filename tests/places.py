@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -17,11 +17,14 @@ from oncekey import open_store
 from oncekey.core.key import record_id
 from oncekey.core.op import run
 from oncekey.core.record import Record
-from oncekey.core.verbs import Find
+from oncekey.core.verbs import Find, Sweep
 from oncekey.stores.base import Store
 from tests.observing import VARIABLE, Observing
 from tests.servers.ministack import table_url
-from tests.stores import elapse
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_sentinel import WatchedRedis
+from tests.stores import elapse, redis_kit
+from tests.stores.sealed_kit import SECRET, ask
 
 
 @dataclass(frozen=True)
@@ -55,21 +58,22 @@ class Place:
         return record
 
 
-@pytest.fixture(
-    params=[
-        *("sqlite", "postgres", "redis"),
-        pytest.param("mariadb", marks=pytest.mark.slow),
-        pytest.param("dynamodb", marks=pytest.mark.slow),
-        pytest.param("tiered", marks=pytest.mark.long),
-    ]
-)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """Each of them in turn; what is there already does not concern the test: keys are random."""
-    place = _PLACES[request.param](request, tmp_path)
+@contextmanager
+def met_at(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """One of `PLACES`, to be used at once; what is there already does not concern the test: keys
+    are random. "sealed …" is the same, sealed.
+    """
+    kind = name.removeprefix(SEALED)
+    place = PLACES[kind](request, tmp_path)
+    if kind != name:
+        place = replace(place, name=name, secrets=SECRET)
     place.migrate()
     yield place
-    if place.name == "redis":
+    if name == "redis":
         forget(place)
+    if kind != name and place.observing is None:  # others use the same database without secrets
+        place.elapse(FOR_EVER_S)
+        ask(replace(place, secrets=None).open(), Sweep(EVERYTHING))
 
 
 def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
@@ -90,8 +94,22 @@ def redis_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place("redis", f"{url}?prefix={prefix}", partial(elapse.redis, url, prefix))
 
 
-def tiered_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    truth = postgres_place(request, tmp_path)
+def cluster_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+    prefix = f"place-{uuid.uuid4().hex}"
+    url = f"{cluster.url}?prefix={prefix}"
+    return Place("cluster", url, partial(redis_kit.pass_time, cluster, prefix))
+
+
+def sentinel_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    watched: WatchedRedis = request.getfixturevalue("watched_redis")
+    prefix = f"place-{uuid.uuid4().hex}"
+    url = f"{watched.url}&prefix={prefix}"
+    return Place("sentinel", url, partial(elapse.redis, watched.first.url, prefix))
+
+
+def tiered_place(request: pytest.FixtureRequest, tmp_path: Path, over: str = "postgres") -> Place:
+    truth = PLACES[over](request, tmp_path)
     cache = quote(redis_place(request, tmp_path).url, safe="")
     return Place("tiered", f"tiered+{truth.url}&cache={cache}", truth.elapse)
 
@@ -110,14 +128,20 @@ def dynamodb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place("dynamodb", url, observing.elapse, observing)
 
 
-_PLACES = {
+PLACES: dict[str, Callable[[pytest.FixtureRequest, Path], Place]] = {
     "sqlite": sqlite_place,
     "postgres": postgres_place,
     "redis": redis_place,
+    "cluster": cluster_place,
+    "sentinel": sentinel_place,
     "mariadb": mariadb_place,
     "dynamodb": dynamodb_place,
     "tiered": tiered_place,
+    "tiered over mariadb": partial(tiered_place, over="mariadb"),
 }
+SEALED = "sealed "
+EVERYTHING = 10_000
+FOR_EVER_S = 4e9
 
 
 def forget(place: Place) -> None:

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oncekey.testing.crash import VARIABLE
+from tests.crash.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 20.0
@@ -42,11 +41,7 @@ class Child:
             listener.bind(("127.0.0.1", 0))
             self.port: int = listener.getsockname()[1]
         arguments = [str(self.port), store, str(ledger), json.dumps(policy)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.program, *arguments],
-            cwd=ROOT,
-            env={**os.environ, VARIABLE: at},
-        )
+        self.process = Forked(self.program, arguments, {**os.environ, VARIABLE: at})
 
     def wait_ready(self) -> None:
         """Until it answers; fails if it ends or takes too long."""
@@ -84,9 +79,7 @@ class Child:
 
     def wait_frozen(self) -> None:
         """Until the process has stopped itself at a probe."""
-        _, status = os.waitpid(self.process.pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            raise AssertionError(f"the server ended instead of freezing: {status}")
+        self.process.wait_frozen()
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -1,6 +1,8 @@
 """The application that the crash tests kill: every run leaves one line in a ledger file.
 
 python -m tests.crash.server PORT STORE_URL LEDGER POLICY_JSON
+
+It serves from an event loop; `tests.crash.wsgi` is the same from threads.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,7 +23,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import Policy, current, open_store, single_tenant
+from oncekey.attempt import Attempt
 from oncekey.steps import current_child_key as child_key
+from oncekey.stores.base import Store
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import observing
@@ -28,6 +34,41 @@ from tests.crash import downstream
 POLL_S = 0.01
 SECRETS = "ONCEKEY_TEST_SECRETS"
 """Where this is set, records are sealed."""
+
+App = TypeVar("App")
+
+
+class Ledger:
+    """A file in which every run leaves a line."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(self, attempt: Attempt) -> None:
+        # One write to a file opened for appending: it survives the death of this process whole.
+        line = json.dumps({"key": attempt.key, "attempt": attempt.attempt, "pid": os.getpid()})
+        os.write(self._file, line.encode() + b"\n")
+
+
+def open_sealed(url: str) -> Store:
+    """The store, sealed where the environment says so."""
+    return open_store(url, secrets=os.environ.get(SECRETS))
+
+
+def receipt(order: dict[str, Any], attempt: Attempt) -> tuple[dict[str, Any], int]:
+    """What is answered when it is paid, unless this attempt is to fail."""
+    if order.get("fail_attempt") == attempt.attempt:
+        return {"error": "out of order"}, 503
+    return {"paid_by": os.getpid(), "attempt": attempt.attempt}, 201
+
+
+BOOKED = ("reserve", "charge", "mail")
+"""The steps, each of which asks another service that takes its key."""
+
+
+def ask_for(name: str, port: int, order: str) -> dict[str, str]:
+    found = downstream.ask(port, "POST", f"/{name}", {"order": order}, child_key.get())
+    return {"id": found["id"]}
 
 
 async def hold(sign: Path, *, blocking: bool) -> None:
@@ -41,34 +82,21 @@ async def hold(sign: Path, *, blocking: bool) -> None:
 
 def build(store: str, ledger: str, policy: Policy) -> Starlette:
     observing.arrange()
-    ledger_file = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    lines = Ledger(ledger)
 
     async def pay(request: Request) -> JSONResponse:
-        order = await request.json()
-        attempt = current()
-        # One write to a file opened for appending: it survives the death of this process whole.
-        line = json.dumps({"key": attempt.key, "attempt": attempt.attempt, "pid": os.getpid()})
-        os.write(ledger_file, line.encode() + b"\n")
+        order, attempt = await request.json(), current()
+        lines.note(attempt)
         if "until" in order:
             await hold(Path(order["until"]), blocking=order.get("blocking", False))
-        if order.get("fail_attempt") == attempt.attempt:
-            return JSONResponse({"error": "out of order"}, status_code=503)
-        return JSONResponse({"paid_by": os.getpid(), "attempt": attempt.attempt}, status_code=201)
+        return JSONResponse(*receipt(order, attempt))
 
     async def book(request: Request) -> JSONResponse:
-        """Three steps, each of which asks another service that takes its key."""
-        order = await request.json()
-        attempt = current()
-
-        def asks(name: str) -> dict[str, str]:
-            body = {"order": attempt.key}
-            found = downstream.ask(order["downstream"], "POST", f"/{name}", body, child_key.get())
-            return {"id": found["id"]}
-
-        once = order.get("at_most_once", "")
+        order, attempt = await request.json(), current()
+        once, port = order.get("at_most_once"), order["downstream"]
         made = [
-            await attempt.step(name, asks, name, at_most_once=name == once)
-            for name in ("reserve", "charge", "mail")
+            await attempt.step(name, ask_for, name, port, attempt.key, at_most_once=name == once)
+            for name in BOOKED
         ]
         return JSONResponse({"made": [part["id"] for part in made]}, status_code=201)
 
@@ -82,17 +110,22 @@ def build(store: str, ledger: str, policy: Policy) -> Starlette:
             Route("/healthz", health),
         ]
     )
-    secrets = os.environ.get(SECRETS)
-    opened = open_store(store, secrets=secrets) if secrets else store
-    app.add_middleware(IdempotencyMiddleware, store=opened, tenant=single_tenant, policy=policy)
+    app.add_middleware(
+        IdempotencyMiddleware, store=open_sealed(store), tenant=single_tenant, policy=policy
+    )
     return app
 
 
-def main() -> None:
+def described(build: Callable[[str, str, Policy], App]) -> tuple[App, int]:
+    """The application that the command describes, and the port to serve it on."""
     port, store, ledger, policy = sys.argv[1:]
     arm_from_environment()
-    app = build(store, ledger, Policy(**json.loads(policy)))
-    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error")
+    return build(store, ledger, Policy(**json.loads(policy))), int(port)
+
+
+def main() -> None:
+    app, port = described(build)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from tests.crash.child import Child, Reply, serving
 from tests.places import Place
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("colour")]
 
 LEASE_S = 30.0
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.core.verbs import Scan
 from tests.crash.downstream import Downstream, running
 from tests.crash.server import SECRETS
 from tests.crash.test_recover import LEASE_S, OPERATION, abandon, done, finish
-from tests.places import Place, forget, redis_place, sqlite_place
-from tests.stores.sealed_kit import SECOND, SECRET, ask
+from tests.places import PLACES, SEALED, Place, met_at
+from tests.stores.sealed_kit import SECOND, SECRET
 
 pytestmark = pytest.mark.slow
 
@@ -27,17 +26,18 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Downstream]:
         yield double
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+_USUAL = ("sqlite", "redis")
+
+
+@pytest.fixture(
+    params=[*_USUAL, *(pytest.param(n, marks=pytest.mark.long) for n in PLACES if n not in _USUAL)]
+)
 def sealed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Place]:
-    made = sqlite_place if request.param == "sqlite" else redis_place
-    place = replace(made(request, tmp_path), secrets=SECRET)
-    monkeypatch.setenv(SECRETS, SECRET)
-    place.migrate()
-    yield place
-    if place.name == "redis":
-        forget(place)
+    with met_at(SEALED + request.param, request, tmp_path) as place:
+        monkeypatch.setenv(SECRETS, SECRET)
+        yield place
 
 
 def test_p6_a_sealed_orphan_is_finished_by_another_process(
@@ -45,7 +45,7 @@ def test_p6_a_sealed_orphan_is_finished_by_another_process(
 ) -> None:
     """Killed between the second step's effect and its record; the recoverer has a newer secret."""
     key = abandon(sealed, tmp_path / "ledger", double, "before_step=kill@2", LEASE_S)
-    if sealed.name == "sqlite":
+    if sealed.url.startswith("sqlite"):
         files = b"".join(path.read_bytes() for path in tmp_path.glob("keys.db*"))
         assert OPERATION.encode() in files
         for hidden in (key.encode(), b'"downstream"', b"reserve"):
@@ -58,5 +58,6 @@ def test_p6_a_sealed_orphan_is_finished_by_another_process(
     assert len(set(json.loads(done(rotated, key))["made"])) == 3
     # The child key did not change with the secret: the second effect happened once.
     assert double.counts(key) == {"reserve": (1, 1), "charge": (2, 1), "mail": (1, 1)}
-    [[record]] = ask(rotated.open(), Scan(10))
+    record = rotated.look(key, OPERATION)
+    assert record is not None
     assert (record.attempt, record.lapses) == (2, 1)

@@ -18,7 +18,7 @@ from tests.crash.child import Child, Reply, serving
 from tests.crash.downstream import Downstream, running
 from tests.places import Place
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("colour")]
 
 LEASE_S = 30.0
 POLICY: dict[str, Any] = {"lease_s": LEASE_S, "recovery": "resume"}

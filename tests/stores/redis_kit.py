@@ -12,7 +12,7 @@ from tests.stores import elapse
 
 def subject(cluster: RedisCluster, prefix: str, options: str = "") -> Subject:
     store = open_url(f"{cluster.url}?prefix={prefix}{options}")
-    return Subject(store, elapse=partial(_elapse, cluster, prefix))
+    return Subject(store, elapse=partial(pass_time, cluster, prefix))
 
 
 def empty(cluster: RedisCluster) -> None:
@@ -20,6 +20,6 @@ def empty(cluster: RedisCluster) -> None:
         node.client.flushall()
 
 
-def _elapse(cluster: RedisCluster, prefix: str, seconds: float) -> None:
+def pass_time(cluster: RedisCluster, prefix: str, seconds: float) -> None:
     for node in cluster.primaries():
         elapse.redis_node(node.client, prefix, seconds)
