@@ -242,15 +242,20 @@ def marked(*kinds: str) -> list[Any]:
     ]
 
 
+_PLACES = {"postgres": postgres_place, "sqlite": sqlite_place, "mariadb": mariadb_place}
+
+
+def engine_of(kind: str) -> str:
+    return "postgres" if kind in POSTGRES else "sqlite" if kind in SQLITE else "mariadb"
+
+
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """The database of a kind, prepared."""
     if kind in MYSQL:
         url: str = request.getfixturevalue("mysql_url")
         place = Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
-    elif kind in MARIADB:
-        place = mariadb_place(request, tmp_path)
     else:
-        place = (postgres_place if kind in POSTGRES else sqlite_place)(request, tmp_path)
+        place = _PLACES[engine_of(kind)](request, tmp_path)
     prepare(place)
     return place
 

@@ -254,6 +254,17 @@ async def test_a_handler_that_lets_an_error_pass_may_say_that_it_failed_but_not_
     assert shop.orders() == 0
 
 
+@pytest.mark.slow
+async def test_nothing_is_left_in_the_table_of_held_ids(opener: Opener) -> None:
+    """Whichever way a transaction ended: each row in there is removed by who inserted it."""
+    async with opener("PyMySQL") as shop:
+        for status in (201, 422, 500, 409):
+            await shop.order(new_key(), status=status)
+        with mysql_connection(shop.place.url) as db, db.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM oncekey_held")
+            assert cursor.fetchall() == ((0,),)
+
+
 async def test_a_savepoint_undoes_a_part(opener: Opener) -> None:
     async with opener("asyncpg") as shop:
         write = shop.write

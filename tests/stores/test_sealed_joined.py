@@ -22,6 +22,7 @@ from oncekey import Policy, Runtime
 from oncekey.messaging import Inbox
 from tests import atomic_shop, test_atomic
 from tests.places import Place, sqlite_place
+from tests.servers.mariadb import mysql_connection
 from tests.stores import elapse, test_join
 from tests.stores.joining import POSTGRES, World
 from tests.stores.sealed_kit import SECRET
@@ -39,12 +40,28 @@ def database(postgres_url: str) -> Iterator[str]:
         admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
 
 
-def sealed_place(request: pytest.FixtureRequest, tmp_path: Path, *, postgres: bool) -> Place:
-    if not postgres:
+@pytest.fixture(scope="module")
+def mariadb_database(mariadb_url: str) -> Iterator[str]:
+    name = f"sealed_{uuid.uuid4().hex}"
+    with mysql_connection(mariadb_url) as admin, admin.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        yield urlsplit(mariadb_url)._replace(path=f"/{name}").geturl()
+        cursor.execute(f"DROP DATABASE {name}")
+
+
+def sealed_place(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> Place:
+    if engine == "sqlite":
         return replace(sqlite_place(request, tmp_path), secrets=SECRET)
-    url: str = request.getfixturevalue("database")
+    fixture, passing = _SERVERS[engine]
+    url: str = request.getfixturevalue(fixture)
     allowed = f"{url}?allow=unsafe-durability"
-    return Place("postgres", allowed, partial(elapse.postgres, url), secrets=SECRET)
+    return Place(engine, allowed, partial(passing, url), secrets=SECRET)
+
+
+_SERVERS: dict[str, tuple[str, Callable[[str, float], None]]] = {
+    "postgres": ("database", elapse.postgres),
+    "mariadb": ("mariadb_database", elapse.mysql),
+}
 
 
 # -------------------------------------------------------------------------------------- joining
@@ -60,7 +77,7 @@ JOINED: list[Callable[[World], Any]] = [
 
 @pytest.fixture(params=JOINING)
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    place = sealed_place(request, tmp_path, postgres=request.param in POSTGRES)
+    place = sealed_place(request, tmp_path, "postgres" if request.param in POSTGRES else "sqlite")
     atomic_shop.prepare(place)
     runtime = Runtime(place.open())
     policy = Policy(lease_s=test_join.LEASE_S).settled()
@@ -76,7 +93,7 @@ async def test_sealed_records_are_joined(world: World, joined: Callable[[World],
 def test_a_message_is_handled_within_the_callers_transaction(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    place = sealed_place(request, tmp_path, postgres=False)
+    place = sealed_place(request, tmp_path, "sqlite")
     atomic_shop.prepare(place)
     handled: list[str] = []
     with Runtime(place.open()) as runtime:
@@ -89,7 +106,10 @@ def test_a_message_is_handled_within_the_callers_transaction(
 
 # ---------------------------------------------------------------------------------- atomic mode
 
-ATOMIC = ("asyncpg", "psycopg in threads", "Session", "Django", "sqlite3", "Session on sqlite3")
+ATOMIC = (
+    *("asyncpg", "psycopg in threads", "Session", "Django", "sqlite3", "Session on sqlite3"),
+    "asyncmy",
+)
 COMMITTED: list[Callable[[atomic_shop.Shop], Any]] = [
     test_atomic.test_p3_rows_and_answer_are_there_together_and_replayed,
     test_atomic.test_a_handler_that_raises_leaves_nothing,
@@ -101,7 +121,7 @@ COMMITTED: list[Callable[[atomic_shop.Shop], Any]] = [
 
 @pytest.fixture(params=ATOMIC)
 async def shop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[atomic_shop.Shop]:
-    place = sealed_place(request, tmp_path, postgres=request.param in atomic_shop.POSTGRES)
+    place = sealed_place(request, tmp_path, atomic_shop.engine_of(request.param))
     atomic_shop.prepare(place)
     opening = atomic_shop.KINDS[request.param][1]
     async with opening(place.url.partition("?")[0]) as opened:

@@ -31,12 +31,13 @@ PICK = (
     f"SELECT GROUP_CONCAT(o.n) INTO @oncekey_fits FROM {ROWS} "
     f"WHERE o.n IN {{ns}} AND o.parked = 0 AND o.due <= {CLOCK} FOR UPDATE SKIP LOCKED"
 )
-# Assignments count from left to right: `parked` is judged by the attempts before this one.
+# Assignments count from left to right: `parked` is judged by the attempts before this one. What was
+# not picked is not even looked at: somebody holds it, and would be waited for.
 CLAIM = (
     f"UPDATE {ROWS} SET o.token = {{token}}, "
     "o.parked = o.attempts >= {attempts_max}, o.attempts = o.attempts + 1, "
     f"o.due = {later('{lease_us}')} "
-    "WHERE o.n IN {ns} AND FIND_IN_SET(o.n, @oncekey_fits)"
+    "WHERE o.n IN {picked}"
 )
 TAKEN = (
     f"SELECT n, parked, {MESSAGE} FROM {ROWS} WHERE n IN {{ns}} AND token = {{token}} ORDER BY n"
@@ -80,8 +81,9 @@ class MySQLShelf:
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
     ) -> Op[list[Taken]]:
         chosen, mine = _among(sorted(ns)), literal(token)
+        picked = ", ".join(f"IF(FIND_IN_SET({n}, @oncekey_fits), {n}, NULL)" for n in sorted(ns))
         claims = CLAIM.format(
-            ns=chosen, token=mine, attempts_max=attempts_max, lease_us=micros(lease_s)
+            picked=f"({picked})", token=mine, attempts_max=attempts_max, lease_us=micros(lease_s)
         )
         taken = TAKEN.format(ns=chosen, token=mine)
         replies = yield Question((PICK.format(ns=chosen), claims), atomic=True, after=(taken,))

@@ -1,0 +1,78 @@
+"""The outbox's table, as workers ask of it, where they get into each other's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from oncekey.core.op import Op, run
+from oncekey.messaging.shelf import Return
+from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
+
+__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
+
+LEASE_S = 30.0
+ONE, OTHER = b"1" * 16, b"2" * 16
+Ask = Callable[[Op[Any]], Any]
+
+
+@pytest.fixture
+def ask(desk: Desk) -> Iterator[Ask]:
+    """How a worker asks."""
+    store = desk.outbox.store
+    with closing(store.connect()) as connection:
+        run(store.prepare(), connection.ask)
+        yield lambda op: run(op, connection.ask)
+
+
+def claimed(desk: Desk, ask: Ask, ns: list[int], token: bytes) -> list[int]:
+    taken = ask(desk.outbox.shelf.claim(ns, token, lease_s=LEASE_S, attempts_max=5))
+    return [row.n for row in taken]
+
+
+def heads(desk: Desk, ask: Ask) -> list[int]:
+    return [head.n for head in ask(desk.outbox.shelf.look(b"", 10))]
+
+
+def test_a_worker_whose_lease_is_over_changes_nothing_that_another_has(
+    desk: Desk, ask: Ask
+) -> None:
+    desk.put("orders", b"1")
+    shelf, ns = desk.outbox.shelf, heads(desk, ask)
+    assert claimed(desk, ask, ns, ONE) == ns
+    assert claimed(desk, ask, ns, OTHER) == []  # the lease holds
+    desk.elapse(LEASE_S)
+    assert claimed(desk, ask, ns, OTHER) == ns
+    assert ask(shelf.remove(ns, ONE)) == 0
+    assert ask(shelf.give_back([Return(ns[0], 0.0, 0, "late", True)], ONE)) == 0
+    assert ask(shelf.parked(10)) == []
+    assert ask(shelf.remove(ns, OTHER)) == 1
+    assert desk.waiting() == 0
+
+
+@pytest.mark.parametrize(
+    "desk", ["postgres", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+)
+def test_what_another_is_about_to_claim_is_not_waited_for(desk: Desk, ask: Ask) -> None:
+    for payload in (b"1", b"2", b"3"):
+        desk.put("orders", payload)
+    first, second, third = sorted(heads(desk, ask))
+    with desk.connect() as another:
+        another.cursor().execute(f"SELECT n FROM oncekey_outbox WHERE n = {second} FOR UPDATE")
+        assert claimed(desk, ask, [first, second, third], ONE) == [first, third]
+    assert claimed(desk, ask, [first, second, third], OTHER) == [second]
+
+
+def test_lanes_that_are_longer_than_what_is_looked_at_hide_nobody(desk: Desk, ask: Ask) -> None:
+    with desk.connect() as connection:
+        for i in range(20):
+            desk.outbox.put_sync(connection, "orders", b"", key=f"k{i % 4}")
+    seen = ask(desk.outbox.shelf.look(b"", 3))
+    assert len({head.lane for head in seen}) == len(seen) == 3
+    rest = ask(desk.outbox.shelf.look(seen[-1].lane, 3))
+    first = sorted(heads(desk, ask))
+    assert sorted(head.n for head in (*seen, *rest)) == first
+    assert first == list(range(first[0], first[0] + 4))
