@@ -12,8 +12,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from examples import atomic_asyncpg, atomic_psycopg, atomic_sqlalchemy, atomic_sqlite
-from tests.places import postgres_place
+from examples import (
+    atomic_asyncmy,
+    atomic_asyncpg,
+    atomic_psycopg,
+    atomic_sqlalchemy,
+    atomic_sqlite,
+)
+from tests.places import mariadb_place, postgres_place
+from tests.servers.mariadb import mysql_connection
+from tests.stores.joining import count_orders
 from tests.web.client import Reply, ask, ask_wsgi
 
 pytestmark = pytest.mark.anyio
@@ -64,6 +72,18 @@ def same(first: Reply, again: Reply) -> None:
 async def test_orders_commit_with_their_answers(database: str, example: Any) -> None:
     same(*await twice(example.build(database, f"{database}?allow=unsafe-durability")))
     assert orders_in(database) == 1
+
+
+@pytest.mark.slow
+async def test_orders_commit_with_their_answers_on_mariadb(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    place = mariadb_place(request, tmp_path)
+    place.migrate()
+    with mysql_connection(place.url) as db, db.cursor() as cursor:
+        cursor.execute("DROP TABLE IF EXISTS orders")
+    same(*await twice(atomic_asyncmy.build(place.url.partition("?")[0], place.url)))
+    assert count_orders(place) == 1
 
 
 async def test_orders_commit_with_their_answers_under_wsgi(database: str) -> None:
