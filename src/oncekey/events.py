@@ -125,6 +125,28 @@ class StoreAsked(Event):
     """The kind of failure, None if the store answered."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attempted(Event):
+    """A client's: one attempt at delivering a request ended. `operation` is the method and the
+    host: paths and queries may name people.
+    """
+
+    attempt: int
+    """Counted from 1."""
+    status: int | None
+    """None where no whole answer came."""
+    error: str | None
+    """The kind of network error."""
+    seconds: float
+    replayed: bool
+    """The server said that this is the kept answer of an earlier attempt."""
+    mismatch: bool
+    retry_in_s: float | None
+    """None where this was the last attempt."""
+    gave_up: str | None
+    """Why there is no further attempt, where one would have been in order."""
+
+
 class Hook(Protocol):
     """Called with every event, on the request path: be quick, hand slow work elsewhere."""
 

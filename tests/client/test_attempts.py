@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from oncekey.client.attempts import Attempts, Call, Ended, First, Retries, Send
 from oncekey.client.budget import RetryBudget
 from oncekey.client.verdict import Broken, Reply
-from oncekey.client.watch import Attempted
 from oncekey.clock import FakeClock
 from oncekey.core.op import Pause, run
 from oncekey.core.profiles import PROFILES
 from oncekey.errors import Misuse
+from oncekey.events import Attempted
 
 CALL = Call("POST", "api.test:443", "abc")
 SICK = Reply(503, {}, b"")

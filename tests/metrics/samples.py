@@ -33,6 +33,16 @@ def sample(
         events.Resolved: {"to": "completed", "status": 201, "by": "ops", "reason": "looked"},
         events.Unprotected: {"ran": True},
         events.StoreAsked: {"verb": "insert", "seconds": 0.003, "error": None},
+        events.Attempted: {
+            "attempt": 1,
+            "status": 201,
+            "error": None,
+            "seconds": 0.2,
+            "replayed": False,
+            "mismatch": False,
+            "retry_in_s": None,
+            "gave_up": None,
+        },
     }
     fields = {"operation": operation, "key_hash": HASH, **defaults[event], **changes}
     return event(**fields)  # type: ignore[arg-type]
@@ -46,9 +56,12 @@ KINDS: list[type[events.Event]] = [
 
 
 def one_of_each() -> list[events.Event]:
-    """Every kind of event, and the store's failure besides its success."""
+    """Every kind of event, and failures besides successes."""
     return [
         *(sample(kind) for kind in KINDS),
         sample(events.StoreAsked, error="lost"),
         sample(events.Completed, attempt=2),
+        sample(events.Attempted, replayed=True),
+        sample(events.Attempted, status=422, mismatch=True),
+        sample(events.Attempted, status=None, gave_up="8 attempts were made"),
     ]

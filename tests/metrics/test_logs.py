@@ -29,6 +29,10 @@ from tests.metrics.samples import HASH, KINDS, OPERATION, sample
         (sample(events.Started), "DEBUG"),
         (sample(events.Completed), "DEBUG"),
         (sample(events.StoreAsked), "DEBUG"),
+        (sample(events.Attempted), "DEBUG"),
+        (sample(events.Attempted, status=503, retry_in_s=1.0), "INFO"),
+        (sample(events.Attempted, status=503, gave_up="8 attempts were made"), "WARNING"),
+        (sample(events.Attempted, status=422, mismatch=True), "WARNING"),
     ],
 )
 def test_levels(caplog: pytest.LogCaptureFixture, event: events.Event, level: str) -> None:

@@ -111,6 +111,7 @@ def test_p11_the_bound_holds_for_many_threads() -> None:
         (sample(events.StoreAsked, error="made up"), catalogue.STORE_ERRORS, OTHER),
         (sample(events.Completed, status=999), catalogue.COMPLETIONS, OTHER),
         (sample(events.Completed, status=404), catalogue.COMPLETIONS, "4xx"),
+        (sample(events.Attempted, gave_up="made up"), catalogue.CLIENT_GIVEN_UP, OTHER),
     ],
     ids=lambda value: str(getattr(value, "name", value))[:40],
 )
@@ -147,6 +148,22 @@ def test_what_alerts_watch_is_there_before_it_happens() -> None:
         catalogue.STORE_ERRORS,
     }
     assert not [m for m in again if m.value == 0]
+
+
+def test_a_client_s_operations_are_bounded_by_themselves() -> None:
+    measure = Measure(operations_max=1)
+
+    served = measure(sample(events.Started, operation="POST /orders"))
+    first = measure(sample(events.Attempted, operation="POST api.test"))
+    other = measure(sample(events.Attempted, operation="POST else.test"))
+
+    assert {m.labels[0] for m in served} == {"POST /orders"}
+    assert {m.labels[0] for m in first} == {"POST api.test"}
+    assert {m.labels[0] for m in other} == {OTHER}
+    assert {m.metric for m in first if m.value == 0} == {
+        catalogue.CLIENT_MISMATCHES,
+        catalogue.CLIENT_GIVEN_UP,
+    }
 
 
 # ------------------------------------------------------------------------ the real engine

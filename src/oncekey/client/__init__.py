@@ -8,7 +8,8 @@ from oncekey.client.journal import Journal
 from oncekey.client.sender import Outcome
 from oncekey.client.sql_journal import SqlJournal
 from oncekey.client.transport import outcome_of, retrying
-from oncekey.client.watch import Attempted, Counters, Counts
+from oncekey.client.watch import Counters, Counts
+from oncekey.events import Attempted
 
 __all__ = [
     "AsyncClient",

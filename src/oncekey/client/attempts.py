@@ -19,7 +19,6 @@ from typing import TypeGuard
 from oncekey.client.budget import Buckets, RetryBudget
 from oncekey.client.retention import FORGOTTEN
 from oncekey.client.verdict import FINAL, Again, Broken, Mismatched, Reply, Verdict, judge, replayed
-from oncekey.client.watch import Attempted
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
@@ -28,6 +27,7 @@ from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.value import value
 from oncekey.errors import Misuse
+from oncekey.events import Attempted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from oncekey.client.place import NOTHING, Outgoing, Placed
 from oncekey.client.retention import FORGOTTEN, RELIED_S, RETENTION_S, usable_until
 from oncekey.client.reuse import Reuse
 from oncekey.client.verdict import Broken, Headers, Reply, replayed
-from oncekey.client.watch import Attempted, logged
+from oncekey.client.watch import logged
 from oncekey.clock import Clock, SystemClock
 from oncekey.core import profiles
 from oncekey.core.dates import http_date
@@ -24,7 +24,7 @@ from oncekey.core.policy import INHERIT
 from oncekey.core.profiles import BodyField, Header, Profile
 from oncekey.core.value import value
 from oncekey.errors import Mismatch, Misuse
-from oncekey.events import Hook, Hooks
+from oncekey.events import Attempted, Hook, Hooks
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 """What changes state. Everything else is sent as it is."""

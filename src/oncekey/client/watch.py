@@ -1,4 +1,4 @@
-"""What can be seen of a delivery: an event for every attempt, log lines, and counters."""
+"""What can be seen of a delivery without any collector: log lines, and counters."""
 
 from __future__ import annotations
 
@@ -6,58 +6,11 @@ import logging
 import threading
 from dataclasses import dataclass
 
-from oncekey.events import Event
+from oncekey.events import Attempted, Event
+from oncekey.metrics import LoggingHook
 
-_log = logging.getLogger("oncekey.client")
-
-
-@dataclass(frozen=True, slots=True)
-class Attempted(Event):
-    """One attempt at delivering a request ended. `operation` is the method and the host: paths and
-    queries may name people.
-    """
-
-    attempt: int
-    """Counted from 1."""
-    status: int | None
-    """None where no whole answer came."""
-    error: str | None
-    """The kind of network error."""
-    seconds: float
-    replayed: bool
-    """The server said that this is the kept answer of an earlier attempt."""
-    mismatch: bool
-    retry_in_s: float | None
-    """None where this was the last attempt."""
-    gave_up: str | None
-    """Why there is no further attempt, where one would have been in order."""
-
-
-def logged(event: Attempted) -> None:
-    """Write it: INFO for a retry, WARNING where there is none although one was in order."""
-    level = logging.DEBUG
-    if event.retry_in_s is not None:
-        level = logging.INFO
-    elif event.gave_up or event.mismatch:
-        level = logging.WARNING
-    if not _log.isEnabledFor(level):
-        return
-    got = f"status {event.status}" if event.status is not None else event.error
-    if event.retry_in_s is not None:
-        then = f"; the next in {event.retry_in_s:.2f} s, with the same key"
-    else:
-        then = f"; no further one: {event.gave_up}" if event.gave_up else ""
-    _log.log(
-        level,
-        "%s key=%s: attempt %d: %s after %.3f s%s",
-        event.operation,
-        event.key_hash,
-        event.attempt,
-        got,
-        event.seconds,
-        then,
-        extra={"oncekey": event},
-    )
+logged = LoggingHook(logging.getLogger("oncekey.client"))
+"""Writes INFO for a retry, WARNING where there is none although one was in order."""
 
 
 @dataclass(frozen=True, slots=True)

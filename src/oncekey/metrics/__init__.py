@@ -1,6 +1,8 @@
 """Hooks that tell the outside what happened: as log lines, to Prometheus, to OpenTelemetry.
 
-    IdempotencyMiddleware(app, ..., hooks=[LoggingHook(), PrometheusHook()])
+    metrics = PrometheusHook()
+    IdempotencyMiddleware(app, ..., hooks=[LoggingHook(), metrics])
+    retrying(transport, hooks=[metrics])
 
 What is measured stands in `oncekey.metrics.catalogue`; docs/metrics.md explains it.
 """

@@ -112,6 +112,35 @@ RETRIES_PER_KEY = Metric(
     buckets=_TIMES,
 )
 
+CLIENT_ATTEMPTS = Metric(
+    "client_attempts",
+    "Requests that left this process; order is first, or later for a retry; status is the class of "
+    "the answer (2xx, 5xx, ...), or none.",
+    ("operation", "order", "status"),
+)
+CLIENT_REPLAYS = Metric(
+    "client_replays",
+    "Requests of this process whose answer was a kept one: an earlier attempt had arrived.",
+    ("operation",),
+)
+CLIENT_MISMATCHES = Metric(
+    "client_mismatches",
+    "Requests of this process that a server refused because their key belongs to another one.",
+    ("operation",),
+)
+CLIENT_GIVEN_UP = Metric(
+    "client_given_up",
+    "Requests of this process that were not sent again, although a retry was in order.",
+    ("operation", "reason"),
+)
+CLIENT_ATTEMPT_DURATION = Metric(
+    "client_attempt_duration",
+    "How long one attempt of this process took, answered or not.",
+    ("operation",),
+    unit="s",
+    buckets=_RUN_S,
+)
+
 CATALOGUE = (
     ATTEMPTS,
     COMPLETIONS,
@@ -128,4 +157,9 @@ CATALOGUE = (
     RUN_DURATION,
     RETRY_WAIT,
     RETRIES_PER_KEY,
+    CLIENT_ATTEMPTS,
+    CLIENT_REPLAYS,
+    CLIENT_MISMATCHES,
+    CLIENT_GIVEN_UP,
+    CLIENT_ATTEMPT_DURATION,
 )

@@ -43,6 +43,8 @@ def level_of(event: events.Event) -> int:
             return WARNING if event.reason in _WORRYING else INFO
         case events.Released():
             return DEBUG if event.no_effect else INFO
+        case events.Attempted():
+            return _level_of_attempt(event)
         case events.Replayed() | events.Resolved():
             return INFO
         case _:
@@ -97,6 +99,8 @@ def text_of(event: events.Event) -> str:
             return f"the store does not answer: the request {how}; its client was told"
         case events.StoreAsked():
             return _store_text(event)
+        case events.Attempted():
+            return _attempt_text(event)
         case _:
             return type(event).__name__
 
@@ -110,3 +114,17 @@ def _store_text(event: events.StoreAsked) -> str:
         f"the store did not answer {event.verb} within {event.seconds:.3f} s and may have acted; "
         "asking again is safe"
     )
+
+
+def _level_of_attempt(event: events.Attempted) -> int:
+    if event.retry_in_s is not None:
+        return INFO
+    return WARNING if event.gave_up or event.mismatch else DEBUG
+
+
+def _attempt_text(event: events.Attempted) -> str:
+    got = f"status {event.status}" if event.status is not None else event.error
+    then = f"; no further one: {event.gave_up}" if event.gave_up else ""
+    if event.retry_in_s is not None:
+        then = f"; the next in {event.retry_in_s:.2f} s, with the same key"
+    return f"attempt {event.attempt}: {got} after {event.seconds:.3f} s{then}"

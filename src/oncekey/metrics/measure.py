@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from oncekey import events
@@ -21,6 +21,17 @@ LOSSES = {
     "ran longer": "ran-too-long",
 }
 """How the reasons of `LeaseWasLost` begin, and the label that stands for each."""
+GIVEN_UP = {
+    "attempts were made": "attempts",
+    "the time for all attempts is over": "time",
+    "the server asks to wait": "asked-to-wait",
+    "the retry budget": "retry-budget",
+    "forgotten its key": "forgotten",
+    "cannot be sent twice": "sent-once",
+    "no place for a key": "sent-once",
+    "redirected": "sent-once",
+}
+"""What the reasons hold for which a client gave up, and the label that stands for each."""
 STORE_ERRORS = {"lost": "lost", "not sent": "not-sent"}
 _REASONS = frozenset(Kind)
 
@@ -38,41 +49,49 @@ class Measure:
 
     Every label has a bounded number of values. Operations are the only ones that come from outside
     (where no route is known they are paths): after the first `operations_max` the rest are "other".
+    So it is, by itself, with those of a client: its methods and hosts.
 
     What an alert watches for its first rise is measured as 0 when its operation or verb is first
     seen: a counter that appears with 1 has never risen, as far as Prometheus can tell.
     """
 
     def __init__(self, operations_max: int = OPERATIONS_MAX) -> None:
-        self._operations_max = operations_max
-        self._operations: set[str] = set()
-        self._verbs: set[str] = set()
-        self._mutex = threading.Lock()
+        self._served = _Seen(operations_max, _zeros_of_operation)
+        self._sent = _Seen(operations_max, _zeros_of_client)
+        self._verbs = _Seen(OPERATIONS_MAX, _zeros_of_verb)
 
     def __call__(self, event: events.Event) -> list[Measurement]:
         found = _MEASURES.get(type(event))
         if found is None:
             return []
-        measured: list[Measurement] = []
-        if isinstance(event, events.StoreAsked):
-            if event.verb not in self._verbs:
-                self._verbs.add(event.verb)
-                measured += _zeros_of_verb(event.verb)
-            return [*measured, *found(event, event.verb)]
-        operation = event.operation
-        if operation not in self._operations:
-            operation, new = self._admit(operation)
-            if new:
-                measured += _zeros_of_operation(operation)
-        return [*measured, *found(event, operation)]
+        match event:
+            case events.StoreAsked():
+                label, zeros = self._verbs.label(event.verb)
+            case events.Attempted():
+                label, zeros = self._sent.label(event.operation)
+            case _:
+                label, zeros = self._served.label(event.operation)
+        return [*zeros, *found(event, label)]
 
-    def _admit(self, operation: str) -> tuple[str, bool]:
-        """The label of an operation that has none of its own yet, and whether it is a new one."""
+
+class _Seen:
+    """The values of one label; at most so many, and "other"."""
+
+    def __init__(self, values_max: int, zeros: Callable[[str], Iterator[Measurement]]) -> None:
+        self._values_max = values_max
+        self._zeros = zeros
+        self._values: set[str] = set()
+        self._mutex = threading.Lock()
+
+    def label(self, value: str) -> tuple[str, Iterable[Measurement]]:
+        """The label for this value; and, where it is a new one, what is to be 0 from now on."""
+        if value in self._values:
+            return value, ()
         with self._mutex:
-            label = operation if len(self._operations) < self._operations_max else OTHER
-            new = label not in self._operations
-            self._operations.add(label)
-            return label, new
+            label = value if len(self._values) < self._values_max else OTHER
+            new = label not in self._values
+            self._values.add(label)
+        return label, self._zeros(label) if new else ()
 
 
 def _zeros_of_operation(operation: str) -> Iterator[Measurement]:
@@ -80,6 +99,12 @@ def _zeros_of_operation(operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.TAKE_OVERS, 0, (operation,))
     for reason in (*LOSSES.values(), OTHER):
         yield Measurement(catalogue.LEASE_LOSSES, 0, (operation, reason))
+
+
+def _zeros_of_client(operation: str) -> Iterator[Measurement]:
+    yield Measurement(catalogue.CLIENT_MISMATCHES, 0, (operation,))
+    for reason in sorted({*GIVEN_UP.values(), OTHER}):
+        yield Measurement(catalogue.CLIENT_GIVEN_UP, 0, (operation, reason))
 
 
 def _zeros_of_verb(verb: str) -> Iterator[Measurement]:
@@ -100,7 +125,7 @@ def _taken_over(event: events.TakenOver, operation: str) -> Iterator[Measurement
 
 
 def _completed(event: events.Completed, operation: str) -> Iterator[Measurement]:
-    status = f"{event.status // 100}xx" if 100 <= event.status < 600 else OTHER
+    status = _class_of(event.status)
     body = "kept" if event.body_kept else "left-out"
     yield Measurement(catalogue.COMPLETIONS, 1, (operation, status, body))
     yield Measurement(catalogue.RUN_DURATION, event.run_s, (operation,))
@@ -148,6 +173,24 @@ def _store_asked(event: events.StoreAsked, verb: str) -> Iterator[Measurement]:
         yield Measurement(catalogue.STORE_ERRORS, 1, (verb, STORE_ERRORS.get(event.error, OTHER)))
 
 
+def _attempted(event: events.Attempted, operation: str) -> Iterator[Measurement]:
+    order = "first" if event.attempt == 1 else "later"
+    status = "none" if event.status is None else _class_of(event.status)
+    yield Measurement(catalogue.CLIENT_ATTEMPTS, 1, (operation, order, status))
+    yield Measurement(catalogue.CLIENT_ATTEMPT_DURATION, event.seconds, (operation,))
+    if event.replayed and event.retry_in_s is None:
+        yield Measurement(catalogue.CLIENT_REPLAYS, 1, (operation,))
+    if event.mismatch:
+        yield Measurement(catalogue.CLIENT_MISMATCHES, 1, (operation,))
+    if event.gave_up is not None:
+        labels = (label for part, label in GIVEN_UP.items() if part in event.gave_up)
+        yield Measurement(catalogue.CLIENT_GIVEN_UP, 1, (operation, next(labels, OTHER)))
+
+
+def _class_of(status: int) -> str:
+    return f"{status // 100}xx" if 100 <= status < 600 else OTHER
+
+
 _MEASURES: dict[type[events.Event], Callable[[Any, str], Iterator[Measurement]]] = {
     events.Started: _started,
     events.TakenOver: _taken_over,
@@ -160,4 +203,5 @@ _MEASURES: dict[type[events.Event], Callable[[Any, str], Iterator[Measurement]]]
     events.Resolved: _resolved,
     events.Unprotected: _unprotected,
     events.StoreAsked: _store_asked,
+    events.Attempted: _attempted,
 }

@@ -73,6 +73,5 @@ def _name(event: Event) -> str:
 
 
 def _attributes(event: Event) -> dict[str, str | int | float | bool]:
-    return {
-        f"oncekey.{field.name}": getattr(event, field.name) for field in dataclasses.fields(event)
-    }
+    named = ((field.name, getattr(event, field.name)) for field in dataclasses.fields(event))
+    return {f"oncekey.{name}": value for name, value in named if value is not None}

@@ -18,7 +18,9 @@ Add = Callable[[float], None]
 
 
 class PrometheusHook:
-    """Counts events in `registry`, by default the process's own. Make one, give it to all."""
+    """Counts events in `registry`, by default the process's own. Make one, and give it to every
+    middleware and every client.
+    """
 
     def __init__(
         self, registry: CollectorRegistry | None = None, *, operations_max: int = OPERATIONS_MAX
@@ -39,7 +41,7 @@ class PrometheusHook:
         except ValueError as error:
             raise Misuse(
                 f"{metric.prometheus_name} is already in this registry: make one PrometheusHook "
-                "and give it to every middleware, or give each a registry of its own"
+                "and give it to every middleware and client, or give each a registry of its own"
             ) from error
 
     def __call__(self, event: Event) -> None:
