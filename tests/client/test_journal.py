@@ -14,7 +14,6 @@ import pytest
 from oncekey import probes
 from oncekey.client import AsyncClient, Client, Journal, Retries, outcome_of
 from oncekey.client import journal as journals
-from oncekey.client.retention import RELIED_S
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
@@ -338,7 +337,7 @@ def test_what_is_resumed_was_first_sent_when_it_was_begun(
 def test_how_long_a_provider_remembers_is_known_before_it_says_so(
     path: Path, clock: FakeClock, server: Scripted, profile: str
 ) -> None:
-    known_s = RELIED_S[profile]
+    known_s = PROFILES[profile].relied_s
     with (
         Journal(path, clock=clock) as journal,
         Client(base_url=server.url, journal=journal, clock=clock, profile=profile) as api,
@@ -356,6 +355,22 @@ def test_how_long_a_provider_remembers_is_known_before_it_says_so(
     assert len(server.seen) == 2, "nothing was sent under a key that is forgotten"
     with Journal(path, clock=clock) as restarted:
         assert restarted.unsettled()[0].until <= clock.wall()
+
+
+def test_a_derived_profile_counts_on_what_its_parent_does(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    ours = PROFILES["paypal"].derive(name="ours")
+    with (
+        Journal(path, clock=clock) as journal,
+        Client(base_url=server.url, journal=journal, clock=clock, profile=ours) as api,
+    ):
+        api.post("/charges", json={"amount": 1}, intent=PAY)
+        clock.advance(3 * 3600.0)
+        with pytest.raises(Unknown, match="could do it twice"):
+            api.post("/charges", json={"amount": 1}, intent=PAY)
+
+    assert len(server.seen) == 1
 
 
 def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(

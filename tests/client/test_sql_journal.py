@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from oncekey import probes
 from oncekey.client import Client, Retries, SqlJournal
 from oncekey.client.intent import NOTE_CHARS_MAX
-from oncekey.client.retention import RELIED_S, RETENTION_S
+from oncekey.client.retention import RETENTION_S
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
@@ -353,7 +353,7 @@ def test_what_is_known_of_a_provider_counts_until_it_says_otherwise(
     begin = _drivers_own(lambda: sqlite3.connect(tmp_path / "shop.db"))
     with begin() as within:
         journal.create(within=within)
-        known = RELIED_S[profile]
+        known = PROFILES[profile].relied_s
         key = journal.key(PAY, within=within, origin=API, retention_s=known)
         clock.advance(known * 0.89)
         if known - known * 0.89 > 120:

@@ -162,6 +162,17 @@ def test_derived_statuses_and_policies_lie_over_those_of_their_base() -> None:
     assert (base.policy.retention_s, base.policy.scope) == (60.0, "tenant")
 
 
+def test_what_a_client_counts_on_is_inherited_unless_the_retention_is_said() -> None:
+    paypal, azure = PROFILES["paypal"], PROFILES["azure"]
+
+    assert paypal.derive(name="ours").relied_s == 3 * 3600
+    assert paypal.derive(name="ours", policy=Policy(lease_s=5.0)).relied_s == 3 * 3600
+    assert paypal.derive(name="ours", policy=Policy(retention_s=60.0)).relied_s == 60.0
+    assert azure.derive(name="ours", policy=Policy(retention_s=60.0)).relied_s == 30.0
+    said = paypal.derive(name="ours", policy=Policy(retention_s=60.0), relied_s=50.0)
+    assert said.derive(name="theirs").relied_s == 50.0
+
+
 def test_a_shape_of_ones_own() -> None:
     def ours(problem: Problem, status: int, docs_url: str) -> Shaped:
         return Shaped({"fault": problem.kind, "see": docs_url}, b"application/vnd.ours+json")
@@ -190,6 +201,7 @@ def test_a_profile_by_name_or_itself() -> None:
         ({"replay_marker": ("a b", "true")}, "'a b'"),
         ({"request_id_headers": ("x-id\r\n",)}, "is not the name of a header"),
         ({"retention_from": "birth"}, "'completion' or 'first use'"),
+        ({"relied_s": 0}, "relied_s=0: give seconds"),
         ({"docs_url": "https://a/>;x"}, "docs_url"),
         ({"docs_url": "a b"}, "docs_url"),
         ({"in_flight": 425}, "Profile has no in_flight: choose from"),

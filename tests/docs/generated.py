@@ -11,7 +11,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 
-from oncekey.client.retention import RELIED_S
 from oncekey.client.verdict import Again, Final, Mismatched, Reply, judge
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Situation
@@ -225,7 +224,7 @@ def _move(kind: Kind) -> list[str]:
 
 def relied() -> str:
     """How long keys can be counted on, by profile."""
-    rows = ((f"`{name}`", _duration(seconds)) for name, seconds in RELIED_S.items())
+    rows = ((f"`{name}`", _duration(profile.relied_s)) for name, profile in PROFILES.items())
     return table(("profile", "counted on for"), rows)
 
 

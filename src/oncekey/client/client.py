@@ -20,7 +20,6 @@ from oncekey.client.httpx_wire import EXTENSION
 from oncekey.client.intent import Intent, advertised, where
 from oncekey.client.journal import Journal
 from oncekey.client.mark import Given
-from oncekey.client.retention import RELIED_S
 from oncekey.client.sender import Sender
 from oncekey.client.transport import Retrying
 from oncekey.errors import Misuse, StoreUnavailable
@@ -73,7 +72,7 @@ class _Intents:
         if self.journal is None:
             raise Misuse("intent=… needs a journal: Client(journal=Journal('intents.db'))")
         origin = where(str(self._base_url.join(url)))
-        relied_s = RELIED_S.get(self._sender.profile.name)
+        relied_s = self._sender.profile.relied_s
         begun = self.journal.begin(intent, origin=origin, note=note, retention_s=relied_s)
         if begun.origin not in ("", origin):
             _log.warning(

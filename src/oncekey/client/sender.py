@@ -12,7 +12,7 @@ from oncekey.client.attempts import Attempts, Call, Ended, Retries
 from oncekey.client.budget import RetryBudget
 from oncekey.client.mark import Given, Mark
 from oncekey.client.place import NOTHING, Outgoing, Placed
-from oncekey.client.retention import FORGOTTEN, RELIED_S, RETENTION_S, usable_until
+from oncekey.client.retention import FORGOTTEN, usable_until
 from oncekey.client.reuse import Reuse
 from oncekey.client.verdict import Broken, Headers, Reply, replayed
 from oncekey.client.watch import logged
@@ -88,7 +88,6 @@ class Sender:
         chosen = methods if methods is not None else METHODS if own is INHERIT else own
         self._methods = frozenset(method.upper() for method in chosen)
         self.header = _plain_header(self.profile)
-        self._relied_s = RELIED_S.get(self.profile.name, RETENTION_S)
         self._token = token
         self._reuse = Reuse()
         self._hooks = Hooks(hooks)
@@ -222,7 +221,7 @@ class Sender:
             mark.key,
             once,
             retried=mark.spent.retried if mark.spent else 0,
-            until=mark.until or usable_until(mark.first_sent, self._relied_s),
+            until=mark.until or usable_until(mark.first_sent, self.profile.relied_s),
             placed=placed,
             mark=mark,
             without=without,

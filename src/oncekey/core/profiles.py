@@ -12,6 +12,7 @@ was chosen. No row follows a provider into answering a different request with a 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any, Final, Literal
 
 from oncekey.core import key as keys
 from oncekey.core.key import BadKey
-from oncekey.core.policy import Policy, keep_success
+from oncekey.core.policy import INHERIT, Policy, keep_success
 from oncekey.core.problem import (
     DOCS_URL,
     MEANINGS,
@@ -77,6 +78,11 @@ class Profile:
     policy: Policy = field(default_factory=Policy)
     """What the profile sets; the application's and the route's policies lie over it."""
     retention_from: Literal["completion", "first use"] = "completion"
+    relied_s: float = 86_400.0
+    """How long a client counts on a key being remembered, until the server says so itself. A
+    provider may keep keys for longer than it promises, so this can be less than what the same
+    profile chooses for a server of ours.
+    """
 
     # refusals
     statuses: Mapping[Kind, int] = field(default_factory=dict, hash=False)
@@ -133,7 +139,9 @@ class Profile:
         policy: Policy | None = None,
         **changes: Any,
     ) -> Profile:
-        """This profile with some things changed; `statuses` and `policy` lie over its own."""
+        """This profile with some things changed; `statuses` and `policy` lie over its own. Who says
+        how long records are kept has said how long clients can count on them.
+        """
         shortcuts = {
             Kind.MISSING_KEY: missing_status,
             Kind.MISMATCH: mismatch_status,
@@ -146,6 +154,10 @@ class Profile:
                 f"Profile has no {', '.join(sorted(unknown))}: choose from "
                 f"{', '.join(sorted(_DERIVABLE))}"
             )
+        if policy and policy.retention_s is not INHERIT:
+            # Where requests are dated, half of it is the window (`oncekey.core.first_sent`).
+            dated = changes.get("first_sent_in", self.first_sent_in) is not None
+            changes.setdefault("relied_s", policy.retention_s / (2 if dated else 1))
         return dataclasses.replace(
             self,
             statuses={**self.statuses, **(statuses or {}), **set_by_name},
@@ -210,6 +222,8 @@ def _check(profile: Profile) -> None:
         raise misuse(f"key_chars_max must be from 1 to {keys.CHARS_MAX}")
     if isinstance(profile.shape, str) and profile.shape not in SHAPES:
         raise misuse(f"there is no shape {profile.shape!r}: choose from {', '.join(SHAPES)}")
+    if not 0 < profile.relied_s < math.inf:
+        raise misuse(f"relied_s={profile.relied_s}: give seconds, more than 0")
     if profile.retention_from not in ("completion", "first use"):
         raise misuse("retention_from is 'completion' or 'first use'")
     if not _URL.fullmatch(profile.docs_url) or set(profile.docs_url) & set('<>"'):
@@ -289,7 +303,8 @@ _STRIPE = Profile(
 # The body's idempotency_key; 45 characters is the limit of 27 request types, CreatePayment among
 # them, and the smallest of all. The first *successful* answer is returned again. Reuse gives
 # IDEMPOTENCY_KEY_REUSED with 400. Not published: retention (72 hours were chosen, so that a queue
-# that stood still over a weekend is covered) and what happens in flight (409 was chosen).
+# that stood still over a weekend is covered; a client counts on 24) and what happens in flight (409
+# was chosen).
 _SQUARE = Profile(
     name="square",
     shape="square",
@@ -303,13 +318,15 @@ _SQUARE = Profile(
 # 108 characters is the limit of orders v2. Retention differs by API, from 3 hours to 45 days;
 # orders v2 keeps 6 hours, and up to 72 on request, which was chosen. In flight: 409
 # PREVIOUS_REQUEST_IN_PROGRESS (payments v2). Reuse: 422 PAYPAL_REQUEST_ID_PREVIOUSLY_USED (payment
-# tokens v3). PayPal answers with the resource's present state; here the answer is replayed.
+# tokens v3). PayPal answers with the resource's present state; here the answer is replayed. Clients
+# count on the shortest of its APIs.
 _PAYPAL = Profile(
     name="paypal",
     shape="paypal",
     key_in=Header("PayPal-Request-Id"),
     key_chars_max=108,
     policy=Policy(methods=("POST",), retention_s=72 * _HOUR_S),
+    relied_s=3 * _HOUR_S,
     key_echo=None,
 )
 
@@ -324,6 +341,7 @@ _ADYEN = Profile(
     statuses={Kind.IN_FLIGHT: 422, Kind.MISMATCH: 422},
     policy=Policy(scope="tenant", methods=("POST",), retention_s=7 * _DAY_S),
     retention_from="first use",
+    relied_s=7 * _DAY_S,
     transient_header="transient-error",
 )
 
@@ -331,8 +349,8 @@ _ADYEN = Profile(
 # region. Its name differs by service: ClientToken, clientToken, ClientRequestToken. Reuse: 400
 # IdempotentParameterMismatch. In flight differs by service; DynamoDB's 400
 # TransactionInProgressException was chosen, because botocore retries by that code but does not
-# retry 409. Retention is stated by few services (DynamoDB: 10 minutes after completion); oncekey's
-# 24 hours were chosen.
+# retry 409. Retention is stated by few services: clients count on the shortest (DynamoDB's, 10
+# minutes after completion); for servers, oncekey's 24 hours were chosen.
 _AWS = Profile(
     name="aws",
     shape="aws",
@@ -340,6 +358,7 @@ _AWS = Profile(
     key_chars_max=64,
     statuses={Kind.MISMATCH: 400, Kind.IN_FLIGHT: 400},
     policy=Policy(scope="tenant", methods=("POST",)),
+    relied_s=600.0,
     key_echo=None,
 )
 
@@ -358,6 +377,7 @@ _AZURE = Profile(
     statuses={Kind.MISMATCH: 400},
     policy=Policy(methods=("POST", "PUT", "PATCH", "DELETE"), retention_s=600.0),
     retention_from="first use",
+    relied_s=300.0,
     key_echo=None,
     result_header="repeatability-result",
 )
@@ -377,6 +397,7 @@ _GCP = Profile(
     policy=Policy(
         scope="tenant", methods=("POST", "PUT", "PATCH", "DELETE"), in_flight="wait", wait_s=10.0
     ),
+    relied_s=_HOUR_S,
     key_echo=None,
 )
 
