@@ -108,6 +108,16 @@ function broken() {
   });
 }
 
+/** A shelf whose question of this number, counted from 1, is never answered. */
+function stuckOnce(shelf, number) {
+  let asked = 0;
+  const ask = (name) => (...said) => {
+    asked += 1;
+    return asked === number ? new Promise(() => undefined) : shelf[name](...said);
+  };
+  return { update: ask("update"), all: ask("all") };
+}
+
 /** What came of one request, as plain data. */
 async function ending(work) {
   try {
@@ -129,13 +139,15 @@ const commands = {
   uuid7: (cases) => cases.map(([wall, hex]) => oncekey.uuid7(wall, Buffer.from(hex, "hex"))),
 
   /** One client in one world; `requests` follow each other, each after `restS` of doing nothing. */
-  async deliver({ requests, options = {}, abortAt, abortWhen, ...script }) {
+  async deliver({ requests, options = {}, abortAt, abortWhen, stuck, ...script }) {
     const world = new World(script);
     const events = [];
+    const warnings = [];
+    console.warn = (text) => warnings.push(text);
     const stop = new AbortController();
     const client = new oncekey.Client({
       ...options,
-      shelf: world.shelf,
+      shelf: stuck ? stuckOnce(world.shelf, stuck) : world.shelf,
       world: world.given(),
       onAttempt(event) {
         events.push(event);
@@ -144,7 +156,7 @@ const commands = {
     });
     if (abortAt !== undefined) world.at(abortAt, () => stop.abort());
     const endings = [];
-    for (const { restS = 0, ...init } of requests) {
+    for (const { restS = 0, url = "https://api.test/orders", ...init } of requests) {
       world.wallAt += restS;
       const signal = abortAt ?? abortWhen ? stop.signal : undefined;
       if (init.beginning) {
@@ -155,12 +167,12 @@ const commands = {
         endings.push(await client.settle(...init.settling));
         continue;
       }
-      const work = () => client.fetch("https://api.test/orders", { method: "POST", signal, ...init });
+      const work = () => client.fetch(url, { method: "POST", signal, ...init });
       endings.push(await world.run(ending(work)));
     }
     const unsettled = await client.unsettled();
     const { attempts, effects, time } = world;
-    return { endings, attempts, effects, events, unsettled, time };
+    return { endings, attempts, effects, events, unsettled, time, warnings };
   },
 };
 

@@ -210,6 +210,22 @@ def test_what_cannot_be_kept_is_not_sent(context: BrowserContext, site: Site) ->
     assert site.keys == []
 
 
+def test_storage_that_never_answers_sends_nothing(context: BrowserContext, site: Site) -> None:
+    """As a browser does whose profile is damaged, or in use by another one."""
+    context.add_init_script("IDBFactory.prototype.open = () => ({})")
+    page = opened(context, site)
+    said = page.evaluate("""async () => {
+      const { Client } = await import("/oncekey.js");
+      return await new Client({ shelfS: 0.05 })
+        .fetch("/orders", { method: "POST", body: "{}", intent: "order" })
+        .catch((error) => `${error.kind}: ${error.message}`);
+    }""")
+
+    assert said.startswith("no-storage: The key cannot be kept, so nothing was sent")
+    assert "gave no answer within 0.05 s" in said
+    assert site.keys == []
+
+
 def test_who_clears_the_site_s_data_can_go_on(context: BrowserContext, site: Site) -> None:
     """The browser closes the database below the page."""
     page = opened(context, site)

@@ -288,3 +288,86 @@ def test_the_replayed_flag_is_on_the_answer(node: Node) -> None:
 
     assert seen["endings"][0]["replayed"] is True
     assert seen["endings"][0]["key"] == keys(seen)[0]
+
+
+# ------------------------------------------------------------------------ one key, one request
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"body": '{"amount": 2}'},
+        {"body": '{"amount": 1, "currency": "eur"}'},
+        {"method": "PUT"},
+        {"url": "https://api.test/refunds"},
+        {"url": "https://api.test/orders?for=ada"},
+        {"headers": {"content-type": "text/plain"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "named", [{"intent": "cart-7/pay", "settle": False}, {"key": "k-4711"}], ids=str
+)
+def test_a_key_that_is_sent_with_two_requests_is_warned_of(
+    node: Node, other: dict[str, Any], named: dict[str, Any]
+) -> None:
+    first = {"body": '{"amount": 1}', "headers": {"content-type": "application/json"}, **named}
+    seen = told(node, [first, first | other])
+
+    [warning] = seen["warnings"]
+    assert "this key was sent before with another request" in warning
+    assert all(key not in warning for key in keys(seen)), "keys are secrets"
+    assert len(seen["attempts"]) == 2, "as in Python, it is sent all the same"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {},
+        {"body": '{ "b": [{"d": 1, "c": 2}],   "a": 1 }'},
+        {"url": "https://api.test/orders?b=2&a=1#there"},
+    ],
+    ids=str,
+)
+def test_the_same_request_in_other_words_is_not_warned_of(node: Node, same: dict[str, Any]) -> None:
+    first = {"key": "one", "body": '{"a":1,"b":[{"c":2,"d":1}]}'}
+    first["url"] = "https://api.test/orders?a=1&b=2" if "url" in same else "https://api.test/orders"
+    seen = told(node, [first, first | same])
+
+    assert seen["warnings"] == []
+
+
+def test_a_key_at_another_server_and_a_new_intent_are_not_warned_of(node: Node) -> None:
+    elsewhere = {"url": "https://other.test/orders", "key": "one", "body": "{}"}
+    seen = told(node, [PAY, PAY | {"body": "[]"}, {"key": "one", "body": "[]"}, elsewhere])
+
+    assert seen["warnings"] == []
+
+
+# ----------------------------------------------------------------------- storage that is stuck
+
+
+def test_storage_that_never_answers_is_given_up_and_nothing_is_sent(node: Node) -> None:
+    seen = told(node, [PAY, PAY], stuck=1)
+
+    first, second = seen["endings"]
+    assert first["kind"] == "no-storage"
+    assert "nothing was sent" in first["message"]
+    assert "gave no answer within 10 s" in first["message"]
+    assert second["status"] == 201
+    assert seen["time"] == 10
+    assert len(seen["attempts"]) == 1
+
+
+def test_storage_that_is_stuck_after_the_answer_does_not_hide_it(node: Node) -> None:
+    seen = told(node, [PAY], stuck=3, options={"shelfS": 4})
+
+    [ending] = seen["endings"]
+    assert ending["status"] == 201
+    assert seen["time"] == 4
+    assert [intent["name"] for intent in seen["unsettled"]] == ["cart-7/pay"]
+
+
+def test_no_time_at_all_is_no_time(node: Node) -> None:
+    with pytest.raises(AssertionError, match="shelfS is 0: give more than 0"):
+        told(node, [PAY], options={"shelfS": 0})

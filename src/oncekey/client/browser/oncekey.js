@@ -68,6 +68,7 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
  * @property {number} [answerBytesMax] Longer answers are handed over unread.
  * @property {(event: Attempted) => void} [onAttempt] Called before and after every attempt.
  * @property {Shelf} [shelf] Where intents are kept.
+ * @property {number} [shelfS] How long it may take to answer.
  * @property {Partial<World>} [world]
  */
 
@@ -187,6 +188,7 @@ export class Client {
   #onAttempt;
   #world;
   #buckets;
+  #reuse = new Reuse();
   #intents;
 
   /** @param {Options} [options] */
@@ -198,9 +200,10 @@ export class Client {
     this.#answerBytesMax = options.answerBytesMax ?? 8 * 1024 * 1024;
     this.#onAttempt = options.onAttempt;
     this.#buckets = new Buckets({ ...RETRY_BUDGET, ...options.budget });
-    this.#intents = new Intents(options.shelf, options.retentionS ?? 24 * 3600, this.#world);
-    for (const [name, value] of Object.entries(this.#retries)) {
-      if (!(value > 0)) throw new TypeError(`retries.${name} is ${value}: give more than 0`);
+    const { shelf, shelfS = 10, retentionS = 24 * 3600 } = options;
+    this.#intents = new Intents(shelf, shelfS, retentionS, this.#world);
+    for (const [name, value] of Object.entries({ shelfS, ...this.#retries })) {
+      if (!(value > 0)) throw new TypeError(`${name} is ${value}: give more than 0`);
     }
   }
 
@@ -297,9 +300,28 @@ export class Client {
     // A blob can be sent often, is the same bytes each time (a form's boundary too), and a large one
     // need not be in memory.
     const bytes = await request.blob();
+    await this.#compare(request, bytes, key, operation);
     const copy = (/** @type {AbortSignal} */ signal) =>
       new Request(request, { headers, signal, body: bytes });
     return { operation, host, key, until, intent, once: null, request: copy };
+  }
+
+  /**
+   * Warn of a key that was sent before with another request: it is the caller's mistake, and a server
+   * that does not compare would hide it.
+   *
+   * @param {Request} request
+   * @param {Blob} body
+   * @param {string} key
+   * @param {string} operation
+   */
+  async #compare(request, body, key, operation) {
+    const { origin } = new URL(request.url);
+    if (!this.#reuse.differs(`${origin} ${key}`, await printOf(request, body))) return;
+    console.warn(
+      `oncekey: ${operation}: this key was sent before with another request. A server refuses that, ` +
+        "or answers with the outcome of the other one: use one key, or one name, per intent.",
+    );
   }
 
   /**
@@ -783,6 +805,74 @@ function newKey(world) {
   return uuid7(world.wall(), world.bytes(10));
 }
 
+const KEYS_MAX = 1024;
+const PRINT_BYTES_MAX = 1024 * 1024;
+
+/** Which request a key came with, as far back as a bounded memory goes (oncekey/client/reuse.py). */
+class Reuse {
+  /** @type {Map<string, string>} */
+  #seen = new Map();
+
+  /**
+   * Whether this key was last seen here with another request.
+   *
+   * @param {string} name The origin and the key.
+   * @param {string} print
+   */
+  differs(name, print) {
+    const before = this.#seen.get(name);
+    this.#seen.delete(name); // to the end: the oldest goes first
+    this.#seen.set(name, print);
+    if (this.#seen.size > KEYS_MAX) this.#seen.delete(this.#seen.keys().next().value ?? "");
+    return before !== undefined && before !== print;
+  }
+}
+
+/**
+ * What tells a request from another one: JSON by value, anything else by its bytes. Of what is large,
+ * and of forms with files, whose boundary is a new one each time, only the size counts.
+ *
+ * @param {Request} request
+ * @param {Blob} body
+ * @returns {Promise<string>}
+ */
+async function printOf(request, body) {
+  const url = new URL(request.url);
+  url.hash = "";
+  url.searchParams.sort();
+  const type = (request.headers.get("content-type") ?? "").split(";", 1)[0]?.trim().toLowerCase() ?? "";
+  const bySize = body.size > PRINT_BYTES_MAX || type === "multipart/form-data";
+  const said = bySize ? String(body.size) : canonical(await body.text());
+  return hashOf(JSON.stringify([request.method, url.href, type, said]));
+}
+
+/**
+ * FNV-1a, and the length. Not the text itself, which may hold secrets; and no digest of the browser's,
+ * which only pages have that came by https. If two are the same by chance, nobody is warned.
+ *
+ * @param {string} text
+ */
+function hashOf(text) {
+  let hash = 0x811c9dc5;
+  for (let at = 0; at < text.length; at += 1) {
+    hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
+  }
+  return `${text.length}:${hash >>> 0}`;
+}
+
+/** JSON whose names are in order, whoever wrote it; other text as it is. @param {string} text */
+function canonical(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), (_, value) =>
+      typeof value === "object" && value !== null && !Array.isArray(value)
+        ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1)))
+        : value,
+    );
+  } catch {
+    return text;
+  }
+}
+
 const INTENT = "oncekey/intent/";
 const SERVER = "oncekey/server/";
 const NAME_CHARS_MAX = 512;
@@ -796,18 +886,25 @@ class Intents {
   #given;
   /** @type {Shelf | undefined} */
   #chosen;
+  #shelfS;
   #retentionS;
   #world;
 
-  /** @param {Shelf | undefined} shelf @param {number} retentionS @param {World} world */
-  constructor(shelf, retentionS, world) {
+  /**
+   * @param {Shelf | undefined} shelf
+   * @param {number} shelfS
+   * @param {number} retentionS
+   * @param {World} world
+   */
+  constructor(shelf, shelfS, retentionS, world) {
     this.#given = shelf;
+    this.#shelfS = shelfS;
     this.#retentionS = retentionS;
     this.#world = world;
   }
 
   get #shelf() {
-    return (this.#chosen ??= this.#given ?? usualShelf());
+    return (this.#chosen ??= bounded(this.#given ?? usualShelf(), this.#shelfS, this.#world));
   }
 
   /**
@@ -970,6 +1067,39 @@ function given(ask) {
   } catch {
     return undefined;
   }
+}
+
+/**
+ * A shelf that fails where it would never answer: a browser whose storage is stuck tells nobody. Another
+ * shelf is not taken instead, for the reason above. What is written late all the same is found by the
+ * next who looks.
+ *
+ * @param {Shelf} shelf
+ * @param {number} seconds
+ * @param {World} world
+ * @returns {Shelf}
+ */
+function bounded(shelf, seconds, world) {
+  /**
+   * @template T
+   * @param {Promise<T>} asked
+   * @returns {Promise<T>}
+   */
+  const answered = async (asked) => {
+    const done = new AbortController();
+    const late = world.sleep(seconds, done.signal).then(() => {
+      throw new Error(`the place where keys are kept gave no answer within ${seconds} s`);
+    });
+    try {
+      return await Promise.race([asked, late]);
+    } finally {
+      done.abort();
+    }
+  };
+  return {
+    update: (name, change) => answered(shelf.update(name, change)),
+    all: (prefix) => answered(shelf.all(prefix)),
+  };
 }
 
 /**
