@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from operator import itemgetter
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,8 @@ from oncekey.probes import probe
 EXTENSION = "oncekey"
 """In a request's extensions: the caller's key, later our mark. In a response's: the delivery."""
 _NO_LIMITS = dict.fromkeys(("connect", "read", "write", "pool"))
+_SHORTEST_S = 0.001
+"""To a socket, no time at all means not to wait for it, which is another error."""
 _ENDLESS = "text/event-stream"
 _value = itemgetter(1)
 
@@ -162,16 +164,17 @@ class Exchange:
         return ready
 
     def _limited(self, left_s: float) -> Any:
-        """The request for one attempt: no phase of it may take longer than is left."""
+        """The request for one attempt: no phase of it is given more time than is left when it
+        begins.
+        """
         if left_s <= 0:
             raise self._late()
         ready, given = self._ready, self._request.extensions.get("timeout") or _NO_LIMITS
         seconds = given.values()
-        if None in seconds or max(seconds) > left_s:
-            ready.extensions["timeout"] = {
-                phase: left_s if s is None else min(s, left_s)
-                for phase, s in {**_NO_LIMITS, **given}.items()
-            }
+        # Twice: TLS follows the connection under the same limit, the body follows the headers.
+        if None in seconds or 2 * sum(seconds) > left_s:
+            ready.extensions["timeout"] = limits = _Limits(given)
+            limits.deadline, limits.now = self.deadline, self._sender.clock.monotonic
         return ready
 
     # -------------------------------------------------------------------------------- the answer
@@ -236,6 +239,24 @@ class Exchange:
     def _late(self) -> Exception:
         error: Exception = self._library.ReadTimeout(LATE)
         return error
+
+
+class _Limits(dict[str, float | None]):
+    """The caller's timeouts by phase, each within what is left of all: whoever sends asks for one
+    when its phase begins.
+    """
+
+    deadline: float
+    now: Callable[[], float]
+
+    def __getitem__(self, phase: str) -> float:
+        return self.get(phase)
+
+    def get(self, phase: str, default: object = None) -> float:
+        given_s, left_s = dict.get(self, phase), self.deadline - self.now()
+        if given_s is not None and given_s <= left_s:
+            return given_s
+        return left_s if left_s > _SHORTEST_S else _SHORTEST_S
 
 
 def _within(seconds: float) -> asyncio.Timeout | contextlib.nullcontext[None]:

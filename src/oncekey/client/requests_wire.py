@@ -129,18 +129,15 @@ class Exchange:
         return ready
 
     def _limited(self, left_s: float) -> Any:
-        """The caller's timeout; neither connecting nor any reading may take longer than is left."""
+        """The caller's timeout, and no more than is left for connecting, sending and the first
+        bytes of the answer together.
+        """
         if left_s <= 0:
             raise self._late()
-        match self._limit:
-            case None:
-                return left_s
-            case (connect_s, read_s):
-                return tuple(left_s if s is None else min(s, left_s) for s in (connect_s, read_s))
-            case int() | float():
-                return min(self._limit, left_s)
-            case _:  # urllib3's own, which the caller has thought about
-                return self._limit
+        limits = _limits_of(self._limit)
+        total_s = limits.total
+        limits.total = min(total_s, left_s) if isinstance(total_s, int | float) else left_s
+        return limits
 
     # -------------------------------------------------------------------------------- the answer
 
@@ -202,6 +199,18 @@ class _Watched:
 @functools.cache
 def _errors() -> Any:
     return sys.modules["requests"].exceptions
+
+
+def _limits_of(limit: Any) -> Any:
+    """A timeout as requests takes it, in the form of urllib3, which alone knows a total."""
+    timeouts = sys.modules["requests"].adapters.TimeoutSauce
+    match limit:
+        case timeouts():
+            return limit.clone()
+        case (connect_s, read_s):
+            return timeouts(connect=connect_s, read=read_s)
+        case _:
+            return timeouts(connect=limit, read=limit)
 
 
 def _body(request: Any, bytes_max: int) -> bytes | None:
