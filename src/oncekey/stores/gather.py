@@ -255,14 +255,19 @@ class _Waiter:
     __slots__ = ("error", "event", "outcome", "settled")
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.event: threading.Event | None = None
+        """Only followers have one: it is most of what waiting costs, and who leads never waits."""
         self.settled = False
         self.outcome: Any = None
         self.error: Exception | None = None
 
     def settle(self, outcome: Any, error: Exception | None = None) -> None:
         self.outcome, self.error, self.settled = outcome, error, True
-        self.event.set()
+        self.wake()
+
+    def wake(self) -> None:
+        if self.event is not None:
+            self.event.set()
 
 
 class _Lane:
@@ -286,25 +291,25 @@ class _Lane:
         ticket = Ticket(verb, waiter)
         with self._mutex:
             self._queue.add(ticket)
-            leads = not self._led
+            if self._led:
+                waiter.event = threading.Event()
             self._led = True
-        if not leads:
-            self._follow(ticket)
+        if waiter.event is not None:
+            self._follow(ticket, waiter.event)
         if not waiter.settled:
             self._lead(waiter)
         if waiter.error is not None:
             raise waiter.error
         return self._gatherer.ask_alone(verb) if waiter.outcome is AGAIN else waiter.outcome
 
-    def _follow(self, ticket: Ticket[_Waiter]) -> None:
+    def _follow(self, ticket: Ticket[_Waiter], event: threading.Event) -> None:
         """Wait until the verb is served, or until it is this thread's turn to lead."""
-        waiter = ticket.waiter
         try:
-            waiter.event.wait()
+            event.wait()
         except BaseException:  # a signal's: whoever leaves must not be left a lead that it loses
             with self._mutex:
                 self._queue.discard(ticket)
-                if waiter.event.is_set() and not waiter.settled:
+                if event.is_set() and not ticket.waiter.settled:
                     self._hand_over()
             raise
 
@@ -330,7 +335,7 @@ class _Lane:
         heir = self._queue.oldest()
         self._led = heir is not None
         if heir is not None:
-            heir.waiter.event.set()
+            heir.waiter.wake()
         else:
             self._idle.notify_all()
 

@@ -38,7 +38,7 @@ from oncekey.stores.sqlite_connection import (
     Place,
     SqliteConnection,
 )
-from oncekey.stores.sqlite_verbs import UNDONE, Batch, Looking, NotAll, Writing
+from oncekey.stores.sqlite_verbs import UNDONE, WRITES, Batch, Looking, NotAll, Writing
 
 TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 3600.0
 DURABILITY = {
@@ -215,6 +215,8 @@ def _tables(file: File) -> tuple[int | None, int | None, int | None]:
 
 def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
     """One batch: what can be done by looking is done first, what is left shares a transaction."""
+    if WRITES.issuperset(map(type, verbs)):
+        return _write(verbs, clock, file)
     outcomes = file.read(lambda execute: Looking(clock, execute).carry_out(verbs))
     left = [at for at, outcome in enumerate(outcomes) if outcome is UNDONE]
     if left:

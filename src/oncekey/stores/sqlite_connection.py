@@ -28,13 +28,14 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores.sqlite_wal import Wal
 
 T = TypeVar("T")
 Execute = Callable[..., sqlite3.Cursor]
@@ -50,13 +51,13 @@ class Busy(StoreUnavailable):
     """Somebody else holds the file; nothing was done."""
 
 
-def patiently(attempt: Callable[[], T], timeout_s: float) -> T:
+def patiently(timeout_s: float, attempt: Callable[..., T], *told: Any) -> T:
     """Repeat what finds the file busy, for about `timeout_s`."""
     # SQLite's own way of waiting sleeps for up to 0.1 s and so starves where many processes write.
     pause_s = PAUSE_S_MIN
     while True:
         try:
-            return attempt()
+            return attempt(*told)
         except Busy:
             if timeout_s <= 0:
                 raise
@@ -108,7 +109,7 @@ class Place:
                 f"{self.path} was removed while it was in use: put it back, or start again to "
                 "begin with no records"
             )
-        return patiently(self._open, self.timeout_s)
+        return patiently(self.timeout_s, self._open)
 
     def _open(self) -> sqlite3.Connection:
         db = None
@@ -179,26 +180,25 @@ class File:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._wal = f"{place.path}-wal"
         self._db = place.open()
-        self._identity: tuple[int, int] | None = None
+        self._wal = Wal(place.path)
         self._checkpointer: sqlite3.Connection | None = None
 
     def read(self, work: Callable[[Execute], T]) -> T:
         """Run `work`; each of its statements sees a snapshot of its own."""
-        return patiently(lambda: self._look(work), self._place.timeout_s)
+        return patiently(self._place.timeout_s, self._look, work)
 
     def write(self, work: Callable[[Execute], T]) -> T:
         """Run `work` as the only writer; what it did is durable when this returns."""
-        if self._wal_is_long():
+        if self._wal.length() > WAL_BYTES:
             self._transact(self._checkpoint)
         return self._transact(work)
 
     def begin(self) -> sqlite3.Connection:
         """Become the only writer until `commit` or `close`, on a connection that may be lent."""
-        if self._wal_is_long():
+        if self._wal.length() > WAL_BYTES:
             self._transact(self._checkpoint)
-        patiently(self._begin, self._place.timeout_s)
+        patiently(self._place.timeout_s, self._begin)
         return self._db
 
     def _begin(self) -> None:
@@ -225,7 +225,7 @@ class File:
             raise
 
     def _transact(self, work: Callable[[Execute], T]) -> T:
-        return patiently(lambda: self._attempt(work), self._place.timeout_s)
+        return patiently(self._place.timeout_s, self._attempt, work)
 
     def _attempt(self, work: Callable[[Execute], T]) -> T:
         execute = self._db.execute
@@ -251,21 +251,6 @@ class File:
         if self._db.in_transaction:
             raise StoreUnavailable(f"{self._place.path}: a transaction does not end", sent=sent)
 
-    def _wal_is_long(self) -> bool:
-        """Also notices that the file is no longer the one that others would find by its name."""
-        try:
-            wal = os.stat(self._wal)
-        except FileNotFoundError:
-            wal = None
-        found = wal and (wal.st_dev, wal.st_ino)
-        if self._identity is None:
-            self._identity = found  # none before the first write to a new file
-        elif self._identity != found:
-            raise StoreUnavailable(
-                f"{self._place.path} was removed or replaced while it was in use", sent=False
-            )
-        return wal is not None and wal.st_size > WAL_BYTES
-
     def _checkpoint(self, execute: Execute) -> None:
         """Bring the WAL back into the file, so that the next commit starts it anew."""
         # Nothing is lost where this fails: the next write tries again.
@@ -285,6 +270,7 @@ class File:
         for db in (self._checkpointer, self._db):
             if db is not None:
                 db.close()
+        self._wal.close()
 
 
 Question = Callable[[File], Any]
@@ -413,8 +399,8 @@ class AsyncSqliteConnection:
         self._hangs = False
         self._thread.start()
 
-    async def ask(self, question: Question) -> Any:
-        return await self._do(partial(self._connection.ask, question))
+    def ask(self, question: Question) -> Coroutine[Any, Any, Any]:
+        return self._do(partial(self._connection.ask, question))
 
     async def close(self) -> None:
         """Ends the thread; one that hangs is left behind and ends should it ever come back."""

@@ -92,12 +92,19 @@ COUNT = "SELECT state, count(*) FROM oncekey_claims GROUP BY state"
 
 # ---------------------------------------------------------------------------------- writing
 
-_OWNED = ("id", "token", "fence", "boot", "lease_until", "expires", "created")
+_OWNED = ("id", "token", "boot", "lease_until", "expires", "created")
 _REQUEST = (
     *("lease_s", "retention_s", "schema_version", "fingerprint_version", "fingerprint"),
     *("recovery", "tenant", "operation", "key", "field_digests"),
 )
-_INSERTED = _OWNED + _REQUEST
+_INSERTED = ("fence", *_OWNED, *_REQUEST)
+FENCE_FLOOR = "SELECT fence_floor FROM oncekey_meta"
+
+INSERT = f"""
+    INSERT INTO oncekey_claims ({", ".join(_INSERTED)})
+    VALUES (({FENCE_FLOOR}) + 1, {", ".join("?" * (len(_INSERTED) - 1))})
+    ON CONFLICT (id) DO NOTHING RETURNING fence
+"""  # noqa: S608
 
 
 @functools.cache

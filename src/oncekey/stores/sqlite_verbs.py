@@ -65,6 +65,8 @@ class Undone(enum.Enum):
 
 
 UNDONE = Undone.UNDONE
+WRITES = frozenset({Swap, AppendStep, Tally, Sweep, Purge})
+"""Verbs that nothing can be found out about by looking first."""
 
 
 class NotAll(Exception):
@@ -133,7 +135,7 @@ class Looking:
         return dict.fromkeys(State, 0) | {State(state): count for state, count in rows}
 
     def _find(self, record_id: bytes) -> Record | None:
-        row = self._execute(sqlite_sql.find(1), (record_id,)).fetchone()
+        row = self._execute(sqlite_sql.find(1), (_blob(record_id),)).fetchone()
         return None if row is None else self._record(row)
 
     def _find_all(self, ids: list[bytes]) -> dict[bytes, Record]:
@@ -171,22 +173,23 @@ class Writing(Looking):
         return self._each(verbs)
 
     def insert(self, verb: Insert) -> Inserted | Found:
-        fence = self._fence_floor() + 1
-        if self._execute(sqlite_sql.insert(1), self._inserted(verb.claim, fence)).rowcount:
-            self._keep_request(verb.claim)
-            return Inserted(fence)
-        [found] = self._find_all([verb.id]).values()
-        return Found(found)
+        inserted = self._execute(sqlite_sql.INSERT, self._inserted(verb.claim)).fetchall()
+        if not inserted:
+            [found] = self._find_all([verb.id]).values()
+            return Found(found)
+        self._keep_request(verb.claim)
+        [(fence,)] = inserted
+        return Inserted(fence)
 
     def swap(self, verb: Swap) -> Done | Refused:
         if verb.when is not When.ANY:
             found = self._find(verb.id)
             if found is None or not _HOLDS[verb.when](found):
                 return Refused(found)
-        owned = (verb.to, verb.raise_fence, verb.new_token or verb.token, self._boot)
-        counted = (verb.attempt, verb.lapses, verb.no_effect)
-        expected = (verb.id, verb.state, verb.fence, verb.token)
-        told = owned + self._deadlines(verb) + counted + expected
+        token = _blob(verb.new_token or verb.token)
+        owned = (verb.to._value_, int(verb.raise_fence), token, self._boot)
+        counted = (verb.attempt, verb.lapses, int(verb.no_effect))
+        told = owned + self._deadlines(verb) + counted + _expected(verb)
         if not self._execute(sqlite_sql.SWAP, told).rowcount:
             return Refused(self._find(verb.id))
         if verb.fresh:
@@ -240,7 +243,7 @@ class Writing(Looking):
 
     def _fence_floor(self) -> int:
         if self._floor is None:
-            [self._floor] = self._execute("SELECT fence_floor FROM oncekey_meta").fetchone()
+            [self._floor] = self._execute(sqlite_sql.FENCE_FLOOR).fetchone()
         return self._floor
 
     def _keep_request(self, claim: Claim) -> None:
@@ -254,10 +257,11 @@ class Writing(Looking):
         self._execute(sqlite_sql.REMOVE_ANSWER, (n,))
         self._execute(sqlite_sql.REMOVE_STEPS, (n,))
 
-    def _inserted(self, claim: Claim, fence: int) -> tuple[Any, ...]:
+    def _inserted(self, claim: Claim) -> tuple[Any, ...]:
+        """All but the fence, as `sqlite_sql` names them."""
         lease_until = self._now + claim.lease_s
         expires = self._wall + claim.lease_s + claim.retention_s
-        owner = (_blob(claim.id), _blob(claim.token), fence, self._boot)
+        owner = (_blob(claim.id), _blob(claim.token), self._boot)
         return (*owner, lease_until, expires, self._wall, *_request(claim))
 
     def _deadlines(self, verb: Swap) -> tuple[float, float]:
@@ -286,7 +290,7 @@ class Batch(Writing):
 
     def _insert_all(self, verbs: list[Insert]) -> list[Inserted]:
         fence = self._fence_floor() + 1
-        rows = [self._inserted(verb.claim, fence) for verb in verbs]
+        rows = [(fence, *self._inserted(verb.claim)) for verb in verbs]
         for piece in sqlite_sql.pieces(rows):
             self._all(piece, sqlite_sql.insert, _flat(piece))
         for verb in verbs:
@@ -294,14 +298,7 @@ class Batch(Writing):
         return [Inserted(fence)] * len(verbs)
 
     def _swap_all(self, verbs: list[Swap]) -> list[Done]:
-        rows = [
-            (
-                verb.to._value_,
-                *self._deadlines(verb),
-                *(_blob(verb.id), verb.state._value_, verb.fence, _blob(verb.token)),
-            )
-            for verb in verbs
-        ]
+        rows = [(verb.to._value_, *self._deadlines(verb), *_expected(verb)) for verb in verbs]
         for piece in sqlite_sql.pieces(rows):
             self._all(piece, sqlite_sql.plain_swaps, [self._boot, *_flat(piece)])
         answers = [_answer(verb) for verb in verbs if verb.to is State.COMPLETED]
@@ -373,6 +370,11 @@ def _request(claim: Claim) -> tuple[Any, ...]:
         claim.key,
         encode_digests(claim.field_digests) or "",
     )
+
+
+def _expected(verb: Swap) -> tuple[Any, ...]:
+    """What the record must be for the swap to take place."""
+    return _blob(verb.id), verb.state._value_, verb.fence, _blob(verb.token)
 
 
 def _answer(verb: Swap) -> tuple[Any, ...]:
