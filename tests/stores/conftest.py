@@ -18,11 +18,17 @@ from oncekey.stores import mysql as mysql_store
 from oncekey.stores import postgres as postgres_store
 from oncekey.stores import redis as redis_store
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres_layout import PARTITIONED, SEPARATE, move
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.tiered import TieredStore
 from oncekey.testing.contract import Subject
 from tests.servers.mariadb import mysql_connection
 from tests.servers.mysql import wanted
-from tests.stores import dynamodb_kit, elapse
+from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_sentinel import WatchedRedis
+from tests.stores import dynamodb_kit, elapse, redis_kit
+from tests.stores.postgres_kit import migrate
+from tests.stores.test_postgres_layout import database, unwatched
 
 
 @pytest.fixture
@@ -60,11 +66,15 @@ def migrated_url(postgres_url: str) -> str:
 
 @pytest.fixture
 def postgres(postgres_url: str, migrated_url: str) -> Subject:
-    with psycopg.connect(postgres_url, autocommit=True) as db:
-        for table in ("claims", "answers", "steps"):
+    return _emptied(postgres_url)
+
+
+def _emptied(url: str) -> Subject:
+    with psycopg.connect(url, autocommit=True) as db:
+        for table in ("claims", "answers", "steps"):  # faster than TRUNCATE while they are small
             db.execute(f"DELETE FROM oncekey_{table}".encode())
-    store = postgres_store.open_url(migrated_url)
-    return Subject(store, elapse=partial(elapse.postgres, postgres_url))
+    store = postgres_store.open_url(f"{url}?allow=unsafe-durability")
+    return Subject(store, elapse=partial(elapse.postgres, url))
 
 
 @pytest.fixture(scope="session")
@@ -125,9 +135,80 @@ def _mysql_subject(url: str, migrated_url: str) -> Subject:
     return Subject(mysql_store.open_url(migrated_url), elapse=partial(elapse.mysql, url))
 
 
+# ------------------------------------------------------------------- more ways to keep records
+
+
+@pytest.fixture(scope="session")
+def separate_url(postgres_url: str) -> Iterator[str]:
+    """A PostgreSQL database in which answers have a table of their own."""
+    yield from _laid_out(postgres_url, SEPARATE)
+
+
+@pytest.fixture(scope="session")
+def partitioned_url(postgres_url: str) -> Iterator[str]:
+    """… and one of which that table is cut by the day."""
+    yield from _laid_out(postgres_url, PARTITIONED)
+
+
+def _laid_out(server: str, layout: str) -> Iterator[str]:
+    with database(server) as url:
+        store = postgres_store.open_url(f"{url}?allow=unsafe-durability")
+        migrate(store)
+        move(store, layout, unwatched)
+        yield url
+
+
+@pytest.fixture
+def separate(separate_url: str) -> Subject:
+    return _emptied(separate_url)
+
+
+@pytest.fixture
+def partitioned(partitioned_url: str) -> Subject:
+    return _emptied(partitioned_url)
+
+
+@pytest.fixture
+def cluster(redis_cluster: RedisCluster) -> Iterator[Subject]:
+    yield redis_kit.subject(redis_cluster, f"oncekey-{uuid.uuid4().hex}")
+    redis_kit.empty(redis_cluster)
+
+
+@pytest.fixture
+def sentinel(watched_redis: WatchedRedis) -> Iterator[Subject]:
+    prefix, primary = f"oncekey-{uuid.uuid4().hex}", watched_redis.first
+    store = redis_store.open_url(f"{watched_redis.url}&prefix={prefix}")
+    yield Subject(store, elapse=partial(elapse.redis, primary.url, prefix))
+    with watched_redis.client(primary) as client:
+        client.flushall()
+
+
+@pytest.fixture
+def tiered(postgres: Subject, redis_url: str) -> Subject:
+    return _tiered(postgres, redis_url)
+
+
+@pytest.fixture
+def tiered_over_mariadb(mariadb: Subject, redis_url: str) -> Subject:
+    return _tiered(mariadb, redis_url)
+
+
+def _tiered(truth: Subject, redis_url: str) -> Subject:
+    clock, cache = FakeClock(), redis_store.open_url(redis_url).endpoint
+    store = TieredStore(truth.store, cache, prefix=f"oncekey-{uuid.uuid4().hex}", clock=clock)
+
+    def elapse(seconds: float) -> None:
+        truth.elapse(seconds)
+        clock.advance(seconds)
+
+    return Subject(store, elapse=elapse)
+
+
 STORES: tuple[str, ...] = ("memory", "sqlite", "redis", "postgres", "dynamodb", "mariadb")
 if wanted():
     STORES += ("mysql",)
+MORE = ("separate", "partitioned", "sentinel", "tiered", "tiered_over_mariadb")
+"""What differs from one of `STORES` in a part of what it does: for the long run."""
 # Over a socket the contract takes its time: the quick run leaves it to memory and SQLite.
 _REMOTE = ("redis", "postgres", "dynamodb", "mariadb", "mysql")
 _PARAMETERS = [

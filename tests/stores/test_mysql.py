@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ import pytest
 
 from oncekey.core.lifecycle import landed
 from oncekey.core.op import arun, run
-from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.record import Answer, State, Step
 from oncekey.core.verbs import (
     AppendStep,
     Count,
@@ -26,12 +26,9 @@ from oncekey.core.verbs import (
     Insert,
     Inserted,
     Purge,
-    Refused,
     Requested,
     Steps,
-    Swap,
     Sweep,
-    Tally,
     Verb,
 )
 from oncekey.errors import StoreUnavailable, StoreUnfit
@@ -101,108 +98,7 @@ def wired(
             yield case, wire
 
 
-def _verbs(case: Case, record: Record) -> dict[str, Verb]:
-    """One of each that writes, all of them possible."""
-    return {
-        "insert": Insert(case.claim()),
-        "complete": case.complete(record),
-        "renew": case.renew(record),
-        "release": case.release(record),
-        "step": AppendStep(record.id, record.fence, record.token, Step("pay", b"d", b"paid")),
-        "tally": Tally({record.id: 1}, {}),
-        "sweep": Sweep(10),
-        "purge": Purge(record.tenant, 10),
-    }
-
-
-WRITES = ("insert", "complete", "renew", "release", "step", "tally", "sweep", "purge")
-CERTAIN = ("insert", "complete", "release", "step")
-"""What must not be lost; the others are repeated whenever their time comes."""
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_p9_a_question_that_did_not_arrive_is_asked_again(
-    wired: tuple[Case, Wire], name: str
-) -> None:
-    """Lost before the server applied it."""
-    case, wire = wired
-    record = case.begin()
-    verb = _verbs(case, record)[name]
-    wire.cut_at_next_question()
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(verb)
-    assert wire.cuts == 1
-    assert lost.value.sent
-    case.same(case.find(record.id), record)
-    again = case.ask(verb)
-    assert isinstance(again, Inserted | Done | int | None)
-
-
-@pytest.mark.parametrize("name", CERTAIN)
-def test_p9_a_write_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire], name: str) -> None:
-    """Lost after the server applied it."""
-    case, wire = wired
-    record = case.begin()
-    verb = _verbs(case, record)[name]
-    wire.cut_at_next_reply()
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(verb)
-    assert wire.cuts == 1
-    assert lost.value.sent
-    again = case.ask(verb)
-    if isinstance(verb, Insert):
-        assert isinstance(again, Found)
-        assert (again.record.token, again.record.attempt) == (verb.claim.token, 1)
-    elif isinstance(verb, AppendStep):
-        assert again == Done(record.fence)
-        assert case.ask(Steps(record.id)) == [verb.step]
-    else:
-        assert isinstance(again, Refused)
-        assert landed(verb, again.record)  # type: ignore[arg-type]
-
-
-def _lapsed(case: Case) -> Record:
-    record = case.begin(case.claim(request=b"first"))
-    case.lapse()
-    return case.find(record.id)
-
-
-def _expired(case: Case) -> Record:
-    record = case.stage(State.COMPLETED)
-    case.expire()
-    return case.find(record.id)
-
-
-OWNERS: dict[str, Callable[[Case], Swap]] = {
-    "take over": lambda case: case.take(_lapsed(case), request=b"second"),
-    "doubt": lambda case: case.doubt(_lapsed(case)),
-    "give up": lambda case: case.give_up(case.begin()),
-    "run again": lambda case: case.take(case.stage(State.RELEASED)),
-    "start over": lambda case: case.take(_expired(case)),
-    "resolve": lambda case: case.resolve(case.stage(State.UNKNOWN)),
-    "resolve as not done": lambda case: case.resolve(case.stage(State.UNKNOWN), None),
-}
 CUTS = {"before": Wire.cut_at_next_question, "after": Wire.cut_at_next_reply}
-
-
-@pytest.mark.parametrize("when", CUTS)
-@pytest.mark.parametrize("name", OWNERS)
-def test_p9_a_change_of_owner_whose_reply_was_lost_happens_once(
-    wired: tuple[Case, Wire], name: str, when: str
-) -> None:
-    case, wire = wired
-    verb = OWNERS[name](case)
-    CUTS[when](wire)
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(verb)
-    assert (wire.cuts, lost.value.sent) == (1, True)
-    again = case.ask(verb)
-    record = case.find(verb.id)
-    assert landed(verb, record)
-    assert record.fence == verb.fence + 1
-    assert again == Done(record.fence) if when == "before" else isinstance(again, Refused)
-    if verb.claim is not None:
-        assert case.ask(Requested(verb.id)) == verb.claim.request
 
 
 @pytest.mark.parametrize("when", CUTS)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from oncekey.core.lifecycle import landed
 from oncekey.core.op import run
 from oncekey.core.record import Record, State, Step
 from oncekey.core.verbs import (
@@ -222,43 +221,6 @@ def wired(
         for case in _case(store, server, FACES[request.param]):
             case.stage(State.COMPLETED)  # every connection is made
             yield case, wire
-
-
-def test_p9_an_insert_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire]) -> None:
-    case, wire = wired
-    claim = case.claim()
-    wire.cut_at_next_reply()
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(Insert(claim))
-    assert lost.value.sent
-    again = case.ask(Insert(claim))
-    assert isinstance(again, Found)
-    assert (again.record.token, again.record.attempt) == (claim.token, 1)
-
-
-def test_p9_a_completion_whose_reply_was_lost_is_recognised(wired: tuple[Case, Wire]) -> None:
-    case, wire = wired
-    record = case.begin()
-    complete = case.complete(record)
-    wire.cut_at_next_reply()
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(complete)
-    assert lost.value.sent
-    again = case.ask(complete)
-    assert isinstance(again, Refused)
-    assert landed(complete, again.record)
-    assert case.find(record.id).answer == ANSWER
-
-
-def test_p9_a_step_whose_reply_was_lost_is_kept_once(wired: tuple[Case, Wire]) -> None:
-    case, wire = wired
-    record = case.begin()
-    append = AppendStep(record.id, record.fence, record.token, Step("pay", b"d", b"paid"))
-    wire.cut_at_next_reply()
-    with pytest.raises(StoreUnavailable):
-        case.ask(append)
-    assert case.ask(append) == Done(record.fence)
-    assert case.ask(Steps(record.id)) == [append.step]
 
 
 def test_p11_a_server_that_does_not_answer_is_not_waited_for(wired: tuple[Case, Wire]) -> None:

@@ -11,24 +11,35 @@ from typing import Self
 
 
 class Wire:
-    """Passes everything on to a port of this machine, until told otherwise."""
+    """Passes everything on to a port of this machine, until told otherwise.
 
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
+    Or to several ports, each by one of its own: what it is told then counts for all of them.
+    """
+
+    def __init__(self, *targets: int) -> None:
+        self._listeners = {socket.create_server(("127.0.0.1", 0)): target for target in targets}
+        self.ports: list[int] = [each.getsockname()[1] for each in self._listeners]
         self._mode = "pass"
+        self._skipped = 0
         self.cuts = 0
         """How often it did break a connection because it was told to."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def cut_at_next_reply(self) -> None:
-        """When the server has answered, break the connection instead of passing the answer on."""
+    @property
+    def port(self) -> int:
+        return self.ports[0]
+
+    def cut_at_next_reply(self, *, skipped: int = 0) -> None:
+        """When the server has answered, break the connection instead of passing the answer on. So
+        many answers, or parts of one, get through before.
+        """
+        self._skipped = skipped
         self._mode = "cut"
 
-    def cut_at_next_question(self) -> None:
+    def cut_at_next_question(self, *, skipped: int = 0) -> None:
         """Break the connection instead of passing the next question on."""
+        self._skipped = skipped
         self._mode = "cut question"
 
     def hold_replies(self) -> None:
@@ -55,25 +66,28 @@ class Wire:
     ) -> None:
         self._closing.set()
         self._thread.join()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
+            for listener in self._listeners:
+                selector.register(listener, selectors.EVENT_READ)
             while not self._closing.is_set():
                 for key, _ in selector.select(timeout=0.05):
-                    if key.fileobj is self._listener:
-                        self._accept(selector)
+                    if key.data is None:
+                        assert isinstance(key.fileobj, socket.socket)
+                        self._accept(selector, key.fileobj)
                     else:
                         self._pass(selector, *key.data)
             for key in list(selector.get_map().values()):
-                if key.fileobj is not self._listener:
+                if key.data is not None:
                     key.data[0].close()
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        near, _ = self._listener.accept()
+    def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+        near, _ = listener.accept()
         try:
-            far = socket.create_connection(("127.0.0.1", self._target))
+            far = socket.create_connection(("127.0.0.1", self._listeners[listener]))
         except OSError:  # nobody is there: the caller is to notice
             near.close()
             return
@@ -92,7 +106,7 @@ class Wire:
             data = source.recv(65536)
         if data and self._mode == ("hold" if reply else "hold question"):
             return
-        if data and self._mode != ("cut" if reply else "cut question"):
+        if data and not self._cuts(reply):
             with contextlib.suppress(OSError):
                 sink.sendall(data)
             return
@@ -103,3 +117,10 @@ class Wire:
             with contextlib.suppress(KeyError, ValueError):
                 selector.unregister(end)
             end.close()
+
+    def _cuts(self, reply: bool) -> bool:
+        """Whether it is time to."""
+        if self._mode != ("cut" if reply else "cut question"):
+            return False
+        self._skipped -= 1
+        return self._skipped < 0
