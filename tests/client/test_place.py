@@ -85,7 +85,9 @@ def test_a_body_without_a_place_for_a_key(headers: dict[str, str], body: bytes |
 def test_the_draft_s_keys_are_quoted_and_all_others_bare() -> None:
     bare = Outgoing("POST", URL, {}, b"")
 
-    assert place.placed(bare, PROFILES["ietf"], KEY) == Placed((("Idempotency-Key", f'"{KEY}"'),))
+    quoted = Placed((("Idempotency-Key", f'"{KEY}"'),))
+    assert place.placed(bare, PROFILES["ietf"], KEY) == quoted
+    assert place.placed(bare, PROFILES["ietf"].derive(name="ours"), KEY) == quoted
     assert place.placed(bare, PROFILES["stripe"], KEY) == Placed((("Idempotency-Key", KEY),))
 
 

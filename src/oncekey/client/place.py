@@ -88,7 +88,7 @@ def placed(request: Outgoing, profile: Profile, key: str) -> Placed | None:
         case Header(name):
             # The draft asks for a quoted string. Everybody else's servers compare what they get,
             # quotes included.
-            text = f'"{key}"' if profile.name == "ietf" else key
+            text = f'"{key}"' if profile.key_quoted else key
             return Placed(headers=((name, text),))
         case QueryParameter(name):
             bare, mark, fragment = request.url.partition("#")

@@ -268,7 +268,7 @@ class Sender:
 def _plain_header(profile: Profile) -> str | None:
     """The header that holds the key and nothing else, if that is all there is to a request."""
     where = profile.key_in
-    if not isinstance(where, Header) or profile.first_sent_in or profile.name == "ietf":
+    if not isinstance(where, Header) or profile.first_sent_in or profile.key_quoted:
         return None
     return where.name
 

@@ -67,6 +67,8 @@ class Profile:
 
     # what is asked of the client
     key_in: Header | BodyField | QueryParameter = Header("Idempotency-Key")
+    key_quoted: bool = False
+    """Whether a client writes the key's header as a quoted string. A server takes both."""
     key_chars_max: int = keys.CHARS_MAX
     uuid_only: bool = False
     case_insensitive: bool = False
@@ -276,6 +278,7 @@ _ONCEKEY = Profile(name="oncekey", should_retry_header="x-should-retry")
 # application derives a profile with the page that describes its API.
 _IETF = _ONCEKEY.derive(
     name="ietf",
+    key_quoted=True,
     docs_url="https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/",
 )
 
