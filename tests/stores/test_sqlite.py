@@ -244,6 +244,19 @@ def test_tables_of_an_application_in_the_same_file_are_left_alone(path: Path) ->
         assert db.execute("SELECT * FROM orders").fetchall() == [(7,)]
 
 
+def test_a_file_keeps_the_pages_that_it_was_made_with(path: Path) -> None:
+    """Larger ones waste less of the disk on long answers: see docs/stores.md."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA page_size = 16384")
+        db.execute("VACUUM")
+    gatherer, attempt = Gatherer(SqliteStore(path)), claim("order-1")
+    assert gatherer.ask(Insert(attempt)) == Inserted(1)
+    assert gatherer.ask(complete(attempt)) == Done(1)
+    gatherer.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA page_size").fetchone() == (16384,)
+
+
 @pytest.mark.parametrize(("oldest_reader", "fits"), [(1, True), (99, False)])
 def test_a_newer_schema_is_used_only_if_it_allows_that(
     path: Path, gatherer: Gatherer, oldest_reader: int, fits: bool
