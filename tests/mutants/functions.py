@@ -178,7 +178,7 @@ _MUTANTS = (
         "    if not isinstance(outcome, Ran):\n",
         "    if False:\n",
         INBOX_TESTS,
-        "test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back",
+        "test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back and postgres",
         server="postgres",
     ),
     Mutant(

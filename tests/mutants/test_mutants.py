@@ -15,9 +15,10 @@ from tests.mutants import table
 from tests.mutants.durable import DURABLE
 from tests.mutants.expiring import EXPIRING
 from tests.mutants.functions import FUNCTIONS
+from tests.mutants.mariadb import MARIADB
 from tests.mutants.table import Mutant
 
-MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING
+MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING | MARIADB
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0

@@ -1,0 +1,90 @@
+"""Mutants of what commits with the caller's rows on MySQL and MariaDB."""
+
+from __future__ import annotations
+
+from tests.mutants.table import Mutant
+
+ATOMIC = "stores/mysql_atomic.py"
+OUTBOX = "messaging/outbox_mysql.py"
+FAULTS = "tests/test_atomic_faults.py"
+LEASED = "tests/test_atomic_leased.py"
+INBOX_TESTS = "tests/messaging/test_inbox.py"
+SHELF_TESTS = "tests/messaging/test_shelf.py"
+_DELIVERIES = "test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits and mariadb"
+
+_MUTANTS = (
+    Mutant(
+        "an id stays in the table, mariadb",
+        ATOMIC,
+        ", _LET_GO.format(id=given))",
+        ")",
+        FAULTS,
+        "test_nothing_is_left_in_the_table_of_held_ids",
+        server="mariadb",
+    ),
+    Mutant(
+        "the end of a transaction is not noticed, mariadb",
+        ATOMIC,
+        "    except TransactionOver:\n        return False\n",
+        "    except TransactionOver:\n        return True\n",
+        FAULTS,
+        "test_a_handler_that_ends_its_transaction_is_found_out and asyncmy",
+        server="mariadb",
+    ),
+    Mutant(
+        "atomic mode is not READ COMMITTED, mariadb",
+        "atomic/unit.py",
+        'return mysql_atomic.READ_COMMITTED if adapter.engine == "mysql" else None',
+        "return None",
+        LEASED,
+        "test_others_go_on_while_an_atomic_one_runs and asyncmy",
+        server="mariadb",
+    ),
+    Mutant(
+        "another's record passes for one's own, mariadb",
+        ATOMIC,
+        " == [(claim.token,)]",
+        " != []",
+        LEASED,
+        "test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins and asyncmy",
+        server="mariadb",
+    ),
+    Mutant(
+        "a message that is handled elsewhere is waited for, mariadb",
+        ATOMIC,
+        "yield Question(statements, at_once=True)",
+        "yield Question(statements)",
+        INBOX_TESTS,
+        _DELIVERIES,
+        server="mariadb",
+    ),
+    Mutant(
+        "a message keeps others from being handled, mariadb",
+        ATOMIC,
+        "CALLERS_WAY = Way(partial(_hold, _TAKE)",
+        "CALLERS_WAY = Way(partial(_hold, _LOOK_AND_TAKE)",
+        INBOX_TESTS,
+        _DELIVERIES,
+        server="mariadb",
+    ),
+    Mutant(
+        "a worker takes what another holds, mariadb",
+        OUTBOX,
+        "IF(FIND_IN_SET({n}, @oncekey_fits), {n}, NULL)",
+        "{n}",
+        SHELF_TESTS,
+        "mariadb",
+        server="mariadb",
+    ),
+    Mutant(
+        "a worker gives back what another has, mariadb",
+        OUTBOX,
+        "WHERE o.n = {n} AND o.token = {token}",
+        "WHERE o.n = {n}",
+        SHELF_TESTS,
+        "mariadb",
+        server="mariadb",
+    ),
+)
+
+MARIADB = {mutant.name: mutant for mutant in _MUTANTS}
