@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,31 @@ def test_its_length_is_that_of_the_file_while_it_grows(
         lengths.append(wal.length())
         assert lengths[-1] == Path(f"{path}-wal").stat().st_size
     assert sorted(set(lengths)) == lengths
+
+
+def test_one_that_is_forgotten_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, path: Path, gatherer: Gatherer
+) -> None:
+    gatherer.ask(Insert(claim("order-1")))
+    real, opened, closed = (os.open, os.close), [], []
+
+    def open_(*told: Any) -> int:
+        opened.append(real[0](*told))
+        return opened[-1]
+
+    def close(descriptor: int) -> None:
+        closed.append(descriptor)
+        real[1](descriptor)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "close", close)
+    wal = Wal(os.fspath(path))
+    assert wal.length() > 0
+    [descriptor] = opened
+    assert descriptor not in closed
+    del wal
+    gc.collect()
+    assert descriptor in closed
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 from oncekey.errors import StoreUnavailable
 
@@ -27,6 +28,7 @@ class Wal:
                 self._descriptor = os.open(f"{self._path}-wal", os.O_RDONLY)
             except FileNotFoundError:
                 return 0
+            self._end = weakref.finalize(self, os.close, self._descriptor)
         return os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def _insist_on_identity(self) -> None:
@@ -44,6 +46,7 @@ class Wal:
             )
 
     def close(self) -> None:
+        """Also happens to one that is forgotten, as it does to the connection."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            self._end()
             self._descriptor = None
