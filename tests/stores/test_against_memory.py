@@ -50,7 +50,7 @@ from oncekey.core.verbs import (
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import FACES, Face, SyncFace, new_id, new_token, timeless
-from tests.stores.conftest import STORES
+from tests.stores.conftest import MORE, STORES
 
 # Time passes in steps of 100 s; deadlines end on 50 (lease), 80 (lease and retention) or 30.
 STEPS_S = [100.0, 200.0, 1100.0, 2500.0, -100.0, -1000.0]
@@ -418,3 +418,13 @@ def test_it_behaves_like_memory(subject: Subject, colour: str, pytestconfig: pyt
 @pytest.mark.parametrize("colour", FACES)
 def test_it_behaves_like_memory_for_long(subject: Subject, colour: str) -> None:
     compare(subject, colour, examples=300)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("colour", FACES)
+@pytest.mark.parametrize("name", MORE)
+def test_more_ways_to_keep_records_behave_like_memory(
+    request: pytest.FixtureRequest, name: str, colour: str
+) -> None:
+    compare(request.getfixturevalue(name), colour, examples=8)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -24,18 +27,21 @@ from oncekey.core.record import Answer, Claim, State, Step
 from oncekey.core.verbs import AppendStep, Find, Insert, Purge, Requested, Scan, Steps, Tally
 from oncekey.stores.base import Store
 from oncekey.stores.migrate import migrate
+from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, move
 from oncekey.testing.contract.subject import new_id, new_token
-from tests.servers import start_mariadb, start_postgres, start_redis
+from tests.servers import Postgres, start_mariadb, start_postgres, start_redis
 from tests.servers.mariadb import mysql_connection
 from tests.servers.ministack import start_ministack, table_url
 from tests.servers.process import Server
 from tests.servers.programs import Unavailable
+from tests.servers.redis_cluster import start_redis_cluster
+from tests.servers.redis_sentinel import start_watched_redis
 from tests.stores import dynamodb_kit
 from tests.stores.sealed_kit import SECOND, SECRET, ask
+from tests.stores.test_postgres_layout import unwatched
 
 pytestmark = pytest.mark.slow
 
-ENGINES = ("sqlite", "postgres", "redis", "mariadb", "dynamodb")
 _NAMES = ("key", "tenant", "body", "header", "resource", "step", "result", "request", "field")
 
 
@@ -115,6 +121,8 @@ def use(store: Store, words: Words) -> None:
         unknown, new_token=new_token(), answer=words.answer, retention_s=86_400.0
     )
     ask(store, resolve)
+    for _ in range(4):  # often enough to be worth a copy, where copies are kept
+        ask(store, Insert(replace(done, token=new_token())))
     replay, request, kept = ask(store, Find(done.id), Requested(running.id), Steps(running.id))
     assert (replay.answer, request) == (words.answer, words.secret["request"].encode())
     assert kept == [Step(words.secret["step"], b"d", words.secret["result"].encode())]
@@ -139,9 +147,10 @@ def _files(folder: Path) -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def _stopped(server: Server) -> Iterator[bytes]:
-    server.stop()
-    yield from _files(server.folder)
+def _stopped(*servers: Server) -> Iterator[bytes]:
+    for server in servers:
+        server.stop()
+        yield from _files(server.folder)
 
 
 @contextmanager
@@ -151,13 +160,42 @@ def sqlite_engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @contextmanager
-def postgres_engine(tmp_path: Path) -> Iterator[Engine]:
+def postgres_engine(tmp_path: Path, layout: str = INLINE) -> Iterator[Engine]:
     with start_postgres() as server:
-        with psycopg.connect(server.url, autocommit=True) as db:
-            db.execute("CREATE DATABASE plain")
-        plain = f"{server.url.rpartition('/')[0]}/plain"
-        allowed = "?allow=unsafe-durability"
-        yield Engine((server.url + allowed, plain + allowed), lambda: _stopped(server))
+        urls = _two_databases(server)
+        for url in urls:
+            store = open_store(url)
+            migrate(store)
+            move(store, layout, unwatched)
+        yield Engine(urls, lambda: _stopped(server))
+
+
+def _two_databases(server: Postgres) -> tuple[str, str]:
+    with psycopg.connect(server.url, autocommit=True) as db:
+        db.execute("CREATE DATABASE plain")
+    plain = f"{server.url.rpartition('/')[0]}/plain"
+    allowed = "?allow=unsafe-durability"
+    return server.url + allowed, plain + allowed
+
+
+@contextmanager
+def tiered_engine(tmp_path: Path) -> Iterator[Engine]:
+    """What both tiers leave."""
+    with start_postgres() as truth, start_redis() as cache:
+
+        def tiered(url: str, prefix: str) -> str:
+            return f"tiered+{url}&cache={quote(f'{cache.url}?prefix={prefix}', safe='')}"
+
+        sealed, plain = _two_databases(truth)
+        urls = (tiered(sealed, "sealed"), tiered(plain, "plain"))
+
+        def raw() -> Iterator[bytes]:
+            copies = list(_stopped(cache))
+            assert any(re.search(rb"sealed:tiered:[0-9a-f]{64}", each) for each in copies)
+            yield from copies
+            yield from _stopped(truth)
+
+        yield Engine(urls, raw)
 
 
 @contextmanager
@@ -165,6 +203,21 @@ def redis_engine(tmp_path: Path) -> Iterator[Engine]:
     with start_redis() as server:
         urls = (f"{server.url}?prefix=sealed", f"{server.url}?prefix=plain")
         yield Engine(urls, lambda: _stopped(server))
+
+
+@contextmanager
+def cluster_engine(tmp_path: Path) -> Iterator[Engine]:
+    with start_redis_cluster(replicas=0) as cluster:
+        urls = (f"{cluster.url}?prefix=sealed", f"{cluster.url}?prefix=plain")
+        yield Engine(urls, lambda: _stopped(*cluster.nodes))
+
+
+@contextmanager
+def sentinel_engine(tmp_path: Path) -> Iterator[Engine]:
+    """What the replica has of it, too."""
+    with start_watched_redis() as watched:
+        urls = (f"{watched.url}&prefix=sealed", f"{watched.url}&prefix=plain")
+        yield Engine(urls, lambda: _stopped(watched.sentinel, watched.first, watched.second))
 
 
 @contextmanager
@@ -196,19 +249,27 @@ def dynamodb_engine(tmp_path: Path) -> Iterator[Engine]:
         yield Engine(urls, items)
 
 
-_ENGINES = {
+ENGINES: dict[str, Callable[[Path], AbstractContextManager[Engine]]] = {
     "sqlite": sqlite_engine,
     "postgres": postgres_engine,
     "redis": redis_engine,
     "mariadb": mariadb_engine,
     "dynamodb": dynamodb_engine,
 }
+MORE: dict[str, Callable[[Path], AbstractContextManager[Engine]]] = {
+    "separate": partial(postgres_engine, layout=SEPARATE),
+    "partitioned": partial(postgres_engine, layout=PARTITIONED),
+    "cluster": cluster_engine,
+    "sentinel": sentinel_engine,
+    "tiered": tiered_engine,
+}
+_PARAMETERS = [*ENGINES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=_PARAMETERS)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     try:
-        with _ENGINES[request.param](tmp_path) as engine:
+        with (ENGINES | MORE)[request.param](tmp_path) as engine:
             yield engine
     except Unavailable as unavailable:
         pytest.skip(str(unavailable))
