@@ -369,6 +369,10 @@ def the_id(key: str) -> bytes:
 # --------------------------------------------------------------------------- beside others
 
 LEASE_S = 30.0
+AT_ONCE_S = 10.0
+"""Also on a slow machine. Whoever waited for a handler would do so until its gate opens, and for a
+row of InnoDB for 50 s.
+"""
 
 
 def new_key() -> str:

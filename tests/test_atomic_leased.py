@@ -14,6 +14,7 @@ from oncekey.core.record import Answer, State
 from oncekey.guard import Execute
 from oncekey.runtime import Runtime
 from tests.atomic_shop import (
+    AT_ONCE_S,
     LEASE_S,
     Opener,
     Shop,
@@ -128,7 +129,7 @@ async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
         same = call(key, b'{"stand": true}')
         decision = await runtime.drive(runtime.guard.begin(same, Policy().settled()))
         assert isinstance(decision, Execute)
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < AT_ONCE_S
         shop.gate.opened.set()
         assert (await order).kind == "in-flight"
         assert shop.orders() == 0
@@ -181,7 +182,7 @@ async def test_others_go_on_while_an_atomic_one_runs(opener: Opener, kind: str) 
 
         beside = (*(duplicate() for _ in range(20)), *(another() for _ in range(5)))
         await asyncio.gather(*(one() for _ in range(40)), *beside)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < AT_ONCE_S
         await runtime.aclose()
         shop.gate.opened.set()
         assert (await order).status == 201
