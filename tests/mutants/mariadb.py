@@ -61,8 +61,8 @@ _MUTANTS = (
     Mutant(
         "a message keeps others from being handled, mariadb",
         ATOMIC,
-        "CALLERS_WAY = Way(partial(_hold, _TAKE)",
-        "CALLERS_WAY = Way(partial(_hold, _LOOK_AND_TAKE)",
+        "take = _TAKE if callers else _LOOK_AND_TAKE",
+        "take = _LOOK_AND_TAKE",
         INBOX_TESTS,
         _DELIVERIES,
         server="mariadb",

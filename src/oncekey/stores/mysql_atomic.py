@@ -53,17 +53,18 @@ def _mark(claim: Claim) -> str:
     return f"oncekey_{claim.token.hex()}"
 
 
-def _hold(take: str, claim: Claim) -> Op[Held]:
+def _hold(claim: Claim, *, callers: bool) -> Op[Held]:
     found = (yield from records([claim.id])).get(claim.id)
     if found is not None and _ended(found):
         return Held(False, found)
     given, mark = literal(claim.id), _mark(claim)
+    take = _TAKE if callers else _LOOK_AND_TAKE
     statements = (f"SAVEPOINT {mark}", take.format(id=given), _LET_GO.format(id=given))
     try:
         yield Question(statements, at_once=True)
     except RowHeld:
-        # Some servers roll back all of a transaction that had to wait: its owner must hear of it.
-        yield Question((f"RELEASE SAVEPOINT {mark}",))
+        if callers:  # with innodb_rollback_on_timeout their rows are gone, and they must hear of it
+            yield Question((f"RELEASE SAVEPOINT {mark}",))
         return Held(False, found)
     return Held(True, found)
 
@@ -113,7 +114,7 @@ def _completed(claim: Claim, complete: Swap) -> dict[str, str]:
     return {**values, **moments, **fences, **counts, "state": "'completed'"}
 
 
-WAY = Way(partial(_hold, _LOOK_AND_TAKE), is_ours, settle)
-"""In a transaction that is READ COMMITTED."""
-CALLERS_WAY = Way(partial(_hold, _TAKE), is_ours, settle)
+WAY = Way(partial(_hold, callers=False), is_ours, settle)
+"""In a transaction of atomic mode, which is READ COMMITTED."""
+CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, settle)
 """In a transaction of a caller's."""
