@@ -29,7 +29,7 @@ class _Ahead(SystemClock):
         return SystemClock.monotonic() + float(self._file.read_text())
 
 
-class _Watched(observed.Sightings):
+class Watched(observed.Sightings):
     """Tells the test what it sees."""
 
     def __init__(self, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class _Watched(observed.Sightings):
 def arrange() -> None:
     """In a process under test: let its stores observe as the test wants it."""
     if VARIABLE in os.environ:
-        observed.Sightings = _Watched  # type: ignore[misc, assignment]
+        observed.Sightings = Watched  # type: ignore[misc, assignment]
 
 
 class Observing:

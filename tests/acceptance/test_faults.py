@@ -7,6 +7,7 @@ are moved, not because somebody waits.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from starlette.requests import Request
@@ -24,12 +24,14 @@ from starlette.responses import JSONResponse, Response
 from oncekey import Policy, probes, single_tenant
 from oncekey.core.record import State
 from oncekey.events import Event, StoreAsked
+from oncekey.stores import observed
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests import observing
 from tests.acceptance.client import Client
 from tests.acceptance.serve import serving
 from tests.acceptance.shop import WAIT_S_MAX, Shop
-from tests.places import Place, forget, postgres_place, redis_place
-from tests.servers import Server, start_postgres, start_redis
+from tests.places import Place, met_at
+from tests.servers import Server, start_mariadb, start_postgres, start_redis
 from tests.stores import elapse
 from tests.stores.wire import Wire
 from tests.web.client import Reply
@@ -103,11 +105,11 @@ class Line:
 def line_to(place: Place, **policy: Any) -> Iterator[Line]:
     """A server whose store is at the other end of a wire; every connection has been used once."""
     shop, watcher = Shop(), Watcher()
-    port = urlsplit(place.url).port
-    assert port is not None
+    there = re.search(r"127\.0\.0\.1:(\d+)", place.url)
+    assert there is not None
     settings = Policy(**{"lease_s": LEASE_S, **policy})
-    with Wire(port) as wire:
-        url = place.url.replace(f":{port}/", f":{wire.port}/")
+    with Wire(int(there[1])) as wire:
+        url = place.url.replace(there[0], f"127.0.0.1:{wire.port}", 1)
         url += f"&timeout_s={TIMEOUT_S}&connect_timeout_s={TIMEOUT_S}"
         app = IdempotencyMiddleware(
             shop.app, store=url, tenant=single_tenant, policy=settings, hooks=[watcher]
@@ -136,22 +138,24 @@ async def failing(request: Request) -> Response:
     return JSONResponse({"error": "the card reader is unplugged"}, status_code=503)
 
 
-@pytest.fixture(params=["postgres", "redis", "pgbouncer"])
-def distant(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Place]:
+_USUAL, _LONG = ("postgres", "redis", "pgbouncer"), ("mariadb", "dynamodb", "tiered")
+
+
+@pytest.fixture(params=[*_USUAL, *(pytest.param(n, marks=pytest.mark.long) for n in _LONG)])
+def distant(
+    request: pytest.FixtureRequest, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
     """A store that is reached by TCP."""
-    if request.param == "redis":
-        place = redis_place(request, tmp_path)
+    behind = "postgres" if request.param == "pgbouncer" else request.param
+    with met_at(behind, request, tmp_path) as place:
+        if place.observing is not None:
+            monkeypatch.setattr(observed, "Sightings", observing.Watched)
+        if request.param == "pgbouncer":
+            url = request.getfixturevalue("pgbouncer_url")
+            place = replace(
+                place, name="pgbouncer", url=f"{url}?allow=unsafe-durability&pgbouncer=true"
+            )
         yield place
-        forget(place)
-        return
-    place = postgres_place(request, tmp_path)
-    place.migrate()
-    if request.param == "pgbouncer":
-        url = request.getfixturevalue("pgbouncer_url")
-        place = replace(
-            place, name="pgbouncer", url=f"{url}?allow=unsafe-durability&pgbouncer=true"
-        )
-    yield place
 
 
 @pytest.fixture
@@ -205,6 +209,13 @@ def test_p9_p1_a_take_over_whose_reply_is_lost_is_a_take_over(line: Line, fault:
     line.assert_settled(answer, runs=2)
 
 
+def lapse(line: Line, lease_s: float) -> None:
+    """Let the lease run out. Where leases are observed, somebody must have watched it."""
+    if line.place.observing is not None:
+        assert line.ask().kind == "in-flight"
+    line.place.elapse(lease_s)
+
+
 def take_over(line: Line) -> Reply:
     """What the heir of an attempt that outlived its lease answers; and so does that attempt."""
     line.shop.started.clear()
@@ -212,7 +223,7 @@ def take_over(line: Line) -> Reply:
     line.shop.handler = line.shop.held
     first, replies = line.asking()
     assert line.shop.started.wait(WAIT_S_MAX)
-    line.place.elapse(LEASE_S)
+    lapse(line, LEASE_S)
     line.shop.handler = line.shop.receipt
     answer = line.ask()
     assert answer.json()["run"] == 2
@@ -305,7 +316,7 @@ def test_p4_p6_e43_an_answer_that_was_never_recorded_is_never_said(distant: Plac
         refused = line.ask()
         assert (refused.status, refused.kind) == (503, "store-unavailable")
         line.wire.pass_all()
-        line.place.elapse(SHORT_LEASE_S)
+        lapse(line, SHORT_LEASE_S)
         answer = line.ask()
         assert (answer.status, answer.json()["run"]) == (201, 2)
         line.assert_settled(answer, runs=2)
@@ -318,7 +329,7 @@ def test_p4_e43_under_block_it_is_said_and_marked_and_never_runs_again(distant: 
         assert (answer.status, answer.json()["run"]) == (201, 1)
         assert answer.header("idempotency-stored") == "false"
         line.wire.pass_all()
-        line.place.elapse(SHORT_LEASE_S)
+        lapse(line, SHORT_LEASE_S)
         told = [line.ask().kind for _ in range(3)]
         assert told == ["outcome-unknown"] * 3
         assert line.shop.runs == 1
@@ -356,16 +367,37 @@ def until(condition: Callable[[], bool]) -> bool:
 # ------------------------------------------------------------------------------- a store that dies
 
 
-@pytest.fixture(scope="module", params=["postgres", "redis"])
+def _postgres(server: Server) -> Place:
+    url = f"{server.url}?allow=unsafe-durability"
+    return Place("postgres", url, partial(elapse.postgres, server.url))
+
+
+def _redis(server: Server) -> Place:
+    return Place(
+        "redis", f"{server.url}?prefix=mortal", partial(elapse.redis, server.url, "mortal")
+    )
+
+
+def _mariadb(server: Server) -> Place:
+    url = f"{server.url}?allow=unsafe-durability"
+    return Place("mariadb", url, partial(elapse.mysql, server.url))
+
+
+MORTALS: dict[str, tuple[Callable[[], Server], Callable[[Server], Place]]] = {
+    "postgres": (start_postgres, _postgres),
+    "redis": (start_redis, _redis),
+    "mariadb": (start_mariadb, _mariadb),
+}
+
+
+@pytest.fixture(
+    scope="module", params=["postgres", "redis", pytest.param("mariadb", marks=pytest.mark.long)]
+)
 def mortal(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Place]]:
     """A server of one's own, to be killed as by a loss of power, with what it had acknowledged."""
-    with start_postgres() if request.param == "postgres" else start_redis() as server:
-        if request.param == "postgres":
-            url = f"{server.url}?allow=unsafe-durability"
-            place = Place("postgres", url, partial(elapse.postgres, server.url))
-        else:
-            url = f"{server.url}?prefix=mortal"
-            place = Place("redis", url, partial(elapse.redis, server.url, "mortal"))
+    start, at = MORTALS[request.param]
+    with start() as server:
+        place = at(server)
         place.migrate()
         yield server, place
 
