@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,43 +16,14 @@ from oncekey.core.verbs import Find, Verb
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import Gatherer
-from tests.stores.scripted import PATIENCE_S, Scripted, find, ids
-
-A, B, C, D = map(find, "abcd")
-Futures = list[Future[Any]]
+from tests.stores.crowd import A, B, C, D, behind_a, outcomes, wait_until
+from tests.stores.scripted import PATIENCE_S, Scripted, ids
 
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(80) as pool:
         yield pool
-
-
-def outcomes(futures: Futures) -> list[Any]:
-    return [future.exception(PATIENCE_S) or future.result() for future in futures]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENCE_S * 1000)):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("waited in vain")
-
-
-def queued(gatherer: Gatherer) -> int:
-    return sum(len(lane._queue) for lane in gatherer._lanes.values())
-
-
-def behind_a(threads: ThreadPoolExecutor, store: Scripted, gatherer: Gatherer) -> Futures:
-    """A is under way; B, C and D wait for its round trip to end."""
-    store.open.clear()
-    futures = [threads.submit(gatherer.ask, A)]
-    assert store.under_way.acquire(timeout=PATIENCE_S)
-    for waiting, verb in enumerate((B, C, D), start=1):
-        futures.append(threads.submit(gatherer.ask, verb))
-        wait_until(lambda waiting=waiting: queued(gatherer) == waiting)  # type: ignore[misc]
-    return futures
 
 
 # -------------------------------------------------------------------------------- sharing
@@ -286,85 +256,6 @@ def test_those_asked_again_go_one_by_one_on_a_lane_of_their_own(
     assert store.asked[:2] == [[A], [B, C, D]]
     assert sorted(store.asked[2:], key=str) == [[B], [C], [D]]
     assert len(store.connections) == 2
-
-
-# ------------------------------------------------------------------------- interruptions
-
-
-class Interrupted(BaseException):
-    """Stands for KeyboardInterrupt, or a time limit that a signal enforces."""
-
-
-def test_an_interrupted_leader_leaves_an_heir(threads: ThreadPoolExecutor) -> None:
-    store = Scripted()
-    gatherer = Gatherer(store)
-
-    def interrupt(verbs: Sequence[Verb]) -> list[Any]:
-        store.answer = ids
-        raise Interrupted
-
-    store.answer = interrupt
-    futures = behind_a(threads, store, gatherer)
-    store.open.set()
-    first, *others = outcomes(futures)
-    assert isinstance(first, Interrupted)
-    assert others == [b"b", b"c", b"d"]
-    assert len(store.connections) == 2  # nobody knows what the first still carries
-
-
-def test_whoever_was_in_the_interrupted_batch_is_told(threads: ThreadPoolExecutor) -> None:
-    store = Scripted()
-    gatherer = Gatherer(store)
-
-    def interrupt(verbs: Sequence[Verb]) -> list[Any]:
-        if B in verbs:
-            raise Interrupted
-        return ids(verbs)
-
-    store.answer = interrupt
-    futures = behind_a(threads, store, gatherer)
-    store.open.set()
-    first, leader, *others = outcomes(futures)
-    assert first == b"a"
-    assert isinstance(leader, Interrupted)
-    assert all(isinstance(other, StoreUnavailable) and other.sent for other in others)
-    assert gatherer.ask(A) == b"a"
-
-
-@pytest.mark.parametrize("later", [True, False])
-def test_an_interrupted_follower_is_not_made_the_leader(
-    threads: ThreadPoolExecutor, later: bool
-) -> None:
-    """It is gone: a lead that is handed to it would be lost, and everybody would wait for ever."""
-    store = Scripted()
-    gatherer = Gatherer(store)
-    store.open.clear()
-    leading = threads.submit(gatherer.ask, A)
-    assert store.under_way.acquire(timeout=PATIENCE_S)
-
-    def interrupt_main() -> None:
-        wait_until(lambda: queued(gatherer) == 1)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, _raise_interrupted)
-    try:
-        threads.submit(interrupt_main)
-        with pytest.raises(Interrupted):
-            gatherer.ask(B)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert queued(gatherer) == 0
-    following = [threads.submit(gatherer.ask, C)] if later else []
-    if later:
-        wait_until(lambda: queued(gatherer) == 1)
-    store.open.set()
-    assert outcomes([leading, *following]) == [b"a", b"c"][: 1 + later]
-    assert gatherer.ask(D) == b"d"
-    assert [B] not in store.asked
-
-
-def _raise_interrupted(signum: int, frame: object) -> None:
-    raise Interrupted
 
 
 # -------------------------------------------------------------------------- fork and the end

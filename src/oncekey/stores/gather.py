@@ -297,7 +297,7 @@ class _Lane:
         if waiter.event is not None:
             self._follow(ticket, waiter.event)
         if not waiter.settled:
-            self._lead(waiter)
+            self._lead(ticket)
         if waiter.error is not None:
             raise waiter.error
         return self._gatherer.ask_alone(verb) if waiter.outcome is AGAIN else waiter.outcome
@@ -313,10 +313,10 @@ class _Lane:
                     self._hand_over()
             raise
 
-    def _lead(self, waiter: _Waiter) -> None:
+    def _lead(self, own: Ticket[_Waiter]) -> None:
         batch: list[Ticket[_Waiter]] = []
         try:
-            while not waiter.settled:
+            while not own.waiter.settled:
                 with self._mutex:
                     batch = self._queue.take()
                 self._serve(batch)
@@ -328,6 +328,8 @@ class _Lane:
             raise
         finally:
             with self._mutex:
+                if not own.waiter.settled:  # interrupted before it left: nobody would lead for it
+                    self._queue.discard(own)
                 self._hand_over()
 
     def _hand_over(self) -> None:

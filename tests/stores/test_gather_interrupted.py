@@ -1,0 +1,121 @@
+"""The gatherer for threads, of which one is interrupted: nobody else may wait for ever."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from oncekey.core.verbs import Verb
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.gather import Gatherer, Queue
+from tests.stores.crowd import A, B, C, D, behind_a, outcomes, queued, wait_until
+from tests.stores.scripted import PATIENCE_S, Scripted, ids
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+class Interrupted(BaseException):
+    """Stands for KeyboardInterrupt, or a time limit that a signal enforces."""
+
+
+def test_an_interrupted_leader_leaves_an_heir(threads: ThreadPoolExecutor) -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+
+    def interrupt(verbs: Sequence[Verb]) -> list[Any]:
+        store.answer = ids
+        raise Interrupted
+
+    store.answer = interrupt
+    futures = behind_a(threads, store, gatherer)
+    store.open.set()
+    first, *others = outcomes(futures)
+    assert isinstance(first, Interrupted)
+    assert others == [b"b", b"c", b"d"]
+    assert len(store.connections) == 2  # nobody knows what the first still carries
+
+
+def test_whoever_was_in_the_interrupted_batch_is_told(threads: ThreadPoolExecutor) -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+
+    def interrupt(verbs: Sequence[Verb]) -> list[Any]:
+        if B in verbs:
+            raise Interrupted
+        return ids(verbs)
+
+    store.answer = interrupt
+    futures = behind_a(threads, store, gatherer)
+    store.open.set()
+    first, leader, *others = outcomes(futures)
+    assert first == b"a"
+    assert isinstance(leader, Interrupted)
+    assert all(isinstance(other, StoreUnavailable) and other.sent for other in others)
+    assert gatherer.ask(A) == b"a"
+
+
+def test_a_leader_that_is_interrupted_before_its_own_verb_left_leaves_an_heir(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+    futures = behind_a(threads, store, gatherer)
+    take, leads = Queue.take, itertools.count()
+
+    def interrupt(queue: Queue[Any]) -> list[Any]:
+        if next(leads) == 0:
+            raise Interrupted
+        return take(queue)
+
+    monkeypatch.setattr(Queue, "take", interrupt)
+    store.open.set()
+    first, leader, *others = outcomes(futures)
+    assert first == b"a"
+    assert isinstance(leader, Interrupted)
+    assert others == [b"c", b"d"]
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_an_interrupted_follower_is_not_made_the_leader(
+    threads: ThreadPoolExecutor, later: bool
+) -> None:
+    """It is gone: a lead that is handed to it would be lost, and everybody would wait for ever."""
+    store = Scripted()
+    gatherer = Gatherer(store)
+    store.open.clear()
+    leading = threads.submit(gatherer.ask, A)
+    assert store.under_way.acquire(timeout=PATIENCE_S)
+
+    def interrupt_main() -> None:
+        wait_until(lambda: queued(gatherer) == 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, _raise_interrupted)
+    try:
+        threads.submit(interrupt_main)
+        with pytest.raises(Interrupted):
+            gatherer.ask(B)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert queued(gatherer) == 0
+    following = [threads.submit(gatherer.ask, C)] if later else []
+    if later:
+        wait_until(lambda: queued(gatherer) == 1)
+    store.open.set()
+    assert outcomes([leading, *following]) == [b"a", b"c"][: 1 + later]
+    assert gatherer.ask(D) == b"d"
+    assert [B] not in store.asked
+
+
+def _raise_interrupted(signum: int, frame: object) -> None:
+    raise Interrupted
