@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +39,10 @@ from oncekey.stores.postgres import open_url
 from oncekey.stores.sqlite import SqliteStore
 from tests.servers import Postgres, folders, start_postgres
 
-SIZED, VACUUMS = 20_000, 20
-"""Records whose room is measured, and how often what their updates left is cleared meanwhile."""
+SIZED, SIZED_POSTGRES, VACUUMS = 20_000, 100_000, 100
+"""Records whose room is measured, and how often what their updates left is cleared meanwhile. In
+PostgreSQL as many as it takes for an index to be as full as indexes are.
+"""
 ANSWER_BYTES = (512, 1024)
 HEADERS = ((b"content-type", b"application/json"),)
 RECORDS, RECORDS_QUICK, RECORDS_FULL = 1_000_000, 50_000, 10_000_000
@@ -93,11 +96,11 @@ def _records(settings: Settings) -> int:
 # ------------------------------------------------------------------------------------------- room
 
 
-def _complete(store: Store, records: int, body_bytes: int) -> None:
+def _complete(store: Store, bodies_bytes: Iterable[int]) -> None:
     """Records as different as requests are: nothing of them can be compressed or shared."""
     limit = asyncio.Semaphore(256)
 
-    async def one(library: Library) -> None:
+    async def one(library: Library, body_bytes: int) -> None:
         async with limit:
             new = replace(claim(), key=str(uuid.uuid4()), fingerprint=os.urandom(32))
             inserted = await library.ask(Insert(new))
@@ -106,19 +109,28 @@ def _complete(store: Store, records: int, body_bytes: int) -> None:
             await library.ask(lifecycle.complete(held, answer, retention_s=RETENTION_S))
 
     async def all_of_them(library: Library) -> None:
-        await asyncio.gather(*(one(library) for _ in range(records)))
+        await asyncio.gather(*(one(library, body_bytes) for body_bytes in bodies_bytes))
 
     with Library(store) as library:
         library.run(all_of_them(library))
 
 
-def _beyond(taken_bytes: int, body_bytes: int) -> float:
-    return taken_bytes / SIZED - body_bytes - len(encode_headers(HEADERS))
+def _lengths(records: int, mean_bytes: int) -> list[int]:
+    """From half to one and a half times as long, in any order. Of one length they would show how
+    many fit on a page of 8 KB: those of 1,024 bytes leave a fifteenth of it empty.
+    """
+    lengths = [mean_bytes // 2 + mean_bytes * n // records for n in range(records)]
+    random.Random(records).shuffle(lengths)
+    return lengths
+
+
+def _beyond(taken_bytes: int, records: int, body_bytes: int) -> float:
+    return taken_bytes / records - body_bytes - len(encode_headers(HEADERS))
 
 
 def _room_row(what: str, body_bytes: int, beyond: float, goal: Goal) -> Row:
     return Row(
-        f"{what}, answers of {body_bytes:,} bytes",
+        what,
         ours=f"{beyond:.0f} B",
         limit=f"{body_bytes} B",
         value=beyond,
@@ -136,13 +148,13 @@ def _postgres_room() -> list[Row]:
         with start_postgres() as server, psycopg.connect(server.url, autocommit=True) as db:
             store = _store(server.url)
             for _ in range(VACUUMS):
-                _complete(store, SIZED // VACUUMS, body_bytes)
+                _complete(store, _lengths(SIZED_POSTGRES // VACUUMS, body_bytes))
                 db.execute("VACUUM ANALYZE oncekey_claims, oncekey_answers")
             for how, statement in {"going on": "SELECT 1", "compact": "VACUUM FULL"}.items():
                 db.execute(statement.encode())
                 [(total,)] = db.execute(taken, tables).fetchall()
-                beyond = _beyond(int(total), body_bytes)
-                what = f"Room on PostgreSQL, {how}"
+                beyond = _beyond(int(total), SIZED_POSTGRES, body_bytes)
+                what = f"Room on PostgreSQL, {how}, answers of {body_bytes:,} bytes on average"
                 rows.append(_room_row(what, body_bytes, beyond, POSTGRES_ROOM))
     return rows
 
@@ -153,11 +165,12 @@ def _sqlite_room() -> list[Row]:
         path: Path = folder / f"{body_bytes}.db"
         store = SqliteStore(path)
         migrate(store)
-        _complete(store, SIZED, body_bytes)
+        _complete(store, [body_bytes] * SIZED)
         with closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        beyond = _beyond(path.stat().st_size, body_bytes)
-        rows.append(_room_row("Room on SQLite", body_bytes, beyond, SQLITE_ROOM))
+        beyond = _beyond(path.stat().st_size, SIZED, body_bytes)
+        what = f"Room on SQLite, answers of {body_bytes:,} bytes"
+        rows.append(_room_row(what, body_bytes, beyond, SQLITE_ROOM))
     return rows
 
 
@@ -165,13 +178,12 @@ def _sqlite_room() -> list[Row]:
 
 _FILL = """
 INSERT INTO oncekey_claims (
-    id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-    state, fence, beat, created, expires, {where}
+    id, token, tenant, operation, key_uuid, fingerprint, state, fence, created, expires, {where}
 )
 SELECT
     sha256(int8send(n)), substr(sha256(int8send(-n)), 1, 16), 'single', 'POST /orders',
-    gen_random_uuid()::text, sha256(int8send(n)), 1, 30, 86400,
-    'completed', nextval('oncekey_fences'), 1, now(), {expires}, {answer}
+    gen_random_uuid(), sha256(int8send(n)), 'completed', nextval('oncekey_fences'), now(),
+    {expires}, {answer}
 FROM generate_series(%s::bigint, %s::bigint) AS n
 """
 _LATER = "(now() + interval '1 day' + n * interval '1 ms')::timestamptz(1)"
@@ -319,7 +331,7 @@ def _dropped(answers: int) -> Row:
             )
             db.execute("CHECKPOINT")
             foreign, started = ForeignCpu(), time.perf_counter()
-            dropped = db.execute("SELECT oncekey_turn_days()").fetchone()
+            dropped = db.execute("SELECT oncekey_turn_days('answers')").fetchone()
             took_s = time.perf_counter() - started
     assert dropped == (1,)
     return Row(

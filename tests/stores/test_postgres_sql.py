@@ -151,11 +151,11 @@ def test_p8_a_lease_counts_from_when_the_row_was_had_not_from_when_it_was_asked_
     rival.execute("SELECT FROM oncekey_claims WHERE id = $1 FOR UPDATE", (record.id,))
     moving = meanwhile(case.ask, move(case, record))
     until(db, LOCK_WAIT)
-    began = "SELECT lease_until - make_interval(secs => lease_s) FROM oncekey_claims WHERE id = %s"
+    began = f"SELECT lease_until - interval '{case.lease_s} s' FROM oncekey_claims WHERE id = %s"
     [(given_up,)] = db.execute("SELECT clock_timestamp()").fetchall()
     rival.rollback()
     assert isinstance(moving.result(), Done)
-    [(from_then_on,)] = db.execute(began, (record.id,)).fetchall()
+    [(from_then_on,)] = db.execute(began.encode(), (record.id,)).fetchall()
     assert from_then_on >= given_up
 
 

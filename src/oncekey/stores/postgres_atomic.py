@@ -19,7 +19,16 @@ from oncekey.core.op import Op
 from oncekey.core.record import Claim
 from oncekey.core.verbs import Swap
 from oncekey.stores import sql
-from oncekey.stores.postgres_sql import INLINE, RECORD, Question, answer_row, claim_row
+from oncekey.stores.postgres_sql import (
+    AS_UUID,
+    CLAIMED,
+    INLINE,
+    RECORD,
+    Question,
+    answer_row,
+    claim_row,
+    given,
+)
 from oncekey.stores.way import Held, Way
 
 # Most requests are new: what a record would say is asked for only where there is one.
@@ -47,13 +56,14 @@ _SETTLE = f"""
 WITH fresh AS MATERIALIZED (
     SELECT
         (clock_timestamp() + make_interval(secs => $2::float8 - 0.05))::timestamptz(1) AS expires,
-        CASE WHEN NOT {INLINE} THEN 0 END AS zero
+        CASE WHEN NOT {INLINE} THEN 0 END AS zero,
+        CASE WHEN {INLINE} THEN {AS_UUID.format("$11::text")} END AS key_uuid
 ),
 inserted AS (
     INSERT INTO oncekey_claims (
         id, token, resource_id,
-        tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-        recovery, schema_version,
+        tenant, operation, fingerprint,
+        {CLAIMED},
         field_digests, state, fence, generation, attempt, lapses, beat,
         no_effect, replays, conflicts, created, expires,
         answer_day,
@@ -61,11 +71,10 @@ inserted AS (
     )
     SELECT
         $3::bytea, $4::bytea, $5::text,
-        $9::text, $10::text, $11::text, $12::bytea, $13::int, $14::float8, $15::float8,
-        CASE WHEN zero = 0 OR $16::text <> 'rerun' THEN $16 END,
-        CASE WHEN zero = 0 OR $17::int <> 0 THEN $17 END,
+        $9::text, $10::text, $12::bytea,
+        {given("$11::text", "$13::int", "$14::float8", "$15::float8", "$16::text", "$17::int")},
         $18::text, 'completed', nextval('oncekey_fences'), currval('oncekey_fences') + zero,
-        1 + zero, zero, zero, zero::bool, zero, zero, now(), expires,
+        1 + zero, zero, 0, zero::bool, zero, zero, now(), expires,
         CASE WHEN zero = 0 THEN (expires AT TIME ZONE 'UTC')::date END,
         CASE WHEN zero IS NULL THEN $6::int END,
         CASE WHEN zero IS NULL THEN $7::bytea END,

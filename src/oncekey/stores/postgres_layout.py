@@ -41,7 +41,7 @@ WAIT_MS = "300"
 WAITS_MAX = 100
 MOVERS = 31360989905909115
 """The advisory lock of whoever moves."""
-OLDEST_READERS = {INLINE: 4, SEPARATE: 1, PARTITIONED: 5}
+OLDEST_READERS = {INLINE: 6, SEPARATE: 1, PARTITIONED: 5}
 """The schema that a release must know to find what a layout keeps."""
 
 

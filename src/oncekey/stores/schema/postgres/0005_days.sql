@@ -55,7 +55,7 @@ $$;
 --
 -- A function, so that statements which move nothing, nearly all, do not open every part. It is called
 -- by who has locked the claim, and has a snapshot of its own, which shows what was waited for.
-CREATE FUNCTION oncekey_carry(
+CREATE OR REPLACE FUNCTION oncekey_carry(
     record_id bytea, was date, becomes date, keep_steps boolean, keep_begun boolean, keep_request boolean
 ) RETURNS date
 LANGUAGE plpgsql

@@ -35,10 +35,10 @@ asked AS MATERIALIZED (
     SELECT a.*
     FROM bound, unnest(
         $2::bytea[], $3::bytea[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::int[],
-        $9::float8[], $10::float8[], $11::text[], $12::int[], $13::text[], $14::bytea[]
+        $9::float8[], $10::float8[], $11::text[], $12::int[], $13::text[], $14::bytea[], $15::bool[]
     ) AS a (
         id, token, tenant, operation, key, fingerprint, fingerprint_version,
-        lease_s, retention_s, recovery, schema_version, field_digests, request
+        lease_s, retention_s, recovery, schema_version, field_digests, request, is_uuid
     )
 ),
 found AS (
@@ -49,57 +49,61 @@ found AS (
 ),
 fresh AS MATERIALIZED (
     SELECT
-        a.*,
-        nextval('oncekey_fences') AS fence,
-        clock_timestamp() AS now,
-        CASE WHEN NOT {inline} THEN 0 END AS zero,
-        {by_day} AS by_day
-    FROM asked a
-    WHERE NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = a.id)
-    ORDER BY a.id
-),
-timed AS MATERIALIZED (
-    SELECT
         *,
+        CASE WHEN zero IS NULL AND is_uuid THEN key::uuid END AS key_uuid,
+        zero = 0 AND {by_day} AS by_day,
         greatest(
             (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
             now + make_interval(secs => lease_s)
         ) AS expires
-    FROM fresh
+    FROM (
+        SELECT
+            a.*,
+            nextval('oncekey_fences') AS fence,
+            clock_timestamp() AS now,
+            CASE WHEN NOT {inline} THEN 0 END AS zero
+        FROM asked a
+        WHERE NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = a.id)
+        ORDER BY a.id
+    ) AS f
 ),
 inserted AS (
     INSERT INTO oncekey_claims (
-        id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-        recovery, schema_version, field_digests, state, fence, generation, attempt, lapses, beat,
+        id, token, tenant, operation, fingerprint,
+        {claimed},
+        field_digests, state, fence, generation, attempt, lapses, beat,
         no_effect, replays, conflicts, created, lease_until, expires,
         kept_day,
         request, request_fence
     )
     SELECT
-        id, token, tenant, operation, key, fingerprint, fingerprint_version, lease_s, retention_s,
-        CASE WHEN zero = 0 OR recovery <> 'rerun' THEN recovery END,
-        CASE WHEN zero = 0 OR schema_version <> 0 THEN schema_version END,
+        id, token, tenant, operation, fingerprint,
+        {given},
         field_digests, 'running', fence, fence + zero, 1 + zero, zero, zero,
         zero::bool, zero, zero, now, now + make_interval(secs => lease_s), expires,
         CASE WHEN by_day THEN (expires AT TIME ZONE 'UTC')::date END,
-        CASE WHEN NOT by_day THEN request END, CASE WHEN request IS NOT NULL THEN fence END
-    FROM timed
+        CASE WHEN by_day THEN NULL ELSE request END, CASE WHEN request IS NOT NULL THEN fence END
+    FROM fresh
     ON CONFLICT (id) DO NOTHING
     RETURNING id, fence, kept_day
-),
-requests AS (
-    INSERT INTO oncekey_requests_by_day (day, id, fence, request)
-    SELECT i.kept_day, i.id, i.fence, t.request
-    FROM inserted i
-    JOIN timed t ON t.id = i.id
-    WHERE i.kept_day IS NOT NULL AND t.request IS NOT NULL
 )
+{requests}
 SELECT * FROM found
 UNION ALL
 SELECT
     id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, fence,
     NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM inserted
+
+-- name: requests
+-- What {requests} is in an insert that brings any: the others need not even prepare for it.
+, requests AS (
+    INSERT INTO oncekey_requests_by_day (day, id, fence, request)
+    SELECT i.kept_day, i.id, i.fence, f.request
+    FROM inserted i
+    JOIN fresh f ON f.id = i.id
+    WHERE i.kept_day IS NOT NULL AND f.request IS NOT NULL
+)
 
 -- name: complete
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
@@ -132,7 +136,7 @@ done AS (
     SET state = 'completed',
         lease_until = NULL,
         expires = t.expires,
-        beat = coalesce(c.beat, 0) + 1,
+        beat = CASE WHEN c.beat IS NOT NULL OR NOT t.inline THEN coalesce(c.beat, 0) + 1 END,
         no_effect = CASE WHEN NOT t.inline THEN false END,
         resource_id = t.resource_id,
         answer_day = CASE
@@ -175,7 +179,7 @@ locked AS MATERIALIZED (
     SELECT
         a.*,
         c.state = 'running' AND c.fence = a.fence AND c.token = a.token AS owned,
-        c.lease_until - make_interval(secs => 1.001 * c.lease_s) AS overlong_until,
+        c.lease_until - make_interval(secs => 1.001 * {lease_s}) AS overlong_until,
         c.kept_day
     FROM asked a
     JOIN oncekey_claims c ON c.id = a.id
@@ -237,7 +241,7 @@ locked AS MATERIALIZED (
         c.state = a.state AND c.fence = a.fence AND c.token = a.token AS owned,
         c.lease_until AS old_lease_until,
         c.expires AS old_expires,
-        c.lease_s AS old_lease_s,
+        {lease_s} AS old_lease_s,
         c.answer_day AS old_answer_day,
         c.kept_day AS old_kept_day,
         c.request_fence IS NULL AS unrequested
@@ -287,7 +291,7 @@ done AS (
         token = coalesce(f.new_token, c.token),
         lease_until = now + make_interval(secs => f.lease_s),
         expires = f.expires,
-        beat = coalesce(c.beat, 0) + 1,
+        beat = {beat} + 1,
         attempt = coalesce(f.attempt, c.attempt),
         lapses = coalesce(f.lapses, c.lapses),
         no_effect = f.no_effect,
@@ -318,6 +322,7 @@ done AS (
         tenant = coalesce(f.tenant, c.tenant),
         operation = coalesce(f.operation, c.operation),
         key = coalesce(f.key, c.key),
+        key_uuid = CASE WHEN f.key IS NULL THEN c.key_uuid END,
         fingerprint = coalesce(f.fingerprint, c.fingerprint),
         fingerprint_version = coalesce(f.fingerprint_version, c.fingerprint_version),
         lease_s = coalesce(f.claim_lease_s, c.lease_s),
@@ -524,7 +529,7 @@ WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 seen AS MATERIALIZED (
     SELECT c.id, c.answer_day, c.kept_day
     FROM bound, oncekey_claims c
-    WHERE c.tenant = $2 AND c.state <> 'running' AND c.key <> ''
+    WHERE c.tenant = $2 AND c.state <> 'running' AND c.key IS DISTINCT FROM ''
     ORDER BY c.id
     LIMIT $3
 ),
@@ -532,7 +537,7 @@ chosen AS MATERIALIZED (
     SELECT c.id, c.answer_day, c.kept_day
     FROM seen s
     JOIN oncekey_claims c ON c.id = s.id
-    WHERE c.state <> 'running' AND c.key <> ''
+    WHERE c.state <> 'running' AND c.key IS DISTINCT FROM ''
         AND c.answer_day IS NOT DISTINCT FROM s.answer_day
         AND c.kept_day IS NOT DISTINCT FROM s.kept_day
     ORDER BY c.id
@@ -540,7 +545,7 @@ chosen AS MATERIALIZED (
 ),
 claims AS (
     UPDATE oncekey_claims c
-    SET key = '', field_digests = NULL, resource_id = NULL, request = NULL,
+    SET key = '', key_uuid = NULL, field_digests = NULL, resource_id = NULL, request = NULL,
         headers = CASE WHEN c.status IS NOT NULL THEN $4::bytea END, body = NULL
     FROM chosen
     WHERE c.id = chosen.id
@@ -650,7 +655,8 @@ claims AS (
         headers = coalesce(o.headers, c.headers),
         body = coalesce(o.body, c.body),
         request = coalesce(o.request, c.request),
-        generation = nullif(c.generation, c.fence), {unsay}
+        generation = nullif(c.generation, c.fence),
+        {unsay}
     FROM chosen o
     WHERE c.id = o.id
 ),
@@ -685,7 +691,8 @@ claims AS (
         kept_day = CASE WHEN o.to_days THEN o.day ELSE c.kept_day END,
         status = NULL, headers = NULL, body = NULL,
         request = CASE WHEN NOT o.to_days THEN c.request END,
-        generation = coalesce(c.generation, c.fence), {say}
+        generation = coalesce(c.generation, c.fence),
+        {say}
     FROM chosen o
     WHERE c.id = o.id
 ),
