@@ -65,15 +65,24 @@ def met_at(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
     """
     kind = name.removeprefix(SEALED)
     place = PLACES[kind](request, tmp_path)
-    if kind != name:
-        place = replace(place, name=name, secrets=SECRET)
     place.migrate()
-    yield place
-    if name == "redis":
-        forget(place)
-    if kind != name and place.observing is None:  # others use the same database without secrets
+    if kind == name:
+        yield place
+        if name == "redis":
+            forget(place)
+        return
+    _empty(place)
+    sealed = replace(place, name=name, secrets=SECRET)
+    sealed.migrate()
+    yield sealed
+    _empty(place)
+
+
+def _empty(place: Place) -> None:
+    """A sealed store begins with no records, and who has no secrets cannot use what it leaves."""
+    if place.observing is None:  # else it has a table of its own
         place.elapse(FOR_EVER_S)
-        ask(replace(place, secrets=None).open(), Sweep(EVERYTHING))
+        ask(place.open(), Sweep(EVERYTHING))
 
 
 def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
