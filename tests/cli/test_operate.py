@@ -135,6 +135,19 @@ def test_purge_of_a_tenant_that_has_nothing_says_so(oncekey: Oncekey, seed: Seed
     assert "nothing to blank: tenant 'amce'" in ran.out
 
 
+def test_purge_does_not_touch_what_is_oncekeys_own(oncekey: Oncekey, seed: Seed) -> None:
+    """Blanked, the guard would keep every process from starting."""
+    seed.completed("a")
+    assert oncekey("amnesia", "--until", "2000-01-01T00:00:00Z").code == 0
+    before = oncekey("amnesia")
+
+    ran = oncekey("purge", "--tenant", "oncekey")
+
+    assert ran.code == 2
+    assert "are oncekey's own" in ran.err
+    assert (before.code, oncekey("amnesia").out) == (0, before.out)
+
+
 def test_purge_takes_as_many_batches_as_it_needs(
     oncekey: Oncekey, seed: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

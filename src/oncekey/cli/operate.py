@@ -9,9 +9,10 @@ from collections.abc import Callable
 from contextlib import closing
 
 from oncekey.cli.table import Progress, print_json
+from oncekey.core.notice import TENANT as OWN
 from oncekey.core.record import State
 from oncekey.core.verbs import Purge, Scan, Sweep
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from oncekey.stores import migrate as migrations
 from oncekey.stores.base import Store
@@ -98,6 +99,11 @@ def _report_sweep(removed: int, args: argparse.Namespace) -> None:
 
 
 def purge(store: Store, args: argparse.Namespace) -> int:
+    if args.tenant == OWN:
+        raise Misuse(
+            f"the records of tenant {OWN!r} are oncekey's own, and no account's: without what they "
+            "say, processes would not start or would run again what is done"
+        )
     with closing(Line(store)) as line:
         blanked = in_batches(
             lambda rows: int(line.perform([Purge(args.tenant, rows)])[0]),
