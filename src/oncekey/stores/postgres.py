@@ -34,7 +34,7 @@ from psycopg.conninfo import conninfo_to_dict
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
 from oncekey.core.verbs import Verb
-from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_fitness, postgres_sql
 from oncekey.stores.base import Durability
 from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, insist
@@ -42,7 +42,7 @@ from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_layout import begin_inline
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
-from oncekey.stores.sql import migrations
+from oncekey.stores.sql import check_waits, migrations
 from oncekey.stores.sql_batch import RowHeld, group
 
 MIGRATORS = 31360989905909113
@@ -96,14 +96,11 @@ class PostgresStore:
         connect_timeout_s: float = 5.0,
         chore_timeout_s: float = 60.0,
     ) -> None:
-        waits = {
-            "timeout_s": timeout_s,
-            "connect_timeout_s": connect_timeout_s,
-            "chore_timeout_s": chore_timeout_s,
-        }
-        for name, seconds in waits.items():
-            if not 0 < seconds < math.inf:
-                raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
+        check_waits(
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            chore_timeout_s=chore_timeout_s,
+        )
         self.allowed = allowed(allow, postgres_fitness.RISKS)
         self.durability = UNSAFE_DURABILITY if self.allowed else DURABILITY
         self.address = Address(named(url))

@@ -11,6 +11,7 @@ Migrations
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from importlib import resources
 from typing import Any
 
 from oncekey.core.record import Answer, Record, State, decode_headers
+from oncekey.errors import Misuse
 from oncekey.stores.finding import insist, schema
 
 COLUMNS = (
@@ -84,6 +86,13 @@ def migrations(engine: str) -> list[Migration]:
             raise ValueError(f"{entry.name}: the first line must be '-- oldest reader: N'")
         found.append(Migration(int(named[1]), named[2], int(reader[1]), sql))
     return sorted(found, key=lambda migration: migration.number)
+
+
+def check_waits(**waits_s: float) -> None:
+    """Refuse what is no time to wait, by the name of its option."""
+    for name, seconds in waits_s.items():
+        if not 0 < seconds < math.inf:
+            raise Misuse(f"{name}={seconds} is no time to wait: give seconds, more than 0")
 
 
 def check_schema(engine: str, applied: int | None, oldest_reader: int | None, url: str) -> None:
