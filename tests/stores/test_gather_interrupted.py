@@ -14,8 +14,8 @@ import pytest
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer, Queue
-from tests.stores.crowd import A, B, C, D, behind_a, outcomes, queued, wait_until
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
+from tests.stores.threads import A, B, C, D, behind_a, outcomes, queued, wait_until
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from oncekey.core.verbs import Find, Verb
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import Gatherer
-from tests.stores.crowd import A, B, C, D, behind_a, outcomes, wait_until
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
+from tests.stores.threads import A, B, C, D, behind_a, outcomes, wait_until
 
 
 @pytest.fixture

@@ -186,7 +186,8 @@ class File:
 
     def read(self, work: Callable[[Execute], T]) -> T:
         """Run `work`; each of its statements sees a snapshot of its own."""
-        return patiently(self._place.timeout_s, self._look, work)
+        found: T = patiently(self._place.timeout_s, self._look, work)
+        return found
 
     def write(self, work: Callable[[Execute], T]) -> T:
         """Run `work` as the only writer; what it did is durable when this returns."""
@@ -225,7 +226,8 @@ class File:
             raise
 
     def _transact(self, work: Callable[[Execute], T]) -> T:
-        return patiently(self._place.timeout_s, self._attempt, work)
+        done: T = patiently(self._place.timeout_s, self._attempt, work)
+        return done
 
     def _attempt(self, work: Callable[[Execute], T]) -> T:
         execute = self._db.execute
