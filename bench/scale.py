@@ -13,7 +13,7 @@ import random
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -115,10 +115,24 @@ def _complete(store: Store, bodies_bytes: Iterable[int]) -> None:
         library.run(all_of_them(library))
 
 
-def _lengths(records: int, mean_bytes: int) -> list[int]:
-    """From half to one and a half times as long, in any order. Of one length they would show how
-    many fit on a page of 8 KB: those of 1,024 bytes leave a fifteenth of it empty.
+Lengths = Callable[[int, int], list[int]]
+
+
+def _answers() -> Iterator[tuple[str, int, Lengths]]:
+    """Of different lengths, as they are; and all of one, which shows how many of just these fit on
+    a page.
     """
+    for body_bytes in ANSWER_BYTES:
+        yield f"answers of {body_bytes:,} bytes on average", body_bytes, _mixed
+        yield f"answers of {body_bytes:,} bytes each", body_bytes, _equal
+
+
+def _equal(records: int, body_bytes: int) -> list[int]:
+    return [body_bytes] * records
+
+
+def _mixed(records: int, mean_bytes: int) -> list[int]:
+    """From half to one and a half times as long, in any order."""
     lengths = [mean_bytes // 2 + mean_bytes * n // records for n in range(records)]
     random.Random(records).shuffle(lengths)
     return lengths
@@ -141,36 +155,39 @@ def _room_row(what: str, body_bytes: int, beyond: float, goal: Goal) -> Row:
 
 
 def _postgres_room() -> list[Row]:
+    return [row for answers in _answers() for row in _postgres_room_of(*answers)]
+
+
+def _postgres_room_of(what: str, body_bytes: int, lengths: Lengths) -> list[Row]:
     rows = []
     taken = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relname = ANY (%s)"
     tables = [["oncekey_claims", "oncekey_answers", "oncekey_steps"]]
-    for body_bytes in ANSWER_BYTES:
-        with start_postgres() as server, psycopg.connect(server.url, autocommit=True) as db:
-            store = _store(server.url)
-            for _ in range(VACUUMS):
-                _complete(store, _lengths(SIZED_POSTGRES // VACUUMS, body_bytes))
-                db.execute("VACUUM ANALYZE oncekey_claims, oncekey_answers")
-            for how, statement in {"going on": "SELECT 1", "compact": "VACUUM FULL"}.items():
-                db.execute(statement.encode())
-                [(total,)] = db.execute(taken, tables).fetchall()
-                beyond = _beyond(int(total), SIZED_POSTGRES, body_bytes)
-                what = f"Room on PostgreSQL, {how}, answers of {body_bytes:,} bytes on average"
-                rows.append(_room_row(what, body_bytes, beyond, POSTGRES_ROOM))
+    with start_postgres() as server, psycopg.connect(server.url, autocommit=True) as db:
+        store = _store(server.url)
+        for _ in range(VACUUMS):
+            _complete(store, lengths(SIZED_POSTGRES // VACUUMS, body_bytes))
+            db.execute("VACUUM ANALYZE oncekey_claims, oncekey_answers")
+        for how, statement in {"going on": "SELECT 1", "compact": "VACUUM FULL"}.items():
+            db.execute(statement.encode())
+            [(total,)] = db.execute(taken, tables).fetchall()
+            beyond = _beyond(int(total), SIZED_POSTGRES, body_bytes)
+            rows.append(
+                _room_row(f"Room on PostgreSQL, {how}, {what}", body_bytes, beyond, POSTGRES_ROOM)
+            )
     return rows
 
 
 def _sqlite_room() -> list[Row]:
     rows, folder = [], folders.private("room")
-    for body_bytes in ANSWER_BYTES:
-        path: Path = folder / f"{body_bytes}.db"
+    for number, (what, body_bytes, lengths) in enumerate(_answers()):
+        path: Path = folder / f"{number}.db"
         store = SqliteStore(path)
         migrate(store)
-        _complete(store, [body_bytes] * SIZED)
+        _complete(store, lengths(SIZED, body_bytes))
         with closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         beyond = _beyond(path.stat().st_size, SIZED, body_bytes)
-        what = f"Room on SQLite, answers of {body_bytes:,} bytes"
-        rows.append(_room_row(what, body_bytes, beyond, SQLITE_ROOM))
+        rows.append(_room_row(f"Room on SQLite, {what}", body_bytes, beyond, SQLITE_ROOM))
     return rows
 
 
