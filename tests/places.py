@@ -19,6 +19,7 @@ from oncekey.core.op import run
 from oncekey.core.record import Record
 from oncekey.core.verbs import Find, Sweep
 from oncekey.stores.base import Store
+from oncekey.stores.sealed import SealedStore
 from tests.observing import VARIABLE, Observing
 from tests.servers.ministack import table_url
 from tests.servers.redis_cluster import RedisCluster
@@ -56,6 +57,14 @@ class Place:
             [found] = run(store.perform([find]), connection.ask)
         record: Record | None = found
         return record
+
+    def id_below(self, key: str, operation: str, tenant: str = "single") -> bytes:
+        """The id by which the store knows a record, the one that is sealed where one is."""
+        store, found = self.open(), record_id(tenant, operation, key)
+        if not isinstance(store, SealedStore):
+            return found
+        with closing(store.connect()) as connection:
+            return run(store.seal(), connection.ask).id(found)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def finish(place: Place, ledger: Path, key: str) -> list[str]:
             endings = recovery.ended(key)
     else:  # its recoverer has to stay, and to watch it for one lease
         with recovering(place, ledger, lease_s=LEASE_S) as recovery:
-            record = record_id("single", OPERATION, key)
+            record = place.id_below(key, OPERATION)
             place.observing.wait_seen(recovery.process.pid, record)
             place.elapse(LEASE_S)
             endings = [recovery.next()["ending"]]
@@ -124,7 +124,7 @@ def watch_and_stop(
     place: Place, observing: Observing, recoveries: list[Recovery], key: str
 ) -> None:
     """Let all of them watch the orphan for a lease, and end when it is finished."""
-    record = record_id("single", OPERATION, key)
+    record = place.id_below(key, OPERATION)
     for recovery in recoveries:
         observing.wait_seen(recovery.process.pid, record)
     place.elapse(LEASE_S)
