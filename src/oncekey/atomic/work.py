@@ -94,6 +94,7 @@ class Work:
     def __init__(self, store: Store, seconds_max: float, *, callers: bool = False) -> None:
         """`callers`: its transactions are a caller's own."""
         self._store = store
+        self._callers = callers
         self._way = _way(store, _CALLERS_WAYS if callers else _WAYS)
         self._seconds_max = seconds_max
         self._claim: Claim
@@ -104,6 +105,8 @@ class Work:
         self._take: Swap | None = None
         self._in_doubt = False
         self._undone: Undone | None = None
+        self._final: StoreUnavailable | None = None
+        """What the engine must not repeat."""
 
     def drive(self, op: Op[T]) -> Op[T | Finished]:
         """Drive an operation of the engine, with its verbs answered by the transaction.
@@ -148,6 +151,8 @@ class Work:
                 try:
                     answer = yield from self._answer(question)
                 except Exception as error:
+                    if error is self._final:
+                        raise
                     question = op.throw(error)
                 else:
                     question = op.send(answer)
@@ -189,7 +194,16 @@ class Work:
         return Found(held.record)
 
     def _hold(self) -> Op[Held]:
-        """Begin, and take the id."""
+        """Begin, and take the id. What fails in a transaction of a caller's may have undone all of
+        it: repeated, it would go on in another one, without the rows that the caller had written.
+        """
+        try:
+            return (yield from self._begin_and_hold())
+        except StoreUnavailable as error:
+            self._final = error if self._callers else None
+            raise
+
+    def _begin_and_hold(self) -> Op[Held]:
         yield from self.close()
         self._open = yield Begin(self._claim.id, self._seconds_max)
         if not self._open:

@@ -23,6 +23,7 @@ the handler, or a deadlock, has ended it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 from oncekey.core.op import Op
@@ -89,32 +90,48 @@ def settle(claim: Claim, complete: Swap) -> Op[bool]:
     """
     if not (yield from is_ours(claim)):
         return False
-    columns = _completed(claim, complete)
-    given = literal(claim.id)
+    columns = _completed(claim, complete, "f.removed + 1")
+    source = f"SELECT {', '.join(columns.values())} FROM oncekey_fences f"
+    return (yield from _insert(claim, columns, source))
+
+
+def _settle_in(claim: Claim, complete: Swap) -> Op[bool]:
+    """The same in a transaction that may be REPEATABLE READ: there a statement that writes would
+    lock the fences that it reads, and nobody could sweep until the caller's commit. They are read
+    before, and need not be the newest: a fence is never presented without its token.
+    """
+    if not (yield from is_ours(claim)):
+        return False
+    [fences] = yield Question(("SELECT removed + 1 FROM oncekey_fences",))
+    [(fence,)] = fences.rows
+    columns = _completed(claim, complete, literal(int(fence)))
+    return (yield from _insert(claim, columns, f"VALUES ({', '.join(columns.values())})"))
+
+
+def _insert(claim: Claim, columns: Iterable[str], source: str) -> Op[bool]:
     *_, after = yield Question(
         (
-            f"INSERT INTO oncekey_claims ({', '.join(f'`{name}`' for name in columns)}) "
-            f"SELECT {', '.join(columns.values())} FROM oncekey_fences f "
+            f"INSERT INTO oncekey_claims ({', '.join(f'`{name}`' for name in columns)}) {source} "
             "ON DUPLICATE KEY UPDATE id = oncekey_claims.id",
-            f"SELECT token FROM oncekey_claims WHERE id = {given}",
+            f"SELECT token FROM oncekey_claims WHERE id = {literal(claim.id)}",
         )
     )
     return [tuple(row) for row in after.rows] == [(claim.token,)]
 
 
-def _completed(claim: Claim, complete: Swap) -> dict[str, str]:
+def _completed(claim: Claim, complete: Swap, fence: str) -> dict[str, str]:
     """Columns of `oncekey_claims`, as expressions."""
     row: dict[str, Value] = {"id": claim.id, "token": claim.token, **claim_row(claim)}
     for name in ("lease_us", "expires_us", "request"):  # only of what runs
         del row[name]
     values = {name: literal(given) for name, given in {**row, **answer_row(complete)}.items()}
     moments = {"created": CLOCK, "expires": later(str(micros(complete.retention_s)))}
-    fences = dict.fromkeys(("fence", "generation"), "f.removed + 1")
+    fences = dict.fromkeys(("fence", "generation"), fence)
     counts = {"attempt": "1", "lapses": "0", "beat": "0", "no_effect": "0"}
     return {**values, **moments, **fences, **counts, "state": "'completed'"}
 
 
 WAY = Way(partial(_hold, callers=False), is_ours, settle)
 """In a transaction of atomic mode, which is READ COMMITTED."""
-CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, settle)
+CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in)
 """In a transaction of a caller's."""

@@ -1,0 +1,65 @@
+"""Messages in a transaction of the caller's, where MySQL and MariaDB are unlike others."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import closing
+from typing import Any
+
+import pymysql
+import pytest
+
+from oncekey import StoreUnavailable
+from oncekey.core.op import run
+from oncekey.core.verbs import Sweep
+from oncekey.messaging import Handled
+from tests.messaging.test_inbox import Shop, message_id, place, shop
+
+__all__ = ["message_id", "place", "shop"]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("place", ["mariadb"], indirect=True),
+]
+
+
+def deadlocks_once(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
+    """The first such statement is the victim of a deadlock: the whole transaction is undone."""
+    execute, left = pymysql.cursors.Cursor.execute, [statement]
+
+    def executed(cursor: Any, query: str, args: Any = None) -> Any:
+        if left and left[0] in query:
+            left.clear()
+            cursor.connection.rollback()
+            raise pymysql.err.OperationalError(1213, "Deadlock found when trying to get lock")
+        return execute(cursor, query, args)
+
+    monkeypatch.setattr(pymysql.cursors.Cursor, "execute", executed)
+
+
+@pytest.mark.parametrize("statement", ["INTO oncekey_held", "INTO oncekey_claims"])
+def test_p2_a_caller_whose_transaction_was_undone_hears_of_it(
+    shop: Shop, message_id: str, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    """What it had written before is gone: going on in a new transaction would commit the rest."""
+    with closing(shop.connect()) as connection:
+        shop.ship(connection, message_id)
+        deadlocks_once(monkeypatch, statement)
+        with pytest.raises(StoreUnavailable):
+            shop.inbox.handle_in_sync(connection, message_id, shop.ship, connection, message_id)
+        connection.rollback()
+        assert shop.inbox.handle_in_sync(connection, message_id, lambda: 2) == Handled(2)
+
+
+def test_a_transaction_that_stays_open_keeps_nobody_from_sweeping(
+    shop: Shop, message_id: str
+) -> None:
+    """Its message is handled and not yet committed: what it read is not locked."""
+    store = shop.runtime.store
+    with closing(shop.connect()) as connection:
+        shop.inbox.handle_sync(message_id, lambda: 1)
+        shop.place.elapse(10 * 365 * 86_400)
+        assert shop.inbox.handle_in_sync(connection, uuid.uuid4().hex, lambda: 2) == Handled(2)
+        with closing(store.connect()) as ours:
+            assert run(store.perform([Sweep(1_000)]), ours.ask)[0] >= 1
+        connection.commit()
