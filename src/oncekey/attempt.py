@@ -15,7 +15,7 @@ from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Refused, Swap
+from oncekey.core.verbs import Refused, Swap, Verb
 from oncekey.errors import LeaseLost, Misuse
 from oncekey.ports import Ports
 from oncekey.steps import Kept, Steps, child_key
@@ -182,7 +182,7 @@ class Attempt:
         """
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
-        if within is not None and (asks := steps.asks_within(name, at_most_once=at_most_once)):
+        if asks := self._asks_within(ports, name, within, at_most_once=at_most_once):
             steps.read(*await join.aperform(ports.store, within, asks))
         begun = await ports.drive(
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
@@ -213,7 +213,7 @@ class Attempt:
         """`step` for handlers that block."""
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
-        if within is not None and (asks := steps.asks_within(name, at_most_once=at_most_once)):
+        if asks := self._asks_within(ports, name, within, at_most_once=at_most_once):
             steps.read(*join.perform(ports.store, within, asks))
         begun = ports.drive_sync(
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
@@ -229,6 +229,18 @@ class Attempt:
         if isinstance(outcome, Refused):
             raise steps.refused(ports.guard, name)
         return steps.ended(verb.step.result)
+
+    def _asks_within(
+        self, ports: Ports, name: str, within: Any, *, at_most_once: bool
+    ) -> list[Verb]:
+        """What must be asked in the transaction of a step. Where a store need not wait for that, it
+        is better asked beside it: the transaction may have begun before this attempt, and under
+        REPEATABLE READ would not show what the one before it left.
+        """
+        if within is None:
+            return []
+        asks = self.steps.asks_within(name, at_most_once=at_most_once)
+        return asks if join.has_one_writer(ports.store) else []
 
     @property
     def steps(self) -> Steps:

@@ -130,8 +130,8 @@ class Steps:
 
     def asks_within(self, name: str, *, at_most_once: bool) -> list[Verb]:
         """What is to be asked before a step that is kept in a transaction of the caller's: what
-        earlier attempts left, unless that is known. It must be asked in that transaction: the
-        store's own connection may be waiting for its end.
+        earlier attempts left, unless that is known. Where there is one writer at a time it must be
+        asked in that transaction: the store's own connection may be waiting for its end.
         """
         if at_most_once:
             raise Misuse(

@@ -181,6 +181,28 @@ async def test_a_later_attempt_finds_a_step_though_the_store_waits_for_its_trans
     renewal.exception()  # it may have waited in vain
 
 
+@pytest.mark.parametrize(
+    "world",
+    ["Session on psycopg", pytest.param("Session on PyMySQL", marks=pytest.mark.slow)],
+    indirect=True,
+)
+async def test_a_transaction_that_began_before_the_attempt_does_not_hide_what_is_kept(
+    world: World,
+) -> None:
+    """As when a retry waits in a session that has read before, while the first attempt goes on."""
+    key = str(uuid.uuid4())
+    async with world.open() as caller:
+        connection = caller.connection.connection()
+        if "psycopg" in world.kind:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.exec_driver_sql("SELECT * FROM orders").all()
+        first = await world.attempt(key)
+        await first.step("order", lambda: 17)
+        await world.runtime.drive(world.runtime.guard.abandon(first, no_effect=False))
+        second = await world.attempt(key)
+        assert await second.step("order", lambda: 18, within=caller.connection) == 17
+
+
 @few
 async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: World) -> None:
     key = str(uuid.uuid4())

@@ -62,6 +62,11 @@ async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list
     return outcomes
 
 
+def has_one_writer(store: Store) -> bool:
+    """Whether all that a store does may have to wait until a caller's transaction ends."""
+    return store.name == "sqlite"
+
+
 def identity(store: Store) -> Any:
     """What tells the store's database from any other, by a connection of its own."""
     return _own_identity(store) if store.name in _IDENTITIES else None
