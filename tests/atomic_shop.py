@@ -142,7 +142,7 @@ async def by_pymysql(url: str) -> AsyncIterator[Opened]:
 
 
 @asynccontextmanager
-async def by_asyncmy(url: str) -> AsyncIterator[Opened]:
+async def by_asyncmy(url: str, *, autocommit: bool = True) -> AsyncIterator[Opened]:
     parts = urlsplit(url)
 
     async def write(connection: Any) -> None:
@@ -151,7 +151,7 @@ async def by_asyncmy(url: str) -> AsyncIterator[Opened]:
 
     created = asyncmy.create_pool(
         maxsize=4,
-        autocommit=True,
+        autocommit=autocommit,
         host=parts.hostname,
         port=parts.port,
         user=parts.username,

@@ -17,9 +17,11 @@ from tests.atomic_shop import (
     POSTGRES,
     Opener,
     Shop,
+    by_asyncmy,
     marked,
     new_key,
     opener,
+    place_of,
     prepare,
     the_id,
 )
@@ -252,6 +254,33 @@ async def test_a_handler_that_lets_an_error_pass_may_say_that_it_failed_but_not_
     assert (await shop.order(key, status=status)).status == told
     assert shop.look(key) is None
     assert shop.orders() == 0
+
+
+def hang_up(url: str) -> None:
+    """The server closes every connection that idles in this database."""
+    with mysql_connection(url) as db, db.cursor() as cursor:
+        cursor.execute(
+            "SELECT id FROM information_schema.processlist "
+            "WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command = 'Sleep'"
+        )
+        for (connection_id,) in cursor.fetchall():
+            cursor.execute(f"KILL {connection_id}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocommit", [True, False])
+async def test_p6_connections_that_the_server_closed_are_given_back(
+    request: pytest.FixtureRequest, tmp_path: Path, autocommit: bool
+) -> None:
+    """A pool has only so many. Without autocommit it is our first statement that finds out."""
+    place = place_of("asyncmy", request, tmp_path)
+    url = place.url.partition("?")[0]
+    async with by_asyncmy(url, autocommit=autocommit) as opened:
+        shop = Shop("asyncmy", place, opened)
+        for _ in range(6):  # more than the pool may have
+            assert (await shop.order(new_key())).status == 201
+            hang_up(url)
+        await shop.close()
 
 
 @pytest.mark.slow

@@ -129,12 +129,21 @@ class Unit:
         # Before it begins: a pool may have no second connection for whoever holds one.
         own = join.identity(store) if _unproven(adapter, store) else None
         self._transaction = adapter.begin(store, record_id, seconds_max)
-        if self._transaction is not None and (first := _first(adapter)) is not None:
-            self._transaction.ask(first)
-        if self._transaction is not None and own is not None:
-            join.prove(store, own, self._transaction.ask)
-            _proven.add(adapter)
-        return self._transaction is not None
+        if self._transaction is None:
+            return False
+        try:
+            self._open_up(self._transaction, own)
+        except BaseException:  # it may be begun again, and nobody would give this one back
+            self._roll_back()
+            raise
+        return True
+
+    def _open_up(self, transaction: Transaction, own: Any) -> None:
+        if (first := _first(self._adapter)) is not None:
+            transaction.ask(first)
+        if own is not None:
+            join.prove(self._store, own, transaction.ask)
+            _proven.add(self._adapter)
 
     def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
@@ -199,15 +208,24 @@ class AsyncUnit:
             own = await asyncio.to_thread(join.identity, store)
         begun = self._do(adapter.begin, store, record_id, seconds_max, waits=True)
         self._transaction = await begun
-        if self._transaction is not None and (first := _first(adapter)) is not None:
-            await self._do(self._transaction.ask, first)
-        if self._transaction is not None and own is not None:
+        if self._transaction is None:
+            return False
+        try:
+            await self._open_up(self._transaction, own)
+        except BaseException:  # it may be begun again, and nobody would give this one back
+            await self._roll_back()
+            raise
+        return True
+
+    async def _open_up(self, transaction: Transaction, own: Any) -> None:
+        if (first := _first(self._adapter)) is not None:
+            await self._do(transaction.ask, first)
+        if own is not None:
             if self._threaded:
-                await self._do(join.prove, store, own, self._transaction.ask)
+                await self._do(join.prove, self._store, own, transaction.ask)
             else:
-                await join.aprove(store, own, self._transaction.ask)
-            _proven.add(adapter)
-        return self._transaction is not None
+                await join.aprove(self._store, own, transaction.ask)
+            _proven.add(self._adapter)
 
     async def prove(self) -> None:
         """Begin once, to see that the database is the store's and fit for it."""
