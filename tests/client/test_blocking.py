@@ -123,6 +123,54 @@ def test_timeouts_that_fit_are_left_as_they_are(library: Any) -> None:
     assert seen == [dict.fromkeys(("connect", "read", "write", "pool"), 5.0)]
 
 
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
+@pytest.mark.parametrize("given", [{"connect": 1.0}, {"read": None}], ids=str)
+def test_a_phase_of_which_nothing_is_said_is_limited_too(library: Any, given: Any) -> None:
+    seen = {}
+
+    def answer(request: Any) -> Any:
+        seen.update(request.extensions["timeout"])  # a copy, as some transports make it
+        return library.Response(201)
+
+    transport = retrying(library.MockTransport(answer), retries=ONCE, clock=FakeClock())
+    with library.Client(transport=transport) as client:
+        client.post("https://api.test/orders", extensions={"timeout": given})
+
+    limits = dict.fromkeys(("connect", "read", "write", "pool"), BUDGET_S)
+    assert seen == limits | {name: s for name, s in given.items() if s is not None}
+
+
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=lambda library: library.__name__)
+@pytest.mark.parametrize("kind", ["text/event-stream", "text/plain"])
+@pytest.mark.parametrize("timeout", [None, 1000.0])
+def test_who_reads_an_answer_that_is_handed_over_has_its_own_time(
+    library: Any, kind: str, timeout: float | None
+) -> None:
+    """Some transports (HTTP/2) ask for the limit at every read: also long after the delivery."""
+    clock, seen = FakeClock(), []
+
+    class Parts(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, limits: Any) -> None:
+            self._limits = limits
+
+        def __iter__(self) -> Iterator[bytes]:
+            for _ in range(3):
+                yield b"data: 12345678\n\n"
+                clock.advance(BUDGET_S)
+                seen.append(self._limits.get("read"))
+
+    def answer(request: Any) -> Any:
+        parts = Parts(request.extensions["timeout"])
+        return library.Response(200, headers={"content-type": kind}, stream=parts)
+
+    inner = library.MockTransport(answer)
+    transport = retrying(inner, retries=ONCE, clock=clock, answer_bytes_max=4)
+    with library.Client(transport=transport, timeout=timeout) as client:
+        client.post("https://api.test/orders")
+
+    assert seen == [timeout] * 3
+
+
 class Noted(requests.adapters.HTTPAdapter):
     """Sends nothing; knows what it was given to do so."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from operator import itemgetter
@@ -171,10 +172,15 @@ class Exchange:
             raise self._late()
         ready, given = self._ready, self._request.extensions.get("timeout") or _NO_LIMITS
         seconds = given.values()
+        is_full = len(given) == len(_NO_LIMITS) and None not in seconds
         # Twice: TLS follows the connection under the same limit, the body follows the headers.
-        if None in seconds or 2 * sum(seconds) > left_s:
-            ready.extensions["timeout"] = limits = _Limits(given)
-            limits.deadline, limits.now = self.deadline, self._sender.clock.monotonic
+        if is_full and 2 * sum(seconds) <= left_s:
+            return ready
+        if not is_full or max(seconds) > left_s:  # what counts for those who copy them
+            every = {**_NO_LIMITS, **given}.items()
+            given = {phase: left_s if s is None else min(s, left_s) for phase, s in every}
+        ready.extensions["timeout"] = limits = _Limits(given)
+        limits.deadline, limits.now = self.deadline, self._sender.clock.monotonic
         return ready
 
     # -------------------------------------------------------------------------------- the answer
@@ -182,7 +188,7 @@ class Exchange:
     def _collect(self, response: Any) -> Reply:
         """A whole answer; or one that is left to the caller to read."""
         if _is_endless(response):
-            return Reply(response.status_code, response.headers, b"", response)
+            return self._left_unread(response)
         stream, left_bytes = response.stream, self._sender.answer_bytes_max
         chunks, coming = [], iter(stream)
         for chunk in coming:
@@ -190,7 +196,7 @@ class Exchange:
             left_bytes -= len(chunk)
             if left_bytes < 0:
                 response.stream = _stream(self._library.SyncByteStream, stream, chunks, coming)
-                return Reply(response.status_code, response.headers, b"", response)
+                return self._left_unread(response)
             if self._sender.clock.monotonic() > self.deadline:
                 stream.close()
                 raise self._late()
@@ -199,7 +205,7 @@ class Exchange:
 
     async def _collect_async(self, response: Any) -> Reply:
         if _is_endless(response):
-            return Reply(response.status_code, response.headers, b"", response)
+            return self._left_unread(response)
         stream, left_bytes = response.stream, self._sender.answer_bytes_max
         chunks, coming = [], aiter(stream)
         async for chunk in coming:
@@ -207,12 +213,19 @@ class Exchange:
             left_bytes -= len(chunk)
             if left_bytes < 0:
                 response.stream = _stream(self._library.AsyncByteStream, stream, chunks, coming)
-                return Reply(response.status_code, response.headers, b"", response)
+                return self._left_unread(response)
             if self._sender.clock.monotonic() > self.deadline:
                 await stream.aclose()
                 raise self._late()
         await stream.aclose()
         return self._whole(response, b"".join(chunks))
+
+    def _left_unread(self, response: Any) -> Reply:
+        """Whoever reads it takes the time that the caller gives it: its delivery is over."""
+        limits = self._ready.extensions.get("timeout")
+        if isinstance(limits, _Limits):
+            limits.lift(self._request.extensions.get("timeout") or {})
+        return Reply(response.status_code, response.headers, b"", response)
 
     def _whole(self, response: Any, raw: bytes) -> Reply:
         response.stream = self._library.ByteStream(raw)
@@ -249,14 +262,19 @@ class _Limits(dict[str, float | None]):
     deadline: float
     now: Callable[[], float]
 
-    def __getitem__(self, phase: str) -> float:
+    def __getitem__(self, phase: str) -> float | None:
         return self.get(phase)
 
-    def get(self, phase: str, default: object = None) -> float:
+    def get(self, phase: str, default: object = None) -> float | None:
         given_s, left_s = dict.get(self, phase), self.deadline - self.now()
-        if given_s is not None and given_s <= left_s:
+        if given_s is None or given_s <= left_s:
             return given_s
         return left_s if left_s > _SHORTEST_S else _SHORTEST_S
+
+    def lift(self, given: dict[str, float | None]) -> None:
+        """From now on they are the caller's own."""
+        self.update({**_NO_LIMITS, **given})
+        self.deadline = math.inf
 
 
 def _within(seconds: float) -> asyncio.Timeout | contextlib.nullcontext[None]:
