@@ -25,6 +25,8 @@ from payments.work import Work
 
 Order = dict[str, Any]
 
+_EXPIRED = "expired"
+"""In an order, and in a charge's card: it had run out when the charge was made."""
 _AUTHORISES = ("reference", "key", "card", "amount", "currency", "capture")
 
 # --------------------------------------------------------------------------------- authorise
@@ -32,14 +34,15 @@ _AUTHORISES = ("reference", "key", "card", "amount", "currency", "capture")
 
 def insert_pending(connection: Connection, work: Work, source: Source, **values: Any) -> Order:
     """Write down that a card is about to be asked, and what it is asked."""
-    id_ = ids.new("ch")
+    id_, now = ids.new("ch"), clock.now_s()
+    ran_out = past(source.card["exp_year"], source.card["exp_month"], now) is not None
     row = {
         "tenant": work.tenant,
         "id": id_,
-        "created": clock.now_s(),
+        "created": now,
         "status": "pending",
         "network_key": work.key("authorise", id_),
-        "card": source.card,
+        "card": source.card | ({_EXPIRED: True} if ran_out else {}),
         "payment_method": source.payment_method,
         **values,
     }
@@ -50,26 +53,28 @@ def insert_pending(connection: Connection, work: Work, source: Source, **values:
 
 
 def of_charge(row: Any) -> Order:
-    """What the network is asked for a pending charge. Whether its card is still good is decided by
-    when the charge was made, so that whoever continues it decides the same.
+    """What the network is asked for a pending charge. Whether its card was still good stands in the
+    row: whoever continues it decides the same, and the network may have been asked already for one
+    that an older release wrote, which never looked.
     """
     card = row["card"]
-    return {
+    order = {
         "reference": row["id"],
         "key": row["network_key"],
         "card": card["number"],
         "amount": row["amount"],
         "currency": row["currency"],
         "capture": row["capture"],
-        "expired": past(card["exp_year"], card["exp_month"], row["created"]) is not None,
     }
+    # Left out where it does not apply, so that servers of an older release can go on with it.
+    return order | ({_EXPIRED: True} if card.get(_EXPIRED) else {})
 
 
 def authorise(network: Network, order: Order) -> Authorised | Declined:
     """Ask the network, unless the card had run out. What it will never do is a decline like any
     other.
     """
-    if order.get("expired"):
+    if order.get(_EXPIRED):
         return Declined("expired_card", "expired_card", "Your card has expired.")
     try:
         return network.authorise(**{name: order[name] for name in _AUTHORISES})

@@ -2,8 +2,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from payments import clock, ids, shapes
+from payments import clock, ids, orders, shapes
+from payments.tables import charges
+from payments.unfinished import Finisher
 from tests.payments.api import Api
 
 CARD = {"card[number]": "4242424242424242", "card[exp_month]": "4", "card[exp_year]": "2030"}
@@ -148,6 +151,9 @@ def test_a_card_that_ran_out_since_is_declined(api: Api, monkeypatch: pytest.Mon
     assert error["payment_intent"]["status"] == "requires_payment_method"
     assert api.get(f"charges/{error['charge']}").json()["status"] == "failed"
     assert len(api.network.rows("authorisation")) == asked
+    with api.database.read() as connection:
+        row = connection.execute(sa.select(charges).where(charges.c.id == error["charge"])).one()
+    assert orders.of_charge(row._mapping)["expired"], "whoever had continued it decides the same"
 
 
 def test_a_charge_that_was_begun_in_time_is_ended_after_it(
@@ -162,3 +168,28 @@ def test_a_charge_that_was_begun_in_time_is_ended_after_it(
         api.network.down = 1
         assert api.post("charges", said, key).status_code == 503
     assert api.post("charges", said, key).json()["paid"] is True
+
+
+def test_a_charge_by_a_release_that_did_not_look_is_ended_as_the_network_says(
+    fresh: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has asked the network, which has taken the money, and only the answer is missing."""
+    said = {"amount": 777, "currency": "eur"}
+    said |= card("source", LAST_MONTH.month, LAST_MONTH.year)
+    with monkeypatch.context() as then:
+        at(then, int(LAST_MONTH.timestamp()))
+        fresh.network.down = 1
+        assert fresh.post("charges", said, "old").status_code == 503
+    with fresh.database.begin() as connection:
+        connection.execute(charges.update().values(created=clock.now_s()))
+    assert Finisher(fresh.database, fresh.network, patience_s=-1).do() == 1
+    assert fresh.post("charges", said, "old").json()["paid"] is True
+
+
+def test_a_server_of_an_older_release_can_go_on_with_what_this_one_began(fresh: Api) -> None:
+    """It hands the whole order to the network, and knows these names alone."""
+    fresh.charged(500)
+    with fresh.database.read() as connection:
+        row = connection.execute(sa.select(charges)).one()
+    names = {"reference", "key", "card", "amount", "currency", "capture"}
+    assert orders.of_charge(row._mapping).keys() == names
