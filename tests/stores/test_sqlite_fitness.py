@@ -71,6 +71,12 @@ def test_the_file_system_is_that_of_the_nearest_mount(mounted: Path) -> None:
     assert file_system(f"{mounted.parent}/keys.db") == "ext4"
 
 
+def test_a_link_does_not_hide_a_network_share(tmp_path: Path, mounted: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(mounted / "keys.db")
+    assert file_system(str(link)) == "nfs4"
+
+
 def test_what_this_machine_says_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

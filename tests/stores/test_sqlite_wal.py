@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from oncekey.core.verbs import Insert, Inserted
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite_connection import WAL_BYTES
 from oncekey.stores.sqlite_wal import Wal
 from tests.stores.sqlite_worker import claim
 
@@ -40,6 +45,7 @@ def wal(path: Path) -> Iterator[Wal]:
 def test_its_length_is_that_of_the_file_while_it_grows(
     path: Path, gatherer: Gatherer, wal: Wal
 ) -> None:
+    path.touch()
     assert wal.length() == 0
     lengths = []
     for number in range(3):
@@ -75,19 +81,80 @@ def test_one_that_is_forgotten_leaves_nothing_open(
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+@pytest.mark.parametrize("which", [["-wal", "-shm"], ["-wal"], ["-shm"], [""]], ids="".join)
 def test_that_its_files_are_gone_is_noticed(
-    path: Path, gatherer: Gatherer, wal: Wal, replaced: bool
+    path: Path, gatherer: Gatherer, wal: Wal, which: list[str], replaced: bool
 ) -> None:
-    """As when somebody removes `keys.db-*`, which look like leftovers."""
+    """As when somebody removes `keys.db-*`, which look like leftovers, or puts a backup back."""
     gatherer.ask(Insert(claim("order-1")))
     assert wal.length() > 0
-    for name in (f"{path}-wal", f"{path}-shm"):
+    for name in (f"{path}{suffix}" for suffix in which):
         os.rename(name, f"{name}.away")
         if replaced:
             Path(name).touch()
     with pytest.raises(StoreUnavailable, match="removed or replaced") as caught:
         wal.length()
     assert caught.value.sent is False
+
+
+def test_that_it_alone_is_gone_is_noticed_where_the_system_does_not_tell_names(
+    monkeypatch: pytest.MonkeyPatch, path: Path, gatherer: Gatherer, wal: Wal
+) -> None:
+    def not_here(path: Any) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "readlink", not_here)
+    gatherer.ask(Insert(claim("order-1")))
+    assert wal.length() == wal.length() > 0
+    os.rename(f"{path}-wal", f"{path}-wal.away")
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        wal.length()
+
+
+def test_that_it_cannot_be_opened_is_an_outage(
+    monkeypatch: pytest.MonkeyPatch, gatherer: Gatherer, wal: Wal
+) -> None:
+    """Not an error of the caller's, which would be answered with 500."""
+    gatherer.ask(Insert(claim("order-1")))
+
+    def full(*told: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(StoreUnavailable, match="Too many open files") as caught:
+        wal.length()
+    assert caught.value.sent is False
+
+
+def test_that_of_a_file_behind_a_link_is_kept_short_too(path: Path) -> None:
+    """SQLite names its files after what the link points to."""
+    path.touch()
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    gatherer = Gatherer(SqliteStore(link))
+    for number in range(24):
+        gatherer.ask(Insert(replace(claim(f"order-{number}"), request=bytes(500_000))))
+    assert Path(f"{path}-wal").stat().st_size < 2 * WAL_BYTES
+    gatherer.close()
+
+
+AT_EXIT = """
+import atexit, sys
+from oncekey.core.verbs import Insert
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.sqlite import SqliteStore
+from tests.stores.sqlite_worker import claim
+
+atexit.register(lambda: print(gatherer.ask(Insert(claim("order-2")))))
+gatherer = Gatherer(SqliteStore(sys.argv[1]))
+gatherer.ask(Insert(claim("order-1")))
+"""
+
+
+def test_a_process_can_write_until_its_end(path: Path) -> None:
+    told = [sys.executable, "-c", AT_EXIT, os.fspath(path)]
+    said = subprocess.run(told, check=True, capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("Inserted(fence=1)\n", "")
 
 
 def test_writing_never_asks_when_it_was_written(

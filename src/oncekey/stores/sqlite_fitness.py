@@ -41,7 +41,7 @@ def file_system(path: str) -> str | None:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
-    folder = os.path.realpath(os.path.dirname(path))
+    folder = os.path.dirname(os.path.realpath(path))
     best, kind = "", None
     for line in lines:
         left, _, right = line.partition(" - ")
@@ -177,7 +177,7 @@ class Around:
 
 def around(path: str) -> Around:
     found, disk = os.stat(path), shutil.disk_usage(path)
-    wal = f"{path}-wal"
+    wal = f"{os.path.realpath(path)}-wal"  # named after what a link points to
     return Around(
         path,
         found.st_size,
