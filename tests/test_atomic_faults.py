@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from oncekey import atomic
+from oncekey.atomic.mysql import _Asyncmy
 from tests.atomic_shop import (
     KINDS,
     POSTGRES,
@@ -204,7 +205,10 @@ async def test_a_handler_that_ends_its_transaction_is_found_out(
 
     awaited = shop.kind.startswith(("asyncpg", "asyncmy"))
     shop.write = write_and_end_async if awaited else write_and_end
-    assert (await shop.order(key)).status == 503
+    reply = await shop.order(key)
+    assert reply.status == 503
+    assert "What it committed by itself stands" in reply.json()["detail"]
+    assert not reply.json()["retryable"]
     assert "ended the transaction itself" in caplog.text
     assert shop.look(key) is None
     assert shop.orders() == (end == "commit")
@@ -281,6 +285,35 @@ async def test_p6_connections_that_the_server_closed_are_given_back(
             assert (await shop.order(new_key())).status == 201
             hang_up(url)
         await shop.close()
+
+
+class _Stuck:
+    """A connection that never ends its rollback, and the pool that it belongs to."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.released = False
+
+    async def rollback(self) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def autocommit(self, on: bool) -> None:
+        """Whatever it was."""
+
+    async def release(self, connection: Any) -> None:
+        self.released = True
+
+
+async def test_p6_who_is_cancelled_while_it_rolls_back_gives_its_connection_back() -> None:
+    stuck = _Stuck()
+    transaction = _Asyncmy(stuck, stuck, True, stuck.release)
+    ending = asyncio.create_task(transaction.rollback())
+    await stuck.asked.wait()
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert stuck.released
 
 
 @pytest.mark.slow

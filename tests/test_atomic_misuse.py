@@ -102,6 +102,31 @@ async def test_another_database_of_a_mariadb_is_found_out_at_the_start(
     await guarded.close()
 
 
+@pytest.mark.slow
+async def test_a_connection_of_mariadb_that_comes_with_a_transaction_is_found_out(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Its isolation cannot be set any more."""
+    place = mariadb_place(request, tmp_path)
+    place.migrate()
+
+    def connect() -> Any:
+        connection = mysql_connection(place.url, autocommit=False)
+        connection.cursor().execute("SELECT * FROM oncekey_schema")
+        return connection
+
+    guarded = asgi.IdempotencyMiddleware(
+        app,
+        store=place.url,
+        tenant=single_tenant,
+        policy=Policy(atomic=True),
+        atomic=atomic.PyMySQL(connect),
+    )
+    with pytest.raises(Misuse, match="on which nothing was asked yet"):
+        await guarded.start()
+    await guarded.close()
+
+
 async def test_another_database_is_found_out_at_the_start(
     postgres_url: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

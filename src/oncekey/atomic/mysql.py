@@ -103,9 +103,11 @@ class _Asyncmy:
             await self._give_back()
 
     async def rollback(self) -> None:
-        with contextlib.suppress(Exception):  # a broken connection has nothing left to roll back
-            await self.connection.rollback()
-        await self._give_back()
+        try:
+            with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
+                await self.connection.rollback()
+        finally:
+            await self._give_back()
 
     async def _give_back(self) -> None:
         try:

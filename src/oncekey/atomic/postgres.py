@@ -161,6 +161,8 @@ class _AsyncPsycopg:
             await self._give_back()
 
     async def rollback(self) -> None:
-        with contextlib.suppress(Exception):  # a broken connection has nothing left to roll back
-            await self.connection.rollback()
-        await self._give_back()
+        try:
+            with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
+                await self.connection.rollback()
+        finally:
+            await self._give_back()

@@ -142,9 +142,11 @@ class _AsyncSQLAlchemy:
             await self._give_back()
 
     async def rollback(self) -> None:
-        with contextlib.suppress(Exception):
-            await self.connection.rollback()
-        await self._give_back()
+        try:
+            with contextlib.suppress(Exception):
+                await self.connection.rollback()
+        finally:
+            await self._give_back()
 
     async def _give_back(self) -> None:
         with contextlib.suppress(Exception):  # what was not committed is gone

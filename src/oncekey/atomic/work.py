@@ -80,9 +80,13 @@ class Outside:
     question: Verb | Pause
 
 
+class _Ended(Misuse):
+    """The transaction is not the one that was begun: what the handler committed is committed."""
+
+
 @value
 class Undone:
-    """Why nothing of it happened, and what its client is told."""
+    """Why it is not recorded, and what its client is told."""
 
     why: str
     told: Given | Refuse
@@ -137,10 +141,13 @@ class Work:
             if why is not None:
                 self._undo(why)
 
-    def _undo(self, why: str, answer: Answer | None = None) -> None:
-        """Nothing of it happened. A handler that says so itself is heard, but not kept."""
+    def _undo(self, why: str, answer: Answer | None = None, *, ended: bool = False) -> None:
+        """Nothing of it happened, unless its handler `ended` the transaction. One that says itself
+        that it failed is heard, but not kept.
+        """
         failed = answer is not None and answer.status >= 400
-        self._undone = Undone(why, Given() if failed else Refuse(_undone(why)))
+        problem = _ended() if ended else _undone()
+        self._undone = Undone(why, Given() if failed else Refuse(problem))
 
     # -------------------------------------------------------------- another way to answer verbs
 
@@ -254,7 +261,7 @@ class Work:
         try:
             fence = yield from self._write(swap)
         except (StoreError, Misuse) as error:
-            self._undo(str(error), swap.answer)
+            self._undo(str(error), swap.answer, ended=isinstance(error, _Ended))
             fence = None
         if fence is None:
             return (yield from self._refused())
@@ -290,7 +297,7 @@ class Work:
             if new and (yield from self._way.settle(claim, swap)):
                 return swap.fence
             if not (yield from self._way.is_ours(claim)):
-                raise Misuse(
+                raise _Ended(
                     "the handler ended the transaction itself, or went on after a deadlock did, so "
                     "its rows do not go with its answer: leave commit and rollback to oncekey, and "
                     "use a savepoint to undo a part"
@@ -372,7 +379,16 @@ def _in_flight(claim: Claim) -> Record:
     )
 
 
-def _undone(why: str) -> Problem:
+def _ended() -> Problem:
+    return Problem(
+        Kind.STORE_UNAVAILABLE,
+        "The request is not recorded: its handler ended the transaction that was begun for it, or "
+        "went on after a deadlock had. What it committed by itself stands, all else is undone. A "
+        "retry runs it again.",
+    )
+
+
+def _undone() -> Problem:
     return Problem(
         Kind.STORE_UNAVAILABLE,
         "The request was undone before it was answered: nothing of it happened. Retry with the "

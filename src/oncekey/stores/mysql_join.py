@@ -143,6 +143,12 @@ def _judged(error: Any, question: Question) -> Exception:
             )
         case 1205 | 3572 if question.at_once:  # waited for long enough; does not wait
             return RowHeld("another transaction holds the id", sent=True)
+        case 1568:  # its isolation cannot be set any more
+            return Misuse(
+                f"{error}: a transaction was open on this connection before atomic mode began its "
+                "own. Lend it connections on which nothing was asked yet: no SELECT when one is "
+                "opened or a session begins, no transaction.atomic() around it"
+            )
         case 1305:  # no such savepoint
             return TransactionOver(str(error), sent=True)
     judged: Exception = error
