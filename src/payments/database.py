@@ -66,13 +66,32 @@ class Database:
                 yield connection
 
     def create_tables(self) -> None:
-        """Create what is missing, for rows and for records. Several processes may do so at once."""
+        """Create what is missing, for rows and for records. Several processes may do so at once,
+        while servers run; those that write to a table wait until an index on it is built.
+        """
         oncekey.migrate(self.url)
+        with self._migrating() as connection:
+            metadata.create_all(connection)
+        while self._create_index():
+            """A transaction for each: with one table in hand, waiting for the next, it could wait
+            for somebody who has written to them in another order, and who waits for it."""
+
+    def _create_index(self) -> bool:
+        """Create one of those that a newer release brings to tables that are there, which
+        `create_all` passes by. False: there was none.
+        """
+        with self._migrating() as connection:
+            index = next(_missing_indexes(connection), None)
+            if index is not None:
+                index.create(connection)
+        return index is not None
+
+    @contextmanager
+    def _migrating(self) -> Iterator[Connection]:
         with self.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7277616)"))
-            metadata.create_all(connection)
-            _create_indexes(connection)
+            yield connection
 
     def close(self) -> None:
         self.engine.dispose()
@@ -87,14 +106,11 @@ def take_turns(connection: Connection, what: str) -> None:
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
 
-def _create_indexes(connection: Connection) -> None:
-    """Those that a newer release brings to tables that are there: `create_all` passes them by."""
+def _missing_indexes(connection: Connection) -> Iterator[sa.Index]:
     there = sa.inspect(connection).get_multi_indexes()
     names = {index["name"] for of_table in there.values() for index in of_table}
     for table in metadata.tables.values():
-        for index in table.indexes:
-            if index.name not in names:
-                index.create(connection)
+        yield from (index for index in table.indexes if index.name not in names)
 
 
 def _engine(url: str, connections_max: int) -> Engine:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from payments import ids
 from payments.database import Database
 from payments.settings import Settings
-from payments.tables import metadata
+from payments.tables import deliveries, events, metadata
+from tests.payments.serving import until
 
 pytestmark = pytest.mark.slow
 
@@ -31,3 +34,37 @@ def test_what_a_newer_release_brings_to_old_tables_is_created(
             there = sa.inspect(connection).get_multi_indexes().values()
         names = {index["name"] for of_table in there for index in of_table}
         assert {index.name for each in metadata.tables.values() for index in each.indexes} <= names
+
+
+def test_an_index_that_is_built_and_a_server_that_writes_never_wait_for_each_other(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """The courier of a running server writes to deliveries first, and to events after that."""
+    delivery = {"id": ids.new("dlv"), "event": "evt_0", "endpoint": "we_1", "due": 1.0}
+    event = {"id": ids.new("evt"), "type": "webhook_endpoint.disabled", "data": {}}
+    both = {"tenant": "acct_1/test", "created": 1}
+    with closing(Database(Settings(data=tmp_path, database_url=postgres_url))) as database:
+        database.create_tables()
+        with database.begin() as connection:
+            connection.execute(sa.text("DROP INDEX events_by_age, deliveries_by_age"))
+        migrating = threading.Thread(target=database.create_tables)
+        with database.begin() as connection:
+            connection.execute(deliveries.insert(), both | delivery)
+            migrating.start()
+            until(lambda: waits_for_a_table(database), "the migration to wait for the courier")
+            connection.execute(events.insert(), both | event)
+        migrating.join()
+        with database.read() as connection:
+            there = sa.inspect(connection).get_multi_indexes().values()
+        assert {"events_by_age", "deliveries_by_age"} <= {
+            index["name"] for of_table in there for index in of_table
+        }
+
+
+def waits_for_a_table(database: Database) -> bool:
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND wait_event_type = 'Lock' AND query LIKE 'CREATE INDEX%'"
+    )
+    with database.read() as connection:
+        return bool(connection.execute(sa.text(query)).scalar_one())
