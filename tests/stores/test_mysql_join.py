@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from oncekey.core.record import State, Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Steps
-from oncekey.stores import join
+from oncekey.stores import join, mysql_join
 from oncekey.stores.mysql_join import Server
 from oncekey.stores.mysql_text import Question
 from oncekey.testing.contract import Case, Subject
@@ -137,3 +139,31 @@ def test_mysql_is_told_before_and_gets_back_what_its_session_had() -> None:
     assert "@oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout" in before
     assert after == "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
     assert server.around(Question(("SELECT 1",))) == ([], [])
+
+
+SLOW = Question(("SELECT SLEEP(20)",), at_once=True)
+
+
+@pytest.mark.slow
+async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver closes such a connection: it has no settings to get back."""
+    monkeypatch.setattr(mysql_join, "Server", lambda version: Server("9.7.4"))
+    async with by_asyncmy(mariadb_url) as joinable:
+        ask = mysql_join.by_asyncmy(joinable.connection)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(SLOW), 0.2)
+
+
+@pytest.mark.slow
+def test_who_loses_its_connection_in_a_hurry_hears_why(
+    mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mysql_join, "Server", lambda version: Server("9.7.4"))
+    with mysql_connection(mariadb_url) as other, mysql_connection(mariadb_url) as db:
+        kill = threading.Timer(0.2, other.cursor().execute, [f"KILL {db.thread_id()}"])
+        kill.start()
+        with pytest.raises(pymysql.MySQLError, match=r"Lost connection|was killed"):
+            mysql_join.by_pymysql(db)(SLOW)
+        kill.join()

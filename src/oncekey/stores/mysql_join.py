@@ -10,6 +10,7 @@ may renew the record at any time, and the caller's rows would never be committed
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Awaitable, Callable
@@ -97,8 +98,9 @@ def by_pymysql(connection: Any) -> Callable[[Question], Any]:
             except pymysql.MySQLError as error:
                 raise _judged(error, question) from error
             finally:
-                for statement in after:
-                    cursor.execute(statement)
+                with contextlib.suppress(pymysql.MySQLError):  # a lost one has no settings left
+                    for statement in after:
+                        cursor.execute(statement)
         return replies
 
     return ask
@@ -122,8 +124,9 @@ def by_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
             except errors.MySQLError as error:
                 raise _judged(error, question) from error
             finally:
-                for statement in after:
-                    await cursor.execute(statement)
+                with contextlib.suppress(errors.MySQLError):  # a lost one has no settings left
+                    for statement in after:
+                        await cursor.execute(statement)
         return replies
 
     return ask
