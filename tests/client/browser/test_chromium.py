@@ -226,6 +226,18 @@ def test_storage_that_never_answers_sends_nothing(context: BrowserContext, site:
     assert site.keys == []
 
 
+def test_who_waits_for_ever_is_not_late_at_once(context: BrowserContext, site: Site) -> None:
+    page = opened(context, site)
+    said = page.evaluate("""async () => {
+      const { Client } = await import("/oncekey.js");
+      return await new Client({ shelfS: Infinity })
+        .fetch("/orders", { method: "POST", body: '{"item": "tea"}', intent: "order" })
+        .then((answer) => `${answer.status}`, (error) => `${error.kind}: ${error.message}`);
+    }""")
+
+    assert said == "201"
+
+
 def test_who_clears_the_site_s_data_can_go_on(context: BrowserContext, site: Site) -> None:
     """The browser closes the database below the page."""
     page = opened(context, site)

@@ -1234,6 +1234,9 @@ export function memoryShelf() {
  * @property {(signal: AbortSignal) => Promise<void>} back When there is a network again.
  */
 
+/** A timer that is set for longer, or for ever, goes off at once. */
+const TIMER_MS_MAX = 2 ** 31 - 1;
+
 /** @type {Readonly<World>} */
 const browser = Object.freeze({
   fetch: (request) => globalThis.fetch(request),
@@ -1241,7 +1244,7 @@ const browser = Object.freeze({
   wall: () => Date.now() / 1000,
   sleep: (seconds, signal) =>
     until(signal, (resolve) => {
-      const timer = setTimeout(resolve, seconds * 1000);
+      const timer = setTimeout(resolve, Math.min(seconds * 1000, TIMER_MS_MAX));
       return () => clearTimeout(timer);
     }),
   chance: Math.random,
