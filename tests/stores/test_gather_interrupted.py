@@ -13,7 +13,8 @@ import pytest
 
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import Gatherer, Queue
+from oncekey.stores import gather
+from oncekey.stores.gather import Gatherer, Queue, Ticket
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
 from tests.stores.threads import A, B, C, D, behind_a, outcomes, queued, wait_until
 
@@ -83,6 +84,49 @@ def test_a_leader_that_is_interrupted_before_its_own_verb_left_leaves_an_heir(
     assert first == b"a"
     assert isinstance(leader, Interrupted)
     assert others == [b"c", b"d"]
+
+
+def test_a_leader_that_is_interrupted_while_it_chooses_leaves_nobody_out(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+    futures = behind_a(threads, store, gatherer)
+    order, asked = gather._order, itertools.count()
+
+    def interrupt(ticket: Ticket[Any]) -> bytes:
+        if next(asked) == 0:
+            raise Interrupted
+        return order(ticket)
+
+    monkeypatch.setattr(gather, "_order", interrupt)
+    store.open.set()
+    first, leader, *others = outcomes(futures)
+    assert first == b"a"
+    assert isinstance(leader, Interrupted)
+    assert others == [b"c", b"d"]
+
+
+def test_a_follower_that_is_interrupted_before_it_waits_is_not_queued(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+    store.open.clear()
+    leading = threads.submit(gatherer.ask, A)
+    assert store.under_way.acquire(timeout=PATIENCE_S)
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Event", interrupt)
+        with pytest.raises(Interrupted):
+            gatherer.ask(B)
+    following = threads.submit(gatherer.ask, C)
+    wait_until(lambda: queued(gatherer) > 0)
+    store.open.set()
+    assert outcomes([leading, following]) == [b"a", b"c"]
 
 
 @pytest.mark.parametrize("later", [True, False])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import os
 import threading
 from collections import deque
@@ -102,14 +103,12 @@ class Queue(Generic[W]):
         if len(waiting) == 1:
             return [waiting.popleft()]
         batch: list[Ticket[W]] = []
-        left_behind: list[Ticket[W]] = []
+        left_behind: deque[Ticket[W]] = deque()
         ids: set[bytes] = set()
         size = 0
-        while waiting and len(batch) < self._rows_max:
-            ticket = waiting[0]
-            if batch and size + ticket.size > self._bytes_max:
+        for ticket in waiting:
+            if len(batch) >= self._rows_max or (batch and size + ticket.size > self._bytes_max):
                 break
-            waiting.popleft()
             if ticket.changes is not None:
                 if ticket.changes in ids:
                     left_behind.append(ticket)
@@ -117,9 +116,10 @@ class Queue(Generic[W]):
                 ids.add(ticket.changes)
             batch.append(ticket)
             size += ticket.size
-        waiting.extendleft(reversed(left_behind))
+        left_behind.extend(itertools.islice(waiting, len(batch) + len(left_behind), None))
         if len(batch) > 1:
             batch.sort(key=_order)
+        self._waiting = left_behind  # at once: a signal must not leave anybody out of both
         return batch
 
 
@@ -290,9 +290,9 @@ class _Lane:
         waiter = _Waiter()
         ticket = Ticket(verb, waiter)
         with self._mutex:
-            self._queue.add(ticket)
             if self._led:
-                waiter.event = threading.Event()
+                waiter.event = threading.Event()  # before it is queued: it could not be woken
+            self._queue.add(ticket)
             self._led = True
         if waiter.event is not None:
             self._follow(ticket, waiter.event)
