@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oncekey.client import place
 from oncekey.client.place import Outgoing, Placed
+from oncekey.core import key as keys
 from oncekey.core.profiles import PROFILES
 from oncekey.errors import Misuse
 
@@ -89,6 +90,14 @@ def test_the_draft_s_keys_are_quoted_and_all_others_bare() -> None:
     assert place.placed(bare, PROFILES["ietf"], KEY) == quoted
     assert place.placed(bare, PROFILES["ietf"].derive(name="ours"), KEY) == quoted
     assert place.placed(bare, PROFILES["stripe"], KEY) == Placed((("Idempotency-Key", KEY),))
+
+
+@pytest.mark.parametrize("key", ['7"-pipe', "a\\b", '"all"', "a,b"])
+def test_what_is_quoted_arrives_as_it_was(key: str) -> None:
+    changes = place.placed(Outgoing("POST", URL, {}, b""), PROFILES["ietf"], key)
+    assert changes is not None
+    [(_, line)] = changes.headers
+    assert keys.parse([line.encode()]) == key
 
 
 def test_the_query_keeps_what_it_has() -> None:

@@ -88,7 +88,7 @@ def placed(request: Outgoing, profile: Profile, key: str) -> Placed | None:
         case Header(name):
             # The draft asks for a quoted string. Everybody else's servers compare what they get,
             # quotes included.
-            text = f'"{key}"' if profile.key_quoted else key
+            text = _quoted(key) if profile.key_quoted else key
             return Placed(headers=((name, text),))
         case QueryParameter(name):
             bare, mark, fragment = request.url.partition("#")
@@ -132,12 +132,14 @@ def _with_field(request: Outgoing, name: str, key: str) -> bytes | None:
         return None
     head, brace, rest = request.body.partition(b"{")
     comma = b"," if members else b""
-    text = _json(name) + b":" + _json(key)
+    text = f"{_quoted(name)}:{_quoted(key)}".encode("ascii")
     return head + brace + text + comma + rest
 
 
-def _json(text: str) -> bytes:
-    return b'"' + text.replace("\\", "\\\\").replace('"', '\\"').encode("ascii") + b'"'
+def _quoted(text: str) -> str:
+    """As JSON and structured fields write a string of visible ASCII."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def _type(request: Outgoing) -> str:
