@@ -360,12 +360,21 @@ async def test_a_client_that_hangs_up_stops_nothing(opener: Opener) -> None:
         assert shop.orders() == 1
 
 
-async def test_a_database_that_is_down_runs_nothing(opener: Opener) -> None:
+async def test_a_database_that_is_down_runs_nothing_and_the_log_says_why(
+    opener: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
     async with opener("asyncpg", store_down="run") as shop:
-        shop.app.edge.adapter = atomic.Asyncpg(_Down())
-        reply = await shop.order(new_key())
-        assert (reply.status, reply.kind) == (503, "store-unavailable")
+        down = [True]
+        pools = _Down(), shop.adapter._pool()  # type: ignore[attr-defined]
+        shop.app.edge.adapter = atomic.Asyncpg(lambda: pools[0 if down else 1])
+        for _ in range(2):
+            reply = await shop.order(new_key())
+            assert (reply.status, reply.kind) == (503, "store-unavailable")
         assert shop.runs == 0
+        assert caplog.text.count("ConnectionRefusedError: nobody listens") == 1
+        down.clear()
+        assert (await shop.order(new_key())).status == 201
+        assert "the database of atomic=Asyncpg(…) answers again" in caplog.text
 
 
 class _Down:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
 from oncekey.core.op import Op, arun, run
@@ -21,6 +21,7 @@ from oncekey.decision import Execute
 from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores import join, mysql_atomic
 from oncekey.stores.base import Store
+from oncekey.stores.outage import Outage
 
 CALLERS = "any"
 """The engine of adapters that stand in a transaction of a caller's."""
@@ -66,6 +67,16 @@ class Adapter(Protocol):
 
 _proven: WeakSet[Any] = WeakSet()
 """Adapters whose database was seen to be the store's."""
+
+
+_outages: WeakKeyDictionary[Any, Outage] = WeakKeyDictionary()
+
+
+def _outage(adapter: Adapter) -> Outage:
+    """Of an adapter's connections; those of the store may be well meanwhile."""
+    if adapter not in _outages:
+        _outages[adapter] = Outage(f"the database of atomic={type(adapter).__name__}(…)")
+    return _outages[adapter]
 
 
 def _unproven(adapter: Adapter, store: Store) -> bool:
@@ -114,15 +125,14 @@ class Unit:
             if kind is Begin:
                 return self._begin(question.id, question.seconds_max)
             if kind is Commit:
-                self._transaction = None
-                return transaction and transaction.commit()
+                return self._commit()
             if kind is Rollback:
                 return self._roll_back()
             if kind is Flush:
                 return transaction and transaction.flush()
             return transaction and transaction.ask(question)
         except Exception as error:
-            raise _judged(error, question) from error
+            raise _judged(error, question, self._adapter) from error
 
     def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
@@ -144,6 +154,12 @@ class Unit:
         if own is not None:
             join.prove(self._store, own, transaction.ask)
             _proven.add(self._adapter)
+
+    def _commit(self) -> Any:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            transaction.commit()
+            _outage(self._adapter).over()
 
     def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
@@ -191,15 +207,14 @@ class AsyncUnit:
             if kind is Begin:
                 return await self._begin(question.id, question.seconds_max)
             if kind is Commit:
-                self._transaction = None
-                return transaction and await self._do(transaction.commit)
+                return await self._commit()
             if kind is Rollback:
                 return await self._roll_back()
             if kind is Flush:
                 return transaction and await self._do(transaction.flush)
             return transaction and await self._do(transaction.ask, question)
         except Exception as error:
-            raise _judged(error, question) from error
+            raise _judged(error, question, self._adapter) from error
 
     async def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
@@ -234,6 +249,12 @@ class AsyncUnit:
         finally:
             await self.close()
 
+    async def _commit(self) -> Any:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            await self._do(transaction.commit)
+            _outage(self._adapter).over()
+
     async def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
         return transaction and await self._do(transaction.rollback)
@@ -254,10 +275,15 @@ def _threads(pid: int, waits: bool) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS_MAX, f"oncekey-atomic-{'begin' if waits else 'do'}")
 
 
-def _judged(error: Exception, question: Any) -> Exception:
-    """A driver's failure at our statements is the database's; at a flush it is the handler's."""
+def _judged(error: Exception, question: Any, adapter: Adapter) -> Exception:
+    """A driver's failure at our statements is the database's; at a flush it is the handler's.
+
+    Its reason is for the log: a client is told only that there was no answer.
+    """
     if isinstance(error, OncekeyError) or isinstance(question, Flush):
         return error
-    return StoreUnavailable(
-        f"{type(error).__name__}: {error}", sent=not isinstance(question, Begin)
-    )
+    reason = f"{type(error).__name__}: {error}"
+    unavailable = StoreUnavailable(reason, sent=not isinstance(question, Begin))
+    if adapter.engine != CALLERS:
+        _outage(adapter).noticed(unavailable)
+    return unavailable
