@@ -208,3 +208,39 @@ def test_with_requests_all_of_it_has_one_limit(
     assert (adapter.limits.connect_timeout, adapter.limits.total) == (connect_s, total_s)
     if isinstance(timeout, urllib3.Timeout):
         assert adapter.limits is not timeout, "the caller's own is not changed"
+
+
+class Pausing:
+    """Answers with one part, and with the other when it is told to."""
+
+    def __init__(self, closes: bool) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._closes = closes
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/orders"
+        self.go_on = threading.Event()
+
+    def run(self) -> None:
+        line = b"connection: close" if self._closes else b"content-length: 8"
+        with self._socket, self._socket.accept()[0] as connection:
+            asked = b""
+            while not asked.endswith(b"{}"):
+                asked += connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + line + b"\r\n\r\npart")
+            self.go_on.wait(WAIT_S_MAX)
+            connection.sendall(b"rest")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("timeout", [None, (5.0, WAIT_S_MAX), urllib3.Timeout(connect=5)], ids=str)
+def test_with_requests_who_reads_a_stream_has_its_own_time(timeout: Any, closes: bool) -> None:
+    server, budget_s = Pausing(closes), 0.3
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    with requests.Session() as session:
+        only = Retries(budget_s=budget_s, attempts_max=1)
+        session.mount("http://", retrying(requests.adapters.HTTPAdapter(), retries=only))
+        with session.post(server.url, data=b"{}", stream=True, timeout=timeout) as answer:
+            threading.Timer(2 * budget_s, server.go_on.set).start()
+            assert answer.content == b"partrest"
+    thread.join()

@@ -148,6 +148,9 @@ class Exchange:
             response.raw.close()
             raise _errors().ConnectionError(f"an interim answer, {status}, and no other was read")
         if self._stream and status < 400:
+            limits = _limits_of(self._limit)
+            if limits.total is None:
+                _give_time(response.raw, limits.read_timeout)
             return Reply(status, response.headers, b"", response)
         raw = response.raw
         if hasattr(raw, "read1"):
@@ -211,6 +214,18 @@ def _limits_of(limit: Any) -> Any:
             return timeouts(connect=connect_s, read=read_s)
         case _:
             return timeouts(connect=limit, read=limit)
+
+
+def _give_time(raw: Any, read_s: object) -> None:
+    """Whoever reads this answer has so long for each read: its delivery is over. urllib3 tells the
+    socket once, when the answer begins.
+    """
+    line = getattr(getattr(raw, "connection", None), "sock", None)
+    if line is None:  # of a server that closes it, only the answer knows
+        line = getattr(getattr(getattr(raw, "_fp", None), "fp", None), "raw", None)
+        line = getattr(line, "_sock", None)
+    if line is not None:
+        line.settimeout(read_s if isinstance(read_s, int | float) else None)
 
 
 def _body(request: Any, bytes_max: int) -> bytes | None:
