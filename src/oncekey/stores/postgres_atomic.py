@@ -24,6 +24,7 @@ from oncekey.stores.postgres_sql import (
     CLAIMED,
     INLINE,
     RECORD,
+    SHORTER,
     Question,
     answer_row,
     claim_row,
@@ -57,7 +58,9 @@ WITH fresh AS MATERIALIZED (
     SELECT
         (clock_timestamp() + make_interval(secs => $2::float8 - 0.05))::timestamptz(1) AS expires,
         CASE WHEN NOT {INLINE} THEN 0 END AS zero,
-        CASE WHEN {INLINE} THEN {AS_UUID.format("$11::text")} END AS key_uuid
+        short,
+        CASE WHEN short THEN {AS_UUID.format("$11::text")} END AS key_uuid
+    FROM (SELECT {SHORTER} AS short) AS s
 ),
 inserted AS (
     INSERT INTO oncekey_claims (

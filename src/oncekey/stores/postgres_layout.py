@@ -84,6 +84,8 @@ def move(store: Store, to: str, watch: Watch) -> int:
         if has_parts != wants_parts:
             _outlive(ask, watch)  # an old snapshot shows answers in the table that is to go
             run(_replace_table(wants_parts), ask)
+        elif wants_parts and not run(_turns_days(), ask):
+            _insist(_add_parts, ask, watch)  # only answers had them, before migration 5
         if to != INLINE:
             moved += _take_along(ask, to, watch)
         return moved
@@ -186,11 +188,25 @@ def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int] | None]:
 
 def _replace_table(with_parts: bool) -> Op[None]:
     """All or nothing: a script is one transaction."""
-    folder = resources.files("oncekey.stores") / "schema/postgres"
     how = "PARTITION BY RANGE (day)" if with_parts else ""
-    script = (folder / "answers.sql").read_text("utf-8").replace("{parts}", how, 2)
-    if with_parts:
-        script += ";\n" + (folder / "partitioned.sql").read_text("utf-8")
-    else:
-        script += ";\n" + (folder / "whole.sql").read_text("utf-8")
+    script = _script("answers").replace("{parts}", how, 2)
+    script += ";\n" + _script("partitioned" if with_parts else "whole")
     yield Question(script, chore=True, script=True)
+
+
+def _turns_days() -> Op[bool]:
+    [(has_function,)] = yield Question(STATEMENTS["turns_days"])
+    return bool(has_function)
+
+
+def _add_parts() -> Op[bool | None]:
+    try:
+        yield Question(_script("partitioned"), chore=True, script=True)
+    except RowHeld:
+        return None
+    return True
+
+
+def _script(name: str) -> str:
+    folder = resources.files("oncekey.stores") / "schema/postgres"
+    return (folder / f"{name}.sql").read_text("utf-8")

@@ -100,21 +100,29 @@ _is_uuid = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 AS_UUID = f"CASE WHEN {_IS_UUID} THEN {{0}}::uuid END"
 """Inline, a key of this form is a number, and so `key` is null: 21 bytes less."""
 _CLAIMED = ("fingerprint_version", "lease_s", "retention_s", "recovery", "schema_version")
+_LEFT_OUT_BEFORE = ("recovery", "schema_version")
+"""Of these, what releases before migration 6 leave out, and so can read."""
 CLAIMED = ", ".join(("key", "key_uuid", *_CLAIMED))
 
 
 def given(key: str, *others: str) -> str:
     """What a claim brings, as it is kept: expressions for `CLAIMED`. `zero` is null if inline, and
-    `key_uuid` if it is not, or the key not of that form.
+    `short` true if that was said to migration 6 too. `key_uuid` is null if it was not, or the key
+    is not of that form.
     """
     kept = [f"CASE WHEN key_uuid IS NULL THEN {key} END", "key_uuid"]
     for name, each in zip(_CLAIMED, others, strict=True):
-        kept.append(f"CASE WHEN zero = 0 OR {each} <> {_AT_THE_START[name]} THEN {each} END")
+        said = "zero = 0" if name in _LEFT_OUT_BEFORE else "NOT short"
+        kept.append(f"CASE WHEN {said} OR {each} <> {_AT_THE_START[name]} THEN {each} END")
     return ", ".join(kept)
 
 
 _LAYOUT = "coalesce((SELECT layout = '{}' FROM oncekey_schema WHERE number = {}), false)"
 INLINE = _LAYOUT.format("inline", 4)
+SHORTER = (
+    "coalesce((SELECT bool_and(layout = 'inline') FROM oncekey_schema "
+    "WHERE number IN (4, 6)), false)"
+)
 RECORD = ", ".join(
     {
         **{name: f"coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()},
@@ -130,6 +138,7 @@ _PARTS = {
     "record": RECORD,
     "outline": RECORD.replace("coalesce(c.body, r.body)", "NULL::bytea"),
     "inline": INLINE,
+    "shorter": SHORTER,
     "partitioned": _LAYOUT.format("partitioned", 4),
     "by_day": _LAYOUT.format("partitioned", 5),
     "claimed": CLAIMED,
@@ -353,12 +362,21 @@ KEPT_BY_DAY = ("answers", "steps_by_day", "requests_by_day")
 def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
-        [(count, by_day)] = yield Question(STATEMENTS["sweep"], (verb.limit,), chore=True)
-        if by_day and count < verb.limit:
-            for kept in KEPT_BY_DAY:
-                yield Question(STATEMENTS["turn_days"], (kept,), chore=True)
+        [(count, has_parts, by_day)] = yield Question(
+            STATEMENTS["sweep"], (verb.limit,), chore=True
+        )
+        if has_parts and count < verb.limit:
+            yield from _turn_days(by_day)
         outcomes.append(count)
     return outcomes
+
+
+def _turn_days(by_day: bool) -> Op[None]:
+    if not by_day:
+        yield Question(STATEMENTS["turn_days_of_answers"], chore=True)
+        return
+    for kept in KEPT_BY_DAY:
+        yield Question(STATEMENTS["turn_days"], (kept,), chore=True)
 
 
 def _scan(verbs: Sequence[Scan], limits: Limits) -> Op[list[list[Record]]]:

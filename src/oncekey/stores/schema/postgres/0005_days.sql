@@ -74,4 +74,7 @@ BEGIN
     END IF;
     RETURN becomes;
 END
-$$
+$$;
+-- It can do no more than whoever calls it, and every completion names it: also where a function is
+-- not everybody's by default.
+GRANT EXECUTE ON FUNCTION oncekey_carry TO PUBLIC

@@ -1,3 +1,16 @@
+-- By the owner, and where the tables are: until the transaction ends, and for good in the function.
+-- Unless it is named, a schema of temporary tables comes first, and anybody can make one of those.
+DO $$
+DECLARE
+    place record;
+BEGIN
+    SELECT relnamespace::regnamespace AS schema, relowner::regrole AS owner INTO place
+    FROM pg_class WHERE oid = 'oncekey_answers'::regclass;
+    PERFORM set_config('search_path', format('%s, pg_temp', place.schema), true);
+    EXECUTE format('SET LOCAL ROLE %s', place.owner);
+END
+$$;
+
 -- Makes the parts of coming days and drops those of days that are over, of answers, steps or
 -- requests; how many it dropped. It is run by whoever sweeps, with the rights of the owner, and does
 -- nothing that could hurt: whatever is in its way for a moment makes it leave the rest for the next
@@ -102,6 +115,23 @@ BEGIN
         dropped := 0;
     END;
     RETURN dropped;
+END
+$$;
+
+-- Whoever may sweep may turn days, also where a function is not everybody's by default.
+DO $$
+DECLARE
+    permission record;
+BEGIN
+    FOR permission IN
+        SELECT a.grantee FROM pg_class c, aclexplode(c.relacl) AS a
+        WHERE c.oid = 'oncekey_answers'::regclass AND a.privilege_type = 'DELETE'
+    LOOP
+        EXECUTE format(
+            'GRANT EXECUTE ON FUNCTION oncekey_turn_days(text) TO %s',
+            CASE permission.grantee WHEN 0 THEN 'PUBLIC' ELSE permission.grantee::regrole::text END
+        );
+    END LOOP;
 END
 $$;
 SELECT

@@ -29,7 +29,7 @@
 -- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
 -- decides. Ids are taken in order, because an insert waits for a concurrent one of the same id. A
 -- row that is neither found nor inserted was committed after the snapshot: the next statement
--- finds it. `zero` is null where the layout leaves the start unsaid.
+-- finds it. `zero` is null where the layout leaves the start unsaid, and `short` says whether more is.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
     SELECT a.*
@@ -50,7 +50,7 @@ found AS (
 fresh AS MATERIALIZED (
     SELECT
         *,
-        CASE WHEN zero IS NULL AND is_uuid THEN key::uuid END AS key_uuid,
+        CASE WHEN short AND is_uuid THEN key::uuid END AS key_uuid,
         zero = 0 AND {by_day} AS by_day,
         greatest(
             (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
@@ -61,7 +61,8 @@ fresh AS MATERIALIZED (
             a.*,
             nextval('oncekey_fences') AS fence,
             clock_timestamp() AS now,
-            CASE WHEN NOT {inline} THEN 0 END AS zero
+            CASE WHEN NOT {inline} THEN 0 END AS zero,
+            {shorter} AS short
         FROM asked a
         WHERE NOT EXISTS (SELECT FROM oncekey_claims c WHERE c.id = a.id)
         ORDER BY a.id
@@ -509,7 +510,7 @@ steps AS (DELETE FROM oncekey_steps s USING expired e WHERE s.id = e.id),
 requests AS (
     DELETE FROM oncekey_requests_by_day r USING expired e WHERE r.day = e.kept_day AND r.id = e.id
 )
-SELECT count(*), {by_day} FROM expired
+SELECT count(*), {partitioned}, {by_day} FROM expired
 
 -- name: scan
 SELECT {outline}
@@ -592,8 +593,9 @@ WHERE number = 4
 SELECT pg_try_advisory_lock($1)
 
 -- name: set_layout
--- In one statement: what migration 4 knows of layouts, and what 5 does.
-UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number IN (4, 5)
+-- In one statement: what migration 4 knows of layouts, and what 5 and 6 added. Until it is said to
+-- them, all is kept as the release that had only the ones before keeps and reads it.
+UPDATE oncekey_schema SET layout = $1, oldest_reader = $2 WHERE number IN (4, 5, 6)
 
 -- name: open_transactions
 -- Of this database, but for our own and the server's (vacuum). Any role may ask.
@@ -717,3 +719,10 @@ FROM (SELECT * FROM taken WHERE is_needed ORDER BY position) AS t
 
 -- name: turn_days
 SELECT oncekey_turn_days($1)
+
+-- name: turn_days_of_answers
+-- The function of migration 4, which knows of nothing else that has days.
+SELECT oncekey_turn_days()
+
+-- name: turns_days
+SELECT to_regprocedure('oncekey_turn_days(text)') IS NOT NULL

@@ -12,4 +12,4 @@ BEGIN
     END LOOP;
 END
 $$;
-DROP FUNCTION IF EXISTS oncekey_turn_days(text)
+DROP FUNCTION IF EXISTS oncekey_turn_days(text), oncekey_turn_days()
