@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.verbs import Insert, Inserted
+from oncekey.core.verbs import Find, Insert, Inserted
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.sqlite import SqliteStore
@@ -36,7 +36,9 @@ def gatherer(path: Path) -> Iterator[Gatherer]:
 
 
 @pytest.fixture
-def wal(path: Path) -> Iterator[Wal]:
+def wal(path: Path, gatherer: Gatherer) -> Iterator[Wal]:
+    """The log of a file with one record."""
+    gatherer.ask(Insert(claim("order-1")))
     wal = Wal(os.fspath(path))
     yield wal
     wal.close()
@@ -45,10 +47,8 @@ def wal(path: Path) -> Iterator[Wal]:
 def test_its_length_is_that_of_the_file_while_it_grows(
     path: Path, gatherer: Gatherer, wal: Wal
 ) -> None:
-    path.touch()
-    assert wal.length() == 0
     lengths = []
-    for number in range(3):
+    for number in range(2, 5):
         gatherer.ask(Insert(claim(f"order-{number}")))
         lengths.append(wal.length())
         assert lengths[-1] == Path(f"{path}-wal").stat().st_size
@@ -83,10 +83,9 @@ def test_one_that_is_forgotten_leaves_nothing_open(
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
 @pytest.mark.parametrize("which", [["-wal", "-shm"], ["-wal"], ["-shm"], [""]], ids="".join)
 def test_that_its_files_are_gone_is_noticed(
-    path: Path, gatherer: Gatherer, wal: Wal, which: list[str], replaced: bool
+    path: Path, wal: Wal, which: list[str], replaced: bool
 ) -> None:
     """As when somebody removes `keys.db-*`, which look like leftovers, or puts a backup back."""
-    gatherer.ask(Insert(claim("order-1")))
     assert wal.length() > 0
     for name in (f"{path}{suffix}" for suffix in which):
         os.rename(name, f"{name}.away")
@@ -98,31 +97,44 @@ def test_that_its_files_are_gone_is_noticed(
 
 
 def test_that_it_alone_is_gone_is_noticed_where_the_system_does_not_tell_names(
-    monkeypatch: pytest.MonkeyPatch, path: Path, gatherer: Gatherer, wal: Wal
+    monkeypatch: pytest.MonkeyPatch, path: Path, gatherer: Gatherer
 ) -> None:
     def not_here(path: Any) -> str:
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "readlink", not_here)
     gatherer.ask(Insert(claim("order-1")))
-    assert wal.length() == wal.length() > 0
+    gatherer.ask(Insert(claim("order-2")))
     os.rename(f"{path}-wal", f"{path}-wal.away")
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
-        wal.length()
+        gatherer.ask(Insert(claim("order-3")))
+
+
+def test_that_it_is_gone_is_noticed_by_whoever_has_only_read(
+    path: Path, gatherer: Gatherer, wal: Wal
+) -> None:
+    reader = Gatherer(SqliteStore(path))
+    assert reader.ask(Find(claim("order-1").id)) is not None
+    os.rename(f"{path}-wal", f"{path}-wal.away")
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        reader.ask(Insert(claim("order-2")))
+    reader.close()
 
 
 def test_that_it_cannot_be_opened_is_an_outage(
-    monkeypatch: pytest.MonkeyPatch, gatherer: Gatherer, wal: Wal
+    monkeypatch: pytest.MonkeyPatch, path: Path, gatherer: Gatherer
 ) -> None:
     """Not an error of the caller's, which would be answered with 500."""
-    gatherer.ask(Insert(claim("order-1")))
+    real = os.open
 
-    def full(*told: Any) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    def full(name: Any, *told: Any) -> int:
+        if os.fspath(name) == f"{path}-wal":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(name, *told)
 
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(StoreUnavailable, match="Too many open files") as caught:
-        wal.length()
+        gatherer.ask(Insert(claim("order-1")))
     assert caught.value.sent is False
 
 

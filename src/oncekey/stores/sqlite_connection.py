@@ -122,6 +122,9 @@ class Place:
                 check_same_thread=False,
             )
             self.set_up(db)
+            # A new file gets its log when it is first read. From then on nobody takes that away who
+            # closes the file and believes to be the last.
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except BaseException as error:
             if db is not None:
                 db.close()
@@ -181,7 +184,11 @@ class File:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._db = place.open()
-        self._wal = Wal(place.path)
+        try:
+            self._wal = Wal(place.path)
+        except BaseException:
+            self._db.close()
+            raise
         self._checkpointer: sqlite3.Connection | None = None
 
     def read(self, work: Callable[[Execute], T]) -> T:
