@@ -51,15 +51,31 @@ def test_p2_a_caller_whose_transaction_was_undone_hears_of_it(
         assert shop.inbox.handle_in_sync(connection, message_id, lambda: 2) == Handled(2)
 
 
-def test_a_transaction_that_stays_open_keeps_nobody_from_sweeping(
-    shop: Shop, message_id: str
-) -> None:
-    """Its message is handled and not yet committed: what it read is not locked."""
+@pytest.mark.parametrize("expired", [1, 3])
+def test_a_transaction_that_stays_open_keeps_nobody_from_sweeping(shop: Shop, expired: int) -> None:
+    """Its message is handled and not yet committed: neither what it read nor what it wrote is
+    waited for, be the table ever so short.
+    """
     store = shop.runtime.store
-    with closing(shop.connect()) as connection:
-        shop.inbox.handle_sync(message_id, lambda: 1)
+    with closing(shop.connect()) as connection, closing(store.connect()) as ours:
+
+        def sweep() -> Any:
+            return run(store.perform([Sweep(1_000)]), ours.ask)[0]
+
+        shop.place.elapse(10 * 365 * 86_400)
+        sweep()
+        for _ in range(expired):
+            shop.inbox.handle_sync(uuid.uuid4().hex, lambda: 1)
         shop.place.elapse(10 * 365 * 86_400)
         assert shop.inbox.handle_in_sync(connection, uuid.uuid4().hex, lambda: 2) == Handled(2)
-        with closing(store.connect()) as ours:
-            assert run(store.perform([Sweep(1_000)]), ours.ask)[0] >= 1
+        assert sweep() == expired
         connection.commit()
+
+
+def test_what_somebody_holds_is_not_swept_and_not_waited_for(shop: Shop, message_id: str) -> None:
+    store = shop.runtime.store
+    shop.inbox.handle_sync(message_id, lambda: 1)
+    shop.place.elapse(10 * 365 * 86_400)
+    with closing(shop.connect()) as connection, closing(store.connect()) as ours:
+        connection.cursor().execute("SELECT id FROM oncekey_claims FOR UPDATE")
+        assert run(store.perform([Sweep(1_000)]), ours.ask) == [0]
