@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oncekey.core.op import run
 from oncekey.core.verbs import Find, Insert, Inserted
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer
@@ -110,15 +112,15 @@ def test_that_it_alone_is_gone_is_noticed_where_the_system_does_not_tell_names(
         gatherer.ask(Insert(claim("order-3")))
 
 
-def test_that_it_is_gone_is_noticed_by_whoever_has_only_read(
-    path: Path, gatherer: Gatherer, wal: Wal
-) -> None:
-    reader = Gatherer(SqliteStore(path))
-    assert reader.ask(Find(claim("order-1").id)) is not None
-    os.rename(f"{path}-wal", f"{path}-wal.away")
-    with pytest.raises(StoreUnavailable, match="removed or replaced"):
-        reader.ask(Insert(claim("order-2")))
-    reader.close()
+def test_that_it_is_gone_is_noticed_by_whoever_has_only_read(path: Path, wal: Wal) -> None:
+    """As after a fork, where nobody checks the schema again."""
+    store = SqliteStore(path)
+    with closing(store.connect()) as connection:
+        [found] = run(store.perform([Find(claim("order-1").id)]), connection.ask)
+        assert found is not None
+        os.rename(f"{path}-wal", f"{path}-wal.away")
+        with pytest.raises(StoreUnavailable, match="removed or replaced"):
+            run(store.perform([Insert(claim("order-2"))]), connection.ask)
 
 
 def test_that_it_cannot_be_opened_is_an_outage(
