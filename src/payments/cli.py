@@ -249,7 +249,7 @@ def _add_bounds(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--wait-s",
-        type=float,
+        type=_seconds,
         default=_USUAL.wait_s,
         metavar="N",
         help="how long a retry waits for its first request before it is told 409 [%(default)s]",
@@ -329,6 +329,13 @@ def _network(text: str) -> str:
         return str(ipaddress.ip_network(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"write a network as 10.1.0.0/16: {error}") from None
+
+
+def _seconds(text: str) -> float:
+    """How many, none or more, and not for ever."""
+    if re.fullmatch(r"\d{1,6}(\.\d+)?", text) is None:
+        raise argparse.ArgumentTypeError(f"{text}: write seconds as 10 or 0.5")
+    return float(text)
 
 
 def _duration(text: str) -> int:

@@ -57,7 +57,7 @@ class Recovery:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "oncekey", "recover", "--json", *options, APP],
             cwd=ROOT,
-            env={**os.environ, VARIABLE: at, SETTINGS: settings, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, VARIABLE: at, SETTINGS: settings},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -117,3 +117,13 @@ def test_durations() -> None:
     assert [cli._duration(text) for text in ("0s", "30m", "24h", "7d")] == [0, 1800, 86400, 604800]
     with pytest.raises(Exception, match="write a time as"):
         cli._duration("soon")
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_seconds_that_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--data", str(tmp_path), f"--wait-s={text}"])
+    assert "write seconds as 10 or 0.5" in capsys.readouterr().err
+    assert cli._seconds("0.5") == 0.5
