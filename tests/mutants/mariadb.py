@@ -9,6 +9,7 @@ OUTBOX = "messaging/outbox_mysql.py"
 FAULTS = "tests/test_atomic_faults.py"
 LEASED = "tests/test_atomic_leased.py"
 INBOX_TESTS = "tests/messaging/test_inbox.py"
+INBOX_MYSQL_TESTS = "tests/messaging/test_inbox_mysql.py"
 SHELF_TESTS = "tests/messaging/test_shelf.py"
 _DELIVERIES = "test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits and mariadb"
 
@@ -65,6 +66,24 @@ _MUTANTS = (
         "take = _LOOK_AND_TAKE",
         INBOX_TESTS,
         _DELIVERIES,
+        server="mariadb",
+    ),
+    Mutant(
+        "a caller's transaction that was undone goes on, mariadb",
+        "atomic/work.py",
+        "self._final = error if self._callers else None",
+        "self._final = None",
+        INBOX_MYSQL_TESTS,
+        "test_p2_a_caller_whose_transaction_was_undone_hears_of_it",
+        server="mariadb",
+    ),
+    Mutant(
+        "a caller's transaction keeps others from sweeping, mariadb",
+        ATOMIC,
+        "CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in)",
+        "CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, settle)",
+        INBOX_MYSQL_TESTS,
+        "test_a_transaction_that_stays_open_keeps_nobody_from_sweeping",
         server="mariadb",
     ),
     Mutant(
