@@ -4,6 +4,7 @@ migrating, until somebody says the layout again.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,6 +22,7 @@ from oncekey.core.verbs import AppendStep, Done, Requested, Steps, Sweep
 from oncekey.stores import postgres, postgres_atomic
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.stores.postgres_layout import INLINE, PARTITIONED, layout, move
+from oncekey.stores.postgres_sql import STATEMENTS
 from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, owner
@@ -151,6 +153,12 @@ def test_answers_that_had_days_before_steps_did_are_joined_by_them(
         assert case.ask(Steps(older.id)) == [CHARGE]
         left = "SELECT count(*) FROM pg_proc WHERE proname = 'oncekey_turn_days'"
         assert (layout(store), db.execute(left).fetchone()) == (INLINE, (0,))
+
+
+@pytest.mark.parametrize("name", [n for n, text in STATEMENTS.items() if "FOR UPDATE" in text])
+def test_who_locks_rows_does_not_find_out_parts_at_run_time(name: str) -> None:
+    """PostgreSQL 18.6 crashes, now and then, when such a statement has waited for a changed row."""
+    assert not re.search(r"\bday = \w+\.\w+", STATEMENTS[name])
 
 
 def test_who_is_not_allowed_functions_by_default_completes_and_sweeps(

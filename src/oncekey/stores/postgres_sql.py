@@ -177,7 +177,7 @@ def _statements() -> dict[str, str]:
 def _for_one(text: str) -> str:
     """With values in place of arrays: a fifth faster, where there is only one verb."""
     text = text.replace("[]", "")
-    text = re.sub(r"= ANY \(([^)]*)\)", r"= \1", text)
+    text = re.sub(r"= ANY \((\$[^)]*)\)", r"= \1", text)
     return re.sub(r"unnest\(([^)]*)\) AS a", r"(SELECT \1) AS a", text)
 
 

@@ -22,6 +22,10 @@
 -- the claim. A record begins as {by_day} says and stays so, whatever is said later, until it begins
 -- anew or is moved. So one look at the claim, which is locked by then, tells where the others are.
 --
+-- Which part a day is in must not be found out at run time by a statement that takes row locks: the
+-- server (18) spoils what it finds it out with when it fetches a changed row again, and then crashes.
+-- It does not try where the day is in an array; then it looks into the index of every part.
+--
 -- Expiry is kept in tenths of a second, rounded down: equal entries share their room in the index. But
 -- no lease outlives its record, however short the retention is.
 
@@ -243,7 +247,7 @@ locked AS MATERIALIZED (
         c.lease_until AS old_lease_until,
         c.expires AS old_expires,
         {lease_s} AS old_lease_s,
-        c.answer_day AS old_answer_day,
+        ARRAY[c.answer_day] AS old_answer_days,
         c.kept_day AS old_kept_day,
         c.request_fence IS NULL AS unrequested
     FROM asked a
@@ -339,7 +343,7 @@ done AS (
     FROM fenced f
     WHERE c.id = f.id
     RETURNING
-        c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.old_answer_day,
+        c.id, c.fence, c.answer_day, f.status, f.headers, f.body, f.old_answer_days,
         f.status IS NOT NULL AND NOT f.inline AS kept_apart,
         c.kept_day, f.request
 ),
@@ -352,7 +356,7 @@ kept AS (
 forgotten AS (
     DELETE FROM oncekey_answers r
     USING done d
-    WHERE r.day = d.old_answer_day AND r.id = d.id AND d.answer_day IS DISTINCT FROM r.day
+    WHERE r.day = ANY (d.old_answer_days) AND r.id = d.id AND d.answer_day IS DISTINCT FROM r.day
 ),
 requests AS (
     INSERT INTO oncekey_requests_by_day (day, id, fence, request)
@@ -488,7 +492,7 @@ LIMIT $1
 -- is left for the next time too. Answers and steps that are in the part of a day go with that day; a
 -- request says too much to be kept for nobody.
 WITH expired AS MATERIALIZED (
-    SELECT c.id, c.answer_day, c.kept_day
+    SELECT c.id, ARRAY[c.answer_day] AS answer_days, ARRAY[c.kept_day] AS kept_days
     FROM oncekey_claims c
     WHERE c.expires <= statement_timestamp() AND (
         c.answer_day IS NULL
@@ -504,11 +508,13 @@ claims AS (DELETE FROM oncekey_claims c USING expired e WHERE c.id = e.id),
 answers AS (
     DELETE FROM oncekey_answers r
     USING expired e
-    WHERE NOT {partitioned} AND r.day = e.answer_day AND r.id = e.id
+    WHERE NOT {partitioned} AND r.day = ANY (e.answer_days) AND r.id = e.id
 ),
 steps AS (DELETE FROM oncekey_steps s USING expired e WHERE s.id = e.id),
 requests AS (
-    DELETE FROM oncekey_requests_by_day r USING expired e WHERE r.day = e.kept_day AND r.id = e.id
+    DELETE FROM oncekey_requests_by_day r
+    USING expired e
+    WHERE r.day = ANY (e.kept_days) AND r.id = e.id
 )
 SELECT count(*), {partitioned}, {by_day} FROM expired
 
@@ -535,7 +541,7 @@ seen AS MATERIALIZED (
     LIMIT $3
 ),
 chosen AS MATERIALIZED (
-    SELECT c.id, c.answer_day, c.kept_day
+    SELECT c.id, ARRAY[c.answer_day] AS answer_days, ARRAY[c.kept_day] AS kept_days
     FROM seen s
     JOIN oncekey_claims c ON c.id = s.id
     WHERE c.state <> 'running' AND c.key IS DISTINCT FROM ''
@@ -555,14 +561,14 @@ answers AS (
     UPDATE oncekey_answers r
     SET headers = $4, body = NULL
     FROM chosen
-    WHERE r.day = chosen.answer_day AND r.id = chosen.id
+    WHERE r.day = ANY (chosen.answer_days) AND r.id = chosen.id
 ),
 steps AS (UPDATE oncekey_steps s SET result = NULL FROM chosen WHERE s.id = chosen.id),
 steps_by_day AS (
     UPDATE oncekey_steps_by_day s
     SET result = NULL
     FROM chosen
-    WHERE s.day = chosen.kept_day AND s.id = chosen.id
+    WHERE s.day = ANY (chosen.kept_days) AND s.id = chosen.id
 )
 SELECT (SELECT count(*) FROM chosen), (SELECT count(*) FROM seen)
 
