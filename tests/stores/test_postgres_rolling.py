@@ -5,6 +5,7 @@ migrating, until somebody says the layout again.
 from __future__ import annotations
 
 import re
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,7 +22,7 @@ from oncekey.core.record import Step
 from oncekey.core.verbs import AppendStep, Done, Requested, Steps, Sweep
 from oncekey.stores import postgres, postgres_atomic
 from oncekey.stores.postgres import PostgresStore, open_url
-from oncekey.stores.postgres_layout import INLINE, PARTITIONED, layout, move
+from oncekey.stores.postgres_layout import INLINE, MOVERS, PARTITIONED, layout, move
 from oncekey.stores.postgres_sql import STATEMENTS
 from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
@@ -153,6 +154,17 @@ def test_answers_that_had_days_before_steps_did_are_joined_by_them(
         assert case.ask(Steps(older.id)) == [CHARGE]
         left = "SELECT count(*) FROM pg_proc WHERE proname = 'oncekey_turn_days'"
         assert (layout(store), db.execute(left).fetchone()) == (INLINE, (0,))
+
+
+def test_a_move_waits_for_the_end_of_a_connection_that_has_moved(url: str) -> None:
+    store = open_url(f"{url}?allow=unsafe-durability")
+    migrate(store)
+    last = psycopg.connect(url, autocommit=True)
+    last.execute("SELECT pg_advisory_lock(%s)", (MOVERS,))
+    timer = threading.Timer(0.3, last.close)
+    timer.start()
+    assert move(store, INLINE, unwatched) == 0
+    timer.join()
 
 
 @pytest.mark.parametrize("name", [n for n, text in STATEMENTS.items() if "FOR UPDATE" in text])

@@ -41,6 +41,8 @@ WAIT_MS = "300"
 WAITS_MAX = 100
 MOVERS = 31360989905909115
 """The advisory lock of whoever moves."""
+ALONE_TRIES_MAX = 10
+"""A tenth of a second apart: the server may not have noticed yet that the last mover has gone."""
 OLDEST_READERS = {INLINE: 6, SEPARATE: 1, PARTITIONED: 5}
 """The schema that a release must know to find what a layout keeps."""
 
@@ -108,9 +110,12 @@ def _connect(store: Store) -> Any:
 def _alone(store: Any) -> Op[None]:
     if store.pgbouncer:
         raise Misuse("a move needs a connection of its own: name the server itself, not PgBouncer")
-    [(ours,)] = yield Question(STATEMENTS["one_mover"], (MOVERS,))
-    if not ours:
-        raise StoreUnavailable("somebody else is changing the layout: wait until that has ended")
+    for _ in range(ALONE_TRIES_MAX):
+        [(ours,)] = yield Question(STATEMENTS["one_mover"], (MOVERS,))
+        if ours:
+            return
+        yield Question("SELECT pg_sleep(0.1)")
+    raise StoreUnavailable("somebody else is changing the layout: wait until that has ended")
 
 
 def _known() -> Op[tuple[str, bool]]:
