@@ -94,7 +94,7 @@ def _dynamodb(dynamodb_url: str) -> Iterator[Subject]:
 @pytest.fixture
 def dynamodb(dynamodb_url: str, _dynamodb: Subject) -> Subject:
     dynamodb_kit.empty(dynamodb_url)
-    dynamodb_kit.unsee(_dynamodb)
+    dynamodb_kit.anew(_dynamodb)
     return _dynamodb
 
 

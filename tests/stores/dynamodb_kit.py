@@ -52,13 +52,20 @@ def subject(url: str) -> Subject:
     return Subject(open_url(url, clock=clock, dates=dates), elapse=elapse, observed=True)
 
 
-def unsee(subject: Subject) -> None:
-    """Let it have seen nothing yet. A sweep tells of a few sightings at a time: records that were
-    removed behind the store's back would stand before those of the test.
+def anew(subject: Subject) -> None:
+    """Let it be a process that has just begun: it has seen nothing yet, and its time is now.
+
+    A sweep tells of a few sightings at a time: records that were removed behind the store's back
+    would stand before those of the test. And other processes know nothing of time that was made
+    to pass here.
     """
     assert isinstance(subject.store, DynamoStore)
     verbs = subject.store._verbs
-    verbs.sightings = Sightings(verbs.sightings._clock)
+    clock, dates = verbs.sightings._clock, verbs.dates
+    assert isinstance(clock, Ahead)
+    assert isinstance(dates, DatesAhead)
+    clock.seconds = dates.seconds = 0.0
+    verbs.sightings = Sightings(clock)
 
 
 def migrate(store: DynamoStore) -> list[str]:
