@@ -14,7 +14,7 @@ import pytest
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import gather
-from oncekey.stores.gather import Gatherer, Queue, Ticket
+from oncekey.stores.gather import Gatherer, Queue
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
 from tests.stores.threads import A, B, C, D, behind_a, outcomes, queued, wait_until
 
@@ -65,41 +65,22 @@ def test_whoever_was_in_the_interrupted_batch_is_told(threads: ThreadPoolExecuto
     assert gatherer.ask(A) == b"a"
 
 
+@pytest.mark.parametrize(("owner", "name"), [(Queue, "take"), (gather, "_order")])
 def test_a_leader_that_is_interrupted_before_its_own_verb_left_leaves_an_heir(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
+    """Before it chooses a batch, and while it does: nobody else is left out."""
     store = Scripted()
     gatherer = Gatherer(store)
     futures = behind_a(threads, store, gatherer)
-    take, leads = Queue.take, itertools.count()
+    real, calls = getattr(owner, name), itertools.count()
 
-    def interrupt(queue: Queue[Any]) -> list[Any]:
-        if next(leads) == 0:
+    def interrupt(given: Any) -> Any:
+        if next(calls) == 0:
             raise Interrupted
-        return take(queue)
+        return real(given)
 
-    monkeypatch.setattr(Queue, "take", interrupt)
-    store.open.set()
-    first, leader, *others = outcomes(futures)
-    assert first == b"a"
-    assert isinstance(leader, Interrupted)
-    assert others == [b"c", b"d"]
-
-
-def test_a_leader_that_is_interrupted_while_it_chooses_leaves_nobody_out(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Scripted()
-    gatherer = Gatherer(store)
-    futures = behind_a(threads, store, gatherer)
-    order, asked = gather._order, itertools.count()
-
-    def interrupt(ticket: Ticket[Any]) -> bytes:
-        if next(asked) == 0:
-            raise Interrupted
-        return order(ticket)
-
-    monkeypatch.setattr(gather, "_order", interrupt)
+    monkeypatch.setattr(owner, name, interrupt)
     store.open.set()
     first, leader, *others = outcomes(futures)
     assert first == b"a"
