@@ -1,17 +1,14 @@
-"""One SQLite file under threads, loops, forks, kills, full disks and careless hands."""
+"""One SQLite file under processes, forks, kills, full disks and careless hands."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import os
 import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +20,9 @@ from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Done, Find, Insert, Inserted, Swap
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores import sqlite_connection
-from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.gather import Gatherer
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite_connection import WAL_BYTES, AsyncSqliteConnection, File, Place
+from oncekey.stores.sqlite_connection import UNCHECKED_MAX, WAL_BYTES, File, Place
 from tests.stores.sqlite_worker import HOUR_S, claim
 
 ROOT = Path(__file__).parent.parent.parent
@@ -320,104 +317,9 @@ def test_nobody_makes_a_checkpoint_without_the_write_lock(
         real(file, execute)
 
     monkeypatch.setattr(File, "_checkpoint", checkpoint)
-    for number in range(60):
+    for number in range(5 * UNCHECKED_MAX):
         gatherer.ask(Insert(claim(f"order-{number}")))
     assert len(made) > 3
     file = File(Place(str(path), 1.0, "FULL"))
     assert file.read(lambda execute: execute("PRAGMA wal_autocheckpoint").fetchone()) == (0,)
     file.close()
-
-
-# ------------------------------------------------------------------------ threads and loops
-
-
-_before: list[threading.Thread] = []
-
-
-@pytest.fixture(autouse=True)
-def threads_of_others() -> None:
-    """Other tests in this process may have left applications open: their threads do not count."""
-    _before[:] = threading.enumerate()
-
-
-def threads() -> list[threading.Thread]:
-    """Those of this test."""
-    found = [thread for thread in threading.enumerate() if thread.name == "oncekey-sqlite"]
-    return [thread for thread in found if thread not in _before]
-
-
-def test_closing_ends_the_thread(path: Path) -> None:
-    async def main() -> None:
-        gatherer = AsyncGatherer(SqliteStore(path))
-        assert await gatherer.ask(Insert(claim("order-1"))) == Inserted(1)
-        assert len(threads()) == 1
-        await gatherer.close()
-        assert threads() == []
-
-    asyncio.run(main())
-
-
-def test_a_connection_that_is_forgotten_with_its_loop_ends_its_thread(path: Path) -> None:
-    async def main() -> AsyncGatherer:
-        gatherer = AsyncGatherer(SqliteStore(path))
-        await gatherer.ask(Insert(claim("order-1")))
-        return gatherer
-
-    gatherer = asyncio.run(main())
-    [thread] = threads()
-    del gatherer
-    gc.collect()
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def test_an_answer_for_a_loop_that_is_gone_harms_nobody(path: Path) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def question(file: File) -> None:
-        begun.set()
-        assert go_on.wait(20)
-
-    async def main() -> AsyncSqliteConnection:
-        connection = await SqliteStore(path).aconnect()
-        task = asyncio.ensure_future(connection.ask(question))
-        await asyncio.to_thread(begun.wait, 20)
-        task.cancel()
-        return connection
-
-    connection = asyncio.run(main())
-    [thread] = threads()
-    go_on.set()
-
-    async def later() -> None:
-        assert await connection.ask(lambda file: "answered") == "answered"
-        await connection.close()
-
-    asyncio.run(later())
-    assert not thread.is_alive()
-
-
-def test_p11_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None:
-    go_on = threading.Event()
-
-    async def main() -> None:
-        connection = await SqliteStore(path, timeout_s=0.02).aconnect()
-        with pytest.raises(StoreUnavailable, match="did not answer") as caught:
-            await connection.ask(lambda file: go_on.wait(20))
-        assert caught.value.sent is True
-        await connection.close()
-
-    asyncio.run(main())
-    [thread] = threads()
-    go_on.set()
-    thread.join(20)
-    assert not thread.is_alive()
-
-
-def test_what_is_wrong_with_the_file_is_said_to_async_callers_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        with pytest.raises(StoreUnfit, match="it must be a file"):
-            await SqliteStore(tmp_path).aconnect()
-
-    asyncio.run(main())
-    assert threads() == []

@@ -20,7 +20,7 @@ from oncekey.core.verbs import Find, Insert, Inserted
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite_connection import WAL_BYTES
+from oncekey.stores.sqlite_connection import UNCHECKED_MAX, WAL_BYTES
 from oncekey.stores.sqlite_wal import Wal
 from tests.stores.sqlite_worker import claim
 
@@ -108,8 +108,9 @@ def test_that_it_alone_is_gone_is_noticed_where_the_system_does_not_tell_names(
     gatherer.ask(Insert(claim("order-1")))
     gatherer.ask(Insert(claim("order-2")))
     os.rename(f"{path}-wal", f"{path}-wal.away")
+    later = [Insert(claim(f"later-{number}")) for number in range(UNCHECKED_MAX + 1)]
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
-        gatherer.ask(Insert(claim("order-3")))
+        [*map(gatherer.ask, later)]
 
 
 def test_that_it_is_gone_is_noticed_by_whoever_has_only_read(path: Path, wal: Wal) -> None:

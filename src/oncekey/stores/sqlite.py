@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,14 +31,19 @@ from oncekey.stores.finding import (
     schema,
 )
 from oncekey.stores.sql import check_schema, migrations
-from oncekey.stores.sqlite_connection import (
-    AsyncSqliteConnection,
-    Execute,
-    File,
-    Place,
-    SqliteConnection,
+from oncekey.stores.sqlite_async import AsyncSqliteConnection, Brief
+from oncekey.stores.sqlite_connection import Busy, Execute, File, Place, SqliteConnection
+from oncekey.stores.sqlite_verbs import (
+    UNDONE,
+    WRITES,
+    Batch,
+    Looking,
+    NotAll,
+    Single,
+    Writing,
+    is_brief,
+    is_single,
 )
-from oncekey.stores.sqlite_verbs import UNDONE, WRITES, Batch, Looking, NotAll, Writing
 
 TIMEOUT_S, TIMEOUT_S_MAX = 5.0, 3600.0
 DURABILITY = {
@@ -86,7 +91,8 @@ class SqliteStore:
         return "survey" if type(verb) in (Scan, Count) else "all"
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        outcomes: list[Any] = yield partial(_perform, verbs, self._clock)
+        question = Brief if len(verbs) == 1 and is_brief(verbs[0]) else partial
+        outcomes: list[Any] = yield question(_perform, verbs, self._clock)
         return outcomes
 
     def prepare(self) -> Op[None]:
@@ -214,7 +220,13 @@ def _tables(file: File) -> tuple[int | None, int | None, int | None]:
 
 
 def _perform(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
-    """One batch: what can be done by looking is done first, what is left shares a transaction."""
+    """One batch: what can be done by looking is done first, what is left shares a transaction.
+
+    What comes alone is most often new, or a renewal, and is done at once unless somebody writes.
+    """
+    if len(verbs) == 1 and is_single(verbs[0]):
+        with suppress(NotAll, Busy):
+            return file.write_at_once(lambda execute: Single(clock, execute).carry_out(verbs))
     if WRITES.issuperset(map(type, verbs)):
         return _write(verbs, clock, file)
     outcomes = file.read(lambda execute: Looking(clock, execute).carry_out(verbs))
@@ -230,9 +242,10 @@ def _write(verbs: Sequence[Verb], clock: Clock, file: File) -> list[Any]:
     def work(execute: Execute) -> list[Any]:
         return how(clock, execute).carry_out(verbs)
 
-    how = Batch if len(verbs) > 1 else Writing
+    alone = len(verbs) == 1
+    how = Writing if alone else Batch
     try:
-        outcomes = file.write(work)
+        outcomes = file.write(work, little=alone and is_brief(verbs[0]))
     except NotAll:
         how = Writing
         outcomes = file.write(work)

@@ -1,7 +1,7 @@
 """Connections to one SQLite file: how it is opened, shared by threads, loops and forks, kept short.
 
-A question is a function of an open `File`. The sync connection calls it where it stands, the async
-one in a thread of its own: a batch costs one hop, and the loop never waits for the disk.
+A question is a function of an open `File`, and is called in the thread that asks. For event loops
+see `sqlite_async`.
 
 Checkpoints
     SQLite before 3.51.3 can lose committed pages if a commit starts the write-ahead log (WAL) from
@@ -19,32 +19,33 @@ Forks
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import queue
 import sqlite3
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
+from oncekey.clock import SystemClock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.sqlite_wal import Wal
 
 T = TypeVar("T")
+_monotonic = SystemClock.monotonic
 Execute = Callable[..., sqlite3.Cursor]
 
 SQLITE_NEEDED = (3, 37)  # strict tables
 WAL_BYTES = 4_194_304
+UNCHECKED_MAX, UNCHECKED_S_MAX = 16, 0.1
+"""So many small writes there may be, and for so long, before the WAL is looked at: with every write
+that would take a fifth of its time.
+"""
 PAUSE_S_MIN, PAUSE_S_MAX = 0.0002, 0.003
-LIMIT_TIMEOUTS = 3
-"""A question waits for others at most twice; after one more `timeout_s` its disk is to blame."""
 
 
 class Busy(StoreUnavailable):
@@ -183,6 +184,8 @@ class File:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.patience_s = place.timeout_s
+        """How long a question waits for others. With 0 it is `Busy` where it would have to."""
         self._db = place.open()
         try:
             self._wal = Wal(place.path)
@@ -190,24 +193,50 @@ class File:
             self._db.close()
             raise
         self._checkpointer: sqlite3.Connection | None = None
+        self._unchecked, self._check_at = 0, 0.0
 
     def read(self, work: Callable[[Execute], T]) -> T:
         """Run `work`; each of its statements sees a snapshot of its own."""
-        found: T = patiently(self._place.timeout_s, self._look, work)
+        found: T = patiently(self.patience_s, self._look, work)
         return found
 
-    def write(self, work: Callable[[Execute], T]) -> T:
-        """Run `work` as the only writer; what it did is durable when this returns."""
-        if self._wal.length() > WAL_BYTES:
-            self._transact(self._checkpoint)
+    def write(self, work: Callable[[Execute], T], *, little: bool = False) -> T:
+        """Run `work` as the only writer; what it did is durable when this returns. It is `little`
+        if it concerns one record.
+        """
+        self._keep_short(little=little)
         return self._transact(work)
+
+    def write_at_once(self, work: Callable[[Execute], T]) -> T:
+        """The same for little `work` of one statement, which is a transaction by itself. Waits for
+        nobody.
+        """
+        self._keep_short(little=True)
+        try:
+            return work(self._db.execute)
+        except sqlite3.Error as error:
+            self._roll_back(sent=True)
+            judge(error, self._place.path, sent=True)
+            raise
 
     def begin(self) -> sqlite3.Connection:
         """Become the only writer until `commit` or `close`, on a connection that may be lent."""
-        if self._wal.length() > WAL_BYTES:
-            self._transact(self._checkpoint)
-        patiently(self._place.timeout_s, self._begin)
+        self._keep_short()
+        patiently(self.patience_s, self._begin)
         return self._db
+
+    def _keep_short(self, *, little: bool = False) -> None:
+        """Look at the WAL, unless only a `little` was written since it was last looked at."""
+        now = _monotonic()
+        self._unchecked += 1
+        if little and self._unchecked <= UNCHECKED_MAX and now < self._check_at:
+            self._wal.check()
+            return
+        if self._wal.length() > WAL_BYTES:
+            if not self.patience_s:
+                raise Busy(f"{self._place.path} needs a checkpoint", sent=False)
+            self._transact(self._checkpoint)
+        self._unchecked, self._check_at = 0, now + UNCHECKED_S_MAX
 
     def _begin(self) -> None:
         try:
@@ -233,7 +262,7 @@ class File:
             raise
 
     def _transact(self, work: Callable[[Execute], T]) -> T:
-        done: T = patiently(self._place.timeout_s, self._attempt, work)
+        done: T = patiently(self.patience_s, self._attempt, work)
         return done
 
     def _attempt(self, work: Callable[[Execute], T]) -> T:
@@ -308,6 +337,26 @@ class SqliteConnection:
                 self._shut()  # whatever state it is in goes with it
                 raise
 
+    def ask_at_once(self, question: Question) -> Any:
+        """The same; but it is `Busy`, and nothing was done, where it would have to wait."""
+        if not self._mutex.acquire(blocking=False):
+            raise Busy("the connection is in use", sent=False)
+        try:
+            if self._file is None:
+                raise Busy("the file is not open", sent=False)
+            self._file.patience_s = 0
+            try:
+                return question(self._file)
+            finally:
+                self._file.patience_s = self._place.timeout_s
+        except Busy:
+            raise
+        except (StoreUnavailable, StoreUnfit):
+            self._shut()
+            raise
+        finally:
+            self._mutex.release()
+
     def close(self) -> None:
         with self._mutex:
             self._shut()
@@ -359,78 +408,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
-# -------------------------------------------------------------------------------------- async
-
-
-_Call = tuple[Callable[[], Any], asyncio.Future[Any]]
-"""Something to do in the thread, and who waits for it."""
-
-
-def _serve(inbox: queue.SimpleQueue[_Call | None], connection: SqliteConnection) -> None:
-    while (call := inbox.get()) is not None:
-        _make(*call)
-        del call  # an idle thread must not keep a loop alive
-    connection.close()
-
-
-def _make(function: Callable[[], Any], waiter: asyncio.Future[Any]) -> None:
-    outcome, error = None, None
-    try:
-        outcome = function()
-    except BaseException as caught:
-        error = caught
-    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-        waiter.get_loop().call_soon_threadsafe(_settle, waiter, outcome, error)
-
-
-def _settle(waiter: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
-    if waiter.done():
-        return
-    if error is None:
-        waiter.set_result(outcome)
-    else:
-        waiter.set_exception(error)
-
-
-class AsyncSqliteConnection:
-    """Answers questions in a thread of its own, which ends when this is closed or forgotten."""
-
-    def __init__(self, place: Place) -> None:
-        self._path, self._limit_s = place.path, place.timeout_s * LIMIT_TIMEOUTS
-        self._connection = SqliteConnection(place)
-        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=_serve, args=(self._inbox, self._connection), name="oncekey-sqlite", daemon=True
-        )
-        self._stop = weakref.finalize(self, self._inbox.put, None)
-        self._hangs = False
-        self._thread.start()
-
-    def ask(self, question: Question) -> Coroutine[Any, Any, Any]:
-        return self._do(partial(self._connection.ask, question))
-
-    async def close(self) -> None:
-        """Ends the thread; one that hangs is left behind and ends should it ever come back."""
-        with contextlib.suppress(StoreUnavailable):
-            if not self._hangs:
-                await self._do(self._connection.close)
-        self._stop()
-        if not self._hangs:
-            self._thread.join()
-
-    async def _do(self, function: Callable[[], Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        timer = loop.call_later(self._limit_s, self._give_up, waiter)
-        self._inbox.put((function, waiter))
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-
-    def _give_up(self, waiter: asyncio.Future[Any]) -> None:
-        self._hangs = True
-        said = f"{self._path}: its disk did not answer within {self._limit_s:g} s"
-        _settle(waiter, None, StoreUnavailable(said, sent=True))

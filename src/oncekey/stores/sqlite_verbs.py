@@ -51,6 +51,8 @@ from oncekey.stores.sqlite_connection import Execute
 ERASE_BYTES_MAX = 16_777_216
 """How much a sweep or a purge erases before it lets others write."""
 
+BRIEF_BYTES_MAX = 65_536
+
 _AGE, _LEFT, _EXPIRES = map(COLUMNS.index, sqlite_sql.KEPT_AS)
 _blob = bytearray
 """What bytes are bound as: for `bytes` the driver looks for an adapter first, which takes longer
@@ -186,11 +188,7 @@ class Writing(Looking):
             found = self._find(verb.id)
             if found is None or not _HOLDS[verb.when](found):
                 return Refused(found)
-        token = _blob(verb.new_token or verb.token)
-        owned = (verb.to._value_, int(verb.raise_fence), token, self._boot)
-        counted = (verb.attempt, verb.lapses, int(verb.no_effect))
-        told = owned + self._deadlines(verb) + counted + _expected(verb)
-        if not self._execute(sqlite_sql.SWAP, told).rowcount:
+        if not self._swapped(verb):
             return Refused(self._find(verb.id))
         if verb.fresh:
             self._begin_anew(verb.id)
@@ -202,6 +200,14 @@ class Writing(Looking):
         if verb.to is State.COMPLETED:
             self._execute(sqlite_sql.keep_answers(1), _answer(verb))
         return Done(verb.fence + verb.raise_fence)
+
+    def _swapped(self, verb: Swap) -> bool:
+        """Change the claim, if it is as expected."""
+        token = _blob(verb.new_token or verb.token)
+        owned = (verb.to._value_, int(verb.raise_fence), token, self._boot)
+        counted = (verb.attempt, verb.lapses, int(verb.no_effect))
+        told = owned + self._deadlines(verb) + counted + _expected(verb)
+        return bool(self._execute(sqlite_sql.SWAP, told).rowcount)
 
     def append_step(self, verb: AppendStep) -> Done | Refused:
         step = verb.step
@@ -271,6 +277,22 @@ class Writing(Looking):
         return self._now + verb.lease_s, self._wall + verb.lease_s + verb.retention_s
 
 
+class Single(Writing):
+    """A verb that `is_single`, by its one statement. Raises `NotAll` where that writes nothing: the
+    reason is to be found out within a transaction.
+    """
+
+    def insert(self, verb: Insert) -> Inserted:
+        for (fence,) in self._execute(sqlite_sql.INSERT, self._inserted(verb.claim)).fetchall():
+            return Inserted(fence)
+        raise NotAll
+
+    def swap(self, verb: Swap) -> Done:
+        if not self._swapped(verb):
+            raise NotAll
+        return Done(verb.fence)
+
+
 class Batch(Writing):
     """Verbs within a write transaction, those of one kind together.
 
@@ -324,6 +346,23 @@ def _is_plain(verb: Swap) -> bool:
         and (verb.new_token, verb.claim, verb.attempt, verb.lapses) == (None, None, None, None)
         and not (verb.raise_fence or verb.fresh or verb.no_effect)
     )
+
+
+def is_single(verb: Verb) -> bool:
+    """One statement does it all, if it does anything."""
+    if type(verb) is Swap:
+        return _is_plain(verb) and verb.state is verb.to is State.RUNNING
+    return type(verb) is Insert and verb.claim.request is None
+
+
+def is_brief(verb: Verb) -> bool:
+    """It concerns one record, and brings `BRIEF_BYTES_MAX` at most."""
+    if type(verb) is Swap:
+        body = None if verb.answer is None else verb.answer.body
+        return len(body or b"") <= BRIEF_BYTES_MAX and verb.claim is None
+    if type(verb) is Insert:
+        return len(verb.claim.request or b"") <= BRIEF_BYTES_MAX
+    return type(verb) in (Find, Peek)
 
 
 _METHODS = {

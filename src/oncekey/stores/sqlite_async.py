@@ -1,0 +1,134 @@
+"""A SQLite file for event loops: a thread of its own waits for the disk.
+
+To hand a question to a thread and its answer back takes as long as a commit does on a fast disk.
+So a brief question is answered where it is asked, in the loop, as long as those before it took less
+than `QUICK_S` each; whoever parses a long request holds the loop for longer. The first one that
+takes longer is the only one: from then on the thread is asked, until its answers are quick again.
+What would have to wait for somebody else goes to the thread at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from oncekey.clock import SystemClock
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.sqlite_connection import Busy, Place, Question, SqliteConnection
+
+LIMIT_TIMEOUTS = 3
+"""A question waits for others at most twice; after one more `timeout_s` its disk is to blame."""
+QUICK_S = 0.001
+QUICK_IN_A_ROW = 32
+
+_monotonic = SystemClock.monotonic
+
+
+class Brief(partial[Any]):
+    """A question about one record and not much of it: at most one commit, and few bytes."""
+
+
+class Pace:
+    """Whether brief questions have been answered quickly of late."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    @property
+    def quick(self) -> bool:
+        return self._in_a_row >= QUICK_IN_A_ROW
+
+    def note(self, took_s: float) -> None:
+        self._in_a_row = self._in_a_row + 1 if took_s <= QUICK_S else 0
+
+    def timed(self, ask: Callable[[Question], Any], question: Question) -> Any:
+        """Ask, and note how long it took."""
+        started = _monotonic()
+        try:
+            return ask(question)
+        finally:
+            self.note(_monotonic() - started)
+
+
+_Call = tuple[Callable[[], Any], asyncio.Future[Any]]
+"""Something to do in the thread, and who waits for it."""
+
+
+def _serve(inbox: queue.SimpleQueue[_Call | None], connection: SqliteConnection) -> None:
+    while (call := inbox.get()) is not None:
+        _make(*call)
+        del call  # an idle thread must not keep a loop alive
+    connection.close()
+
+
+def _make(function: Callable[[], Any], waiter: asyncio.Future[Any]) -> None:
+    outcome, error = None, None
+    try:
+        outcome = function()
+    except BaseException as caught:
+        error = caught
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        waiter.get_loop().call_soon_threadsafe(_settle, waiter, outcome, error)
+
+
+def _settle(waiter: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(outcome)
+    else:
+        waiter.set_exception(error)
+
+
+class AsyncSqliteConnection:
+    """Its thread ends when this is closed or forgotten."""
+
+    def __init__(self, place: Place) -> None:
+        self._path, self._limit_s = place.path, place.timeout_s * LIMIT_TIMEOUTS
+        self._connection = SqliteConnection(place)
+        self._pace = Pace()
+        self._inbox: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._inbox, self._connection), name="oncekey-sqlite", daemon=True
+        )
+        self._stop = weakref.finalize(self, self._inbox.put, None)
+        self._hangs = False
+        self._thread.start()
+
+    async def ask(self, question: Question) -> Any:
+        if type(question) is not Brief:
+            return await self._do(partial(self._connection.ask, question))
+        if self._pace.quick:
+            with contextlib.suppress(Busy):
+                return self._pace.timed(self._connection.ask_at_once, question)
+        return await self._do(partial(self._pace.timed, self._connection.ask, question))
+
+    async def close(self) -> None:
+        """Ends the thread; one that hangs is left behind and ends should it ever come back."""
+        with contextlib.suppress(StoreUnavailable):
+            if not self._hangs:
+                await self._do(self._connection.close)
+        self._stop()
+        if not self._hangs:
+            self._thread.join()
+
+    async def _do(self, function: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        timer = loop.call_later(self._limit_s, self._give_up, waiter)
+        self._inbox.put((function, waiter))
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+
+    def _give_up(self, waiter: asyncio.Future[Any]) -> None:
+        self._hangs = True
+        said = f"{self._path}: its disk did not answer within {self._limit_s:g} s"
+        _settle(waiter, None, StoreUnavailable(said, sent=True))
