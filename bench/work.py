@@ -213,26 +213,34 @@ def alone_rows(
     """Each verb, one at a time, against `bare`: the rate of the driver's one-row statement for the
     same records.
     """
-    rows = []
-    for name in VERBS:
+    return [alone_row(engine, library, bare, (name, name), goals(name), settings) for name in VERBS]
 
-        def ours(seconds: float, name: str = name) -> float:
-            items = library.items(name, max(20, int(seconds * _ALONE_PER_S)))
-            return library.alone([item.verb(name) for item in items])
 
-        def theirs(seconds: float, name: str = name) -> float:
-            return bare(name, library.items(name, max(20, int(seconds * _ALONE_PER_S))))
+def alone_row(
+    engine: str,
+    library: Library,
+    bare: Callable[[str, list[Item]], float],
+    names: tuple[str, str],
+    goal: Goal | None,
+    settings: Settings,
+) -> Row:
+    """A verb by the library, one at a time, against the same or another by the driver."""
+    name, other = names
 
-        title = f"{engine}, alone, {name}"
-        measured: Contest = contest(
-            title,
-            {"library": ours, "driver": theirs},
-            settings,
-            share=ALONE_SHARE,
-            turns=ALONE_TURNS,
-        )
-        rows.append(measured.row(title, "library", "driver", goals(name)))
-    return rows
+    def ours(seconds: float) -> float:
+        items = library.items(name, max(20, int(seconds * _ALONE_PER_S)))
+        return library.alone([item.verb(name) for item in items])
+
+    def theirs(seconds: float) -> float:
+        return bare(other, library.items(other, max(20, int(seconds * _ALONE_PER_S))))
+
+    title = f"{engine}, alone, {name}" + (
+        "" if name == other else f", against the driver's {other}"
+    )
+    measured: Contest = contest(
+        title, {"library": ours, "driver": theirs}, settings, share=ALONE_SHARE, turns=ALONE_TURNS
+    )
+    return measured.row(title, "library", "driver", goal)
 
 
 def migrate(store: Store) -> None:
