@@ -245,7 +245,7 @@ def _judged(error: Any) -> Exception:
         return Misuse(
             f"{error}: this connection's database (or search_path) has no oncekey tables. Records "
             "commit with your rows only where they are in the same database: name that one as "
-            "store=…, and run `oncekey migrate` on it"
+            "store=…, and run `oncekey migrate URL` with its URL"
         )
     judged: Exception = error
     return judged
@@ -311,7 +311,10 @@ class _Joined:
     def read(self, work: Callable[[Callable[..., Any]], T]) -> T:
         return work(self._execute)
 
-    write = read
+    def write(self, work: Callable[[Callable[..., Any]], T], *, little: bool = False) -> T:
+        return work(self._execute)
+
+    write_at_once = read
 
 
 def _sqlite(store: Store, connection: sqlite3.Connection) -> Ask:
