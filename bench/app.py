@@ -1,10 +1,11 @@
 """The application that is put under load: it reads an order and answers, no more.
 
-python -m bench.app SOCKET [STORE_URL [by-hand]]
+python -m bench.app SOCKET [STORE_URL] [by-hand] [relaxed]
 """
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 
@@ -17,6 +18,9 @@ from starlette.routing import Route
 import oncekey
 from bench import by_hand
 from oncekey.web.asgi import IdempotencyMiddleware
+
+RELAXED = 20_000, 20, 50
+"""How often Python collects garbage if it is not left at 700, 10, 10."""
 
 
 def build(store: str | None, *, manually: bool = False) -> Starlette:
@@ -54,10 +58,12 @@ def build(store: str | None, *, manually: bool = False) -> Starlette:
 
 
 def main() -> None:
-    descriptor, *store = sys.argv[1:]
-    manually = store[1:] == ["by-hand"]
+    descriptor, *told = sys.argv[1:]
+    store = next((word for word in told if "://" in word), None)
+    if "relaxed" in told:
+        gc.set_threshold(*RELAXED)
     config = uvicorn.Config(
-        build(store[0] if store else None, manually=manually),
+        build(store, manually="by-hand" in told),
         loop="uvloop",
         http="httptools",
         access_log=False,

@@ -24,7 +24,9 @@ class Served:
     by hand.
     """
 
-    def __init__(self, store_url: str | None = None, *, by_hand: bool = False) -> None:
+    def __init__(
+        self, store_url: str | None = None, *, by_hand: bool = False, relaxed: bool = False
+    ) -> None:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             listening.listen(1024)
@@ -34,6 +36,7 @@ class Served:
             command += [sys.executable, "-m", "bench.app", str(listening.fileno())]
             command += [store_url] if store_url else []
             command += ["by-hand"] if by_hand else []
+            command += ["relaxed"] if relaxed else []
             self._process = subprocess.Popen(command, pass_fds=[listening.fileno()])
         self._await_ready()
 

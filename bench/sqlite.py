@@ -118,7 +118,7 @@ def _alone_rows(folder: Path, settings: Settings) -> list[Row]:
 
 
 def _goal(name: str) -> Goal | None:
-    """Reads have none: for them the driver is a function call, and the library a turn of the event loop."""
+    """Reads have none: for them the driver is a function call, and the library a turn of a loop."""
     return None if name in (FOUND, PEEK) else COMMITS
 
 
