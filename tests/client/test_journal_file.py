@@ -140,6 +140,53 @@ def test_a_fork_while_another_thread_writes_neither_hangs_nor_spoils(journal: Jo
     assert {intent.name for intent in journal.unsettled()} == {PAY, "in the child"}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_what_was_settled_before_a_fork_is_written_all_the_same(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or another process that begins it anew would get the old key, and the old answer."""
+    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 0.2)
+    written = threading.Event()
+    probes.arm("after_settle", written.set)
+    journal.key(PAY)
+    journal.key("in the child")
+    journal.settle(PAY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        with contextlib.suppress(BaseException):
+            journal.settle("in the child")
+            os._exit(0 if written.wait(30) else 1)
+        os._exit(2)
+
+    assert written.wait(30)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with contextlib.closing(sqlite3.connect(journal.path)) as file:
+        assert file.execute("SELECT name FROM oncekey_intents").fetchall() == []
+
+
+def test_what_was_settled_while_the_file_was_held_is_written_later(
+    path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "BUSY_S_MAX", 0.01)
+    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 0.01)
+    tried, written = threading.Event(), threading.Event()
+    probes.arm("after_settle", written.set)
+    journal.key(PAY)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        journal.settle(PAY)
+        monkeypatch.setattr(journals._log, "warning", lambda *_: tried.set())
+        assert tried.wait(30)
+        assert not written.is_set()
+
+    assert written.wait(30)
+    assert journal.unsettled() == []
+
+
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database at all, but long enough to be looked at " * 100)
 

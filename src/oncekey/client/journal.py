@@ -160,6 +160,9 @@ class Journal:
             try:
                 self.flush()
             finally:
+                if self._writing is not None:
+                    self._writing.cancel()
+                    self._writing = None
                 self._shut()
 
     def __enter__(self) -> Journal:
@@ -230,12 +233,13 @@ class Journal:
 
     def _write_now(self) -> None:
         """What no new intent has written meanwhile."""
-        try:
-            with self._alone:
-                self._writing = None
+        with self._alone:
+            self._writing = None
+            try:
                 self.flush()
-        except StoreUnavailable as error:  # the next one tries again
-            _log.warning("what was settled is not written yet: %s", error)
+            except StoreUnavailable as error:
+                _log.warning("what was settled is not written yet: %s", error)
+                self._write_soon()
 
     @contextlib.contextmanager
     def _asking(self, otherwise: str = "") -> Iterator[sqlite3.Connection]:
@@ -255,9 +259,6 @@ class Journal:
         return self._db
 
     def _shut(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -267,6 +268,8 @@ class Journal:
         self._shut()
 
     def after_fork(self) -> None:
+        if self._writing is not None and not self._writing.is_alive():
+            self._writing = None  # a child has none of its parent's threads
         self._alone.release()
 
 
