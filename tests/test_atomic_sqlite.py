@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -84,3 +85,29 @@ async def test_the_writers_of_two_keys_take_turns_on_sqlite(opener: Opener) -> N
         replies = await asyncio.gather(*(shop.order(new_key()) for _ in range(20)))
         assert {reply.status for reply in replies} == {201}
         assert shop.orders() == 20
+
+
+async def test_p6_who_is_cancelled_while_it_begins_leaves_nothing_held(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that begins does not notice: nobody else would give back what it took."""
+    key, begins, go_on = new_key(), threading.Event(), threading.Event()
+    async with opener("sqlite3") as shop:
+        begin: Any = shop.adapter.begin
+
+        def begin_late(*asked: Any) -> Any:
+            begins.set()
+            go_on.wait(20)
+            return begin(*asked)
+
+        monkeypatch.setattr(shop.adapter, "begin", begin_late)
+        order = asyncio.create_task(shop.order(key))
+        assert await asyncio.to_thread(begins.wait, 20)
+        order.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await order
+        go_on.set()
+        async with asyncio.timeout(20):
+            while (reply := await shop.order(key)).status == 409:
+                pass
+        assert (reply.status, shop.orders()) == (201, 1)

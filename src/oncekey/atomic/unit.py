@@ -221,8 +221,7 @@ class AsyncUnit:
         own = None
         if _unproven(adapter, store):
             own = await asyncio.to_thread(join.identity, store)
-        begun = self._do(adapter.begin, store, record_id, seconds_max, waits=True)
-        self._transaction = await begun
+        self._transaction = await self._begun(record_id, seconds_max)
         if self._transaction is None:
             return False
         try:
@@ -231,6 +230,18 @@ class AsyncUnit:
             await self._roll_back()
             raise
         return True
+
+    async def _begun(self, record_id: bytes, seconds_max: float) -> Transaction | None:
+        begin, asked = self._adapter.begin, (self._store, record_id, seconds_max)
+        if not self._threaded:
+            transaction: Transaction | None = await begin(*asked)
+            return transaction
+        begun = _in_thread(begin, *asked, waits=True)
+        try:
+            return await asyncio.shield(begun)
+        except asyncio.CancelledError:  # which no thread notices: what it begins would be nobody's
+            begun.add_done_callback(_undo)
+            raise
 
     async def _open_up(self, transaction: Transaction, own: Any) -> None:
         if (first := _first(self._adapter)) is not None:
@@ -259,12 +270,23 @@ class AsyncUnit:
         transaction, self._transaction = self._transaction, None
         return transaction and await self._do(transaction.rollback)
 
-    def _do(self, function: Callable[..., Any], *args: Any, waits: bool = False) -> Awaitable[Any]:
-        if self._threaded:
-            pool = _threads(os.getpid(), waits)
-            return asyncio.get_running_loop().run_in_executor(pool, function, *args)
-        awaited: Awaitable[Any] = function(*args)
+    def _do(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        awaited: Awaitable[Any] = _in_thread(function, *args) if self._threaded else function(*args)
         return awaited
+
+
+def _in_thread(
+    function: Callable[..., Any], *args: Any, waits: bool = False
+) -> asyncio.Future[Any]:
+    pool = _threads(os.getpid(), waits)
+    return asyncio.get_running_loop().run_in_executor(pool, function, *args)
+
+
+def _undo(begun: asyncio.Future[Transaction | None]) -> None:
+    """Roll back what was begun for somebody who has left."""
+    transaction = None if begun.exception() else begun.result()
+    if transaction is not None:
+        _in_thread(transaction.rollback)
 
 
 @functools.cache
