@@ -137,6 +137,16 @@ def test_what_may_be_sent_is_resumed_and_settled(
     assert oncekey("intents", path, "--resume", f"{__name__}:resume").code == 1
 
 
+def test_an_intent_cannot_speak_to_the_terminal(
+    oncekey: Oncekey, path: str, journal: Journal
+) -> None:
+    journal.key("order\x1b[31m\n-1/pay")
+
+    assert "\x1b" not in oncekey("intents", path).out
+    ran = oncekey("intents", path, "--resume", f"{__name__}:resume_async")
+    assert ran.out == "order\\x1b[31m\\n-1/pay: resumed and settled\n"
+
+
 def test_what_grows_too_old_or_is_begun_anew_meanwhile_is_left_alone(
     oncekey: Oncekey, path: str, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +215,17 @@ def test_a_database_that_does_not_answer_is_said_without_its_password(oncekey: O
         assert ran.code == 2
         assert ":1" in ran.err
         assert "secret" not in ran.err
+
+
+def test_a_database_in_a_file_that_cannot_be_used_is_one_line(oncekey: Oncekey, path: str) -> None:
+    with closing(sqlite3.connect(path)) as within:
+        SqlJournal().create(within=within)
+        within.execute("DROP TABLE oncekey_journal_servers")
+
+    ran = oncekey("intents", path)
+
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "no such table: oncekey_journal_servers. Run SqlJournal().create(" in ran.err
 
 
 def test_an_address_of_something_else_is_refused(oncekey: Oncekey, tmp_path: Path) -> None:

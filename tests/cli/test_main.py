@@ -145,6 +145,7 @@ def test_a_folder_that_cannot_be_entered(
         ("show", "--id", "abcd", "--key", "k"),
         ("show", "--key", "k"),
         ("show", "--id", "xyz"),
+        ("show", "--id", ""),
         ("show", "--id", "abc"),
         ("show", "--id", "a" * 65),
         ("list", "--state", "sleeping"),
@@ -152,12 +153,16 @@ def test_a_folder_that_cannot_be_entered(
         ("list", "--limit", "-1"),
         ("list", "--limit", "many"),
         ("list", "--after", "not hex"),
+        ("list", "--tenant", "\udcff"),
         ("sweep", "--every-s", "0"),
         ("sweep", "--every-s", "nan"),
         ("purge",),
+        ("purge", "--tenant", "\udcff"),
+        ("amnesia", "--until", "0001-01-01T00:00:00+14:00"),
         ("list", "--state", "unknown", "--unknown"),
         ("recover",),
         ("recover", "shop"),
+        ("recover", ".shop:app"),
         ("recover", "no_such_module_here:app"),
         ("recover", "tests.places:no_such_app"),
         ("recover", "--concurrency", "0", "shop:app"),
@@ -174,6 +179,8 @@ def test_a_folder_that_cannot_be_entered(
 def test_wrong_usage_is_2_and_said_on_stderr(
     oncekey: Oncekey, seed: Seed, words: tuple[str, ...]
 ) -> None:
+    seed.completed("order-17")  # without a store, everything is wrong
+
     ran = oncekey(*words)
 
     assert ran.code == 2
@@ -236,6 +243,15 @@ def test_a_reader_that_has_gone_is_no_error(url: str, seed: Seed) -> None:
     os.close(writer)
 
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_without_anybody_to_print_to_it_is_done_all_the_same(url: str, seed: Seed) -> None:
+    seed.completed("order-17")
+    words = f"'{sys.executable}' -m oncekey sweep >&-"
+
+    done = subprocess.run(["sh", "-c", words], capture_output=True)
+
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_terminal_without_unicode(url: str, seed: Seed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import re
 import sys
 from contextlib import closing
@@ -213,6 +214,41 @@ def test_on_a_terminal_it_asks(
     assert "Resolve it as released: the next retry runs it? [y/N]" in ran.err
     assert ran.code == (0 if state is State.RELEASED else 2)
     assert found(tmp_path, record).state is state
+
+
+def test_a_user_who_has_no_name_says_who_decides(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, whose user is but a number."""
+    record = seed.unknown("order-17")
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    words = "resolve", record.hex(), "--as", "released", "--reason", "r", "--yes"
+
+    ran = oncekey(*words)
+
+    assert (ran.code, ran.err) == (
+        2,
+        "oncekey: this user has no name here: say who decided, --by WHO\n",
+    )
+    assert found(tmp_path, record).state is State.UNKNOWN
+    assert oncekey(*words, "--by", "alice").code == 0
+
+
+def test_a_body_that_is_no_text_is_kept_as_it_was_typed(
+    oncekey: Oncekey, seed: Seed, tmp_path: Path
+) -> None:
+    record = seed.unknown("order-17")
+    body = os.fsdecode(b"caf\xe9")
+
+    oncekey(
+        "resolve", record.hex(), "--as", "completed", "--status", "200", "--body", body, "--yes"
+    )
+
+    answer = found(tmp_path, record).answer
+    assert answer is not None
+    assert answer.body == b"caf\xe9"
 
 
 def test_without_a_terminal_it_does_nothing_unasked(

@@ -209,5 +209,6 @@ def test_names_and_notes_are_bounded(journal: Journal, name: str, note: str) -> 
 
 
 def test_a_retention_of_nothing_is_refused(path: Path) -> None:
-    with pytest.raises(Misuse, match="retention_s"):
-        Journal(path, retention_s=0)
+    for seconds in (0, float("inf"), float("nan")):
+        with pytest.raises(Misuse, match="retention_s"):
+            Journal(path, retention_s=seconds)

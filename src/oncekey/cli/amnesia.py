@@ -79,6 +79,8 @@ def moment(text: str) -> float:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError("must be a time such as 2026-01-31T12:00:00Z") from None
+    if not 1970 <= at.year < 9999:
+        raise argparse.ArgumentTypeError("must be a time that can be told, after 1969")
     if at.tzinfo is None:
         raise argparse.ArgumentTypeError("must name its zone, as in 2026-01-31T12:00:00Z")
     return at.timestamp()

@@ -73,7 +73,7 @@ def _opened_file(path: Path) -> Iterator[Book]:
     if not path.is_file():  # opening it would make it, and hide that the path is wrong
         raise Misuse(f"there is no file {path}: give the path that Journal(…) was given")
     if _holds(path, "oncekey_journal"):
-        with closing(sqlite3.connect(path)) as connection:
+        with _telling(str(path)), closing(sqlite3.connect(path)) as connection:
             yield _Database(connection)
     elif _holds(path, "oncekey_intents"):
         with Journal(path) as journal:
@@ -84,11 +84,11 @@ def _opened_file(path: Path) -> Iterator[Book]:
 
 def _holds(path: Path, table: str) -> bool:
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-        try:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             [(count,)] = db.execute(query, (table,)).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise StoreUnavailable(f"{path} cannot be read: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreUnavailable(f"{path} cannot be read: {error}") from error
     return bool(count)
 
 
@@ -122,7 +122,7 @@ def _mysql(url: str) -> Any:
     )
 
 
-_DRIVERS = ("psycopg", "pymysql")
+_DRIVERS = ("psycopg", "pymysql", "sqlite3")
 _CONNECT: dict[str, Callable[[str], Any]] = {
     "postgresql": _postgres,
     "postgres": _postgres,

@@ -24,7 +24,7 @@ ERROR_CHARS_MAX = 300
 
 def intents(args: argparse.Namespace) -> int:
     with opened(args.journal) as book:
-        if args.settle:
+        if args.settle is not None:
             return _settle(book, args)
         return _resume(book, args) if args.resume else _list(book, args)
 
@@ -91,7 +91,7 @@ def _resume(book: Book, args: argparse.Namespace) -> int:
             book.settle(intent)
         counts["resumed" if failed is None else "failed"] += 1
         if not args.json:
-            print(f"{intent.name}: {failed or 'resumed and settled'}")
+            print(f"{printable(intent.name)}: {failed or 'resumed and settled'}")
     if args.json:
         print_json(counts)
     elif counts["too_old"]:

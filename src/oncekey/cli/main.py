@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run: Callable[[argparse.Namespace], int] = args.run
         code = run(args)
-        sys.stdout.flush()
+        print(end="", flush=True)  # knows that there may be no stdout
         return code
     except OncekeyError as error:
         said = str(error).replace(url, redact(url)) if url else str(error)
@@ -303,7 +303,7 @@ def _list(commands: Commands[argparse.ArgumentParser]) -> None:
         const=str(State.UNKNOWN),
         help="what an operator has to resolve: --state unknown",
     )
-    added.add_argument("--tenant", help="only this tenant's records")
+    added.add_argument("--tenant", type=_text, help="only this tenant's records")
     added.add_argument(
         "--limit",
         metavar="N",
@@ -327,7 +327,7 @@ def _purge(commands: Commands[argparse.ArgumentParser]) -> None:
         "blank the keys and answers of a tenant, for good; ids stay, so that nothing runs twice",
         "purge --tenant acme postgresql://oncekey@db.internal/shop",
     )
-    added.add_argument("--tenant", required=True)
+    added.add_argument("--tenant", required=True, type=_text)
     added.add_argument(
         "--limit", metavar="N", type=_rows(ROWS_MAX), default=ROWS_MAX, help="blank at most so many"
     )
@@ -411,6 +411,14 @@ def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _show_keys(added: argparse.ArgumentParser) -> None:
     added.add_argument("--show-keys", action="store_true", help="keys instead of their hashes")
+
+
+def _text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("must be text in UTF-8") from None
+    return text
 
 
 def _rows(most: int) -> Callable[[str], int]:

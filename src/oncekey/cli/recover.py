@@ -36,7 +36,7 @@ def recover(args: argparse.Namespace) -> int:
 def load(name: str) -> Any:
     """What `package.module:attribute` names, imported from the current folder too."""
     module, _, attribute = name.partition(":")
-    if not module or not attribute:
+    if not module or module.startswith(".") or not attribute:
         raise Misuse(f"{name!r}: write package.module:app, as you would for a server")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import os
 import sys
 from contextlib import closing
 from datetime import UTC, datetime
@@ -34,7 +35,7 @@ NOT_CONFIRMED = 2
 
 
 def resolve(store: Store, args: argparse.Namespace) -> int:
-    answer = _answer(args)
+    answer, by = _answer(args), args.by or _user()
     with closing(Line(store)) as line:
         record = find(line, args.record)
         if record is None:
@@ -45,7 +46,6 @@ def resolve(store: Store, args: argparse.Namespace) -> int:
         if not args.yes and not _confirmed(record, steps, args, answer):
             print("nothing was changed", file=sys.stderr)
             return NOT_CONFIRMED
-        by = args.by or getpass.getuser()
         guard = Guard(hooks=Hooks([LoggingHook()]))
         op = guard.resolve(record, answer, by=by, reason=args.reason)
         outcome = run(op, lambda verb: line.perform([verb])[0])
@@ -85,11 +85,18 @@ def _header(text: str) -> tuple[bytes, bytes]:
 
 def _body(given: str) -> bytes:
     if not given.startswith("@"):
-        return given.encode()
+        return os.fsencode(given)  # as it was typed, text or not
     try:
         return Path(given[1:]).read_bytes()
     except OSError as error:
         raise Misuse(f"--body {given}: {error.strerror}") from None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container, whose user is but a number
+        raise Misuse("this user has no name here: say who decided, --by WHO") from None
 
 
 def _must_be_unknown(record: Record) -> None:

@@ -79,7 +79,7 @@ def show(store: Store, args: argparse.Namespace) -> int:
     if args.key is not None and args.tenant is None:
         raise Misuse("--key needs --tenant, for every tenant has keys of its own")
     with closing(Line(store)) as line:
-        record = find_by_digits(line, args.id) if args.id else _find_by_key(line, args)
+        record = _find(line, args)
         if record is None:
             print(_not_found(args), file=sys.stderr)
             return NOTHING
@@ -97,7 +97,9 @@ def show(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def _find_by_key(line: Line, args: argparse.Namespace) -> Record | None:
+def _find(line: Line, args: argparse.Namespace) -> Record | None:
+    if args.id is not None:
+        return find_by_digits(line, args.id)
     [record] = line.perform([Find(record_id(args.tenant, args.operation, args.key))])
     found: Record | None = record
     return found

@@ -6,6 +6,7 @@ request, so a journal refuses to give the key out, and says why.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from oncekey.client.place import origin_of
@@ -65,7 +66,7 @@ def must_be_one_of(names: tuple[str, ...], key: str | None) -> None:
 
 
 def must_last(retention_s: float | None) -> None:
-    if retention_s is not None and not retention_s > 0:
+    if retention_s is not None and not 0 < retention_s < math.inf:
         raise Misuse(f"Journal: retention_s={retention_s}: give seconds, more than 0")
 
 
