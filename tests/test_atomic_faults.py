@@ -133,16 +133,16 @@ class Elsewhere:
     """Another transaction, on a server of any kind."""
 
     def __init__(self, place: Place) -> None:
-        url, self._is_mariadb = place.url.partition("?")[0], place.name == "mariadb"
+        url, self._is_mysql = place.url.partition("?")[0], place.name in ("mariadb", "mysql")
         self._connection: Any = (
-            mysql_connection(url, autocommit=False) if self._is_mariadb else psycopg.connect(url)
+            mysql_connection(url, autocommit=False) if self._is_mysql else psycopg.connect(url)
         )
 
     async def hold(self, record_id: bytes) -> None:
         """Take an id, as atomic mode does."""
         number = int.from_bytes(record_id[:8], signed=True)
         with self._connection.cursor() as cursor:
-            if self._is_mariadb:
+            if self._is_mysql:
                 cursor.execute("INSERT INTO oncekey_held VALUES (%s)", (record_id,))
                 cursor.execute("DELETE FROM oncekey_held WHERE id = %s", (record_id,))
             else:
@@ -323,6 +323,19 @@ async def test_nothing_is_left_in_the_table_of_held_ids(opener: Opener) -> None:
         for status in (201, 422, 500, 409):
             await shop.order(new_key(), status=status)
         with mysql_connection(shop.place.url) as db, db.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM oncekey_held")
+            assert cursor.fetchall() == ((0,),)
+
+
+@pytest.mark.parametrize("kind", marked("asyncmy"))
+async def test_p6_an_id_that_was_left_in_that_table_holds_nobody_up(
+    opener: Opener, kind: str
+) -> None:
+    key = new_key()
+    async with opener(kind) as shop:
+        with mysql_connection(shop.place.url) as db, db.cursor() as cursor:
+            cursor.execute("INSERT INTO oncekey_held VALUES (%s)", (the_id(key),))
+            assert (await shop.order(key)).status == 201
             cursor.execute("SELECT count(*) FROM oncekey_held")
             assert cursor.fetchall() == ((0,),)
 

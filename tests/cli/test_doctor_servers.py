@@ -194,6 +194,15 @@ def test_mariadb(doctor: Doctor, maria: Any, safe_mariadb: Any) -> None:
     assert found["privileges"]["seen"] == "all that is needed"
 
 
+def test_mariadb_that_takes_small_packets(doctor: Doctor, maria: Any, safe_mariadb: Any) -> None:
+    maria.execute("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        seen = "max_allowed_packet = 1,048,576"
+        doctor.refuses(safe_mariadb.url, "packets", seen, "small-packets")
+    finally:
+        maria.execute("SET GLOBAL max_allowed_packet = 16777216")
+
+
 @pytest.mark.parametrize(
     ("setting", "unsafe", "safe"),
     [

@@ -81,9 +81,11 @@ def _judged() -> Iterator[tuple[str, Iterable[Finding]]]:
     ]
     for changes in losing:
         yield "postgres", replace(fit, **changes).findings("")
-    for flush_log, sync_binlog in ((0, 1), (2, 1), (1, 0)):
-        server = mysql_fitness.Server("9.7.4", False, flush_log, True, sync_binlog, {})
-        yield "mysql", server.findings()
+    server = mysql_fitness.Server("9.7.4", False, 1, True, 1, mysql_fitness.PACKET_BYTES, {})
+    losing = [{"flush_log": 0}, {"flush_log": 2}, {"sync_binlog": 0}]
+    losing += [{"packet_bytes_max": 1_048_576}]
+    for changes in losing:
+        yield "mysql", replace(server, **changes).findings()
     yield from (("redis", findings) for findings in _redis())
     table = {**dynamodb_fitness.definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
     yield "dynamodb", dynamodb_fitness.findings(table)

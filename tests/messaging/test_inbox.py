@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -34,7 +35,7 @@ from oncekey.messaging import (
     Unknown,
 )
 from oncekey.stores.memory import MemoryStore
-from tests.places import Place, mariadb_place, postgres_place, sqlite_place
+from tests.places import PLACES, Place, postgres_place
 from tests.servers.mariadb import mysql_connection
 
 Handle = Callable[..., Awaitable[Any]]
@@ -254,18 +255,21 @@ def test_an_inbox_has_a_name(world: World) -> None:
 # ------------------------------------------------------------------------ the caller's transaction
 
 
-SERVERS = {"postgres": postgres_place, "mariadb": mariadb_place}
-_MARIADB = pytest.param("mariadb", marks=pytest.mark.slow)
+MYSQL = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("mariadb", "mysql") if name in PLACES
+]
+"""MariaDB; and MySQL, where it is tested."""
 
 
-@pytest.fixture(params=["sqlite", "postgres", _MARIADB])
+@pytest.fixture(params=["sqlite", "postgres", *MYSQL])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    place = ({"sqlite": sqlite_place} | SERVERS)[request.param](request, tmp_path)
+    place = PLACES[request.param](request, tmp_path)
     place.migrate()
     return place
 
 
-on_servers = pytest.mark.parametrize("place", ["postgres", _MARIADB], indirect=True)
+on_servers = pytest.mark.parametrize("place", ["postgres", *MYSQL], indirect=True)
+on_mysql = pytest.mark.parametrize("place", MYSQL, indirect=True)
 
 
 class Shop:
@@ -284,9 +288,9 @@ class Shop:
     def connect(self) -> Any:
         if self.place.name == "sqlite":
             return sqlite3.connect(self.url.removeprefix("sqlite:///"), check_same_thread=False)
-        if self.place.name == "mariadb":
-            return mysql_connection(self.url, autocommit=False)
-        return psycopg.connect(self.url)
+        if self.place.name == "postgres":
+            return psycopg.connect(self.url)
+        return mysql_connection(self.url, autocommit=False)
 
     def ship(self, connection: Any, message_id: str) -> Any:
         cursor = connection.cursor()
@@ -375,14 +379,23 @@ def test_what_cannot_be_rolled_back_by_a_word_is_misuse(shop: Shop, message_id: 
             Inbox(shop.runtime, name="o", policy=asks).handle_in_sync(connection, "m", print)
 
 
+PATIENCE = {
+    "postgres": "statement_timeout = '2s'",
+    "mariadb": "max_statement_time = 2",
+    "mysql": "innodb_lock_wait_timeout = 100",
+}
+"""For how long one who should wait for nobody may do so. MySQL has no such limit: there whoever
+waits does so for longer than a test may take.
+"""
+
+
 @on_servers
 def test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits(
     shop: Shop, message_id: str
 ) -> None:
     """The second comes while the first holds its rows uncommitted; and so does another message."""
     with closing(shop.connect()) as one, closing(shop.connect()) as two:
-        patience = {"postgres": "statement_timeout = '2s'", "mariadb": "max_statement_time = 2"}
-        two.cursor().execute(f"SET {patience[shop.place.name]}")
+        two.cursor().execute(f"SET {PATIENCE[shop.place.name]}")
         two.commit()
 
         def ship() -> Any:
@@ -419,7 +432,7 @@ def test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back(
 
 def test_sqlalchemy_sessions(shop: Shop, message_id: str) -> None:
     url = shop.url.replace("postgresql://", "postgresql+psycopg://")
-    engine = sqlalchemy.create_engine(url.replace("mariadb://", "mariadb+pymysql://"))
+    engine = sqlalchemy.create_engine(re.sub("^(mariadb|mysql)://", r"\1+pymysql://", url))
     insert = sqlalchemy.text("INSERT INTO shipped VALUES (:id)")
 
     def ship(session: Session) -> None:
@@ -460,23 +473,17 @@ async def test_asyncpg_and_async_sessions(
     shop.runtime.close()
 
 
-@pytest.mark.slow
-async def test_asyncmy_and_its_async_sessions(
-    request: pytest.FixtureRequest, tmp_path: Path, message_id: str
-) -> None:
-    place = mariadb_place(request, tmp_path)
-    place.migrate()
-    shop = Shop(place)
-    engine = create_async_engine(shop.url.replace("mariadb://", "mariadb+asyncmy://"))
+@on_mysql
+async def test_asyncmy_and_its_async_sessions(shop: Shop, message_id: str) -> None:
+    engine = create_async_engine(shop.url.replace("://", "+asyncmy://", 1))
 
     async def ship(session: AsyncSession) -> None:
         await session.execute(sqlalchemy.text(f"INSERT INTO shipped VALUES ('{message_id}')"))
 
-    async with Runtime(place.url) as runtime:
+    async with Runtime(shop.place.url) as runtime:
         inbox = Inbox(runtime, name="orders")
         for outcome in (Handled(None), Duplicate(None)):
             async with AsyncSession(engine) as session, session.begin():
                 assert await inbox.handle_in(session, message_id, ship, session) == outcome
     await engine.dispose()
     assert shop.rows(message_id) == 1
-    shop.runtime.close()

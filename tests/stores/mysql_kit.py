@@ -12,6 +12,7 @@ from oncekey.core.op import run
 from oncekey.stores.mysql import MySQLStore, open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
+from tests.servers.mariadb import mysql_connection
 from tests.stores import elapse
 
 # The server is shared: what other databases' connections do, or wait for, is none of ours.
@@ -32,6 +33,16 @@ def case_of(face: str, url: str, direct_url: str) -> Iterator[Case]:
 def migrate(store: MySQLStore) -> list[str]:
     with contextlib.closing(store.connect()) as connection:
         return run(store.migrate(), connection.ask)
+
+
+@contextlib.contextmanager
+def holding(url: str, *ids: bytes, table: str = "oncekey_claims") -> Iterator[Any]:
+    """A transaction that has these rows for itself."""
+    with mysql_connection(url, autocommit=False) as holder, holder.cursor() as cursor:
+        for record_id in ids:
+            cursor.execute(f"SELECT 1 FROM {table} WHERE id = %s FOR UPDATE", (record_id,))
+        yield cursor
+        holder.rollback()
 
 
 def until(db: Any, condition: str, what: str = "1") -> list[Any]:

@@ -1,4 +1,4 @@
-"""The store and a real MariaDB: lost replies, held rows, deadlocks, long values, crashes."""
+"""The store and a real MariaDB: lost replies, long values, fences, crashes, small packets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,16 +16,15 @@ import pytest
 
 from oncekey.core.lifecycle import landed
 from oncekey.core.op import arun, run
+from oncekey.core.policy import DEFAULTS
 from oncekey.core.record import Answer, State, Step
 from oncekey.core.verbs import (
     AppendStep,
     Count,
     Done,
     Find,
-    Found,
     Insert,
     Inserted,
-    Purge,
     Requested,
     Steps,
     Sweep,
@@ -34,14 +33,14 @@ from oncekey.core.verbs import (
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.mysql import open_url
+from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN
 from oncekey.stores.mysql_text import LONG_BYTES_MIN, Question
-from oncekey.stores.sql_batch import RowHeld
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
 from tests.servers.process import free_port
-from tests.stores.mysql_kit import LOCK_WAIT, OTHERS, case_of, migrate, until
+from tests.stores.mysql_kit import LOCK_WAIT, OTHERS, case_of, holding, migrate, until
 from tests.stores.postgres_kit import both_faces, insist, start
 from tests.stores.wire import Wire
 
@@ -64,16 +63,6 @@ def case(mariadb: Subject) -> Iterator[Case]:
 def patient_url(mariadb: Subject, migrated_mariadb_url: str) -> str:
     """Of a store that waits for a row long enough for a slow machine to see it wait."""
     return f"{migrated_mariadb_url}&timeout_s=80"
-
-
-@contextlib.contextmanager
-def holding(url: str, *ids: bytes) -> Iterator[Any]:
-    """A transaction that has these rows for itself."""
-    with mysql_connection(url, autocommit=False) as holder, holder.cursor() as cursor:
-        for record_id in ids:
-            cursor.execute("SELECT 1 FROM oncekey_claims WHERE id = %s FOR UPDATE", (record_id,))
-        yield cursor
-        holder.rollback()
 
 
 # ------------------------------------------------------------------------------- lost replies
@@ -217,108 +206,6 @@ def _kill(db: Any, which: str) -> None:
         until(db, f"WHERE NOT EXISTS (SELECT 1 {OTHERS} AND id = {number})")
 
 
-# ------------------------------------------------------------------- held rows and deadlocks
-
-
-@both_faces
-def test_p11_a_row_that_stays_held_is_given_up(
-    mariadb: Subject, mariadb_url: str, face: str
-) -> None:
-    """F12: 1205 undoes a statement only; alone it is asked `TRIES_MAX` times, then told."""
-    with contextlib.closing(FACES[face](mariadb.store)) as asked:
-        case = Case(mariadb, asked)
-        record = case.begin()
-        append = AppendStep(record.id, record.fence, record.token, Step("pay", b"", b"paid"))
-        with holding(mariadb_url, record.id):
-            with pytest.raises(StoreUnavailable, match="holds the record"):
-                case.ask(case.complete(record))
-            with pytest.raises(StoreUnavailable, match="holds the record"):
-                case.ask(append)
-            found = case.ask(Insert(case.rival(record)))
-            assert isinstance(found, Found)  # whoever only looks does not wait
-        assert case.ask(Steps(record.id)) == []
-        assert case.ask(case.complete(record)) == Done(record.fence)
-
-
-def test_a_batch_waits_for_no_row_and_writes_the_others(
-    mariadb: Subject, mariadb_url: str, case: Case
-) -> None:
-    store = mariadb.store
-    records = sorted((case.begin() for _ in range(4)), key=lambda record: record.id)
-    with contextlib.closing(store.connect()) as connection, holding(mariadb_url, records[1].id):
-        verbs = [
-            case.complete(records[0]),
-            case.complete(records[1]),
-            case.release(records[2]),
-            case.complete(records[3]),
-        ]
-        outcomes = run(store.perform(verbs), connection.ask)
-        step = Step("pay", b"", b"paid")
-        running = [case.begin(), case.begin(), records[1]]
-        appends = [AppendStep(each.id, each.fence, each.token, step) for each in running]
-        kept = run(store.perform(appends), connection.ask)
-    fences = [record.fence for record in records]
-    assert outcomes == [Done(fences[0]), AGAIN, Done(fences[2]), Done(fences[3])]
-    assert [type(each) for each in kept] == [Done, Done, type(AGAIN)]
-    states = [case.find(record.id).state for record in records]
-    assert states == [State.COMPLETED, State.RUNNING, State.RELEASED, State.COMPLETED]
-    assert case.ask(Steps(records[1].id)) == []
-
-
-def test_a_batch_of_claims_falls_apart_where_one_of_them_is_being_made(
-    mariadb: Subject, mariadb_url: str, case: Case
-) -> None:
-    """Somebody inserts the same id and has not committed: only that one waits."""
-    store = mariadb.store
-    claims = sorted((case.claim() for _ in range(3)), key=lambda claim: claim.id)
-    with contextlib.closing(store.connect()) as ours, contextlib.closing(store.connect()) as other:
-        [question, *_] = _questions(store.perform([Insert(claims[1])]))
-        rival = mysql_connection(mariadb_url, autocommit=False)
-        with contextlib.closing(rival), rival.cursor() as cursor:
-            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            cursor.execute(question.statements[1])
-            outcomes = run(store.perform([Insert(claim) for claim in claims]), ours.ask)
-            assert outcomes == [AGAIN] * 3
-            alone = [run(store.perform([Insert(claims[at])]), ours.ask)[0] for at in (0, 2)]
-            assert [type(outcome) for outcome in alone] == [Inserted, Inserted]
-            with pytest.raises(RowHeld):
-                run(store.perform([Insert(claims[1])]), other.ask)
-            rival.rollback()
-        [outcome] = run(store.perform([Insert(claims[1])]), other.ask)
-        assert isinstance(outcome, Inserted)
-
-
-def _questions(op: Any) -> list[Any]:
-    question = next(op)
-    op.close()
-    return [question]
-
-
-def test_a_deadlock_is_asked_again_and_nothing_is_half_done(
-    patient_url: str, mariadb_url: str, db: Any
-) -> None:
-    """F12: 1213 undoes the whole transaction; the same question is then asked anew."""
-    with case_of("sync", patient_url, mariadb_url) as case, ThreadPoolExecutor(1) as meanwhile:
-        first, second = sorted((case.stage(State.COMPLETED) for _ in range(2)), key=lambda r: r.id)
-        before = _deadlocks(db)
-        with holding(mariadb_url, second.id) as rival:
-            # Whoever has written less is the victim.
-            rival.execute("CREATE TEMPORARY TABLE weight (n INT) ENGINE = InnoDB")
-            rival.execute("INSERT INTO weight SELECT 1 FROM seq_1_to_100")
-            purging = meanwhile.submit(case.ask, Purge(first.tenant, 10))
-            until(db, LOCK_WAIT)
-            rival.execute("SELECT 1 FROM oncekey_claims WHERE id = %s FOR UPDATE", (first.id,))
-        assert _deadlocks(db) > before
-        assert purging.result() == 2
-        assert [case.find(record.id).key for record in (first, second)] == ["", ""]
-
-
-def _deadlocks(db: Any) -> int:
-    with db.cursor() as cursor:
-        cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
-        return int(cursor.fetchone()[1])
-
-
 # ------------------------------------------------------------------------------- long values
 
 SIZES = [LONG_BYTES_MIN - 1, LONG_BYTES_MIN, 65_535, 65_536, 300_000, 2_000_000]
@@ -398,15 +285,6 @@ def test_p2_a_fence_is_above_all_that_were_removed_with_their_records(case: Case
     assert fences == sorted(set(fences))
 
 
-def test_a_sweep_passes_over_what_somebody_holds(mariadb_url: str, case: Case) -> None:
-    held, free = case.stage(State.COMPLETED), case.stage(State.COMPLETED)
-    case.elapse(held.expires_in_s + 1)
-    with holding(mariadb_url, held.id):
-        assert case.ask(Sweep(10)) == 1
-        assert case.ask(Find(free.id)) is None
-    assert case.ask(Sweep(10)) == 1
-
-
 # -------------------------------------------------------------- a server of these tests' own
 
 HOSTILE = {
@@ -439,6 +317,64 @@ def test_p4_what_was_acknowledged_survives_a_crash(server: MariaDB, face: str) -
         case.same(insist(case, Find(completed.id)), completed)
         assert insist(case, case.complete(running)) == Done(running.fence)
         insist(case, Insert(case.claim()))
+
+
+@contextlib.contextmanager
+def taking(server: MariaDB, packet_bytes_max: int) -> Iterator[None]:
+    """So much at a time, from connections that are made now."""
+    with mysql_connection(server.url) as db, db.cursor() as cursor:
+        cursor.execute(f"SET GLOBAL max_allowed_packet = {packet_bytes_max}")
+        try:
+            yield
+        finally:
+            cursor.execute(f"SET GLOBAL max_allowed_packet = {PACKET_BYTES}")
+
+
+@both_faces
+def test_p3_a_server_that_is_taken_takes_the_longest_answer(server: MariaDB, face: str) -> None:
+    answer = Answer(200, ((b"x-note", b"n" * 60_000),), b"a" * DEFAULTS.answer_bytes_max)
+    with taking(server, PACKET_BYTES_MIN), case_of(face, server.url, server.url) as case:
+        record = case.begin(case.claim(request=b"r" * DEFAULTS.request_kept_bytes_max))
+        assert case.done(case.complete(record, answer)).answer == answer
+    with (
+        taking(server, PACKET_BYTES_MIN - 1024),
+        pytest.raises(StoreUnfit, match="allow=small-packets"),
+    ):
+        start(open_url(server.url), face)
+
+
+def test_p11_a_batch_is_cut_to_what_the_server_takes(server: MariaDB) -> None:
+    """And what is too long by itself is refused alone."""
+    url = f"{server.url}?allow=small-packets"
+    values = [bytes([number]) * 4_000 for number in range(12)]
+    with (
+        taking(server, 32_768),
+        case_of("sync", url, server.url) as case,
+        contextlib.closing(case.subject.store.connect()) as connection,
+    ):
+        store = case.subject.store
+
+        def carry_out(verbs: Sequence[Verb]) -> list[Any]:
+            return run(store.perform(verbs), connection.ask)
+
+        inserts = [Insert(case.claim(request=value)) for value in values]
+        assert [type(outcome) for outcome in carry_out(inserts)] == [Inserted] * 12
+        records = [case.find(verb.id) for verb in inserts]
+        assert carry_out(
+            [
+                AppendStep(record.id, record.fence, record.token, Step("pay", b"", value))
+                for record, value in zip(records, values, strict=True)
+            ]
+        ) == [Done(record.fence) for record in records]
+        answers = [Answer(200, (), value) for value in values]
+        completes = [case.complete(*pair) for pair in zip(records, answers, strict=True)]
+        assert carry_out(completes) == [Done(record.fence) for record in records]
+        assert [case.find(record.id).answer for record in records] == answers
+
+        long = [Insert(case.claim(request=bytes(LONG_BYTES_MIN - 1))) for _ in range(2)]
+        assert carry_out(long) == [AGAIN, AGAIN]
+        with pytest.raises(StoreUnfit, match="raise max_allowed_packet"):
+            carry_out(long[:1])
 
 
 @both_faces

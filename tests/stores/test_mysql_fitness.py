@@ -18,7 +18,7 @@ from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.finding import Risk, insist
 from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.mysql_address import read
-from oncekey.stores.mysql_fitness import Server, statements
+from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
 from oncekey.stores.mysql_text import FOR_EVER_US, Question, literal, micros, table
 from oncekey.stores.sql import migrations
 from tests.servers.mariadb import mysql_connection
@@ -26,7 +26,7 @@ from tests.stores.mysql_kit import migrate
 from tests.stores.postgres_kit import both_faces, start
 
 MIGRATIONS = ["0001_first", "0002_atomic", "0003_outbox"]
-FIT = Server("10.11.19-MariaDB-0+deb12u1", False, 1, False, 0, {})
+FIT = Server("10.11.19-MariaDB-0+deb12u1", False, 1, False, 0, PACKET_BYTES, {})
 
 
 # ----------------------------------------------------------------------------------- judgement
@@ -79,6 +79,16 @@ def test_p4_what_may_forget_has_to_be_accepted_by_name(server: Server, told: str
 def test_a_binary_log_that_is_synced_is_fit() -> None:
     assert unfit(replace(FIT, log_bin=True, sync_binlog=1)) is None
     assert unfit(replace(FIT, flush_log=3)) is None
+
+
+def test_p3_packets_that_not_every_answer_fits_into_have_to_be_accepted_by_name() -> None:
+    assert unfit(replace(FIT, packet_bytes_max=PACKET_BYTES_MIN)) is None
+    small = replace(FIT, packet_bytes_max=PACKET_BYTES_MIN - 1024)
+    refused = str(unfit(small))
+    assert "max_allowed_packet = 2,227,200: an answer may have 1,048,576 bytes" in refused
+    assert f"SET GLOBAL max_allowed_packet = {PACKET_BYTES}" in refused
+    assert "allow=small-packets" in refused
+    assert unfit(small, Risk.PACKETS) is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +164,7 @@ def test_p4_a_server_that_may_forget_is_refused(migrated_mariadb_url: str) -> No
         start(open_url(bare), "sync")
     assert open_url(bare).durability == DURABILITY
     assert open_url(migrated_mariadb_url).durability == UNSAFE_DURABILITY
+    assert open_url(f"{bare}?allow=small-packets").durability == DURABILITY
     start(open_url(migrated_mariadb_url), "sync")
 
 

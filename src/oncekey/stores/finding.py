@@ -35,6 +35,7 @@ class Risk(enum.StrEnum):
     EVICTION = "eviction"
     GLOBAL_TABLE = "global-table"
     NETWORK_FILES = "network-file-system"
+    PACKETS = "small-packets"
 
 
 ACCEPTS = {
@@ -42,6 +43,8 @@ ACCEPTS = {
     Risk.EVICTION: "a full memory may forget records at any time",
     Risk.GLOBAL_TABLE: "regions do not wait for each other: safe only if one of them alone writes",
     Risk.NETWORK_FILES: "the share may neither lock nor sync as SQLite needs it",
+    Risk.PACKETS: "an answer that does not fit is not kept, and a retry runs again: lower "
+    "`Policy(answer_bytes_max=…)` to half a packet",
 }
 """What somebody takes upon themselves, in the words of the documentation."""
 

@@ -37,9 +37,9 @@ from oncekey.core.verbs import Verb
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import mysql_fitness, mysql_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, insist
+from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.mysql_address import Address, read
-from oncekey.stores.mysql_text import Question, Reply
+from oncekey.stores.mysql_text import Question, Reply, TooLong
 from oncekey.stores.mysql_write import Limits
 from oncekey.stores.patience import Patience
 from oncekey.stores.sql import check_schema, check_waits, migrations
@@ -85,7 +85,7 @@ class MySQLStore:
             chore_timeout_s=chore_timeout_s,
         )
         self.allowed = allowed(allow, mysql_fitness.RISKS)
-        self.durability = UNSAFE_DURABILITY if self.allowed else DURABILITY
+        self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = address
         self.limits = Limits(timeout_s, chore_timeout_s)
         self._connect_timeout_s = connect_timeout_s
@@ -197,7 +197,7 @@ class MySQLStore:
             parts = ("START TRANSACTION", *parts, "COMMIT")
         text = "; ".join((*parts, *question.after))
         if len(text) >= bytes_max:
-            raise StoreUnfit(
+            raise TooLong(
                 f"{self.address.shown}: this needs a packet of {len(text)} bytes, the server takes "
                 f"{bytes_max}: raise max_allowed_packet there, or keep shorter answers"
             )

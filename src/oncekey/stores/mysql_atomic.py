@@ -4,7 +4,8 @@ too.
 Neither has a lock that belongs to a transaction and to no row. So there is a table of ids in which
 a transaction inserts a row and removes it again: until it ends, whichever way, the row is its own,
 and nobody else ever sees it. Who wants the same row is told that it is held, and nothing of the
-records is locked meanwhile.
+records is locked meanwhile. Should a caller be interrupted between the two and commit all the same,
+its row stays. It holds nothing: whoever comes next takes it for one of its own, and removes it.
 
 Nobody is to wait for such a row. MariaDB can be told so for a single statement. MySQL cannot, of an
 INSERT: there the statement looks before, by a read that does not wait, and what was inserted since
@@ -38,10 +39,11 @@ from oncekey.stores.way import Held, Way
 READ_COMMITTED = Question(("SET TRANSACTION ISOLATION LEVEL READ COMMITTED",))
 """For the transaction that begins with the next statement, and no other."""
 
-_TAKE = "INSERT INTO oncekey_held (id) VALUES ({id})"
+_TAKE = "INSERT INTO oncekey_held (id) VALUES ({id}) ON DUPLICATE KEY UPDATE id = oncekey_held.id"
 _LOOK_AND_TAKE = (
     "INSERT INTO oncekey_held (id) SELECT {id} FROM DUAL "
-    "WHERE NOT EXISTS (SELECT 1 FROM oncekey_held h WHERE h.id = {id} FOR UPDATE NOWAIT)"
+    "WHERE NOT EXISTS (SELECT 1 FROM oncekey_held h WHERE h.id = {id} FOR UPDATE NOWAIT) "
+    "ON DUPLICATE KEY UPDATE id = oncekey_held.id"
 )
 _LET_GO = "DELETE FROM oncekey_held WHERE id = {id}"
 

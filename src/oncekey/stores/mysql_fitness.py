@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from oncekey.core.op import Op
+from oncekey.core.policy import DEFAULTS
 from oncekey.core.value import value
 from oncekey.errors import StoreUnfit
 from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
@@ -18,12 +19,18 @@ from oncekey.stores.sql import Migration, migrations
 
 MYSQL_MIN = (8, 0)
 MARIADB_MIN = (10, 6)
-RISKS = (Risk.DURABILITY,)
+RISKS = (Risk.DURABILITY, Risk.PACKETS)
+PACKET_BYTES_MIN = 2 * (DEFAULTS.answer_bytes_max + 65_536)
+"""For the longest answer that is kept unless a policy says otherwise, and its headers: values
+travel as hexadecimal digits. A batch is cut to what the server takes.
+"""
+PACKET_BYTES = 16_777_216
+"""What to set."""
 
 PREPARE = Question(
     (
         "SELECT VERSION(), @@GLOBAL.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, "
-        "@@GLOBAL.sync_binlog",
+        "@@GLOBAL.sync_binlog, @@SESSION.max_allowed_packet",
         "SELECT MAX(number), MAX(oldest_reader) FROM oncekey_schema",
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
         "AND table_name IN ('oncekey_claims', 'oncekey_steps', 'oncekey_fences', 'oncekey_held', "
@@ -41,6 +48,7 @@ class Server:
     flush_log: int
     log_bin: bool
     sync_binlog: int
+    packet_bytes_max: int
     other_engines: dict[str, str]
     """Our tables that are not in InnoDB."""
 
@@ -50,6 +58,7 @@ class Server:
         yield self._role()
         yield self._engines()
         yield self._durability()
+        yield self._packets()
 
     def _role(self) -> Finding:
         if self.read_only:
@@ -81,11 +90,23 @@ class Server:
         binlog = ", sync_binlog = 1" if self.log_bin else ", no binary log"
         return Finding("durability", f"innodb_flush_log_at_trx_commit = {self.flush_log}{binlog}")
 
+    def _packets(self) -> Finding:
+        seen = f"max_allowed_packet = {self.packet_bytes_max:,}"
+        if self.packet_bytes_max < PACKET_BYTES_MIN:
+            longest = DEFAULTS.answer_bytes_max
+            why = (
+                f"an answer may have {longest:,} bytes and needs {PACKET_BYTES_MIN:,}; what does "
+                "not fit is not kept, and a retry runs again"
+            )
+            do = f"SET GLOBAL max_allowed_packet = {PACKET_BYTES}, and in its configuration"
+            return unsafe("packets", seen, why, do, Risk.PACKETS)
+        return Finding("packets", seen)
+
 
 def server(replies: list[Reply]) -> Server:
     """The answers to `PREPARE`, but for the schema's."""
     [row] = replies[0].rows
-    version, read_only, flush_log, log_bin, sync_binlog = row
+    version, read_only, flush_log, log_bin, sync_binlog, packet_bytes_max = row
     engines = {_text(name): _text(engine) for name, engine in replies[2].rows}
     return Server(
         str(version),
@@ -93,6 +114,7 @@ def server(replies: list[Reply]) -> Server:
         int(str(flush_log)),
         _is_on(log_bin),
         int(str(sync_binlog)),
+        int(str(packet_bytes_max)),
         {name: engine for name, engine in engines.items() if engine.lower() != "innodb"},
     )
 
@@ -121,7 +143,7 @@ def _version(version: str) -> Finding:
 # ------------------------------------------------------------------------------- a thorough look
 
 _VARIABLES = (
-    *("max_connections", "max_allowed_packet", "innodb_doublewrite", "wsrep_on"),
+    *("max_connections", "innodb_doublewrite", "wsrep_on"),
     *("group_replication_single_primary_mode", "group_replication_group_name"),
     *("transaction_isolation", "tx_isolation"),
 )
@@ -143,7 +165,6 @@ _PROBES = {
 """They change nothing, and need what the verbs need."""
 
 BUSY_SHARE = 0.8
-PACKET_BYTES_MIN = 4_194_304
 
 
 def examine(address: str) -> Op[Examination]:
@@ -204,16 +225,6 @@ def _beyond(told: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield Finding("torn pages", f"innodb_doublewrite = {told.get('innodb_doublewrite', '?')}")
-    packet = int(told.get("max_allowed_packet", 0))
-    if packet < PACKET_BYTES_MIN:
-        yield advice(
-            "packets",
-            f"max_allowed_packet = {packet:,}",
-            "an answer takes twice its length, and what is longer is refused",
-            f"SET GLOBAL max_allowed_packet = {16 * 1024 * 1024}, and in the configuration",
-        )
-    else:
-        yield Finding("packets", f"max_allowed_packet = {packet:,}")
     yield _connections(int(told.get("Threads_connected", 0)), int(told.get("max_connections", 0)))
 
 

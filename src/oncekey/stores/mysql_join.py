@@ -142,7 +142,7 @@ def _judged(error: Any, question: Question) -> Exception:
             return Misuse(
                 f"{error}: this connection's database has no oncekey tables. Records commit with "
                 "your rows only where they are in the same database: name that one as store=…, and "
-                "run `oncekey migrate` on it"
+                "run `oncekey migrate URL` with its URL"
             )
         case 1205 | 3572 if question.at_once:  # waited for long enough; does not wait
             return RowHeld("another transaction holds the id", sent=True)

@@ -187,7 +187,8 @@ def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
                 for i in chunk
             ]
             statement = (
-                f"UPDATE {as_table(asked)} a STRAIGHT_JOIN oncekey_claims c ON c.id = a.id "
+                f"UPDATE {as_table(asked)} a "
+                "STRAIGHT_JOIN oncekey_claims c FORCE INDEX (PRIMARY) ON c.id = a.id "
                 "SET c.replays = c.replays + a.replays, c.conflicts = c.conflicts + a.conflicts"
             )
             yield from patiently(Question((statement,)), alone=True)
@@ -237,11 +238,8 @@ def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
 
 def _removal(ids: Sequence[bytes]) -> Question:
     """Remove what of these is expired and nobody holds, and remember the highest of their fences.
-    Judged anew: somebody may have taken one meanwhile. Row by row: a short table both servers read
-    as a whole, and would wait for a row in it that somebody holds.
+    Judged anew: somebody may have taken one meanwhile.
     """
-    asked = as_table([{"id": record_id} for record_id in ids])
-    fitting = "IF(FIND_IN_SET(HEX(a.id), @oncekey_fits), a.id, NULL)"
     return Question(
         (
             "SELECT GROUP_CONCAT(HEX(c.id)), MAX(c.fence) INTO @oncekey_fits, @oncekey_fence "
@@ -249,11 +247,7 @@ def _removal(ids: Sequence[bytes]) -> Question:
             f"AND c.expires <= {CLOCK} FOR UPDATE SKIP LOCKED",
             "UPDATE oncekey_fences SET removed = @oncekey_fence "
             "WHERE one = 1 AND removed < @oncekey_fence",
-            *(
-                f"DELETE r FROM {asked} a STRAIGHT_JOIN {rows} r FORCE INDEX (PRIMARY) "
-                f"ON r.id = {fitting}"
-                for rows in ("oncekey_steps", "oncekey_claims")
-            ),
+            *(mysql_write.removal(rows, ids) for rows in ("oncekey_steps", "oncekey_claims")),
         ),
         atomic=True,
         chore=True,
@@ -301,15 +295,18 @@ def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
 
 
 def _blanking(ids: Sequence[bytes], of_tenant: str) -> Question:
+    """Row by row, as a sweep does: what others hold of other records is not waited for."""
     no_headers = literal(encode_headers(()))
+    asked = as_table([{"id": record_id} for record_id in ids])
     return Question(
         (
             "UPDATE oncekey_claims c FORCE INDEX (PRIMARY) SET c.`key` = x'', "
             "c.field_digests = NULL, c.resource_id = NULL, c.request = NULL, c.body = NULL, "
             f"c.headers = IF(c.status IS NULL, NULL, {no_headers}) "
             f"WHERE c.id IN {among(ids)} AND {of_tenant}",
-            "UPDATE oncekey_steps s JOIN oncekey_claims c ON c.id = s.id SET s.result = NULL "
-            f"WHERE s.id IN {among(ids)} AND c.state <> 'running' AND c.`key` = x''",
+            f"UPDATE {asked} a STRAIGHT_JOIN oncekey_claims c FORCE INDEX (PRIMARY) ON c.id = a.id "
+            "STRAIGHT_JOIN oncekey_steps s FORCE INDEX (PRIMARY) ON s.id = c.id "
+            "SET s.result = NULL WHERE c.state <> 'running' AND c.`key` = x''",
         ),
         atomic=True,
         chore=True,

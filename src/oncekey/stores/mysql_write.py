@@ -17,6 +17,7 @@ from oncekey.stores.mysql_text import (
     CLOCK,
     Question,
     Reply,
+    TooLong,
     Value,
     among,
     is_long,
@@ -134,10 +135,15 @@ def _judge(expected: Sequence[dict[str, Value]]) -> str:
     )
 
 
-def those_that_fit(ids: Sequence[bytes]) -> str:
-    """The right side of `IN`, with null for what does not fit: no row of it is even looked at."""
-    each = [f"IF(FIND_IN_SET('{i.hex().upper()}', @oncekey_fits), {literal(i)}, NULL)" for i in ids]
-    return f"({', '.join(each)})"
+def removal(rows: str, ids: Sequence[bytes]) -> str:
+    """Remove the rows `r` of those ids that fit; more conditions may follow. One by one: a short
+    table both servers would read as a whole, and wait for every row in it that somebody holds.
+    """
+    asked = table([{"id": record_id} for record_id in ids])
+    return (
+        f"DELETE r FROM {asked} a STRAIGHT_JOIN {rows} r FORCE INDEX (PRIMARY) "
+        "ON r.id = IF(FIND_IN_SET(HEX(a.id), @oncekey_fits), a.id, NULL)"
+    )
 
 
 V = TypeVar("V", bound=Insert | Swap | AppendStep)
@@ -152,9 +158,27 @@ def together(
     if len(verbs) == 1:
         return (yield from carry_out(verbs))
     short = [verb for verb in verbs if not is_long(values_of(verb))]
-    outcomes = (yield from carry_out(short)) if short else []
+    outcomes = (yield from _in_parts(short, carry_out)) if short else []
     by_id = {verb.id: outcome for verb, outcome in zip(short, outcomes, strict=True)}
     return [by_id.get(verb.id, AGAIN) for verb in verbs]
+
+
+def _in_parts(
+    verbs: Sequence[V], carry_out: Callable[[Sequence[V]], Op[list[Any]]]
+) -> Op[list[Any]]:
+    """Carry out a batch; in halves, and those in halves again, where it is more than a packet of
+    this server's can hold: of such a one nothing was sent. A half of one verb goes alone, where it
+    may wait for its row, and be told that it is too long by itself.
+    """
+    try:
+        return (yield from carry_out(verbs))
+    except TooLong:
+        middle = len(verbs) // 2
+    outcomes: list[Any] = []
+    for half in (verbs[:middle], verbs[middle:]):
+        few = len(half) < 2
+        outcomes += [AGAIN for _ in half] if few else (yield from _in_parts(half, carry_out))
+    return outcomes
 
 
 def _noted(ids: object) -> set[bytes]:
@@ -296,8 +320,7 @@ def _swap(verbs: Sequence[Swap]) -> Op[list[Done | Refused | Again]]:
     writes = [_update(dict(shape), rows) for shape, rows in alike.items()]
     if forgetful := [verb.id for verb in verbs if _forgets_steps(verb)]:
         # An operator found out that what was only begun had not happened.
-        chosen = those_that_fit(forgetful)
-        writes.append(f"DELETE s FROM oncekey_steps s WHERE s.id IN {chosen} AND s.result IS NULL")
+        writes.append(f"{removal('oncekey_steps', forgetful)} AND r.result IS NULL")
     expected = [_expected(v.id, v.state, v.fence, v.token, v.when) for v in verbs]
     return (yield from _write(verbs, expected, writes, [next_fence(verb) for verb in verbs]))
 
