@@ -19,6 +19,7 @@ from oncekey.core import lifecycle
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Record
 from oncekey.core.verbs import Done, Find, Purge, Sweep
+from oncekey.errors import StoreUnavailable
 from oncekey.stores import postgres_layout
 from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved, move
@@ -284,6 +285,40 @@ def test_a_sweep_survives_an_answer_that_comes_as_its_part_is_made(
         rival.commit()
         assert swept.result() == 0
     assert coming not in parts(db)
+
+
+def test_a_sweep_goes_on_where_a_move_has_left_no_days_to_turn(case: Case) -> None:
+    """It has seen that there are parts; when it comes to them, they and their function are gone."""
+    store = case.subject.store
+    move(store, PARTITIONED, unwatched)
+    with closing(store.connect()) as connection:
+
+        def ask(asked: Any) -> Any:
+            if asked.sql == STATEMENTS["turn_days"]:
+                move(store, INLINE, unwatched)
+                with pytest.raises(StoreUnavailable, match=r"layout is under way.* try again"):
+                    connection.ask(asked)
+            return connection.ask(asked)
+
+        assert run(store.perform([Sweep(10)]), ask) == [0]
+    assert postgres_layout.layout(store) == INLINE
+
+
+def test_nobody_turns_days_while_their_table_is_replaced(case: Case, url: str) -> None:
+    """Half-way it would find tables of another kind, or none. The move tries again."""
+    store = case.subject.store
+    move(store, PARTITIONED, unwatched)
+    waits: list[None] = []
+
+    def watch(moved: Moved | None) -> None:
+        assert moved is None
+        waits.append(moved)
+        turning.execute("SELECT pg_advisory_unlock_all()")
+
+    with psycopg.connect(url, autocommit=True) as turning:
+        turning.execute("SELECT pg_advisory_lock(31360989905909114)")
+        move(store, INLINE, watch)
+    assert waits
 
 
 def test_p11_what_has_no_part_is_removed_by_ten_thousand(case: Case, db: Connection) -> None:

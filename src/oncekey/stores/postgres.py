@@ -43,7 +43,7 @@ from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_layout import begin_inline
 from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
 from oncekey.stores.sql import check_waits, migrations
-from oncekey.stores.sql_batch import RowHeld, group
+from oncekey.stores.sql_batch import FunctionGone, RowHeld, group
 
 MIGRATORS = 31360989905909113
 """The advisory lock of those who migrate."""
@@ -204,6 +204,12 @@ class PostgresStore:
             case "42P01":  # no such table
                 return StoreUnfit(
                     f"{shown} has no oncekey tables: run `oncekey migrate {shown}` ({why})"
+                )
+            case "42883":  # no such function
+                return FunctionGone(
+                    f"{shown}: {why}. A move to another layout is under way, or has just ended: "
+                    f"try again. If it stays so, run `oncekey migrate {shown}`",
+                    sent=sent,
                 )
             case "42501":  # not allowed
                 return StoreUnfit(

@@ -85,7 +85,7 @@ def move(store: Store, to: str, watch: Watch) -> int:
             moved += _take_along(ask, INLINE, watch)
         if has_parts != wants_parts:
             _outlive(ask, watch)  # an old snapshot shows answers in the table that is to go
-            run(_replace_table(wants_parts), ask)
+            _insist(partial(_replace_table, wants_parts), ask, watch)
         elif wants_parts and not run(_turns_days(), ask):
             _insist(_add_parts, ask, watch)  # only answers had them, before migration 5
         if to != INLINE:
@@ -191,12 +191,10 @@ def _batch(to: str, after: bytes) -> Op[tuple[bytes | None, int] | None]:
     return last, len(held)
 
 
-def _replace_table(with_parts: bool) -> Op[None]:
-    """All or nothing: a script is one transaction."""
+def _replace_table(with_parts: bool) -> Op[bool | None]:
     how = "PARTITION BY RANGE (day)" if with_parts else ""
     script = _script("answers").replace("{parts}", how, 2)
-    script += ";\n" + _script("partitioned" if with_parts else "whole")
-    yield Question(script, chore=True, script=True)
+    return _carry_out(f"{script};\n{_script('partitioned' if with_parts else 'whole')}")
 
 
 def _turns_days() -> Op[bool]:
@@ -205,8 +203,13 @@ def _turns_days() -> Op[bool]:
 
 
 def _add_parts() -> Op[bool | None]:
+    return _carry_out(_script("partitioned"))
+
+
+def _carry_out(script: str) -> Op[bool | None]:
+    """All or nothing: a script is one transaction."""
     try:
-        yield Question(_script("partitioned"), chore=True, script=True)
+        yield Question(script, chore=True, script=True)
     except RowHeld:
         return None
     return True

@@ -9,6 +9,7 @@ may not be visible yet.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Generator, Sequence
 from importlib import resources
@@ -42,7 +43,7 @@ from oncekey.core.verbs import (
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import sql, sql_batch
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
-from oncekey.stores.sql_batch import Handler, RowHeld, is_plain, is_renewal
+from oncekey.stores.sql_batch import FunctionGone, Handler, RowHeld, is_plain, is_renewal
 
 
 @value
@@ -372,11 +373,11 @@ def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
 
 
 def _turn_days(by_day: bool) -> Op[None]:
-    if not by_day:
-        yield Question(STATEMENTS["turn_days_of_answers"], chore=True)
-        return
-    for kept in KEPT_BY_DAY:
-        yield Question(STATEMENTS["turn_days"], (kept,), chore=True)
+    """A move to another layout may have come in between: there are no days to turn then."""
+    each = [("turn_days", (kept,)) for kept in KEPT_BY_DAY]
+    with contextlib.suppress(FunctionGone):
+        for name, args in each if by_day else [("turn_days_of_answers", ())]:
+            yield Question(STATEMENTS[name], args, chore=True)
 
 
 def _scan(verbs: Sequence[Scan], limits: Limits) -> Op[list[list[Record]]]:

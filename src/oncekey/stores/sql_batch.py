@@ -23,6 +23,10 @@ class RowHeld(StoreUnavailable):
     """Another transaction held a row for too long; nothing was written."""
 
 
+class FunctionGone(StoreUnavailable):
+    """A function that only one layout has is not there: a move to another has dropped it."""
+
+
 _SPECIAL = attrgetter(
     "raise_fence", "new_token", "claim", "fresh", "attempt", "lapses", "no_effect"
 )

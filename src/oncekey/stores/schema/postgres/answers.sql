@@ -11,6 +11,8 @@ DECLARE
     permission record;
 BEGIN
     SET LOCAL lock_timeout = '2s';
+    -- Nobody turns days meanwhile: its statements would find tables of both kinds, or none.
+    PERFORM pg_advisory_xact_lock(31360989905909114);
     LOCK TABLE oncekey_answers IN ACCESS EXCLUSIVE MODE;
     IF (SELECT layout FROM oncekey_schema WHERE number = 4) <> 'inline' THEN
         RAISE EXCEPTION 'answers are being kept in this table';
