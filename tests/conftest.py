@@ -11,6 +11,7 @@ import hypothesis
 import psycopg
 import pytest
 
+from oncekey.stores.postgres_layout import PARTITIONED, SEPARATE
 from tests.servers.chromium import started_chromium
 from tests.servers.mariadb import mysql_connection
 from tests.servers.programs import Unavailable
@@ -18,6 +19,7 @@ from tests.servers.redis import DATABASES
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.servers.shared import Shared
+from tests.stores.postgres_kit import laid_out
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -95,6 +97,20 @@ def _database(request: pytest.FixtureRequest) -> Iterator[str]:
 def postgres_url(request: pytest.FixtureRequest, _database: str) -> str:
     """A database of this process's own on a real PostgreSQL."""
     return urlsplit(_offer(request, "postgres"))._replace(path=f"/{_database}").geturl()
+
+
+@pytest.fixture(scope="session")
+def separate_url(postgres_url: str) -> Iterator[str]:
+    """Another, in which answers have a table of their own."""
+    with laid_out(postgres_url, SEPARATE) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def partitioned_url(postgres_url: str) -> Iterator[str]:
+    """… and one in which that table, and others beside it, are cut by the day."""
+    with laid_out(postgres_url, PARTITIONED) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

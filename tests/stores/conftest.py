@@ -18,7 +18,6 @@ from oncekey.stores import mysql as mysql_store
 from oncekey.stores import postgres as postgres_store
 from oncekey.stores import redis as redis_store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres_layout import PARTITIONED, SEPARATE, move
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.stores.tiered import TieredStore
 from oncekey.testing.contract import Subject
@@ -27,8 +26,7 @@ from tests.servers.mysql import wanted
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import WatchedRedis
 from tests.stores import dynamodb_kit, elapse, redis_kit
-from tests.stores.postgres_kit import migrate
-from tests.stores.test_postgres_layout import database, unwatched
+from tests.stores.postgres_kit import TABLES
 
 
 @pytest.fixture
@@ -71,8 +69,8 @@ def postgres(postgres_url: str, migrated_url: str) -> Subject:
 
 def _emptied(url: str) -> Subject:
     with psycopg.connect(url, autocommit=True) as db:
-        for table in ("claims", "answers", "steps"):  # faster than TRUNCATE while they are small
-            db.execute(f"DELETE FROM oncekey_{table}".encode())
+        for table in TABLES:  # faster than TRUNCATE while they are small
+            db.execute(f"DELETE FROM {table}".encode())
     store = postgres_store.open_url(f"{url}?allow=unsafe-durability")
     return Subject(store, elapse=partial(elapse.postgres, url))
 
@@ -136,26 +134,6 @@ def _mysql_subject(url: str, migrated_url: str) -> Subject:
 
 
 # ------------------------------------------------------------------- more ways to keep records
-
-
-@pytest.fixture(scope="session")
-def separate_url(postgres_url: str) -> Iterator[str]:
-    """A PostgreSQL database in which answers have a table of their own."""
-    yield from _laid_out(postgres_url, SEPARATE)
-
-
-@pytest.fixture(scope="session")
-def partitioned_url(postgres_url: str) -> Iterator[str]:
-    """… and one of which that table is cut by the day."""
-    yield from _laid_out(postgres_url, PARTITIONED)
-
-
-def _laid_out(server: str, layout: str) -> Iterator[str]:
-    with database(server) as url:
-        store = postgres_store.open_url(f"{url}?allow=unsafe-durability")
-        migrate(store)
-        move(store, layout, unwatched)
-        yield url
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -17,12 +19,18 @@ from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import Store
 from oncekey.stores.postgres import PostgresStore, open_url
+from oncekey.stores.postgres_layout import Moved, move
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.stores import elapse
 
 Connection = psycopg.Connection[Any]
 LOCK_WAIT = "FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+TABLES = (
+    *("oncekey_claims", "oncekey_answers", "oncekey_steps"),
+    *("oncekey_steps_by_day", "oncekey_requests_by_day"),
+)
+"""In which there may be records, in whatever layout."""
 both_faces = pytest.mark.parametrize("face", list(FACES))
 
 
@@ -60,6 +68,30 @@ def start(store: Store, face: str) -> None:
 def migrate(store: PostgresStore) -> list[str]:
     with contextlib.closing(store.connect()) as connection:
         return run(store.migrate(), connection.ask)
+
+
+@contextlib.contextmanager
+def database(server: str) -> Iterator[str]:
+    """The URL of an empty one of its own."""
+    name = f"oncekey_{uuid.uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        yield urlsplit(server)._replace(path=f"/{name}").geturl()
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@contextlib.contextmanager
+def laid_out(server: str, layout: str) -> Iterator[str]:
+    """The URL of one that keeps its records in this layout."""
+    with database(server) as url:
+        store = open_url(f"{url}?allow=unsafe-durability")
+        migrate(store)
+        move(store, layout, unwatched)
+        yield url
+
+
+def unwatched(_: Moved | None) -> None:
+    pass
 
 
 def until(db: Connection, condition: str, *args: object) -> None:

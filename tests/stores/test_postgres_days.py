@@ -24,19 +24,24 @@ from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved,
 from oncekey.stores.postgres_sql import STATEMENTS, Question
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
-from tests.stores.postgres_kit import LOCK_WAIT, Connection, migrate, until
+from tests.stores.postgres_kit import (
+    LOCK_WAIT,
+    TABLES,
+    Connection,
+    database,
+    migrate,
+    until,
+    unwatched,
+)
 from tests.stores.test_postgres_layout import (
     DAY_S,
     REQUEST,
-    TABLES,
     age,
-    database,
     day,
     fill,
     look,
     parts,
     subject_of,
-    unwatched,
 )
 from tests.stores.test_postgres_moves import asking, move_one_batch, rival_of
 

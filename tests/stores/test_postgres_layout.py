@@ -1,14 +1,13 @@
-"""Layouts on a real server: the contract in each, and moving between them while all goes on."""
+"""Layouts on a real server: moving between them while all goes on, and parts by the day."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -24,70 +23,21 @@ from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
-from oncekey.testing.contract import Case, StoreContract, Subject
+from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES, owner, timeless
 from tests.stores import elapse
-from tests.stores.postgres_kit import Connection, migrate
+from tests.stores.postgres_kit import TABLES, Connection, database, migrate, unwatched
 
 WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
 DAY_S = 86_400.0
-TABLES = (
-    *("oncekey_claims", "oncekey_answers", "oncekey_steps"),
-    *("oncekey_steps_by_day", "oncekey_requests_by_day"),
-)
 REQUEST = b"POST /orders"
 
 pytestmark = pytest.mark.slow
 
 
-@contextmanager
-def database(server: str) -> Iterator[str]:
-    """The URL of an empty one of its own."""
-    name = f"oncekey_{uuid.uuid4().hex}"
-    with psycopg.connect(server, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
-        yield urlsplit(server)._replace(path=f"/{name}").geturl()
-        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
-
-
 def subject_of(url: str) -> Subject:
     store = open_url(f"{url}?allow=unsafe-durability")
     return Subject(store, elapse=partial(elapse.postgres, url))
-
-
-def unwatched(_: Moved | None) -> None:
-    pass
-
-
-# ------------------------------------------------------------------------------ the contract
-
-
-@pytest.fixture(scope="module", params=[SEPARATE, PARTITIONED])
-def laid_out(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[Subject]:
-    with database(postgres_url) as url:
-        subject = subject_of(url)
-        migrate(subject.store)  # type: ignore[arg-type]
-        move(subject.store, request.param, unwatched)
-        yield subject
-
-
-@pytest.mark.long
-class TestLayout(StoreContract):
-    """What tests/stores/test_contract.py does in the layout that a new database has."""
-
-    @pytest.fixture
-    def subject(self, laid_out: Subject) -> Subject:
-        with closing(laid_out.store.connect()) as connection:
-            wipe: Any = connection
-            for table in TABLES:  # faster than TRUNCATE while they are small
-                wipe._connection.execute(f"DELETE FROM {table}")
-        return laid_out
-
-    @pytest.fixture
-    def case(self, subject: Subject) -> Iterator[Case]:
-        """By one driver: what both ask is the same."""
-        with closing(FACES["sync"](subject.store)) as face:
-            yield Case(subject, face)
 
 
 # ------------------------------------------------------------------------------------ moving
@@ -444,3 +394,24 @@ def test_what_has_no_part_is_removed_too(by_day: Case, db: Connection) -> None:
     assert by_day.ask(Find(record.id)).answer is not None
     assert by_day.ask(Sweep(10)) == 1
     assert db.execute("SELECT count(*) FROM oncekey_answers_other").fetchone() == (0,)
+
+
+def test_p6_a_key_is_used_again_in_atomic_mode_on_the_day_its_answer_was_swept(
+    by_day: Case, db: Connection, fresh_url: str
+) -> None:
+    swept = by_day.done(by_day.complete(by_day.begin()))
+    by_day.expire()
+    assert by_day.ask(Sweep(10)) == 1
+    assert db.execute("SELECT id FROM oncekey_answers").fetchall() == [(swept.id,)], "with its day"
+    claim, answer = by_day.rival(swept), Answer(200, (), b"again")
+    complete = lifecycle.complete(
+        Held(claim.id, 0, claim.token), answer, retention_s=by_day.retention_s
+    )
+    with psycopg.connect(fresh_url, cursor_factory=psycopg.RawCursor) as caller:
+
+        def ask(asked: Any) -> Any:
+            return caller.execute(asked.sql.encode(), asked.args).fetchall()
+
+        assert run(postgres_atomic.hold(claim), ask).ours
+        assert run(postgres_atomic.settle(claim, complete), ask)
+    assert by_day.find(claim.id).answer == answer

@@ -26,8 +26,15 @@ from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved,
 from oncekey.stores.postgres_sql import STATEMENTS
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
-from tests.stores.postgres_kit import LOCK_WAIT, Connection, migrate, until
-from tests.stores.test_postgres_layout import age, database, day, parts, subject_of, unwatched
+from tests.stores.postgres_kit import (
+    LOCK_WAIT,
+    Connection,
+    database,
+    migrate,
+    until,
+    unwatched,
+)
+from tests.stores.test_postgres_layout import age, day, parts, subject_of
 
 pytestmark = pytest.mark.slow
 KEPT = Answer(201, ((b"x", b"1"),), b"kept")

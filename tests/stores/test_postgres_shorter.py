@@ -21,8 +21,8 @@ from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, LAYOUTS, SEPARATE, move
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
-from tests.stores.postgres_kit import Connection, migrate
-from tests.stores.test_postgres_layout import TABLES, database, subject_of, unwatched
+from tests.stores.postgres_kit import TABLES, Connection, database, migrate, unwatched
+from tests.stores.test_postgres_layout import subject_of
 
 pytestmark = pytest.mark.slow
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"

@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from oncekey.testing.contract import Case, StoreContract, Subject
-from oncekey.testing.contract.subject import FACES
+from oncekey.testing.contract import StoreContract, Subject
 from tests.stores.conftest import MORE, STORES
 from tests.stores.sealed_kit import sealed
 from tests.stores.test_against_memory import compare
 
 # Over a socket the contract takes its time. `test_sealed_leaks.py` goes through every engine too.
 _OFTEN = ("memory", "sqlite")
-
-
-def _often(*names: str) -> list[ParameterSet]:
-    """Those that are quick run each time."""
-    return [
-        pytest.param(name, marks=pytest.mark.slow if name in _OFTEN else pytest.mark.long)
-        for name in names
-    ]
+_EVERY: list[ParameterSet] = [
+    pytest.param(name, marks=pytest.mark.slow if name in _OFTEN else pytest.mark.long)
+    for name in (*STORES, "cluster", *MORE)
+]
 
 
 class TestSealedStore(StoreContract):
-    @pytest.fixture(params=_often(*STORES, "cluster", "tiered"))
+    @pytest.fixture(params=_EVERY)
     def subject(self, request: pytest.FixtureRequest) -> Subject:
         """Each of our stores in turn, sealed."""
         plain: Subject = request.getfixturevalue(request.param)
         return sealed(plain)
 
-    @pytest.fixture
-    def case(self, subject: Subject) -> Iterator[Case]:
-        """Sealing has no colour, and the store below was tried under both faces."""
-        face = FACES["sync"](subject.store)
-        yield Case(subject, face)
-        face.close()
-
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("colour", ["sync", pytest.param("async", marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", _often(*STORES, "cluster", *MORE))
+@pytest.mark.parametrize("name", _EVERY)
 def test_it_behaves_like_memory(request: pytest.FixtureRequest, name: str, colour: str) -> None:
     compare(sealed(request.getfixturevalue(name)), colour, examples=8 if name in _OFTEN else 4)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import LiteralString
 from urllib.parse import quote
 
 import psycopg
@@ -29,16 +30,17 @@ from oncekey.stores.base import Store
 from oncekey.stores.migrate import migrate
 from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, move
 from oncekey.testing.contract.subject import new_id, new_token
-from tests.servers import Postgres, start_mariadb, start_postgres, start_redis
-from tests.servers.mariadb import mysql_connection
+from tests.servers import Postgres, start_mariadb, start_mysql, start_postgres, start_redis
+from tests.servers.mariadb import MySQLFamily, mysql_connection
 from tests.servers.ministack import start_ministack, table_url
+from tests.servers.mysql import wanted
 from tests.servers.process import Server
 from tests.servers.programs import Unavailable
 from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
 from tests.stores import dynamodb_kit
+from tests.stores.postgres_kit import unwatched
 from tests.stores.sealed_kit import SECOND, SECRET, ask
-from tests.stores.test_postgres_layout import unwatched
 
 pytestmark = pytest.mark.slow
 
@@ -170,18 +172,25 @@ def postgres_engine(tmp_path: Path, layout: str = INLINE) -> Iterator[Engine]:
         yield Engine(urls, lambda: _stopped(server))
 
 
-def _two_databases(server: Postgres) -> tuple[str, str]:
-    with psycopg.connect(server.url, autocommit=True) as db:
-        db.execute("CREATE DATABASE plain")
+def _two_databases(server: Postgres | MySQLFamily) -> tuple[str, str]:
+    second: LiteralString = "CREATE DATABASE plain"
+    if isinstance(server, Postgres):
+        with psycopg.connect(server.url, autocommit=True) as db:
+            db.execute(second)
+    else:
+        with mysql_connection(server.url) as db, db.cursor() as cursor:
+            cursor.execute(second)
     plain = f"{server.url.rpartition('/')[0]}/plain"
     allowed = "?allow=unsafe-durability"
     return server.url + allowed, plain + allowed
 
 
 @contextmanager
-def tiered_engine(tmp_path: Path) -> Iterator[Engine]:
+def tiered_engine(
+    tmp_path: Path, start: Callable[[], Postgres | MySQLFamily] = start_postgres
+) -> Iterator[Engine]:
     """What both tiers leave."""
-    with start_postgres() as truth, start_redis() as cache:
+    with start() as truth, start_redis() as cache:
 
         def tiered(url: str, prefix: str) -> str:
             return f"tiered+{url}&cache={quote(f'{cache.url}?prefix={prefix}', safe='')}"
@@ -221,13 +230,11 @@ def sentinel_engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 @contextmanager
-def mariadb_engine(tmp_path: Path) -> Iterator[Engine]:
-    with start_mariadb() as server:
-        with mysql_connection(server.url) as db, db.cursor() as cursor:
-            cursor.execute("CREATE DATABASE plain")
-        plain = f"{server.url.rpartition('/')[0]}/plain"
-        allowed = "?allow=unsafe-durability"
-        yield Engine((server.url + allowed, plain + allowed), lambda: _stopped(server))
+def mariadb_engine(
+    tmp_path: Path, start: Callable[[], MySQLFamily] = start_mariadb
+) -> Iterator[Engine]:
+    with start() as server:
+        yield Engine(_two_databases(server), lambda: _stopped(server))
 
 
 @contextmanager
@@ -262,7 +269,10 @@ MORE: dict[str, Callable[[Path], AbstractContextManager[Engine]]] = {
     "cluster": cluster_engine,
     "sentinel": sentinel_engine,
     "tiered": tiered_engine,
+    "tiered over mariadb": partial(tiered_engine, start=start_mariadb),
 }
+if wanted():
+    MORE["mysql"] = partial(mariadb_engine, start=start_mysql)
 _PARAMETERS = [*ENGINES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
 
 

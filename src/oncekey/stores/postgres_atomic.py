@@ -90,6 +90,9 @@ inserted AS (
 kept AS (
     INSERT INTO oncekey_answers (day, id, status, headers, body)
     SELECT answer_day, id, $6::int, $7::bytea, $8::bytea FROM inserted WHERE answer_day IS NOT NULL
+    -- That of a record that was swept, whose day is not over.
+    ON CONFLICT (day, id) DO UPDATE
+        SET status = excluded.status, headers = excluded.headers, body = excluded.body
 )
 SELECT true FROM inserted
 """  # noqa: S608
