@@ -22,6 +22,7 @@ from oncekey.stores.base import Store
 from oncekey.stores.sealed import SealedStore
 from tests.observing import VARIABLE, Observing
 from tests.servers.ministack import table_url
+from tests.servers.mysql import wanted
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import WatchedRedis
 from tests.stores import elapse, redis_kit
@@ -99,11 +100,11 @@ def sqlite_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place("sqlite", f"sqlite:///{file}", partial(elapse.sqlite, file))
 
 
-def postgres_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    url: str = request.getfixturevalue("postgres_url")
+def postgres_place(request: pytest.FixtureRequest, tmp_path: Path, name: str = "postgres") -> Place:
+    url: str = request.getfixturevalue(f"{name}_url")
     # It is one for tests, and may forget what it acknowledged if the machine loses its power.
     allowed = f"{url}?allow=unsafe-durability"
-    return Place("postgres", allowed, partial(elapse.postgres, url))
+    return Place(name, allowed, partial(elapse.postgres, url))
 
 
 def redis_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
@@ -132,9 +133,9 @@ def tiered_place(request: pytest.FixtureRequest, tmp_path: Path, over: str = "po
     return Place("tiered", f"tiered+{truth.url}&cache={cache}", truth.elapse)
 
 
-def mariadb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    url: str = request.getfixturevalue("mariadb_url")
-    return Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
+def mariadb_place(request: pytest.FixtureRequest, tmp_path: Path, name: str = "mariadb") -> Place:
+    url: str = request.getfixturevalue(f"{name}_url")
+    return Place(name, f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
 
 
 def dynamodb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
@@ -149,6 +150,8 @@ def dynamodb_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 PLACES: dict[str, Callable[[pytest.FixtureRequest, Path], Place]] = {
     "sqlite": sqlite_place,
     "postgres": postgres_place,
+    "separate": partial(postgres_place, name="separate"),
+    "partitioned": partial(postgres_place, name="partitioned"),
     "redis": redis_place,
     "cluster": cluster_place,
     "sentinel": sentinel_place,
@@ -157,6 +160,8 @@ PLACES: dict[str, Callable[[pytest.FixtureRequest, Path], Place]] = {
     "tiered": tiered_place,
     "tiered over mariadb": partial(tiered_place, over="mariadb"),
 }
+if wanted():
+    PLACES["mysql"] = partial(mariadb_place, name="mysql")
 SEALED = "sealed "
 EVERYTHING = 10_000
 FOR_EVER_S = 4e9

@@ -1,14 +1,14 @@
 """The atomic application that the crash tests kill: every run writes two rows in its transaction.
 
 python -m tests.crash.atomic_server PORT STORE_URL ADAPTER POLICY_JSON
+
+It serves from an event loop; `tests.crash.atomic_wsgi` is the same from threads.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,9 +24,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import Policy, atomic, current, single_tenant
-from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.crash.server import hold
+from tests.crash.server import described, hold, open_sealed
 
 ROWS = (
     "INSERT INTO payments (paid, pid) VALUES ('{key}', {pid})",
@@ -98,7 +97,7 @@ def build(store: str, adapter: str, policy: Policy) -> Starlette:
     }
     app.add_middleware(
         IdempotencyMiddleware,
-        store=store,
+        store=open_sealed(store),
         tenant=single_tenant,
         policy=policy,
         atomic=adapters[adapter],
@@ -107,10 +106,8 @@ def build(store: str, adapter: str, policy: Policy) -> Starlette:
 
 
 def main() -> None:
-    port, store, adapter, policy = sys.argv[1:]
-    arm_from_environment()
-    app = build(store, adapter, Policy(atomic=True, **json.loads(policy)))
-    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="error")
+    app, port = described(build)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The crash tests run on every store on which several processes can meet, as it is and sealed, and
-in processes of both colours. Sealing has none: those that seal serve from an event loop.
+in processes of both colours.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,16 +13,15 @@ from tests.crash.server import SECRETS
 from tests.places import PLACES, SEALED, Place, met_at
 
 COLOURS = {"async": "tests.crash.server", "sync": "tests.crash.wsgi"}
-_ALL = [
-    *((name, colour) for name in PLACES for colour in COLOURS),
-    *((SEALED + name, "async") for name in PLACES),
-]
+_ALL = list(itertools.product((*PLACES, *(SEALED + name for name in PLACES)), COLOURS))
 # What runs each time; all else is for the long run.
 _USUAL = [(name, "async") for name in ("sqlite", "postgres", "redis", "mariadb")]
 _USUAL += [("sqlite", "sync")]
 _FEW = (
     "test_p6_a_killed_process_is_taken_over",
     "test_p2_a_frozen_process_wakes_and_changes_nothing",
+    "test_p6_killed_while_it_renews",
+    "test_p2_frozen_while_it_renews_and_taken_over",
 )
 """Of DynamoDB only these: its client alone takes a process a good part of a second."""
 

@@ -18,6 +18,7 @@ _IMPORTED = [
     "tests.crash.server",
     "tests.crash.wsgi",
     "tests.crash.atomic_server",
+    "tests.crash.atomic_wsgi",
     "oncekey.stores.dynamodb",
     "oncekey.stores.mysql",
     "oncekey.stores.postgres",

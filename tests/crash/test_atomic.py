@@ -1,9 +1,11 @@
 """A process is killed at every probe of an atomic handler: nothing is left, or exactly one set of
-rows with its answer. Nobody has to wait for a lease.
+rows with its answer. Nobody has to wait for a lease. On every engine that rows can share with
+records, as it is and sealed, from an event loop and from threads.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import threading
@@ -20,42 +22,72 @@ import pytest
 from oncekey.core.record import State
 from tests.crash.atomic_server import reached
 from tests.crash.child import START_S_MAX, Child, Reply
-from tests.places import Place, mariadb_place, postgres_place, sqlite_place
+from tests.crash.server import SECRETS
+from tests.places import SEALED, Place, met_at
 from tests.servers.mariadb import mysql_connection
+from tests.servers.mysql import wanted
 
 pytestmark = pytest.mark.slow
 TABLES = ("payments", "entries")
 
 
 class AtomicChild(Child):
-    program = "tests.crash.atomic_server"
+    """Its ledger are the rows: where others are told of a file, it is told of an adapter."""
 
 
-PLACES = {"sqlite": sqlite_place, "asyncpg": postgres_place, "asyncmy": mariadb_place}
+PROGRAMS = {"async": "tests.crash.atomic_server", "sync": "tests.crash.atomic_wsgi"}
+_POSTGRES = {"async": "asyncpg", "sync": "psycopg"}
+_MARIADB = {"async": "asyncmy", "sync": "pymysql"}
+ADAPTERS = {
+    "sqlite": {"async": "sqlite", "sync": "sqlite"},
+    "postgres": _POSTGRES,
+    "separate": _POSTGRES,
+    "partitioned": _POSTGRES,
+    "mariadb": _MARIADB,
+}
+if wanted():
+    ADAPTERS["mysql"] = _MARIADB
+_USUAL = [(name, "async") for name in ("sqlite", "postgres", "mariadb")]
+_WAYS = [
+    pytest.param(way, id=" ".join(way), marks=[] if way in _USUAL else pytest.mark.long)
+    for way in itertools.product((*ADAPTERS, *(SEALED + name for name in ADAPTERS)), PROGRAMS)
+]
 
 
-@pytest.fixture(scope="module", params=list(PLACES))
-def adapter(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=_WAYS)
+def way(request: pytest.FixtureRequest) -> Any:
+    """Where the records are, and the colour of the processes."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def adapter(way: tuple[str, str]) -> str:
+    name, colour = way
+    return ADAPTERS[name.removeprefix(SEALED)][colour]
 
 
 @pytest.fixture(scope="module")
 def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adapter: str
-) -> Place:
-    folder = tmp_path_factory.mktemp("atomic")
-    place = PLACES[adapter](request, folder)
-    place.migrate()
-    for table in TABLES:
-        change(place, f"CREATE TABLE IF NOT EXISTS {table} (paid TEXT, pid INTEGER)")
-    return place
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    way: tuple[str, str],
+) -> Iterator[Place]:
+    (name, colour), folder = way, tmp_path_factory.mktemp("atomic")
+    with met_at(name, request, folder) as place, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AtomicChild, "program", PROGRAMS[colour])
+        if place.secrets is not None:
+            patch.setenv(SECRETS, place.secrets)
+        for table in TABLES:
+            change(place, f"CREATE TABLE IF NOT EXISTS {table} (paid TEXT, pid INTEGER)")
+        yield place
 
 
 def change(place: Place, statement: str) -> list[Any]:
-    if place.name == "sqlite":
+    kind = place.name.removeprefix(SEALED)
+    if kind == "sqlite":
         with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"), timeout=10)) as db, db:
             return db.execute(statement).fetchall()
-    if place.name == "mariadb":
+    if kind in ("mariadb", "mysql"):
         with mysql_connection(place.url) as my, my.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
@@ -74,7 +106,7 @@ def rows(place: Place, key: str) -> list[list[Any]]:
 
 @contextmanager
 def serving(place: Place, adapter: str, *, at: str = "") -> Iterator[Child]:
-    child = AtomicChild(place.url, Path(adapter), at=at)
+    child = AtomicChild(place.url, Path(adapter), at=at, atomic=True)
     try:
         child.wait_ready()
         yield child

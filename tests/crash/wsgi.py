@@ -54,14 +54,14 @@ def build(store: str, ledger: str, policy: Policy) -> WSGIApplication:
     @Request.application
     def app(request: Request) -> Response:
         if request.path == "/healthz":
-            return _answer({"pid": os.getpid()}, 200)
+            return answer({"pid": os.getpid()}, 200)
         handler = {"/pay": pay, "/book": book}[request.path]
-        return _answer(*handler(request.get_json()))
+        return answer(*handler(request.get_json()))
 
     return IdempotencyMiddleware(app, store=open_sealed(store), tenant=single_tenant, policy=policy)
 
 
-def _answer(body: dict[str, Any], status: int) -> Response:
+def answer(body: dict[str, Any], status: int) -> Response:
     return Response(json.dumps(body), status, mimetype="application/json")
 
 
