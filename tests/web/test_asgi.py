@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import oncekey
-from oncekey import Policy
+from oncekey import Policy, background
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Insert, Scan
@@ -705,6 +705,38 @@ async def test_a_handler_that_waits_for_a_disconnect_waits_in_vain() -> None:
     assert (await ask(world.app, "k1")).status == 201
 
 
+@pytest.mark.parametrize("limit", [1_000, 10], ids=["kept", "too large to keep"])
+async def test_a_handler_that_has_answered_hears_that_its_client_has_left(limit: int) -> None:
+    world, heard = World(policy=Policy(answer_bytes_max=limit)), list[str]()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await receive()
+        await world.answer_with(b"x" * 100, parts=3)(receive, send)
+        heard.append((await receive())["type"])
+
+    world.handler = handler
+    async with asyncio.timeout(20):
+        assert len((await ask(world.app, "k1")).body) == 100
+    assert heard == ["http.disconnect"]
+
+
+async def test_a_handler_whose_client_got_another_answer_hears_that_it_has_left() -> None:
+    world, heard = World(policy=Policy(lease_s=10)), list[str]()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await receive()
+        if world.runs == 1:  # another takes over meanwhile
+            world.clock.advance(11)
+            await ask(world.app, "k1")
+        await world.counting()(receive, send)
+        heard.append((await receive())["type"])
+
+    world.handler = handler
+    async with asyncio.timeout(20):
+        assert (await ask(world.app, "k1")).json() == {"run": 2}
+    assert heard == ["http.disconnect"] * 2
+
+
 async def test_a_client_that_leaves_within_its_body_runs_nothing() -> None:
     world = World()
 
@@ -904,6 +936,21 @@ async def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -
     assert refused.status == 503
     assert world.states() == [State.RELEASED]
     assert (await ask(world.app, "k1", {"another": "request"})).status == 201
+
+
+async def test_p11_what_releases_lost_claims_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "FORGETS_ASYNC_MAX", 2)
+    world, forgotten = World(), list[Any]()
+
+    def forget(claim: Any) -> Iterator[Any]:
+        forgotten.append(claim)
+        yield from ()
+
+    monkeypatch.setattr(world.app.edge.guard, "forget", forget)
+    for claim in range(5):
+        world.app.forget(claim)  # type: ignore[arg-type]
+    await world.app.drain()
+    assert forgotten == [0, 1]
 
 
 async def test_e43_store_down_at_complete_under_rerun_answers_503() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oncekey.atomic import Adapter, AsyncUnit, check_loop
@@ -28,7 +28,7 @@ from oncekey.events import Hook
 from oncekey.guard import Call
 from oncekey.stores.base import Store
 from oncekey.web import messages
-from oncekey.web.asgi_run import Run, log_failure
+from oncekey.web.asgi_run import Run
 from oncekey.web.edge import Edge, Tenant, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.recent import RECENT_S
@@ -77,7 +77,6 @@ class IdempotencyMiddleware:
         )
         check_loop(atomic)
         self.gatherer = self.edge.runtime.async_gatherer
-        self._running: set[asyncio.Task[None]] = set()
         self._drain_s_max = drain_s_max
         self._unfit = False
         self._methods = self.edge.routes.methods
@@ -191,24 +190,9 @@ class IdempotencyMiddleware:
         """Drive an operation of the engine."""
         return await arun(op, self.gatherer.ask)
 
-    def spawn(
-        self, work: Coroutine[Any, Any, None], end: Callable[[asyncio.Task[None]], None]
-    ) -> None:
-        """Run beside the request that asked for it: hanging up does not stop it, draining waits
-        for it. `end` is called when it is over.
-        """
-        task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)
-
-        def over(task: asyncio.Task[None]) -> None:
-            self._running.discard(task)
-            end(task)
-
-        task.add_done_callback(over)
-
     def forget(self, claim: Claim) -> None:
         """Release, in the background, an insert that may have happened unheard."""
-        self.spawn(self.ask(self.edge.guard.forget(claim)), log_failure)
+        self.edge.runtime.background.forget(claim)
 
     # ------------------------------------------------------------------------ start and end
 
@@ -249,10 +233,9 @@ class IdempotencyMiddleware:
 
     async def drain(self) -> None:
         """Wait for the handlers that still run, at most `drain_s_max`."""
-        if self._running:
-            _, late = await asyncio.wait(self._running, timeout=self._drain_s_max)
-            if late:
-                log.warning("%d handlers did not end within %g s", len(late), self._drain_s_max)
+        late = await self.edge.runtime.background.drain(self._drain_s_max)
+        if late:
+            log.warning("%d handlers did not end within %g s", late, self._drain_s_max)
 
     async def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""

@@ -89,11 +89,6 @@ class LateRun(Run):
                 self._hear_client()
                 return None
 
-    def _hear_client(self) -> None:
-        """Nothing is owed to a client that hangs up: the application may learn of it."""
-        self._flowing = self._flowing or asyncio.Event()
-        self._flowing.set()
-
     async def _own(self, attempt: Attempt) -> Answer | None:
         self._hold(attempt)
         self._held = attempt

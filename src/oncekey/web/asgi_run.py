@@ -49,7 +49,6 @@ class Run:
         "_capture",
         "_drive",
         "_edge",
-        "_ended",
         "_flowing",
         "_middleware",
         "_receive_from_client",
@@ -132,20 +131,7 @@ class Run:
             self._edge.heartbeat.add(attempt)
 
     def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._middleware.spawn(work, self._end)
-        return self._ended
-
-    def _end(self, task: asyncio.Task[None]) -> None:
-        ended = self._ended
-        if ended.done():  # the client has left
-            log_failure(task)
-        elif task.cancelled():
-            ended.cancel()
-        elif (error := task.exception()) is not None:
-            ended.set_exception(error)
-        else:
-            ended.set_result(None)
+        return self._edge.runtime.background.apart(work)
 
     async def _run_app(self, attempt: Attempt) -> None:
         attempts.enter(attempt)
@@ -204,8 +190,8 @@ class Run:
         return True
 
     async def _receive(self) -> Message:
-        """The body, which was read already; then nothing, since a client that hangs up stops
-        nothing but an endless stream, once that flows.
+        """The body, which was read already; then nothing until the client is answered, since one
+        that hangs up stops nothing but an endless stream, once that flows.
         """
         if self._body is not None:
             body, self._body = self._body, None
@@ -254,11 +240,15 @@ class Run:
             case Unstored():
                 await self._release([*capture.headers, UNSTORED])
             case Replay():
-                self._silenced = True
-                await messages.send(self._send, edge.replayed(finished, self._call.key))
+                await self._answer_instead(edge.replayed(finished, self._call.key))
             case Refuse(problem):
-                self._silenced = True
-                await messages.send(self._send, edge.refusal(problem))
+                await self._answer_instead(edge.refusal(problem))
+
+    async def _answer_instead(self, answer: Answer) -> None:
+        """Send this, and nothing of what the application says."""
+        self._silenced = True
+        await messages.send(self._send, answer)
+        self._hear_client()
 
     async def _release(self, headers: Any) -> None:
         """Send what was held back."""
@@ -271,10 +261,14 @@ class Run:
             )
         except OSError:
             self._silenced = True  # the client is gone; its answer is safe
-        if capture.endless:
-            self._flowing = self._flowing or asyncio.Event()
-            self._flowing.set()
+        if capture.complete or capture.endless:
+            self._hear_client()
         probe("after_send")
+
+    def _hear_client(self) -> None:
+        """Nothing is owed any more to a client that hangs up: the application may learn of it."""
+        self._flowing = self._flowing or asyncio.Event()
+        self._flowing.set()
 
     async def _flow(self, message: Message) -> None:
         """The rest of an answer that is too large to keep."""
@@ -287,13 +281,10 @@ class Run:
         elif not self._silenced:
             with contextlib.suppress(OSError):
                 await self._send(message)
+        if self._capture.complete:
+            self._hear_client()
 
     async def _send_unprotected(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
         await self._send(message)
-
-
-def log_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("a handler failed after its client had left", exc_info=error)
