@@ -298,6 +298,12 @@ def test_limits_that_cannot_hold_are_told(
         Publisher(sqlite_desk.outbox, Broker(), **given)
 
 
+@pytest.mark.parametrize("name", ["lease_s", "retry_s_max"])
+def test_nothing_is_put_off_for_longer_than_an_hour(name: str) -> None:
+    with pytest.raises(Misuse, match=f"{name}=3601: at most 3600 s"):
+        Limits(**{name: 3601})
+
+
 async def test_a_publication_that_hangs_is_given_up(desk: Desk) -> None:
     desk.put("orders", b"1")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncekey.core.op import Op, run
-from oncekey.messaging.shelf import Return
+from oncekey.messaging.shelf import DUE_S_MAX, Return
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
 __all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
@@ -64,6 +64,23 @@ def test_what_another_is_about_to_claim_is_not_waited_for(desk: Desk, ask: Ask) 
         another.cursor().execute(f"SELECT n FROM oncekey_outbox WHERE n = {second} FOR UPDATE")
         assert claimed(desk, ask, [first, second, third], ONE) == [first, third]
     assert claimed(desk, ask, [first, second, third], OTHER) == [second]
+
+
+@pytest.mark.parametrize(
+    "desk", ["postgres", pytest.param("mariadb", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_clock_that_is_set_back_far_holds_up_nobody(desk: Desk, ask: Ask) -> None:
+    """SQLite goes by the host's boot clock, which nobody sets."""
+    desk.put("orders", b"1", key="k")
+    ns = heads(desk, ask)
+    assert claimed(desk, ask, ns, ONE) == ns
+
+    desk.elapse(2 * LEASE_S - DUE_S_MAX)
+    assert claimed(desk, ask, ns, OTHER) == [], "as long as somebody's lease may be"
+    desk.elapse(-2 * LEASE_S)
+
+    assert [head.due for head in ask(desk.outbox.shelf.look(b"", 10))] == [True]
+    assert claimed(desk, ask, ns, OTHER) == ns
 
 
 def test_lanes_that_are_longer_than_what_is_looked_at_hide_nobody(desk: Desk, ask: Ask) -> None:

@@ -27,7 +27,7 @@ from oncekey.core.printable import printable
 from oncekey.core.value import value
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.message import Message
-from oncekey.messaging.shelf import Head, Return, Shelf, Taken
+from oncekey.messaging.shelf import DUE_S_MAX, Head, Return, Shelf, Taken
 from oncekey.probes import probe
 
 LOOK_FACTOR = 2
@@ -57,6 +57,9 @@ class Limits:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise Misuse(f"{name}={getattr(self, name)}: must be more than 0")
+        for name in ("lease_s", "retry_s_max"):
+            if getattr(self, name) > DUE_S_MAX:
+                raise Misuse(f"{name}={getattr(self, name)}: at most {DUE_S_MAX:g} s")
 
 
 @value

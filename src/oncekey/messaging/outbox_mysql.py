@@ -11,7 +11,7 @@ from typing import Any
 
 from oncekey.core.op import Op
 from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
-from oncekey.messaging.shelf import DIED, Head, Return, Taken
+from oncekey.messaging.shelf import DIED, DUE_S_MAX, Head, Return, Taken
 from oncekey.stores.mysql_text import CLOCK, Question, Value, later, literal, micros
 
 MESSAGE = "id, topic, `key`, headers, payload, attempts"
@@ -20,16 +20,17 @@ PUT = (
     f"VALUES ({{}}, {CLOCK})"
 )
 ROWS = "oncekey_outbox o FORCE INDEX (PRIMARY)"
+IS_DUE = f"(o.due <= {CLOCK} OR o.due > {later(str(micros(DUE_S_MAX)))})"
 # By the index, and no further than asked: neither server can go from lane to lane by itself.
 LOOK = (
-    f"SELECT n, lane, due <= {CLOCK}, payload_bytes FROM oncekey_outbox "
+    f"SELECT n, lane, {IS_DUE}, payload_bytes FROM oncekey_outbox o "
     "FORCE INDEX (oncekey_outbox_lanes) WHERE parked = 0 AND lane > {after} "
     "ORDER BY lane, n LIMIT {rows_max}"
 )
 # A row is judged in its newest version; one that somebody holds is being claimed.
 PICK = (
     f"SELECT GROUP_CONCAT(o.n) INTO @oncekey_fits FROM {ROWS} "
-    f"WHERE o.n IN {{ns}} AND o.parked = 0 AND o.due <= {CLOCK} FOR UPDATE SKIP LOCKED"
+    f"WHERE o.n IN {{ns}} AND o.parked = 0 AND {IS_DUE} FOR UPDATE SKIP LOCKED"
 )
 # Assignments count from left to right: `parked` is judged by the attempts before this one. What was
 # not picked is not even looked at: somebody holds it, and would be waited for.

@@ -2,21 +2,27 @@
 of it works through a pooler in transaction mode.
 """
 
+# ruff: noqa: S608  (what is put into a statement is one of ours)
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from oncekey.core.op import Op
 from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
-from oncekey.messaging.shelf import DIED, Head, Return, Taken
+from oncekey.messaging.shelf import DIED, DUE_S_MAX, Head, Return, Taken
 from oncekey.stores.postgres_sql import Question
 
 PUT = """
 INSERT INTO oncekey_outbox (id, lane, topic, key, headers, payload)
 VALUES ($1::uuid, $2::bytea, $3::text, $4::text, $5::text, $6::bytea)
 """
+IS_DUE = (
+    "(o.due <= clock_timestamp() "
+    f"OR o.due > clock_timestamp() + make_interval(secs => {DUE_S_MAX:g}))"
+)
 # From lane to lane by the index: however long a lane is, it costs one look at its first row.
-LOOK = """
+LOOK = f"""
 WITH RECURSIVE heads AS (
     (
         SELECT lane, n FROM oncekey_outbox
@@ -29,17 +35,17 @@ WITH RECURSIVE heads AS (
         WHERE o.lane > heads.lane AND NOT o.parked ORDER BY o.lane, o.n LIMIT 1
     ) AS next
 )
-SELECT h.n, h.lane, o.due <= clock_timestamp(), octet_length(o.payload)
+SELECT h.n, h.lane, {IS_DUE}, octet_length(o.payload)
 FROM (SELECT * FROM heads LIMIT $2::int) AS h JOIN oncekey_outbox o ON o.n = h.n
 ORDER BY h.lane
 """
 # A row that was changed since the snapshot is judged in its newest version; one that somebody holds
 # is being claimed.
-CLAIM = """
+CLAIM = f"""
 WITH picked AS MATERIALIZED (
-    SELECT n FROM oncekey_outbox
-    WHERE n = ANY($1::bigint[]) AND NOT parked AND due <= clock_timestamp()
-    ORDER BY n FOR UPDATE SKIP LOCKED
+    SELECT o.n FROM oncekey_outbox o
+    WHERE o.n = ANY($1::bigint[]) AND NOT o.parked AND {IS_DUE}
+    ORDER BY o.n FOR UPDATE SKIP LOCKED
 )
 UPDATE oncekey_outbox AS o
 SET token = $2::bytea, attempts = o.attempts + 1, parked = o.attempts >= $4::int,

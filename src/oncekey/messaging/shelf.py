@@ -25,6 +25,10 @@ from oncekey.core.value import value
 from oncekey.messaging.message import Message, Parked
 
 DIED = "it was begun too often without an end: its workers died"
+DUE_S_MAX = 3_600.0
+"""No lease is longer, and no pause after a failure. What is due later than that was written before
+the database's clock was set back, and is due now.
+"""
 
 
 @value
