@@ -20,6 +20,8 @@ from faststream import AckPolicy, BaseMiddleware, Response
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.message import StreamMessage
 
+from oncekey.core import key as keys
+from oncekey.core.key import short_hash
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.inbox import Busy, Duplicate, Handled, Inbox, Rejected, Released, Unknown
@@ -93,7 +95,8 @@ class OnceMiddleware:
             case Released():
                 raise await settle.later(0.0)
             case Unknown(problem) | Rejected(problem):
-                _log.error("%s: message %s is rejected: %s", name, known_by, problem.detail)
+                key = short_hash(str(keys.derive(known_by)))  # as `oncekey list` shows it
+                _log.error("%s: message key=%s is rejected: %s", name, key, problem.detail)
                 raise await settle.never()
 
     def _inbox(self, name: str) -> Inbox:
