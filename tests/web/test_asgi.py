@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
@@ -1128,6 +1129,25 @@ async def test_malformed_json_is_refused_and_nothing_is_stored(body: bytes) -> N
     refused = await ask(world.app, "k1", body)
     assert (refused.status, refused.kind) == (400, "malformed-request")
     assert (world.runs, world.stored()) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "application/vnd.api+json; v=1", "multipart/form-data; boundary=b"],
+)
+async def test_e20_a_compressed_body_is_compared_by_its_bytes(content_type: str) -> None:
+    world = World()
+
+    async def order(body: bytes) -> Reply:
+        coded = [(b"content-encoding", b"gzip")]
+        return await ask(
+            world.app, "k1", gzip.compress(body, mtime=0), content_type=content_type, headers=coded
+        )
+
+    assert (await order(b'{"a": 1}')).status == 201
+    assert (await order(b'{"a": 1}')).replayed
+    assert (await order(b'{"a": 2}')).kind == "mismatch"
+    assert world.runs == 1
 
 
 async def test_e25_a_body_over_the_limit_is_refused_before_the_claim() -> None:

@@ -17,7 +17,7 @@ from oncekey.clock import Clock
 from oncekey.core import declared, profiles
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
-from oncekey.core.canonical import parse_pairs
+from oncekey.core.canonical import essence, parse_pairs
 from oncekey.core.fingerprint import BadBody
 from oncekey.core.first_sent import check_first_sent, first_sent
 from oncekey.core.headers import (
@@ -206,7 +206,7 @@ class Edge:
                 "characters. Authenticate with another one.",
             )
         key_in = self.profile.key_in
-        kind = content_type(request)
+        kind = _read_as(request)
         fingerprint = fingerprints.of(
             request.method,
             request.path,
@@ -400,6 +400,14 @@ def _describe(profile: Profile) -> str:
 def content_type(request: Request) -> str:
     """The content type as sent, empty if none was."""
     return request.headers.first(b"content-type").decode("latin-1")
+
+
+def _read_as(request: Request) -> str:
+    """The content type by which a body is compared. A compressed one is of none that can be read:
+    its bytes count.
+    """
+    kind, coding = content_type(request), request.headers.first(b"content-encoding")
+    return f"{essence(kind)}+{coding.decode('latin-1')}" if coding else kind
 
 
 def too_large(limit: int) -> Problem:
