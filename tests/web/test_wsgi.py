@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import flask
 import pytest
 
 import oncekey
-from oncekey import Policy
+from oncekey import Policy, guard
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Scan
@@ -195,6 +196,55 @@ def test_bytes_written_the_old_way_are_captured(world: World) -> None:
     world.handler = handler
     assert ask_wsgi(world.app, "k1").body == b"one two"
     assert ask_wsgi(world.app, "k1").body == b"one two"
+
+
+def failing(first: bytes) -> Any:
+    """Fails within its body, and says so with an error page of its own."""
+
+    def handler(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("201 Created", [("Content-Length", "100")])
+        yield first
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            start_response("500 Failed", [("Content-Length", "5")], sys.exc_info())
+        yield b"sorry"
+
+    return handler
+
+
+def test_an_error_page_takes_the_place_of_what_had_begun(world: World) -> None:
+    world.handler = failing(b"part")
+    reply = ask_wsgi(world.app, "k1")
+    assert (reply.status, reply.header("content-length"), reply.body) == (500, "5", b"sorry")
+    assert world.states() == [State.RELEASED]
+
+
+def test_an_error_page_that_comes_too_late_is_refused() -> None:
+    world = World(policy=Policy(answer_bytes_max=3))
+    world.handler = failing(b"part")
+    with pytest.raises(ZeroDivisionError):
+        ask_wsgi(world.app, "k1")
+    assert world.states() == [State.COMPLETED]
+    world.app.close()
+
+
+def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(name: str) -> None:
+        if name == "after_insert":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(guard, "probe", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ask_wsgi(world.app, "k1")
+    for thread in threading.enumerate():
+        if thread.name == "oncekey-forget":
+            thread.join(20)
+    assert world.states() == [State.RELEASED]
+    assert ask_wsgi(world.app, "k1", {"another": "request"}).status == 201
 
 
 @pytest.mark.parametrize("status", ["500 Oops", "401 No", "409 Conflict"])

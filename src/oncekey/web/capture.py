@@ -40,7 +40,8 @@ class Capture:
         """Goes on for as long as somebody reads it."""
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The head of the answer."""
+        """The head of the answer; of another that had begun nothing is left."""
+        self._chunks, self._size = [], 0
         self.status = status
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
         for name, value in self.headers:

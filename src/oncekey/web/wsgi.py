@@ -154,7 +154,16 @@ class IdempotencyMiddleware:
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
     ) -> Iterable[bytes]:
         guard, unit = self.edge.guard, self.edge.unit(route.policy)
-        match (unit or self.edge.runtime).drive_sync(guard.begin(call, route.policy)):
+        claim = guard.claim(call, route.policy)
+        try:
+            decision = (unit or self.edge.runtime).drive_sync(
+                guard.begin(call, route.policy, claim)
+            )
+        except BaseException:  # a signal's: the insert may have happened, and nobody would own it
+            if unit is None:
+                self.edge.runtime.background.forget_sync(claim)
+            raise
+        match decision:
             case Execute(attempt):
                 return self._execute(environ, start_response, route, call, attempt, unit)
             case Replay() as replay:
@@ -310,6 +319,9 @@ def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
     """Run the application until its answer is known as far as it will be kept."""
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        if exc_info and capture.flowing:  # too late for an error page: a beginning was sent
+            raise exc_info[1]
+        written.clear()
         lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         capture.start(int(status[:3]), lines)
         capture.matched = environs.matched(environ)  # later the framework may have forgotten
