@@ -11,7 +11,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,10 +39,9 @@ from oncekey.core.record import Answer, Record
 from oncekey.guard import Call, Execute
 from oncekey.runtime import Runtime
 from oncekey.web import asgi, wsgi
-from tests.places import Place, mariadb_place, postgres_place, sqlite_place
+from tests.places import PLACES, Place
 from tests.servers.mariadb import mysql_connection
 from tests.servers.mysql import wanted
-from tests.stores import elapse
 from tests.stores.joining import ORDER, count_orders, make_orders
 from tests.web.client import Reply, ask, ask_wsgi
 
@@ -242,20 +240,16 @@ def marked(*kinds: str) -> list[Any]:
     ]
 
 
-_PLACES = {"postgres": postgres_place, "sqlite": sqlite_place, "mariadb": mariadb_place}
+_ENGINES = {"postgres": POSTGRES, "sqlite": SQLITE, "mariadb": MARIADB, "mysql": MYSQL}
 
 
 def engine_of(kind: str) -> str:
-    return "postgres" if kind in POSTGRES else "sqlite" if kind in SQLITE else "mariadb"
+    return next(engine for engine, kinds in _ENGINES.items() if kind in kinds)
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """The database of a kind, prepared."""
-    if kind in MYSQL:
-        url: str = request.getfixturevalue("mysql_url")
-        place = Place("mariadb", f"{url}?allow=unsafe-durability", partial(elapse.mysql, url))
-    else:
-        place = _PLACES[engine_of(kind)](request, tmp_path)
+    place = PLACES[engine_of(kind)](request, tmp_path)
     prepare(place)
     return place
 

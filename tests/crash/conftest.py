@@ -15,7 +15,7 @@ from tests.places import PLACES, SEALED, Place, met_at
 COLOURS = {"async": "tests.crash.server", "sync": "tests.crash.wsgi"}
 _ALL = list(itertools.product((*PLACES, *(SEALED + name for name in PLACES)), COLOURS))
 # What runs each time; all else is for the long run.
-_USUAL = [(name, "async") for name in ("sqlite", "postgres", "redis", "mariadb")]
+_USUAL = [(name, "async") for name in ("sqlite", "postgres", "redis", "mariadb", "mysql")]
 _USUAL += [("sqlite", "sync")]
 _FEW = (
     "test_p6_a_killed_process_is_taken_over",

@@ -47,7 +47,7 @@ ADAPTERS = {
 }
 if wanted():
     ADAPTERS["mysql"] = _MARIADB
-_USUAL = [(name, "async") for name in ("sqlite", "postgres", "mariadb")]
+_USUAL = [(name, "async") for name in ("sqlite", "postgres", "mariadb", "mysql")]
 _WAYS = [
     pytest.param(way, id=" ".join(way), marks=[] if way in _USUAL else pytest.mark.long)
     for way in itertools.product((*ADAPTERS, *(SEALED + name for name in ADAPTERS)), PROGRAMS)

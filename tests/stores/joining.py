@@ -276,7 +276,7 @@ def make_orders(place: Place) -> None:
     if place.name == "sqlite":
         with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as db, db:
             db.execute(ORDERS)
-    elif place.name == "mariadb":
+    elif place.name in ("mariadb", "mysql"):
         with mysql_connection(place.url) as my, my.cursor() as cursor:
             cursor.execute("DROP TABLE IF EXISTS orders")
             cursor.execute(ORDERS)
@@ -291,7 +291,7 @@ def count_orders(place: Place) -> int:
     if place.name == "sqlite":
         with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as db:
             [count] = db.execute("SELECT count(*) FROM orders").fetchone()
-    elif place.name == "mariadb":
+    elif place.name in ("mariadb", "mysql"):
         with mysql_connection(place.url) as my, my.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM orders")
             [count] = cursor.fetchone()

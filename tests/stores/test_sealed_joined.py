@@ -42,10 +42,19 @@ def database(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def mariadb_database(mariadb_url: str) -> Iterator[str]:
+    yield from _new_database(mariadb_url)
+
+
+@pytest.fixture(scope="module")
+def mysql_database(mysql_url: str) -> Iterator[str]:
+    yield from _new_database(mysql_url)
+
+
+def _new_database(url: str) -> Iterator[str]:
     name = f"sealed_{uuid.uuid4().hex}"
-    with mysql_connection(mariadb_url) as admin, admin.cursor() as cursor:
+    with mysql_connection(url) as admin, admin.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {name}")
-        yield urlsplit(mariadb_url)._replace(path=f"/{name}").geturl()
+        yield urlsplit(url)._replace(path=f"/{name}").geturl()
         cursor.execute(f"DROP DATABASE {name}")
 
 
@@ -61,6 +70,7 @@ def sealed_place(request: pytest.FixtureRequest, tmp_path: Path, engine: str) ->
 _SERVERS: dict[str, tuple[str, Callable[[str, float], None]]] = {
     "postgres": ("database", elapse.postgres),
     "mariadb": ("mariadb_database", elapse.mysql),
+    "mysql": ("mysql_database", elapse.mysql),
 }
 
 
@@ -108,7 +118,7 @@ def test_a_message_is_handled_within_the_callers_transaction(
 
 ATOMIC = (
     *("asyncpg", "psycopg in threads", "Session", "Django", "sqlite3", "Session on sqlite3"),
-    "asyncmy",
+    *atomic_shop.marked("asyncmy"),
 )
 COMMITTED: list[Callable[[atomic_shop.Shop], Any]] = [
     test_atomic.test_p3_rows_and_answer_are_there_together_and_replayed,

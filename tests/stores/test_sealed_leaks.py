@@ -272,7 +272,7 @@ MORE: dict[str, Callable[[Path], AbstractContextManager[Engine]]] = {
     "tiered over mariadb": partial(tiered_engine, start=start_mariadb),
 }
 if wanted():
-    MORE["mysql"] = partial(mariadb_engine, start=start_mysql)
+    ENGINES["mysql"] = partial(mariadb_engine, start=start_mysql)
 _PARAMETERS = [*ENGINES, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
 
 
