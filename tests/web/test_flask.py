@@ -393,6 +393,23 @@ def test_e60_a_stream_is_kept_whole_and_one_that_is_too_large_flows() -> None:
     assert (world.runs, closed) == (2, [3, 50])
 
 
+def test_a_stream_that_fails_before_it_is_kept_is_closed_and_gives_the_key_back() -> None:
+    world, closed = World(), list[bool]()
+
+    @world.app.post("/parts")
+    def parts() -> Response:
+        def generate() -> Iterator[bytes]:
+            yield b"half"
+            raise ZeroDivisionError
+
+        response = Response(generate())
+        response.call_on_close(lambda: closed.append(True))
+        return response
+
+    assert [world.ask("k1", path="/parts").status for _ in range(2)] == [500, 500]
+    assert closed == [True, True]
+
+
 def test_e53_cookies_are_sent_to_the_first_client_alone() -> None:
     world = World()
 

@@ -14,6 +14,7 @@ import pytest
 import oncekey
 from oncekey import Policy, guard
 from oncekey.clock import FakeClock
+from oncekey.core.policy import Verdict
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Scan
 from oncekey.stores.gather import Gatherer
@@ -185,6 +186,30 @@ def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
         ask_wsgi(world.app, "k1")
     assert closed == [True]
     assert world.states() == [State.RELEASED]
+
+
+def test_an_answer_that_cannot_be_judged_is_closed_and_released() -> None:
+    def keep(status: int) -> Verdict:
+        if status > 599:
+            raise ZeroDivisionError
+        return Verdict.KEEP
+
+    world, closed = World(policy=Policy(keep=keep)), list[bool]()
+
+    class Body(list[bytes]):
+        def close(self) -> None:
+            closed.append(True)
+
+    def handler(environ: Any, start_response: Any) -> Any:
+        start_response("600 Strange", [])
+        return Body([b"whole"])
+
+    world.handler = handler
+    with pytest.raises(ZeroDivisionError):
+        ask_wsgi(world.app, "k1")
+    assert closed == [True]
+    assert world.states() == [State.RELEASED]
+    world.app.close()
 
 
 def test_bytes_written_the_old_way_are_captured(world: World) -> None:

@@ -151,12 +151,14 @@ class Oncekey:
         return read, self.views.route(read, template, mark)
 
     def _visit(self, visit: Visit, view: Callable[[], Any]) -> Any:
-        views = self.views
+        views, response = self.views, None
         try:
             response = _answered(view)
             rest = _collect(response, visit)
             answer = views.end_sync(visit)
         except BaseException as error:
+            if response is not None:
+                response.close()
             answer = views.fail_sync(visit, error)
             if answer is None:
                 raise

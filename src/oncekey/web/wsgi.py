@@ -202,7 +202,7 @@ class IdempotencyMiddleware:
         if unit is None:
             self.edge.heartbeat.add(attempt)
             attempt.ports = self.edge.runtime.ports_sync()
-        outer = attempts.current_or_none()
+        outer, rest = attempts.current_or_none(), None
         attempts.enter(attempt)
         try:
             if attempt.asks:
@@ -213,6 +213,8 @@ class IdempotencyMiddleware:
             probe("after_handler")
             answer = self._conclude(capture, call, attempt, drive)
         except BaseException as error:
+            if rest is not None:
+                rest.close()
             if attempt.finished or not self.edge.failed_honestly(attempt, error):
                 raise
             decided = self._conclude_failed(capture, call, attempt, drive)
