@@ -12,77 +12,34 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
-import asyncpg
 import uvloop
 
 import oncekey
 from bench import machine
 from bench.limits import WAYS
-from bench.postgres import start
 from bench.rounds import Contender, Settings, contest
+from bench.shops import SHOPS, PostgresShop, Shop
+from bench.subject import measured
 from bench.table import Goal, Row
 from bench.work import RETENTION_S, migrate
 from bench.work import claim as new_claim
-from oncekey import Policy, atomic
+from oncekey import Policy, open_store
 from oncekey.core import lifecycle
+from oncekey.core.op import arun
 from oncekey.core.record import Answer
-from oncekey.stores import postgres as postgres_store
-from oncekey.stores import postgres_atomic
 from oncekey.web.asgi import IdempotencyMiddleware
 
-TITLE = "PostgreSQL, 32 at a time, a transaction of five statements: atomic, against no key at all"
-HAND_TITLE = "PostgreSQL, the same: atomic mode's two statements by hand, against no key at all"
-CPU_TITLE = "PostgreSQL, the same: CPU time of client and server together"
-GOAL = Goal(0.85)
+TITLE = "{}, 32 at a time, a transaction of five statements: atomic, against no key at all"
+HAND_TITLE = "{}, the same: atomic mode's own statements by hand, against no key at all"
+CPU_TITLE = "{}, the same: CPU time of client and server together"
+GOALS = {PostgresShop.name: Goal(0.85)}
 TURNS = 4
-ACCOUNTS = 10_000
-# As small as a shop's tables can be that are not made for a benchmark: foreign keys, and an index
-# for whatever is looked up.
-TABLES = f"""
-    CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL);
-    INSERT INTO accounts SELECT n, 1000000 FROM generate_series(0, {ACCOUNTS - 1}) AS n;
-    CREATE TABLE orders (
-        id bigserial PRIMARY KEY,
-        account int NOT NULL REFERENCES accounts,
-        created timestamptz NOT NULL DEFAULT now()
-    );
-    CREATE INDEX ON orders (account);
-    CREATE TABLE lines (
-        id bigserial PRIMARY KEY,
-        order_id bigint NOT NULL REFERENCES orders,
-        item text NOT NULL
-    );
-    CREATE INDEX ON lines (order_id);
-    CREATE TABLE journal (
-        id bigserial PRIMARY KEY,
-        account int NOT NULL REFERENCES accounts,
-        order_id bigint NOT NULL REFERENCES orders,
-        amount bigint NOT NULL
-    );
-    CREATE INDEX ON journal (account);
-"""
-LOOK = "SELECT balance FROM accounts WHERE id = $1 FOR UPDATE"
-DEBIT = "UPDATE accounts SET balance = balance - 2 WHERE id = $1"
-ORDER = "INSERT INTO orders (account) VALUES ($1) RETURNING id"
-LINES = "INSERT INTO lines (order_id, item) SELECT $1, unnest($2::text[])"
-BOOK = "INSERT INTO journal (account, order_id, amount) VALUES ($1, $2, -2), ($1, $2, 2)"
 BODY = json.dumps({"item": "tea", "quantity": 2, "note": "to be delivered before noon"}).encode()
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b'{"id": 12345}')
-_accounts = itertools.count(1)
-
-
-async def order(connection: Any, item: str) -> int:
-    """The five statements."""
-    account = next(_accounts) % ACCOUNTS
-    await connection.fetchval(LOOK, account)
-    await connection.execute(DEBIT, account)
-    number: int = await connection.fetchval(ORDER, account)
-    await connection.execute(LINES, number, [item, "sugar", "milk"])
-    await connection.execute(BOOK, account, number)
-    return number
 
 
 async def _answer(send: Any, number: int) -> None:
@@ -91,49 +48,45 @@ async def _answer(send: Any, number: int) -> None:
     await send({"type": "http.response.body", "body": b'{"id": %d}' % number})
 
 
-def without(pool: Any) -> Any:
+def without(shop: Shop) -> Any:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         item = json.loads((await receive())["body"])["item"]
-        async with pool.acquire() as connection, connection.transaction():
-            number = await order(connection, item)
+        async with shop.transaction() as connection:
+            number = await shop.order(connection, item)
         await _answer(send, number)
 
     return app
 
 
-def by_hand(pool: Any) -> Any:
-    """The two statements that atomic mode adds, and nothing else of it."""
+def by_hand(shop: Shop) -> Any:
+    """The statements that atomic mode adds, and nothing else of it."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         item = json.loads((await receive())["body"])["item"]
         claim = new_claim()
         held = lifecycle.Held(claim.id, 0, claim.token)
         complete = lifecycle.complete(held, ANSWER, retention_s=RETENTION_S)
-        async with pool.acquire() as connection, connection.transaction():
-            await _ask(connection, postgres_atomic.hold(claim))
-            number = await order(connection, item)
-            await _ask(connection, postgres_atomic.settle(claim, complete))
+        async with shop.transaction() as connection:
+            ask = shop.asking(connection)
+            await arun(shop.way.hold(claim), ask)
+            number = await shop.order(connection, item)
+            await arun(shop.way.settle(claim, complete), ask)
         await _answer(send, number)
 
     return app
 
 
-async def _ask(connection: Any, op: Any) -> None:
-    question = next(op)
-    await connection.fetch(question.sql, *question.args)
-
-
-def with_key(pool: Any, url: str) -> IdempotencyMiddleware:
+def with_key(shop: Shop, url: str) -> IdempotencyMiddleware:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         item = json.loads((await receive())["body"])["item"]
-        await _answer(send, await order(oncekey.current().connection, item))
+        await _answer(send, await shop.order(oncekey.current().connection, item))
 
     return IdempotencyMiddleware(
         app,
         store=url,
         tenant=oncekey.single_tenant,
         policy=Policy(atomic=True),
-        atomic=atomic.Asyncpg(pool),
+        atomic=shop.adapter,
     )
 
 
@@ -187,35 +140,46 @@ class _Crowd:
 
 
 def rows(settings: Settings) -> list[Row]:
-    with start() as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        migrate(postgres_store.open_url(server.url))
-        pool = runner.run(_open(server.url))
-        guarded = with_key(pool, server.url)
+    return [
+        row
+        for kind in SHOPS
+        for row in measured(
+            TITLE.format(kind.name), partial(_rows, kind, settings), GOALS.get(kind.name)
+        )
+    ]
+
+
+def _rows(kind: type[Shop], settings: Settings) -> list[Row]:
+    with kind.start() as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        migrate(open_store(server.url))
+        shop = runner.run(kind.open(server.url))
+        guarded = with_key(shop, server.url)
         numbers = itertools.count()
-        plain, ours = _Crowd(without(pool), numbers), _Crowd(guarded, numbers)
-        hand = _Crowd(by_hand(pool), numbers)
+        plain, ours = _Crowd(without(shop), numbers), _Crowd(guarded, numbers)
+        hand = _Crowd(by_hand(shop), numbers)
         contenders: dict[str, Contender] = {
             "without a key": lambda seconds: runner.run(plain.work(seconds)),
             "by hand": lambda seconds: runner.run(hand.work(seconds)),
             "atomic": lambda seconds: runner.run(ours.work(seconds)),
         }
         try:
-            result = contest("PostgreSQL, atomic", contenders, settings, turns=TURNS)
+            result = contest(f"{kind.name}, atomic", contenders, settings, turns=TURNS)
         finally:
             runner.run(guarded.close())
-            runner.run(pool.close())
+            runner.run(shop.close())
+        goal = GOALS.get(kind.name)
         return [
-            result.row(TITLE, "atomic", "without a key", GOAL),
-            result.row(HAND_TITLE, "by hand", "without a key", None),
-            _cpu_row(plain, ours),
+            result.row(TITLE.format(kind.name), "atomic", "without a key", goal),
+            result.row(HAND_TITLE.format(kind.name), "by hand", "without a key", None),
+            _cpu_row(CPU_TITLE.format(kind.name), plain, ours),
         ]
 
 
-def _cpu_row(plain: _Crowd, ours: _Crowd) -> Row:
+def _cpu_row(title: str, plain: _Crowd, ours: _Crowd) -> Row:
     pairs = list(zip(plain.cpu_us[1:], ours.cpu_us[1:], strict=True))  # without the warm-up
     ratios = [theirs / mine for theirs, mine in pairs]
     return Row(
-        CPU_TITLE,
+        title,
         ours=f"{median(mine for _, mine in pairs):.0f} us",
         limit=f"{median(theirs for theirs, _ in pairs):.0f} us",
         value=median(ratios),
@@ -225,11 +189,5 @@ def _cpu_row(plain: _Crowd, ours: _Crowd) -> Row:
     )
 
 
-async def _open(url: str) -> Any:
-    pool = await asyncpg.create_pool(url, min_size=WAYS, max_size=WAYS)
-    await pool.execute(TABLES)
-    return pool
-
-
 def estimate_s(settings: Settings) -> float:
-    return settings.estimate_s(3)
+    return len(SHOPS) * settings.estimate_s(3)

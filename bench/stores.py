@@ -22,7 +22,7 @@ HOW = (
 def section(settings: Settings) -> Section:
     rows = [
         *measured("PostgreSQL", lambda: postgres.rows(settings)),
-        *measured(atomic.TITLE, lambda: atomic.rows(settings), atomic.GOAL),
+        *atomic.rows(settings),
         *measured(mysql.INSERTS, lambda: mysql.rows(settings), mysql.GOAL),
         *measured("Redis", lambda: redis.rows(settings)),
         *measured(tiered.TITLE, lambda: tiered.rows(settings), tiered.GOAL),
