@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from oncekey.core import lifecycle
+from oncekey.core.op import arun
 from oncekey.core.record import Answer, Claim, Record
 from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Swap, Verb
 from oncekey.errors import StoreUnavailable, StoreUnfit
@@ -107,7 +108,8 @@ def test_p11_a_disk_that_does_not_answer_is_not_waited_for(path: Path) -> None:
     go_on = threading.Event()
 
     async def main() -> None:
-        connection = await SqliteStore(path, timeout_s=0.02).aconnect()
+        connection = await SqliteStore(path).aconnect()
+        connection._limit_s = 0.02
         with pytest.raises(StoreUnavailable, match="did not answer") as caught:
             await connection.ask(lambda file: go_on.wait(20))
         assert caught.value.sent is True
@@ -132,13 +134,21 @@ def test_what_is_wrong_with_the_file_is_said_to_async_callers_too(tmp_path: Path
 # --------------------------------------------------------------------------------- at once
 
 
-def test_pace_is_quick_after_many_quick_answers_until_one_slow_one() -> None:
+def test_pace_is_quick_after_many_quick_commits_until_something_is_slow() -> None:
     pace = Pace()
     for _ in range(QUICK_IN_A_ROW):
         assert not pace.quick
-        pace.note(QUICK_S)
+        pace.note(QUICK_S, wrote=True)
     assert pace.quick
-    pace.note(QUICK_S * 1.01)
+    pace.note(QUICK_S * 1.01, wrote=False)
+    assert not pace.quick
+
+
+def test_pace_is_not_quick_because_of_reads() -> None:
+    """They never wait for the disk to sync."""
+    pace = Pace()
+    for _ in range(2 * QUICK_IN_A_ROW):
+        pace.note(0.0, wrote=False)
     assert not pace.quick
 
 
@@ -278,6 +288,25 @@ def test_a_crowd_shares_its_commits_in_the_thread(path: Path, asked_in: list[str
     asking(path, scene)
 
 
+def test_p11_others_have_their_turn_between_retries_of_one_key(
+    path: Path, asked_in: list[str]
+) -> None:
+    """Verbs about one record cannot share a commit: each is alone."""
+
+    async def scene(gatherer: AsyncGatherer) -> None:
+        asked_in.clear()
+        retries = [gatherer.ask(Insert(claim("before-1"))) for _ in range(20)]
+        turns = 0
+        while len(asked_in) < len(retries):
+            await asyncio.sleep(0)
+            turns += 1
+        assert asked_in == [LOOP] * len(retries)
+        assert turns >= len(retries)
+        assert all(isinstance(found, Found) for found in await asyncio.gather(*retries))
+
+    asking(path, scene)
+
+
 @pytest.mark.parametrize(("more", "where"), [(0, [LOOP]), (1, [])], ids=["short", "long"])
 def test_a_long_answer_is_written_by_the_thread(
     path: Path, asked_in: list[str], more: int, where: list[str]
@@ -297,8 +326,17 @@ def test_a_long_answer_is_written_by_the_thread(
 
 
 def test_that_the_file_was_taken_away_is_noticed_in_the_loop_too(
-    path: Path, asked_in: list[str]
+    path: Path, asked_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    closed_in: list[str] = []
+    real = File.close
+
+    def close(file: File) -> None:
+        closed_in.append(threading.current_thread().name)
+        real(file)
+
+    monkeypatch.setattr(File, "close", close)
+
     async def scene(gatherer: AsyncGatherer) -> None:
         os.rename(path, f"{path}.away")
         asked_in.clear()
@@ -306,6 +344,7 @@ def test_that_the_file_was_taken_away_is_noticed_in_the_loop_too(
             await gatherer.ask(Insert(claim("order-1")))
         assert caught.value.sent is False
         assert asked_in == [LOOP]
+        assert set(closed_in) == {THREAD}  # which brings back the log, and syncs it
         with pytest.raises(StoreUnfit, match="was removed while it was in use"):
             await gatherer.ask(Insert(claim("order-1")))
 
@@ -322,9 +361,13 @@ def test_a_connection_that_is_in_use_is_not_waited_for_by_the_loop(
         assert go_on.wait(20)
 
     async def main() -> None:
-        connection = await SqliteStore(path).aconnect()
-        for _ in range(QUICK_IN_A_ROW):
-            await connection.ask(Brief(lambda file: None))
+        store = SqliteStore(path)
+        connection = await store.aconnect()
+        await arun(store.prepare(), connection.ask)
+        for number in range(QUICK_IN_A_ROW):
+            await arun(store.perform([Insert(claim(f"before-{number}"))]), connection.ask)
+        assert await connection.ask(Brief(lambda file: "answered")) == "answered"
+        assert asked_in[-1] == LOOP
         asked_in.clear()
         slow = asyncio.ensure_future(connection.ask(long_one))
         await asyncio.to_thread(begun.wait, 20)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from oncekey.core import lifecycle
 from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Done, Find, Insert, Inserted, Swap
+from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Swap
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores import sqlite_connection
 from oncekey.stores.gather import Gatherer
@@ -323,3 +324,43 @@ def test_nobody_makes_a_checkpoint_without_the_write_lock(
     file = File(Place(str(path), 1.0, "FULL"))
     assert file.read(lambda execute: execute("PRAGMA wal_autocheckpoint").fetchone()) == (0,)
     file.close()
+
+
+def test_p11_a_replay_does_not_wait_until_a_checkpoint_can_be_made(
+    path: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gatherer.ask(Insert(claim("order-1")))
+    monkeypatch.setattr(sqlite_connection, "WAL_BYTES", 1)
+
+    def never(seconds: float) -> None:
+        raise AssertionError("waited for a writer")
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(time, "sleep", never)
+        for _ in range(2 * UNCHECKED_MAX):
+            assert isinstance(gatherer.ask(Insert(claim("order-1"))), Found)
+
+
+def test_what_cannot_be_erased_leaves_nobody_waiting_within_sqlite(path: Path) -> None:
+    """There the time is not ours to bound."""
+    migrated = Gatherer(SqliteStore(path))
+    migrated.ask(Insert(claim("order-1")))
+    file = File(Place(str(path), 5.0, "FULL"))
+
+    class Broken:
+        def __init__(self, db: sqlite3.Connection) -> None:
+            self.real = db
+
+        def execute(self, statement: str, *told: Any) -> sqlite3.Cursor:
+            if "checkpoint" in statement:
+                raise sqlite3.OperationalError("disk I/O error")
+            return self.real.execute(statement, *told)
+
+    real = file._db
+    file._db = Broken(real)  # type: ignore[assignment]
+    file.erase_wal()
+    file._db = real
+    assert real.execute("PRAGMA busy_timeout").fetchone() == (0,)
+    file.close()
+    migrated.close()

@@ -7,7 +7,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -84,18 +84,61 @@ def test_one_that_is_forgotten_leaves_nothing_open(
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
 @pytest.mark.parametrize("which", [["-wal", "-shm"], ["-wal"], ["-shm"], [""]], ids="".join)
+@pytest.mark.parametrize("look", [Wal.length, Wal.check], ids=["length", "check"])
 def test_that_its_files_are_gone_is_noticed(
-    path: Path, wal: Wal, which: list[str], replaced: bool
+    path: Path, wal: Wal, look: Callable[[Wal], object], which: list[str], replaced: bool
 ) -> None:
     """As when somebody removes `keys.db-*`, which look like leftovers, or puts a backup back."""
+    settle(path.parent)
     assert wal.length() > 0
+    wal.check()
     for name in (f"{path}{suffix}" for suffix in which):
         os.rename(name, f"{name}.away")
         if replaced:
             Path(name).touch()
     with pytest.raises(StoreUnavailable, match="removed or replaced") as caught:
-        wal.length()
+        look(wal)
     assert caught.value.sent is False
+
+
+def settle(folder: Path) -> None:
+    """As if nothing had happened in the folder for a long time."""
+    long_ago = folder.stat().st_mtime_ns - 10**12
+    os.utime(folder, ns=(long_ago, long_ago))
+
+
+def test_what_happens_around_it_is_nothing_to_it(path: Path, wal: Wal) -> None:
+    settle(path.parent)
+    assert wal.length() > 0
+    path.with_name("other.txt").touch()
+    wal.check()
+    path.with_name("other.txt").unlink()
+    wal.check()
+    assert wal.length() > 0
+
+
+def test_what_happens_within_one_tick_of_a_coarse_clock_is_noticed(path: Path, wal: Wal) -> None:
+    folder = path.parent
+    path.with_name("other.txt").touch()
+    now = folder.stat().st_mtime_ns
+    assert wal.length() > 0
+    os.rename(f"{path}-shm", f"{path}-shm.away")
+    os.utime(folder, ns=(now, now))
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        wal.check()
+
+
+def test_a_look_around_is_all_as_long_as_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch, path: Path, wal: Wal
+) -> None:
+    settle(path.parent)
+    assert wal.length() > 0
+
+    def never(wal: Wal) -> Any:
+        raise AssertionError("looked at each file")
+
+    monkeypatch.setattr(Wal, "_find", never)
+    wal.check()
 
 
 def test_that_it_alone_is_gone_is_noticed_where_the_system_does_not_tell_names(

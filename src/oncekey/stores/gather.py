@@ -168,6 +168,8 @@ class _AsyncLane:
                 wanted = [t for t in batch if not (t.waiter.cancelled() and type(t.verb) is Insert)]
                 if wanted:
                     await self._serve(wanted)
+                if self._queue:  # an answer may come without waiting, and others want their turn
+                    await asyncio.sleep(0)
         except BaseException:  # cancelled: nobody may be left waiting for a worker that is gone
             self._line.abandon()
             _fail(batch, _interrupted(sent=True))

@@ -1,7 +1,8 @@
 """Records in one SQLite file: the embedded default, for any number of processes on one machine.
 
-A batch is one transaction: its verbs share one commit, and with it one sync of the disk. A batch
-that only looks, as a replay does, takes no write lock and writes nothing.
+A batch is one transaction: its verbs share one commit, and with it one sync of the disk. What only
+looks takes no write lock and writes nothing. A lone insert is tried before it looks, since most are
+new: a replay may hold the lock for a moment then, but waits for nobody who holds it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A SQLite file for event loops: a thread of its own waits for the disk.
 
 To hand a question to a thread and its answer back takes as long as a commit does on a fast disk.
-So a brief question is answered where it is asked, in the loop, as long as those before it took less
-than `QUICK_S` each; whoever parses a long request holds the loop for longer. The first one that
-takes longer is the only one: from then on the thread is asked, until its answers are quick again.
-What would have to wait for somebody else goes to the thread at any time.
+So a brief question is answered where it is asked, in the loop, as long as commits take less than
+`QUICK_S` each; whoever parses a long request holds the loop for longer. The first one that takes
+longer is the only one: from then on the thread is asked, until its commits are quick again. What
+would have to wait for somebody else goes to the thread at any time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from oncekey.clock import SystemClock
-from oncekey.errors import StoreUnavailable
-from oncekey.stores.sqlite_connection import Busy, Place, Question, SqliteConnection
+from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.stores.sqlite_connection import Busy, File, Place, Question, SqliteConnection
 
 LIMIT_TIMEOUTS = 3
 """A question waits for others at most twice; after one more `timeout_s` its disk is to blame."""
@@ -35,7 +35,9 @@ class Brief(partial[Any]):
 
 
 class Pace:
-    """Whether brief questions have been answered quickly of late."""
+    """Whether the disk has been quick of late. Only commits prove that; whatever is slow refutes
+    it.
+    """
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -44,16 +46,11 @@ class Pace:
     def quick(self) -> bool:
         return self._in_a_row >= QUICK_IN_A_ROW
 
-    def note(self, took_s: float) -> None:
-        self._in_a_row = self._in_a_row + 1 if took_s <= QUICK_S else 0
-
-    def timed(self, ask: Callable[[Question], Any], question: Question) -> Any:
-        """Ask, and note how long it took."""
-        started = _monotonic()
-        try:
-            return ask(question)
-        finally:
-            self.note(_monotonic() - started)
+    def note(self, took_s: float, *, wrote: bool) -> None:
+        if took_s > QUICK_S:
+            self._in_a_row = 0
+        elif wrote:
+            self._in_a_row += 1
 
 
 _Call = tuple[Callable[[], Any], asyncio.Future[Any]]
@@ -104,10 +101,23 @@ class AsyncSqliteConnection:
     async def ask(self, question: Question) -> Any:
         if type(question) is not Brief:
             return await self._do(partial(self._connection.ask, question))
+        timed = partial(self._timed, question)
         if self._pace.quick:
-            with contextlib.suppress(Busy):
-                return self._pace.timed(self._connection.ask_at_once, question)
-        return await self._do(partial(self._pace.timed, self._connection.ask, question))
+            try:
+                return self._connection.ask_at_once(timed)
+            except Busy:
+                pass
+            except (StoreUnavailable, StoreUnfit):
+                await self._do(self._connection.close)  # which may take its time
+                raise
+        return await self._do(partial(self._connection.ask, timed))
+
+    def _timed(self, question: Question, file: File) -> Any:
+        started, before = _monotonic(), file.changes
+        try:
+            return question(file)
+        finally:
+            self._pace.note(_monotonic() - started, wrote=file.changes != before)
 
     async def close(self) -> None:
         """Ends the thread; one that hangs is left behind and ends should it ever come back."""

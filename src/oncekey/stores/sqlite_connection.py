@@ -195,6 +195,11 @@ class File:
         self._checkpointer: sqlite3.Connection | None = None
         self._unchecked, self._check_at = 0, 0.0
 
+    @property
+    def changes(self) -> int:
+        """How many rows it has changed so far."""
+        return self._db.total_changes
+
     def read(self, work: Callable[[Execute], T]) -> T:
         """Run `work`; each of its statements sees a snapshot of its own."""
         found: T = patiently(self.patience_s, self._look, work)
@@ -208,10 +213,10 @@ class File:
         return self._transact(work)
 
     def write_at_once(self, work: Callable[[Execute], T]) -> T:
-        """The same for little `work` of one statement, which is a transaction by itself. Waits for
-        nobody.
+        """The same for little `work` of one statement, which is a transaction by itself. `Busy` at
+        once where somebody writes, or a checkpoint is due.
         """
-        self._keep_short(little=True)
+        self._keep_short(little=True, patient=False)
         try:
             return work(self._db.execute)
         except sqlite3.Error as error:
@@ -225,7 +230,7 @@ class File:
         patiently(self.patience_s, self._begin)
         return self._db
 
-    def _keep_short(self, *, little: bool = False) -> None:
+    def _keep_short(self, *, little: bool = False, patient: bool = True) -> None:
         """Look at the WAL, unless only a `little` was written since it was last looked at."""
         now = _monotonic()
         self._unchecked += 1
@@ -233,7 +238,7 @@ class File:
             self._wal.check()
             return
         if self._wal.length() > WAL_BYTES:
-            if not self.patience_s:
+            if not (patient and self.patience_s):
                 raise Busy(f"{self._place.path} needs a checkpoint", sent=False)
             self._transact(self._checkpoint)
         self._unchecked, self._check_at = 0, now + UNCHECKED_S_MAX
@@ -299,10 +304,13 @@ class File:
 
     def erase_wal(self) -> None:
         """Cut off the WAL and the copies in it of what was blanked, unless a reader needs it."""
-        with contextlib.suppress(sqlite3.Error):
-            self._db.execute(f"PRAGMA busy_timeout = {self._place.timeout_s * 1000:.0f}").fetchone()
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            self._db.execute("PRAGMA busy_timeout = 0").fetchone()
+        execute = self._db.execute
+        execute(f"PRAGMA busy_timeout = {self._place.timeout_s * 1000:.0f}").fetchone()
+        try:
+            with contextlib.suppress(sqlite3.Error):
+                execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            execute("PRAGMA busy_timeout = 0").fetchone()
 
     def close(self) -> None:
         for db in (self._checkpointer, self._db):
@@ -338,7 +346,9 @@ class SqliteConnection:
                 raise
 
     def ask_at_once(self, question: Question) -> Any:
-        """The same; but it is `Busy`, and nothing was done, where it would have to wait."""
+        """The same; but it is `Busy`, and nothing was done, where it would have to wait. After any
+        other error the connection is to be closed, which may have to wait too.
+        """
         if not self._mutex.acquire(blocking=False):
             raise Busy("the connection is in use", sent=False)
         try:
@@ -349,11 +359,6 @@ class SqliteConnection:
                 return question(self._file)
             finally:
                 self._file.patience_s = self._place.timeout_s
-        except Busy:
-            raise
-        except (StoreUnavailable, StoreUnfit):
-            self._shut()
-            raise
         finally:
             self._mutex.release()
 

@@ -2,7 +2,8 @@
 
 Looking takes no lock; an insert is done when it finds its record. There is one writer at a time, so
 whatever a write transaction reads is still so when it commits: a swap may look first and write
-then. All verbs of a transaction happen at one moment, which is read after it got hold of the file.
+then. All verbs of a transaction happen at one moment, which is read after it got hold of the file;
+`Single`, which waits for nobody, reads it just before.
 
 `Writing` is the meaning of the verbs, one by one. `Batch` does those of one kind by one statement.
 
