@@ -19,6 +19,7 @@ from oncekey.stores.tiered import TieredStore
 from oncekey.stores.tiered_connection import REST_S
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
+from tests.servers.mysql import wanted
 from tests.servers.redis_cluster import RedisCluster, await_that, start_redis_cluster
 from tests.stores import dynamodb_kit, elapse
 from tests.stores.lossy import Lossy
@@ -169,6 +170,8 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Iterator[Wired]]] = {
     "tiered": partial(_tiered, *_POSTGRES),
     "tiered over mariadb": partial(_tiered, *_MARIADB),
 }
+if wanted():
+    ENGINES["mysql"] = partial(_database, "mysql", mysql.open_url, "mysql_url")
 
 
 def behind_wire(name: str, request: pytest.FixtureRequest) -> AbstractContextManager[Wired]:
