@@ -209,8 +209,11 @@ def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(des
                 small.put_sync(connection, "orders", b"", key=key)
         with pytest.raises(Misuse, match="header"):
             small.put_sync(connection, "orders", b"", headers={"a": "x" * 20_000})
-        with pytest.raises(Misuse, match="NUL"):
-            small.put_sync(connection, "orders", b"", headers={"a": "\x00"})
+        for text in ("\x00", "\udc80"):
+            with pytest.raises(Misuse, match="NUL"):
+                small.put_sync(connection, "orders", b"", headers={"a": text})
+        with pytest.raises(ValueError, match="JSON"):  # "NaN" is what most consumers stumble over
+            small.put_sync(connection, "orders", float("nan"))
     assert desk.waiting() == 0
 
 

@@ -55,7 +55,7 @@ def written(
     """A new message with an id of its own. A payload that is not bytes is written as JSON."""
     lines = {name.lower(): text for name, text in (headers or {}).items()}
     if not isinstance(payload, bytes):
-        payload = json.dumps(payload, separators=(",", ":")).encode()
+        payload = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
         lines.setdefault("content-type", "application/json")
     id = uuid.UUID(bytes=random_token()[:16], version=4)
     message = Message(str(id), topic, key, lines, payload)
@@ -73,8 +73,8 @@ def _check(message: Message, payload_bytes_max: int) -> None:
                 f"pair: {text[:40]!r}"
             )
     for name, text in message.headers.items():
-        if "\x00" in name + text:
-            raise Misuse(f"header {name!r} has a NUL, which no database keeps in a text")
+        if _UNKEEPABLE.search(name + text):
+            raise Misuse(f"header {name!r} has a NUL or half of a surrogate pair")
     if len(encode_headers(message.headers)) > HEADERS_BYTES_MAX:
         raise Misuse(f"the headers of a message have at most {HEADERS_BYTES_MAX} bytes")
     if len(message.payload) > payload_bytes_max:
