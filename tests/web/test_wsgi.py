@@ -324,6 +324,13 @@ def test_a_body_shorter_than_declared_is_refused(world: World) -> None:
     assert (world.runs, world.stored()) == (0, 0)
 
 
+@pytest.mark.parametrize("length", ["-2", "+2", "two", "2, 2", "\xb2", "9" * 5_000])
+def test_a_length_that_is_no_number_is_refused(world: World, length: str) -> None:
+    refused = ask_wsgi(world.app, "k1", CONTENT_LENGTH=length)
+    assert (refused.status, refused.kind) == (400, "malformed-request")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
 def test_e25_a_body_over_the_limit_is_refused_before_it_is_read(world: World) -> None:
     refused = ask_wsgi(world.app, "k1", b"", CONTENT_LENGTH="5000000")
     assert (refused.status, refused.kind) == (413, "request-too-large")

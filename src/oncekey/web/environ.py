@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 from oncekey.core.problem import Kind, Problem
@@ -12,6 +13,7 @@ from oncekey.web.request import GUARDED, Headers, Request
 Environ = dict[str, Any]
 
 _READ_BYTES = 65_536
+_LENGTH = re.compile("[0-9]{0,19}")  # some servers hand over whatever a client sends
 
 
 def request(environ: Environ) -> Request:
@@ -52,7 +54,11 @@ def matched(environ: Environ) -> bool:
 def read(environ: Environ, limit: int) -> bytes | Problem:
     """The whole body, never more than was declared or than is allowed."""
     declared = environ.get("CONTENT_LENGTH") or ""
-    length = int(declared) if declared.isdigit() else None
+    if not _LENGTH.fullmatch(declared):
+        return Problem(
+            Kind.MALFORMED_REQUEST, "The request's Content-Length is no number of bytes."
+        )
+    length = int(declared) if declared else None
     if length is None and not environ.get("wsgi.input_terminated"):
         return b""
     if length is not None and length > limit:
