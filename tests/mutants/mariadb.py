@@ -42,6 +42,15 @@ _MUTANTS = (
         server="mariadb",
     ),
     Mutant(
+        "a step in a caller's transaction holds up those of others, mariadb",
+        "stores/mysql_write.py",
+        "    if len(rows) == 1:\n        looked_up",
+        "    if not rows:\n        looked_up",
+        "tests/stores/test_mysql_join.py",
+        "test_p11_a_step_in_an_open_transaction_holds_up_no_step_of_another",
+        server="mariadb",
+    ),
+    Mutant(
         "the end of a transaction is not noticed, mariadb",
         ATOMIC,
         "    except TransactionOver:\n        return False\n",

@@ -12,7 +12,7 @@ import asyncmy
 import pymysql
 import pytest
 
-from oncekey.core.record import State, Step
+from oncekey.core.record import Record, State, Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Steps
 from oncekey.stores import join, mysql_join
 from oncekey.stores.mysql_join import Server
@@ -77,6 +77,32 @@ def test_p2_a_take_over_beside_the_callers_transaction_refuses_it(
         assert refused.record is not None
         assert refused.record.token == taken.token
         db.rollback()
+
+
+@pytest.mark.slow
+def test_p11_a_step_in_an_open_transaction_holds_up_no_step_of_another(
+    case: Case, mariadb_url: str
+) -> None:
+    """Neither in another caller's transaction nor beside it, be the table ever so empty."""
+    store, (mine, theirs, others) = case.subject.store, (case.begin() for _ in range(3))
+
+    def step(record: Record, name: str) -> AppendStep:
+        return AppendStep(record.id, record.fence, record.token, Step(name, b"d", b"r"))
+
+    with (
+        mysql_connection(mariadb_url, autocommit=False) as one,
+        mysql_connection(mariadb_url, autocommit=False) as two,
+    ):
+        for db in (one, two):
+            db.cursor().execute("SET SESSION innodb_lock_wait_timeout = 5")
+        for name in ("first", "again"):
+            for db, record in ((one, mine), (two, theirs)):
+                assert join.perform(store, db, [step(record, name)]) == [Done(record.fence)]
+            assert case.ask(step(others, name)) == Done(others.fence)
+        one.commit()
+        two.commit()
+    for record in (mine, theirs, others):
+        assert [kept.name for kept in case.ask(Steps(record.id))] == ["first", "again"]
 
 
 @pytest.mark.slow

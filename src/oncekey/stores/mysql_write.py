@@ -369,17 +369,14 @@ def _swap_alone(verb: Swap) -> Op[list[Done | Refused | Again]]:
 
 _APPEND = """\
 INSERT INTO oncekey_steps (id, generation, name, position, digest, result)
-SELECT
-    c.id, c.generation, {name},
-    (
-        SELECT COALESCE(MAX(s.position), 0) + 1
-        FROM oncekey_steps s WHERE s.id = c.id AND s.generation = c.generation
-    ),
-    {digest}, {result}
+SELECT c.id, c.generation, {name}, {position}, {digest}, {result}
 FROM {asked} oncekey_claims c FORCE INDEX (PRIMARY)
 WHERE c.id = {id} AND FIND_IN_SET(HEX({id}), @oncekey_fits)
 ON DUPLICATE KEY UPDATE
     digest = {digest}, result = COALESCE({result}, oncekey_steps.result)"""
+
+
+_POSITION = "COALESCE(MAX(s.position), 0) + 1"
 
 
 def append_step(verbs: Sequence[AppendStep], limits: Limits) -> Op[list[Done | Refused | Again]]:
@@ -392,8 +389,19 @@ def _step_row(verb: AppendStep) -> dict[str, Value]:
 
 
 def _append_step(verbs: Sequence[AppendStep]) -> Op[list[Done | Refused | Again]]:
+    """One that is alone may be in a caller's transaction, under REPEATABLE READ. There a statement
+    that writes would lock what it reads, also the gap in which others insert their steps. So where
+    it stands among its record's is looked up before; a step that the transaction's snapshot does
+    not show yet may then be listed after it.
+    """
     rows = [_step_row(verb) for verb in verbs]
-    asked = f"{table(rows)} a STRAIGHT_JOIN" if len(rows) > 1 else ""
     expected = [_expected(v.id, State.RUNNING, v.fence, v.token, When.ANY) for v in verbs]
-    writes = [_APPEND.format(asked=asked, **names(rows))]
+    steps = "FROM oncekey_steps s FORCE INDEX (PRIMARY) WHERE s.id ="
+    if len(rows) == 1:
+        looked_up = [f"SELECT {_POSITION} INTO @oncekey_position {steps} {literal(verbs[0].id)}"]
+        asked, position = "", "@oncekey_position"
+    else:
+        looked_up = []
+        asked, position = f"{table(rows)} a STRAIGHT_JOIN", f"(SELECT {_POSITION} {steps} c.id)"
+    writes = [*looked_up, _APPEND.format(asked=asked, position=position, **names(rows))]
     return (yield from _write(verbs, expected, writes, [verb.fence for verb in verbs]))
