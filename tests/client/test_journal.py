@@ -382,6 +382,28 @@ def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(
         assert journal.key(PAY) == key
 
 
+def test_what_one_process_was_told_counts_for_all_that_have_the_file_open(
+    path: Path, clock: FakeClock
+) -> None:
+    """Or one that was idle meanwhile would send again what its server has forgotten."""
+    api = "https://api.test"
+    with Journal(path, clock=clock) as idle, Journal(path, clock=clock) as journal:
+        assert idle.unsettled() == []
+        journal.key(PAY, origin=api, retention_s=DAY_S)
+        journal.learn(api, 600.0)
+        [found] = idle.unsettled()
+        idle.key("another", origin=api, retention_s=DAY_S)
+        clock.advance(600)
+
+        for each in (idle, journal):
+            with pytest.raises(Unknown, match="could do it twice"):
+                each.key(PAY)
+
+    assert found.until == found.begun + 540
+    with Journal(path, clock=clock) as restarted, pytest.raises(Unknown):
+        restarted.key("another")
+
+
 def test_who_opens_it_without_the_setting_counts_on_the_same(path: Path, clock: FakeClock) -> None:
     """`oncekey intents` knows nothing of the application that wrote the file."""
     with Journal(path, clock=clock, retention_s=600.0) as journal:

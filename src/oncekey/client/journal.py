@@ -23,6 +23,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from oncekey import guard
 from oncekey.client import intent as intents
@@ -75,6 +76,8 @@ class Journal:
         self._writing: threading.Timer | None = None
         """Writes them, if no new intent does so before."""
         self._learnt: dict[str, float] = {}
+        """So that what is known is not written again. What counts is in the file: others learn too.
+        """
         self._db: sqlite3.Connection | None = None
         suspend_at_fork(self)
 
@@ -128,7 +131,8 @@ class Journal:
         """What was begun and not settled, the oldest first: send it again with its key."""
         self.flush()
         with self._asking() as db:
-            rows = db.execute(f"{_SELECT} ORDER BY begun, name LIMIT ?", (limit,)).fetchall()
+            oldest = f"{_FIND} ORDER BY begun, name LIMIT ?"
+            rows = db.execute(oldest, (EVERYWHERE, limit)).fetchall()
         return [self._intent(row) for row in rows]
 
     def knows(self, origin: str, retention_s: float) -> bool:
@@ -196,25 +200,25 @@ class Journal:
         return found
 
     def _find(self, db: sqlite3.Connection, name: str) -> Intent | None:
-        row = db.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
+        row = db.execute(f"{_FIND} WHERE name = ?", (EVERYWHERE, name)).fetchone()
         return None if row is None else self._intent(row)
 
-    def _intent(self, row: tuple[str, str, float, str, str]) -> Intent:
-        said = self._learnt.get(row[3]), self._retention_s, self._learnt.get(EVERYWHERE)
-        return intents.found(*row, retention_s=next(filter(None, said), RETENTION_S))
+    def _intent(self, row: tuple[Any, ...]) -> Intent:
+        *written, told_s, said_s = row
+        retention_s = told_s or self._retention_s or said_s or RETENTION_S
+        return intents.found(*written, retention_s=retention_s)
 
     def _note_what_is_relied_on(
         self, db: sqlite3.Connection, origin: str, retention_s: float | None
     ) -> None:
         """Whoever opens the file without the application's settings counts on the same."""
         if self._retention_s is not None:
-            origin, retention_s = EVERYWHERE, self._retention_s
-            if self._learnt.get(origin) == retention_s:
-                return
-        elif origin in self._learnt:
-            return
-        if retention_s:
-            self._note_retention(db, origin, retention_s)
+            if self._learnt.get(EVERYWHERE) != self._retention_s:
+                self._note_retention(db, EVERYWHERE, self._retention_s)
+        elif retention_s and origin not in self._learnt:
+            # What the server itself has told another process counts for more.
+            db.execute(_RELY, (origin, retention_s))
+            self._learnt.update(db.execute(_LEARNT))
 
     def _note_retention(self, db: sqlite3.Connection, origin: str, retention_s: float) -> None:
         db.execute(_LEARN, (origin, retention_s))
@@ -255,7 +259,7 @@ class Journal:
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
             self._db = _open(self.path)
-            self._learnt = dict(self._db.execute("SELECT origin, retention_s FROM oncekey_servers"))
+            self._learnt = dict(self._db.execute(_LEARNT))
         return self._db
 
     def _shut(self) -> None:
@@ -278,7 +282,14 @@ _LEARN = (
     "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
     "DO UPDATE SET retention_s = excluded.retention_s"
 )
-_SELECT = "SELECT name, key, begun, origin, note FROM oncekey_intents"
+_RELY = "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT DO NOTHING"
+_LEARNT = "SELECT origin, retention_s FROM oncekey_servers"
+_FIND = (
+    "SELECT name, key, begun, origin, note, "
+    "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = i.origin), "
+    "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = ?) "
+    "FROM oncekey_intents i"
+)
 
 
 def _open(path: Path) -> sqlite3.Connection:
