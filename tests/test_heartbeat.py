@@ -245,13 +245,14 @@ def test_one_record_that_cannot_be_renewed_costs_no_other_its_lease() -> None:
     assert set(heartbeat._schedule.take(clock.monotonic() + 100)) == {bad, healthy}
 
 
+@pytest.mark.parametrize("error", [RuntimeError("the event loop is closed"), SystemExit(1)])
 def test_a_listener_that_fails_costs_nobody_else_the_signal(
-    caplog: pytest.LogCaptureFixture,
+    error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, told = World(run_s_max=60), []
 
     def broken() -> None:
-        raise RuntimeError("the event loop is closed")
+        raise error
 
     world.attempt.on_lost(broken)
     world.attempt.on_lost(lambda: told.append(True))
@@ -259,6 +260,21 @@ def test_a_listener_that_fails_costs_nobody_else_the_signal(
     world.beat()
     assert told == [True]
     assert "a listener failed" in caplog.text
+
+
+def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(run_s_max=60)
+
+    def leave(event: Event) -> None:
+        raise SystemExit(1)
+
+    world.guard._hooks = Hooks([leave, world.events.append])
+    world.clock.advance(60)
+    world.beat()
+    assert isinstance(world.events[-1], LeaseWasLost)
+    assert "failed" in caplog.text
 
 
 def test_stopping_ends_although_another_attempt_begins_meanwhile() -> None:

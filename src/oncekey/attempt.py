@@ -346,7 +346,7 @@ class Attempt:
         for listener in self._listeners:
             try:
                 listener()
-            except Exception:  # whoever signals serves every other attempt too
+            except (Exception, SystemExit):  # whoever signals serves every other attempt too
                 _log.exception("a listener failed when %r was lost", self)
         return True
 

@@ -167,7 +167,7 @@ class Hooks:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:
+            except (Exception, SystemExit):  # what it would end may serve everybody: the heartbeat
                 if id(hook) not in self._broken:
                     self._broken.add(id(hook))
                     _log.exception("the hook %r failed; its further failures are not logged", hook)
