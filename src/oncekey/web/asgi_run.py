@@ -43,6 +43,7 @@ class Run:
     """One guarded request, from decision to the last byte."""
 
     __slots__ = (
+        "_answered",
         "_attempt",
         "_body",
         "_call",
@@ -79,6 +80,7 @@ class Run:
         self._route = route
         self._call = call
         self._body: bytes | None = body
+        self._answered = False
         self._flowing: asyncio.Event | None = None
         self._silenced = False
 
@@ -196,9 +198,9 @@ class Run:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        if self._flowing is None:
-            self._flowing = asyncio.Event()
-        await self._flowing.wait()
+        if not self._answered:
+            self._flowing = self._flowing or asyncio.Event()
+            await self._flowing.wait()
         return await self._receive_from_client()
 
     async def _captured(self, message: Message) -> None:
@@ -267,8 +269,9 @@ class Run:
 
     def _hear_client(self) -> None:
         """Nothing is owed any more to a client that hangs up: the application may learn of it."""
-        self._flowing = self._flowing or asyncio.Event()
-        self._flowing.set()
+        self._answered = True
+        if self._flowing is not None:
+            self._flowing.set()
 
     async def _flow(self, message: Message) -> None:
         """The rest of an answer that is too large to keep."""
