@@ -15,10 +15,11 @@ from tests.mutants import table
 from tests.mutants.durable import DURABLE
 from tests.mutants.expiring import EXPIRING
 from tests.mutants.functions import FUNCTIONS
+from tests.mutants.looping import LOOPING
 from tests.mutants.mariadb import MARIADB
 from tests.mutants.table import Mutant
 
-MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING | MARIADB
+MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING | MARIADB | LOOPING
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0
