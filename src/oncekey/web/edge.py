@@ -18,6 +18,7 @@ from oncekey.core import declared, profiles
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
 from oncekey.core.canonical import essence, parse_pairs
+from oncekey.core.coding import decoded
 from oncekey.core.fingerprint import BadBody
 from oncekey.core.first_sent import check_first_sent, first_sent
 from oncekey.core.headers import (
@@ -122,7 +123,7 @@ class Edge:
 
     def key(self, request: Request, route: Route, body: bytes = b"") -> str | Problem | None:
         """The key that the request brings, None if it brings none and needs none."""
-        found = self._find_key(request, route.policy.key_chars_min, body)
+        found = self._find_key(request, route.policy, body)
         if isinstance(found, str):
             found = self.profile.key(found)
         if isinstance(found, BadKey):
@@ -132,8 +133,9 @@ class Edge:
         return self.missing() if found is None and route.policy.required else found
 
     def _find_key(
-        self, request: Request, chars_min: int, body: bytes
+        self, request: Request, policy: Policy, body: bytes
     ) -> str | BadKey | BadBody | None:
+        chars_min = policy.key_chars_min
         match self.profile.key_in:
             case Header(name):
                 lines = request.headers.all(name)
@@ -146,7 +148,8 @@ class Edge:
                     keys.check(values[0].decode("latin-1"), chars_min=chars_min) if values else None
                 )
             case BodyField(name):
-                value = fingerprints.extract_field(content_type(request), body, name)
+                kind, said = _read_as(request, body, policy.request_bytes_max)
+                value = fingerprints.extract_field(kind, said, name)
                 return keys.check(value, chars_min=chars_min) if isinstance(value, str) else value
 
     def missing(self) -> Problem:
@@ -205,22 +208,21 @@ class Edge:
                 f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
                 "characters. Authenticate with another one.",
             )
-        key_in = self.profile.key_in
-        kind = _read_as(request)
+        policy, key_in = route.policy, self.profile.key_in
+        kind, said = _read_as(request, body, policy.request_bytes_max)
         fingerprint = fingerprints.of(
             request.method,
             request.path,
             request.query,
             kind,
-            body,
+            said,
             exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
             exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
         )
         if isinstance(fingerprint, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, fingerprint.reason)
-        policy = route.policy
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
-        digests = fingerprints.field_digests(kind, body, key) if policy.field_digests else {}
+        digests = fingerprints.field_digests(kind, said, key) if policy.field_digests else {}
         stamp = self.profile.first_sent_in
         sent = None if stamp is None else first_sent(request.headers.all(stamp.name))
         lasts_s = self._declared(request, policy)
@@ -402,12 +404,15 @@ def content_type(request: Request) -> str:
     return request.headers.first(b"content-type").decode("latin-1")
 
 
-def _read_as(request: Request) -> str:
-    """The content type by which a body is compared. A compressed one is of none that can be read:
-    its bytes count.
+def _read_as(request: Request, body: bytes, bytes_max: int) -> tuple[str, bytes]:
+    """A content type and a body to compare and to look for fields in. Of a compressed body that is
+    what was compressed; where that cannot be read, its bytes, of no type that is looked into.
     """
     kind, coding = content_type(request), request.headers.first(b"content-encoding")
-    return f"{essence(kind)}+{coding.decode('latin-1')}" if coding else kind
+    if not coding:
+        return kind, body
+    said = decoded(body, coding.decode("latin-1"), bytes_max)
+    return (f"{essence(kind)}+coded", body) if said is None else (kind, said)
 
 
 def too_large(limit: int) -> Problem:
