@@ -2,7 +2,9 @@
 
 import base64
 
-from oncekey.core.key import record_id, short_hash
+import pytest
+
+from oncekey.core.key import derive, record_id, short_hash
 from oncekey.core.record import Answer
 from oncekey.core.tombstone import with_tombstone
 from tests.cli.conftest import ANSWER, OPERATION, TENANT, Oncekey, Seed
@@ -37,6 +39,24 @@ def test_show_by_key_where_the_scope_is_the_tenant(oncekey: Oncekey, seed: Seed)
     seed.completed(KEY, id=record_id(TENANT, None, KEY))
 
     assert oncekey("show", "--tenant", TENANT, "--key", KEY).code == 0
+
+
+@pytest.mark.parametrize(
+    "message_id", ["order 17", "Bestellung-\N{SNOWMAN}", "m" * 300, "sha256:1"]
+)
+def test_show_by_the_id_of_a_message_whatever_it_is(
+    oncekey: Oncekey, seed: Seed, message_id: str
+) -> None:
+    """What cannot be a key is kept by its digest, which nobody who looks for it knows."""
+    key = derive(message_id)
+    assert isinstance(key, str)
+    seed.completed(key)
+
+    ran = oncekey("show", "--tenant", TENANT, "--operation", OPERATION, "--key", message_id)
+    raw = oncekey("show", "--tenant", TENANT, "--operation", OPERATION, "--key", key)
+
+    assert (ran.code, raw.code) == (0, 0)
+    assert "a retry gets the kept answer" in ran.out
 
 
 def test_show_by_the_first_digits_of_an_id(oncekey: Oncekey, seed: Seed) -> None:

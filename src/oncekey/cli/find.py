@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncekey.core.key import record_id
+from oncekey.core.key import derive, record_id
 from oncekey.core.record import Record
 from oncekey.core.verbs import Find, Scan
 from oncekey.errors import Misuse
@@ -24,9 +24,14 @@ def find(line: Line, given: str) -> Record | None:
     operation, slash, key = rest.rpartition("/")
     if not tenant or not slash or not key:
         raise Misuse("write a record as the digits of its id, or as TENANT/OPERATION/KEY")
-    [record] = line.perform([Find(record_id(tenant, operation or None, key))])
-    found: Record | None = record
-    return found
+    return find_by_key(line, tenant, operation or None, key)
+
+
+def find_by_key(line: Line, tenant: str, operation: str | None, given: str) -> Record | None:
+    """The record of a key, or of a message's id: one that cannot be a key is kept by its digest."""
+    both = [key for key in dict.fromkeys((given, derive(given))) if isinstance(key, str)]
+    found = line.perform([Find(record_id(tenant, operation, key)) for key in both])
+    return next((record for record in found if record is not None), None)
 
 
 def find_by_digits(line: Line, given: str) -> Record | None:

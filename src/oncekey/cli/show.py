@@ -6,7 +6,7 @@ import argparse
 import sys
 from contextlib import closing
 
-from oncekey.cli.find import ID_BYTES, find_by_digits, id_digits
+from oncekey.cli.find import ID_BYTES, find_by_digits, find_by_key, id_digits
 from oncekey.cli.table import duration, facts, print_json, table
 from oncekey.cli.words import (
     answer_described,
@@ -17,10 +17,10 @@ from oncekey.cli.words import (
     key_of,
     state_of,
 )
-from oncekey.core.key import record_id, short_hash
+from oncekey.core.key import short_hash
 from oncekey.core.printable import printable
 from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Find, Scan, Steps
+from oncekey.core.verbs import Count, Scan, Steps
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
@@ -100,9 +100,7 @@ def show(store: Store, args: argparse.Namespace) -> int:
 def _find(line: Line, args: argparse.Namespace) -> Record | None:
     if args.id is not None:
         return find_by_digits(line, args.id)
-    [record] = line.perform([Find(record_id(args.tenant, args.operation, args.key))])
-    found: Record | None = record
-    return found
+    return find_by_key(line, args.tenant, args.operation, args.key)
 
 
 def _not_found(args: argparse.Namespace) -> str:
