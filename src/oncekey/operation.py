@@ -164,7 +164,7 @@ class Operation:
             case Execute(attempt):
                 return await runtime.background.apart(self._execute(attempt, call, work))
             case Replay(answer):
-                return Replayed(_result(answer))
+                return _replayed(answer)
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     runtime.background.forget(lost_claim)
@@ -186,7 +186,7 @@ class Operation:
             case Execute(attempt):
                 return self._execute_sync(attempt, call, work)
             case Replay(answer):
-                return Replayed(_result(answer))
+                return _replayed(answer)
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     runtime.background.forget_sync(lost_claim)
@@ -377,7 +377,7 @@ def _outcome(finished: Finished, own: object) -> Outcome:
         case Given():
             return Released(_result(own))
         case Replay(answer):
-            return Replayed(_result(answer))
+            return _replayed(answer)
         case Refuse(problem):
             return Declined(problem, sent=True)
 
@@ -390,6 +390,14 @@ def _committable(finished: Finished, own: Answer) -> Outcome:
     if not isinstance(outcome, Ran):
         raise LeaseLost("another call with this key was committed meanwhile: roll this one back")
     return outcome
+
+
+def _replayed(answer: Answer) -> Replayed:
+    """What an operator gave it may be plain text: nobody could call it any more if that failed."""
+    try:
+        return Replayed(_result(answer))
+    except Misuse:
+        return Replayed((answer.body or b"").decode(errors="replace"))
 
 
 def _result(answer: object) -> Any:

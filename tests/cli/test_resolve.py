@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from oncekey import Policy, current, single_tenant
+from oncekey import Policy, Runtime, current, single_tenant
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import run
 from oncekey.core.record import State
 from oncekey.core.verbs import Find
 from oncekey.decision import Call, Execute, Replay
 from oncekey.guard import Guard
+from oncekey.messaging import Duplicate, Inbox, Then
 from oncekey.stores.line import Line
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.web.wsgi import IdempotencyMiddleware
@@ -165,6 +166,33 @@ def test_released_a_step_that_was_only_begun_is_taken_once_more(
         assert (first.status, first.body) == (201, b"letter 7")
         assert again.replayed
         assert taken == ["number", "print", "print"]
+
+
+@pytest.mark.parametrize(("body", "result"), [("done by hand", "done by hand"), ("[1]", [1])])
+def test_a_message_that_is_done_is_acknowledged_whatever_the_body(
+    oncekey: Oncekey, url: str, body: str, result: Any
+) -> None:
+    """Plain text made every later delivery fail, and a completed record cannot be resolved."""
+
+    def printer() -> None:
+        raise ConnectionError("the printer hung up")
+
+    def letter() -> None:
+        current().step_sync("print", printer, at_most_once=True)
+
+    with closing(Runtime(url)) as runtime:
+        inbox = Inbox(runtime, name="letters")
+        with pytest.raises(ConnectionError):
+            inbox.handle_sync("letter-1", letter)
+        assert inbox.handle_sync("letter-1", letter).then is Then.DEAD_LETTER
+
+        ran = oncekey(
+            "resolve", "single/letters/letter-1", "--as", "completed", "--status", "200",
+            "--body", body, "--yes",
+        )  # fmt: skip
+
+        assert ran.code == 0
+        assert inbox.handle_sync("letter-1", letter) == Duplicate(result)
 
 
 @pytest.mark.parametrize("header", ["Set-Cookie: sid=1", "authorization: Bearer b"])
