@@ -217,6 +217,25 @@ def test_a_database_that_does_not_answer_is_said_without_its_password(oncekey: O
         assert "secret" not in ran.err
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:the secret@127.0.0.1:1/x",
+        "postgresql://u:secret%ZZ@127.0.0.1:1/x",
+        "mysql://u:secret/2@127.0.0.1:1/x",
+        "mysql://u:secret@[::1/x",
+    ],
+)
+def test_p12_an_address_that_cannot_be_read_is_one_line_without_its_password(
+    oncekey: Oncekey, url: str
+) -> None:
+    """It is the password that mostly makes it so."""
+    ran = oncekey("intents", url)
+
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "secret" not in ran.err
+
+
 def test_a_database_in_a_file_that_cannot_be_used_is_one_line(oncekey: Oncekey, path: str) -> None:
     with closing(sqlite3.connect(path)) as within:
         SqlJournal().create(within=within)

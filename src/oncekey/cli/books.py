@@ -14,7 +14,7 @@ from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.client.journal import Journal
 from oncekey.client.sql_journal import SqlJournal
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.url import redact
+from oncekey.stores.url import must_be_readable, redact, scrub
 
 
 class Book(Protocol):
@@ -64,6 +64,7 @@ def opened(where: str) -> Iterator[Book]:
             f"{redact(where)}: give the file that Journal(…) was given, or the URL of the database "
             f"that a SqlJournal is in: {', '.join(f'{each}://…' for each in _CONNECT)}"
         )
+    must_be_readable(where, f"{scheme}://user:password@host/database")
     with _telling(where), closing(_CONNECT[scheme](where)) as connection:
         yield _Database(connection)
 
@@ -102,7 +103,7 @@ def _telling(url: str) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _DRIVERS:
             raise
-        said = str(error).replace(url, redact(url))
+        said = scrub(url, str(error).replace(url, redact(url)))
         hint = ". Run SqlJournal().create(within=…) there first" if "oncekey_" in said else ""
         raise StoreUnavailable(f"{redact(url)}: {said}{hint}") from None
 

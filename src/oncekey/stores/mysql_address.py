@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from oncekey.errors import Misuse
-from oncekey.stores.url import redact
+from oncekey.stores.url import redact, scrub
 
 _PORT = 3306
 
@@ -43,10 +43,7 @@ class Address:
 
     def scrub(self, text: str) -> str:
         """The text without the password, should a driver have quoted it."""
-        raw = urlsplit(self.url).password or ""
-        for secret in {raw, unquote(raw)} - {""}:
-            text = text.replace(secret, "***")
-        return text
+        return scrub(self.url, text)
 
 
 def read(url: str) -> tuple[Address, dict[str, Any]]:

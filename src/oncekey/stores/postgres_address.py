@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from oncekey.errors import Misuse
-from oncekey.stores.url import redact
+from oncekey.stores.url import redact, scrub
 
 _OWN = ("pgbouncer", "allow", "timeout_s", "connect_timeout_s")
 
@@ -38,10 +38,7 @@ class Address:
 
     def scrub(self, text: str) -> str:
         """The text without the password, should a driver have quoted it."""
-        raw = urlsplit(self.libpq).password or ""
-        for secret in {raw, unquote(raw)} - {""}:
-            text = text.replace(secret, "***")
-        return text
+        return scrub(self.libpq, text)
 
 
 def split(url: str) -> tuple[str, dict[str, Any]]:

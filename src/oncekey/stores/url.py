@@ -10,7 +10,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
@@ -109,24 +109,23 @@ def _open_plain(url: str) -> Store:
     kind = _BY_SCHEME.get(name)
     if kind is None:
         raise Misuse(f"{redact(url)}: there is no store for {scheme[0]}. {_choice()}")
-    if not _readable(url):
-        raise Misuse(
-            f"{redact(url)}: its host or port cannot be read. It should look like {kind.example}; "
-            "write special characters in the password as %40 for @, %2F for / and so on"
-        )
+    must_be_readable(url, kind.example)
     if kind.module is None:
         return MemoryStore()
     return _open(f"{_ALIASES.get(name, name)}://{url[scheme.end() :]}", kind, kind.module)
 
 
-def _readable(url: str) -> bool:
+def must_be_readable(url: str, example: str) -> None:
+    """A misuse, unless its host and port can be told from its password."""
     try:
         parts = urlsplit(url)
         if "," not in parts.netloc:  # PostgreSQL takes several hosts, each with its port
             _ = parts.port  # the standard library reads it only when asked
-    except ValueError:
-        return False
-    return True
+    except ValueError:  # its text may hold a part of the password
+        raise Misuse(
+            f"{redact(url)}: its host or port cannot be read. It should look like {example}; "
+            "write special characters in the password as %40 for @, %2F for / and so on"
+        ) from None
 
 
 def _open(url: str, kind: Kind, module: str) -> Store:
@@ -188,3 +187,11 @@ def redact(url: str) -> str:
     if at and ":" in user:
         rest = f"{user.partition(':')[0]}:***@{place}"
     return f"{scheme}{separator}{rest}"
+
+
+def scrub(url: str, text: str) -> str:
+    """The text without the URL's password, should a driver have quoted it."""
+    raw = urlsplit(url).password or ""
+    for secret in {raw, unquote(raw)} - {""}:
+        text = text.replace(secret, "***")
+    return text
