@@ -1193,6 +1193,29 @@ async def test_e11_the_key_may_travel_in_the_body() -> None:
     assert world.runs == 1
 
 
+async def test_e11_the_key_may_travel_in_a_body_that_is_compressed() -> None:
+    world, told = World(profile="square"), [(b"content-encoding", b"gzip")]
+    body = b'{"idempotency_key": "k1", "amount": 1}'
+    assert (await ask(world.app, None, gzip.compress(body, mtime=1), headers=told)).status == 201
+    assert (await ask(world.app, None, gzip.compress(body, mtime=2), headers=told)).replayed
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [(b"br", b"\x0b\x02"), (b"gzip", b"{}"), (b"gzip", gzip.compress(bytes(2_000_000)))],
+    ids=["unreadable", "broken", "too large"],
+)
+async def test_e11_a_key_that_may_be_in_an_unreadable_body_is_not_taken_for_missing(
+    content_type: str, coding: bytes, body: bytes
+) -> None:
+    world, told = World(profile="square"), [(b"content-encoding", coding)]
+    refused = await ask(world.app, None, body, content_type=content_type, headers=told)
+    assert (refused.status, world.runs) == (400, 0)
+    upload = await ask(world.app, None, body, content_type="image/png", headers=told)
+    assert (upload.status, world.runs) == (201, 1)
+
+
 async def test_e11_the_key_may_travel_in_the_query() -> None:
     world = World(profile="gcp")
     query = b"requestId=8e03978e-40d5-43e8-bc93-6894a57f9324"

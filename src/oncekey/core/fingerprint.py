@@ -39,6 +39,7 @@ __all__ = [
     "differing",
     "extract_field",
     "field_digests",
+    "has_fields",
     "of",
 ]
 
@@ -151,6 +152,12 @@ def differing(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     # A side that is full may have left out names behind its last one: nothing is known of those.
     ends = [max(side) for side in (stored, now) if len(side) >= FIELDS_DIGESTED_MAX]
     return [name for name in names if all(name <= end for end in ends)]
+
+
+def has_fields(content_type: str) -> bool:
+    """Whether a key can travel in a body of this type."""
+    media_type = essence(content_type)
+    return media_type == FORM or is_json(media_type)
 
 
 def extract_field(content_type: str, body: bytes, name: str) -> str | BadBody | None:

@@ -148,8 +148,13 @@ class Edge:
                     keys.check(values[0].decode("latin-1"), chars_min=chars_min) if values else None
                 )
             case BodyField(name):
-                kind, said = _read_as(request, body, policy.request_bytes_max)
-                value = fingerprints.extract_field(kind, said, name)
+                kind, said = content_type(request), _said(request, body, policy.request_bytes_max)
+                if said is None and fingerprints.has_fields(kind):
+                    return BadBody(
+                        "The body may carry the key, but what its Content-Encoding hides cannot be "
+                        "read here, or is too large. Send it in gzip, or as it is."
+                    )
+                value = fingerprints.extract_field(kind, said or b"", name)
                 return keys.check(value, chars_min=chars_min) if isinstance(value, str) else value
 
     def missing(self) -> Problem:
@@ -405,14 +410,17 @@ def content_type(request: Request) -> str:
 
 
 def _read_as(request: Request, body: bytes, bytes_max: int) -> tuple[str, bytes]:
-    """A content type and a body to compare and to look for fields in. Of a compressed body that is
-    what was compressed; where that cannot be read, its bytes, of no type that is looked into.
+    """A content type and a body to compare. Of a compressed body that is what was compressed; where
+    that cannot be read, its bytes, of no type that is looked into.
     """
-    kind, coding = content_type(request), request.headers.first(b"content-encoding")
-    if not coding:
-        return kind, body
-    said = decoded(body, coding.decode("latin-1"), bytes_max)
+    kind, said = content_type(request), _said(request, body, bytes_max)
     return (f"{essence(kind)}+coded", body) if said is None else (kind, said)
+
+
+def _said(request: Request, body: bytes, bytes_max: int) -> bytes | None:
+    """The body without its coding; None where that cannot be read."""
+    coding = request.headers.first(b"content-encoding")
+    return decoded(body, coding.decode("latin-1"), bytes_max) if coding and body else body
 
 
 def too_large(limit: int) -> Problem:
