@@ -1166,6 +1166,17 @@ async def test_e20_what_is_coded_in_another_way_is_compared_by_its_bytes(content
     assert world.runs == 1
 
 
+async def test_p5_the_same_bytes_mean_something_else_where_nothing_says_how_they_are_coded() -> (
+    None
+):
+    world, body = World(), gzip.compress(b"1")
+    coded = [(b"content-encoding", b"gzip")]
+    for _ in range(2):  # so that the process remembers its replay
+        reply = await ask(world.app, "k1", body, content_type="text/plain", headers=coded)
+    assert reply.replayed
+    assert (await ask(world.app, "k1", body, content_type="text/plain")).kind == "mismatch"
+
+
 async def test_e25_a_body_over_the_limit_is_refused_before_the_claim() -> None:
     world = World()
     declared = await ask(world.app, "k1", b"x" * 5_000_000, content_type="text/plain")

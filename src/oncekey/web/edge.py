@@ -182,10 +182,10 @@ class Edge:
     ) -> Call | Problem | Answer:
         """The request as the engine sees it; or its answer, where that was sent a moment ago."""
         method, path, query = request.method, request.path, request.query
-        kind = request.headers.first(b"content-type")
+        kind, coding = map(request.headers.first, (b"content-type", b"content-encoding"))
         asked: Asked | None = None
         if len(body) <= BODY_BYTES_MAX:
-            whole = (key, tenant, route.operation, method, path, query, kind, body)
+            whole = (key, tenant, route.operation, method, path, query, kind, coding, body)
             asked = whole, self.clock.monotonic()
             if (known := self.recent.find(asked)) is not None:
                 self.guard.replay(known.replay.record, known.replay.answer, known.ago_s)
