@@ -409,7 +409,39 @@ async def test_kafka_knows_a_message_by_its_place(kafka_url: str, tmp_path: Path
             for _ in range(2):
                 await other.publish("the same", bench.topic, partition=0)
         await bench.records(2)
-    assert ids == [f"{bench.topic}/0/0", f"{bench.topic}/0/1"]
+    assert [str(id).rpartition("/")[0] for id in ids] == [f"{bench.topic}/0/{n}" for n in (0, 1)]
+
+
+@pytest.mark.slow
+async def test_a_stream_that_is_made_anew_has_new_messages(nats_url: str, tmp_path: Path) -> None:
+    """It counts from 1 again: by their places alone they would be those of the old one, or other
+    messages under their ids, and none of them would run.
+    """
+    bench = Bench(LINES["nats"], nats_url, tmp_path / "keys.db")
+    ran: list[str] = []
+    ids: list[str | None] = []
+
+    def noticed(delivered: StreamMessage[Any]) -> str | None:
+        ids.append(own_id(delivered))
+        return ids[-1]
+
+    async def work(body: str) -> None:
+        ran.append(body)
+        if len(ran) == 1:
+            raise ValueError("not yet")
+
+    connection = await nats.connect(nats_url)
+    try:
+        for number, name in enumerate("abb", start=1):
+            async with bench.consuming(work, message_id=noticed):
+                await connection.jetstream().publish(bench.topic, name.encode())
+                await bench.records(number)
+            await connection.jetstream().delete_stream(bench.topic)
+    finally:
+        await connection.close()
+    assert "".join(ran) == "aabb"
+    assert ids[0] == ids[1], "delivered again, it is the same"
+    assert len(set(ids)) == 3
 
 
 async def test_to_acknowledge_first_is_warned_of(

@@ -217,14 +217,18 @@ def _header(message: StreamMessage[Any]) -> str | None:
 
 
 def _place(message: StreamMessage[Any], raw: Any) -> str | None:
+    """With the time at which it was put there: whatever is made anew, or falls back on a replica
+    that lacks the newest, gives its places out again.
+    """
     if _is(message, "faststream.kafka.message", "KafkaMessage"):
-        return f"{raw.topic}/{raw.partition}/{raw.offset}"
+        return f"{raw.topic}/{raw.partition}/{raw.offset}/{raw.timestamp}"
     if _is(message, "faststream.confluent.message", "KafkaMessage"):
-        return f"{raw.topic()}/{raw.partition()}/{raw.offset()}"
+        return f"{raw.topic()}/{raw.partition()}/{raw.offset()}/{raw.timestamp()[1]}"
     if _is(message, "faststream.redis.message", "RedisStreamMessage"):
         return f"{raw['channel']}/{raw['message_ids'][0].decode()}"
     if _is(message, "faststream.nats.message", "NatsMessage") and raw.reply.startswith("$JS.ACK."):
-        return f"{raw.metadata.stream}/{raw.metadata.sequence.stream}"
+        put_at = raw.metadata.timestamp.isoformat()
+        return f"{raw.metadata.stream}/{raw.metadata.sequence.stream}/{put_at}"
     return None
 
 
