@@ -1227,6 +1227,13 @@ async def test_e11_a_key_that_may_be_in_an_unreadable_body_is_not_taken_for_miss
     assert (upload.status, world.runs) == (201, 1)
 
 
+async def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business() -> None:
+    world = World(profile="square", policy=Policy(request_bytes_max=10))
+    upload = await ask(world.app, None, b"x" * 100, content_type="image/png")
+    order = await ask(world.app, None, b"{" + b" " * 100 + b"}")
+    assert (upload.status, order.status, world.runs) == (201, 413, 1)
+
+
 async def test_e11_the_key_may_travel_in_the_query() -> None:
     world = World(profile="gcp")
     query = b"requestId=8e03978e-40d5-43e8-bc93-6894a57f9324"

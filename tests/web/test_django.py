@@ -276,6 +276,11 @@ def test_an_unknown_tenant_and_a_large_body_are_refused(wsgi: Site) -> None:
     assert (wsgi.runs, wsgi.records()) == (0, [])
 
 
+def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business(site: Site) -> None:
+    site.oncekey |= {"profile": "square", "policy": {"request_bytes_max": 10}}
+    assert ordering(site).ask(None, b"x" * 100, content_type="image/png").status == 201
+
+
 # ------------------------------------------------------------------------------ kinds of answers
 
 

@@ -238,6 +238,17 @@ async def test_e25_a_body_that_is_too_large_is_refused_before_it_is_read() -> No
     assert (refused.status, refused.kind, world.records()) == (413, "request-too-large", [])
 
 
+async def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business() -> None:
+    world = World(profile="square", policy=Policy(request_bytes_max=10))
+
+    @world.router.post("/pictures", status_code=201)
+    async def picture(request: FastRequest) -> int:
+        return len(await request.body())
+
+    upload = await world.ask(None, b"x" * 100, path="/pictures", content_type="image/png")
+    assert (upload.status, upload.body) == (201, b"100")
+
+
 # ------------------------------------------------------------------------------ kinds of answers
 
 

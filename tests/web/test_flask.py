@@ -322,6 +322,11 @@ def test_a_required_key_an_unknown_tenant_and_a_large_body_are_refused() -> None
 # ------------------------------------------------------------------------------ kinds of answers
 
 
+def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business() -> None:
+    world = ordering(profile="square", policy=Policy(request_bytes_max=10))
+    assert world.ask(None, b"x" * 100, content_type="image/png").status == 201
+
+
 @pytest.mark.parametrize(
     ("status", "replayed"), [(400, True), (404, True), (403, False), (503, False)]
 )

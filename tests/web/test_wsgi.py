@@ -352,6 +352,13 @@ def test_a_chunked_body_is_read_where_the_server_ends_it(world: World) -> None:
     assert too_large.kind == "request-too-large"
 
 
+def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business() -> None:
+    world = World(profile="square", policy=Policy(request_bytes_max=10))
+    upload = ask_wsgi(world.app, None, b"x" * 100, content_type="image/png")
+    assert (upload.status, world.runs) == (201, 1)
+    world.app.close()
+
+
 def test_the_key_is_required_where_the_policy_says_so() -> None:
     world = World(routes={"POST /payments": Policy(required=True)})
     assert ask_wsgi(world.app, None).status == 201

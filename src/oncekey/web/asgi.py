@@ -120,8 +120,9 @@ class IdempotencyMiddleware:
         if request.method not in route.policy.methods:
             await self.app(scope, receive, send)
             return
-        key = None if edge.key_in_body else edge.key(request, route)
-        if key is None and not edge.key_in_body:
+        in_body = edge.key_in_body and edge.may_bring_key(request)
+        key = None if in_body else edge.key(request, route)
+        if key is None and not in_body:
             await self.app(scope, receive, send)
             return
         if isinstance(key, Problem):

@@ -121,6 +121,12 @@ class Edge:
 
     # ---------------------------------------------------------------------- reading a request
 
+    def may_bring_key(self, request: Request) -> bool:
+        """Whether a request may bring a key: what can be told without its body."""
+        if self.key_header is not None:
+            return any(name == self.key_header for name, _ in request.headers.lines)
+        return not self.key_in_body or fingerprints.has_fields(content_type(request))
+
     def key(self, request: Request, route: Route, body: bytes = b"") -> str | Problem | None:
         """The key that the request brings, None if it brings none and needs none."""
         found = self._find_key(request, route.policy, body)

@@ -210,10 +210,8 @@ class IdempotentRoute(APIRoute):
             return None
         root = scope.get("root_path", "")
         policy = self._policy or edge.routes.match(method, scope["path"], root).policy
-        header = edge.key_header
-        asked = policy.required or header is None
         if method not in policy.methods or not (
-            asked or any(name == header for name, _ in scope["headers"])
+            policy.required or edge.may_bring_key(messages.request(scope))
         ):
             return None
         return Route(f"{method} {root}{_template(self, scope)}", policy)

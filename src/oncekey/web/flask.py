@@ -108,7 +108,6 @@ class Oncekey:
     def _read_body(self) -> Response | None:
         """Keep the body, for its fingerprint, where a key comes with it or may have to."""
         edge = self.views.edge
-        header = edge.key_header
         if request.url_rule is None or request.method in marks.SAFE:
             return None
         view = current_app.view_functions.get(request.url_rule.endpoint)
@@ -116,8 +115,7 @@ class Oncekey:
         route = self.views.route(read, request.url_rule.rule, mark_on(view, request.method))
         if route is None:
             return None
-        named = header is None or environs.variable(header) in request.environ
-        if named or route.policy.required:
+        if edge.may_bring_key(read) or route.policy.required:
             body = environs.read(request.environ, route.policy.request_bytes_max)
             if isinstance(body, Problem):
                 return _response(edge.refusal(body))

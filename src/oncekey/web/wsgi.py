@@ -114,8 +114,9 @@ class IdempotencyMiddleware:
         route = edge.routes.match(request.method, request.path, request.root)
         if request.method not in route.policy.methods:
             return self.app(environ, start_response)
-        key = None if edge.key_in_body else edge.key(request, route)
-        if key is None and not edge.key_in_body:
+        in_body = edge.key_in_body and edge.may_bring_key(request)
+        key = None if in_body else edge.key(request, route)
+        if key is None and not in_body:
             return self.app(environ, start_response)
         if isinstance(key, Problem):
             return _respond(start_response, edge.refusal(key))

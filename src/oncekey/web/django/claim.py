@@ -51,9 +51,9 @@ def prepare(request: HttpRequest, *, awaited: bool) -> State | None:
     """
     if request.method in SAFE:
         return None
-    header = views().edge.key_header
-    named = header is None or header.decode() in request.headers
-    state = State(_request(request), _body(request) if named else b"", awaited)
+    asked = _request(request)
+    named = views().edge.may_bring_key(asked)
+    state = State(asked, _body(request) if named else b"", awaited)
     setattr(request, _STATE, state)
     return state
 
