@@ -134,6 +134,14 @@ def test_an_option_that_cannot_be_read_is_misuse(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["rediss://h/0?ssl_cert_reqs=maybe", "redis://h/0?protocol=9", "redis://h/0?nonsense=1"]
+)
+def test_an_option_that_the_driver_does_not_take_is_misuse(url: str) -> None:
+    with pytest.raises(Misuse, match=r"does not take this option|no option"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
     ("url", "package", "store", "extra"),
     [
         ("postgresql://u:hunter2@h/db", "psycopg", "postgres", "postgres"),

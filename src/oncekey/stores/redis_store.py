@@ -120,7 +120,7 @@ class RedisStore:
         self._address = str(self.endpoint)
         try:
             self.endpoint.link()
-        except TypeError as error:
+        except (TypeError, ValueError, RedisError) as error:
             raise Misuse(f"{self._address}: redis-py does not take this option: {error}") from error
 
     def __repr__(self) -> str:
