@@ -18,6 +18,7 @@ _EVERY: list[ParameterSet] = [
 ]
 
 
+@pytest.mark.timeout(300)
 class TestSealedStore(StoreContract):
     @pytest.fixture(params=_EVERY)
     def subject(self, request: pytest.FixtureRequest) -> Subject:
