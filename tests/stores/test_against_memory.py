@@ -92,7 +92,8 @@ class AgainstMemory(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Leave the store empty for the next example."""
         self.elapse_store(1_000_000_000.0)
-        assert self.store.ask(Sweep(EVERYTHING)) <= len(self.ids)
+        # One more where a store keeps something for itself, which has expired by the fourth time.
+        assert self.store.ask(Sweep(EVERYTHING)) <= len(self.ids) + 1
         assert self.store.ask(Count()) == dict.fromkeys(State, 0)
 
     # -------------------------------------------------------------------------- comparing
