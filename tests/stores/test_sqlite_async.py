@@ -156,14 +156,19 @@ def test_pace_is_not_quick_because_of_reads() -> None:
 def asked_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the threads in which the file was asked, on a disk that is always quick."""
     monkeypatch.setattr(sqlite_async, "QUICK_S", float("inf"))
+    return threads_that_call(Brief, "__call__", monkeypatch)
+
+
+def threads_that_call(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads in which something is called from now on."""
     names: list[str] = []
-    real = Brief.__call__
+    real = getattr(owner, name)
 
-    def call(question: Brief, *told: Any) -> Any:
+    def call(*told: Any) -> Any:
         names.append(threading.current_thread().name)
-        return real(question, *told)
+        return real(*told)
 
-    monkeypatch.setattr(Brief, "__call__", call)
+    monkeypatch.setattr(owner, name, call)
     return names
 
 
@@ -223,14 +228,7 @@ def test_p11_the_loop_does_not_wait_for_another_writer(
     path: Path, asked_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here the other one can only go on when the loop does."""
-    waited_in: set[str] = set()
-    real = time.sleep
-
-    def sleep(seconds: float) -> None:
-        waited_in.add(threading.current_thread().name)
-        real(seconds)
-
-    monkeypatch.setattr(time, "sleep", sleep)
+    waited_in = threads_that_call(time, "sleep", monkeypatch)
 
     async def scene(gatherer: AsyncGatherer) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -260,16 +258,10 @@ def test_a_replay_waits_for_no_writer_at_all(path: Path, asked_in: list[str]) ->
 def test_p11_the_loop_makes_no_checkpoint(
     path: Path, asked_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_in: list[str] = []
-    real = File._checkpoint
-
-    def checkpoint(file: File, execute: Any) -> None:
-        made_in.append(threading.current_thread().name)
-        real(file, execute)
+    made_in = threads_that_call(File, "_checkpoint", monkeypatch)
 
     async def scene(gatherer: AsyncGatherer) -> None:
         monkeypatch.setattr(sqlite_connection, "WAL_BYTES", 50_000)
-        monkeypatch.setattr(File, "_checkpoint", checkpoint)
         for number in range(100):
             assert await gatherer.ask(Insert(claim(f"order-{number}"))) == Inserted(1)
         assert LOOP in asked_in
@@ -328,14 +320,7 @@ def test_a_long_answer_is_written_by_the_thread(
 def test_that_the_file_was_taken_away_is_noticed_in_the_loop_too(
     path: Path, asked_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed_in: list[str] = []
-    real = File.close
-
-    def close(file: File) -> None:
-        closed_in.append(threading.current_thread().name)
-        real(file)
-
-    monkeypatch.setattr(File, "close", close)
+    closed_in = threads_that_call(File, "close", monkeypatch)
 
     async def scene(gatherer: AsyncGatherer) -> None:
         os.rename(path, f"{path}.away")
