@@ -284,7 +284,7 @@ def _in_thread(
 
 def _undo(begun: asyncio.Future[Transaction | None]) -> None:
     """Roll back what was begun for somebody who has left."""
-    transaction = None if begun.exception() else begun.result()
+    transaction = None if begun.cancelled() or begun.exception() else begun.result()
     if transaction is not None:
         _in_thread(transaction.rollback)
 
