@@ -30,6 +30,7 @@ from tests.docs.pages import (
 # --------------------------------------------------------------------------------- examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if script(text)])
 def test_the_examples_of_a_page_run(page: str, tmp_path: Path) -> None:
     """All of them as one script, in an empty folder; line numbers are those of the page."""

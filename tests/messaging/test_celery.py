@@ -22,6 +22,8 @@ from redis import Redis
 from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown
 from oncekey.messaging.celery import OnceTask, once_task
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ANSWER_S_MAX = 20.0
 
@@ -117,7 +119,6 @@ def test_a_key_expression_makes_different_tasks_one(shop: Shop, order: str) -> N
     assert shop.effects(task="pay", order=order) == 1
 
 
-@pytest.mark.slow
 def test_p6_a_worker_killed_in_the_middle_is_taken_over_and_no_step_is_repeated(
     shop: Shop, order: str
 ) -> None:
@@ -152,7 +153,6 @@ def test_a_delivery_while_the_first_still_runs_is_put_off(
     kill_all(other)
 
 
-@pytest.mark.slow
 def test_p6_a_worker_lost_with_its_machine_is_replaced(shop: Shop, order: str) -> None:
     """Nobody is left to give the task back: the broker does, after its visibility timeout."""
     task = shop.app.pay.delay(order, stays=1)
@@ -164,7 +164,6 @@ def test_p6_a_worker_lost_with_its_machine_is_replaced(shop: Shop, order: str) -
     assert shop.effects(task="pay", order=order) == 1
 
 
-@pytest.mark.slow
 def test_an_unknown_outcome_fails_the_task_loudly(shop: Shop, order: str) -> None:
     with pytest.raises(Unknown, match="nobody knows"):
         shop.app.mail.delay(order).get(ANSWER_S_MAX)

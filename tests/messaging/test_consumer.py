@@ -19,6 +19,8 @@ from redis import Redis
 from examples import inbox_stream
 from oncekey.testing.crash import VARIABLE
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 END_S_MAX = 30.0
 PROBES = ("before_insert", "after_insert", "after_handler", "before_complete", "after_complete")

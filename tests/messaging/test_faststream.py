@@ -42,6 +42,8 @@ from tests.messaging.lines import LINES, NACK, Line, message
 from tests.servers import start_nats
 from tests.stores import elapse
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WAIT_S_MAX = 20.0
 
@@ -211,7 +213,6 @@ def noted(ledger: Path, event: str) -> list[str]:
     return [line["id"] for line in told if line["event"] == event]
 
 
-@pytest.mark.slow
 async def test_workers_that_are_killed_leave_each_effect_once(bench: Bench, tmp_path: Path) -> None:
     """One dies before its handler, the next between its commit and the acknowledgement."""
     ledger, file = tmp_path / "ledger", bench.file
@@ -249,7 +250,6 @@ async def _nothing(body: str) -> None:
     raise AssertionError("it was stopped before anything was published")
 
 
-@pytest.mark.slow
 async def test_a_broker_that_is_killed_and_started_again(tmp_path: Path) -> None:
     ran: list[str] = []
 
@@ -412,7 +412,6 @@ async def test_kafka_knows_a_message_by_its_place(kafka_url: str, tmp_path: Path
     assert [str(id).rpartition("/")[0] for id in ids] == [f"{bench.topic}/0/{n}" for n in (0, 1)]
 
 
-@pytest.mark.slow
 async def test_a_stream_that_is_made_anew_has_new_messages(nats_url: str, tmp_path: Path) -> None:
     """It counts from 1 again: by their places alone they would be those of the old one, or other
     messages under their ids, and none of them would run.

@@ -35,6 +35,8 @@ from tests.releases.conftest import OldRelease, Site, expected
 from tests.releases.plain import plain_record, plain_steps
 from tests.web.client import ask_wsgi
 
+pytestmark = pytest.mark.slow
+
 REQUEST = b"POST /orders"
 DAY_S = 86_400.0
 

@@ -113,6 +113,7 @@ async def test_p2_whoever_was_taken_over_commits_nothing(world: World) -> None:
     assert (await world.record(other)).fence == other.fence
 
 
+@pytest.mark.slow
 @few
 async def test_p1_until_the_commit_nobody_takes_over(world: World) -> None:
     """The lease runs out between `complete_in` and the commit: whoever comes waits or is
@@ -280,6 +281,7 @@ async def test_p4_what_was_committed_is_answered_whatever_the_handler_does_then(
 # ------------------------------------------------------------------------------------- PgBouncer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(POSTGRES))
 async def test_it_works_through_pgbouncer_in_transaction_mode(
     request: pytest.FixtureRequest, tmp_path: Path, pgbouncer_url: str, kind: str

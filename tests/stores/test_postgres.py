@@ -65,6 +65,7 @@ def wired(
             yield case, wire
 
 
+@pytest.mark.slow
 def test_p11_a_server_that_does_not_answer_is_not_waited_for(wired: tuple[Case, Wire]) -> None:
     case, wire = wired
     wire.hold_replies()

@@ -180,6 +180,7 @@ def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, path: Path) -
 # ------------------------------------------------------------------------ several processes
 
 
+@pytest.mark.slow
 def test_p1_of_several_processes_that_open_a_new_file_at_once_one_wins_each(path: Path) -> None:
     processes = [start("insert_all", path, 100, who) for who in range(6)]
     for process in processes:
@@ -194,6 +195,7 @@ def test_p1_of_several_processes_that_open_a_new_file_at_once_one_wins_each(path
     check_integrity(path)
 
 
+@pytest.mark.slow
 def test_p4_what_was_acknowledged_survives_the_death_of_the_process(
     path: Path, gatherer: Gatherer
 ) -> None:

@@ -670,6 +670,7 @@ async def test_e35_a_client_that_hangs_up_does_not_stop_the_handler() -> None:
     assert world.runs == 1
 
 
+@pytest.mark.slow
 async def test_p7_e35_a_client_that_leaves_before_its_claim_is_answered_spends_nothing() -> None:
     world = World()
     request = asyncio.ensure_future(ask(world.app, "k1"))

@@ -15,6 +15,7 @@ def test_about_a_sixth_of_the_schedules_is_atomic() -> None:
     assert "atomic" not in play(0, Marks(), written=True).timeline[0]
 
 
+@pytest.mark.slow
 def test_everything_happens_that_can_happen_to_a_transaction() -> None:
     marks = Marks()
     for seed in filter(is_atomic, range(9_000)):

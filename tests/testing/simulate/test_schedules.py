@@ -52,6 +52,7 @@ def test_writing_the_timeline_changes_nothing() -> None:
         assert play(seed, Marks()).digest == _written(seed).digest
 
 
+@pytest.mark.slow
 def test_schedules_differ() -> None:
     campaign = run_chunk(0, 500)
     assert campaign.distinct > 450
