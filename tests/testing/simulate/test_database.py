@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from oncekey.testing.simulate.exhaustive import CASES, explore
 from oncekey.testing.simulate.marks import ATOMIC, Marks
 from oncekey.testing.simulate.world import is_atomic, play
