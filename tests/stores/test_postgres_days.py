@@ -21,7 +21,8 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores import postgres_layout
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved, move
-from oncekey.stores.postgres_sql import STATEMENTS, Question
+from oncekey.stores.postgres_sql import Question
+from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
 from tests.stores.postgres_kit import (

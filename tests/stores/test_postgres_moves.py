@@ -23,7 +23,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores import postgres_layout
 from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved, move
-from oncekey.stores.postgres_sql import STATEMENTS
+from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
 from tests.stores.postgres_kit import (

@@ -23,7 +23,7 @@ from oncekey.core.verbs import AppendStep, Done, Requested, Steps, Sweep
 from oncekey.stores import postgres, postgres_atomic
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.stores.postgres_layout import INLINE, MOVERS, PARTITIONED, layout, move
-from oncekey.stores.postgres_sql import STATEMENTS
+from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, owner

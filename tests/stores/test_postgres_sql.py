@@ -28,7 +28,7 @@ from oncekey.core.verbs import (
     When,
 )
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import postgres_sql
+from oncekey.stores import postgres_sql, postgres_text
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX
 from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_sql import Limits, Question
@@ -359,9 +359,9 @@ def test_an_answer_that_was_left_behind_is_replaced(case: Case, db: Connection) 
 
 
 LOOKED_UP = {
-    **{f"{name}, alone": text for name, text in postgres_sql.ALONE.items()},
-    **{f"{name}, in a batch": text for name, text in postgres_sql.BATCH.items()},
-    **{name: postgres_sql.STATEMENTS[name] for name in ("due", "abandoned", "sweep", "scan")},
+    **{f"{name}, alone": text for name, text in postgres_text.ALONE.items()},
+    **{f"{name}, in a batch": text for name, text in postgres_text.BATCH.items()},
+    **{name: postgres_text.STATEMENTS[name] for name in ("due", "abandoned", "sweep", "scan")},
 }
 
 

@@ -41,7 +41,8 @@ from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, in
 from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_layout import begin_inline
-from oncekey.stores.postgres_sql import STATEMENTS, Limits, Question
+from oncekey.stores.postgres_sql import Limits, Question
+from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql import check_waits, migrations
 from oncekey.stores.sql_batch import FunctionGone, RowHeld, group
 

@@ -19,17 +19,8 @@ from oncekey.core.op import Op
 from oncekey.core.record import Claim
 from oncekey.core.verbs import Swap
 from oncekey.stores import sql
-from oncekey.stores.postgres_sql import (
-    AS_UUID,
-    CLAIMED,
-    INLINE,
-    RECORD,
-    SHORTER,
-    Question,
-    answer_row,
-    claim_row,
-    given,
-)
+from oncekey.stores.postgres_sql import Question, answer_row, claim_row
+from oncekey.stores.postgres_text import AS_UUID, CLAIMED, INLINE, RECORD, SHORTER, given
 from oncekey.stores.way import Held, Way
 
 # Most requests are new: what a record would say is asked for only where there is one.

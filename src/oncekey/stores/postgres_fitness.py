@@ -10,7 +10,8 @@ from oncekey.core.value import value
 from oncekey.errors import StoreUnfit
 from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
 from oncekey.stores.finding import schema as schema_finding
-from oncekey.stores.postgres_sql import STATEMENTS, Question
+from oncekey.stores.postgres_sql import Question
+from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql import migrations
 
 VERSION_MIN = 13

@@ -26,7 +26,8 @@ from oncekey.core.op import Op, run
 from oncekey.core.value import value
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import Store
-from oncekey.stores.postgres_sql import STATEMENTS, Question
+from oncekey.stores.postgres_sql import Question
+from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql_batch import RowHeld
 
 T = TypeVar("T")

@@ -1,18 +1,16 @@
 """How every verb is asked of PostgreSQL, and what its answer means. Pure: no driver, no connection.
 
-The statements stand in `schema/postgres/queries.sql`, with the reasons for their shape. Here verbs
-become columns of values, and rows become outcomes. One conditional statement serves a whole batch;
-where it skipped a row that somebody holds, the outcome is `AGAIN`, and the verb comes back alone to
-wait for it. What refused a verb is looked up by a second statement: in the first one's snapshot it
-may not be visible yet.
+The statements stand in `postgres_text`. Here verbs become columns of values, and rows become
+outcomes. One conditional statement serves a whole batch; where it skipped a row that somebody
+holds, the outcome is `AGAIN`, and the verb comes back alone to wait for it. What refused a verb is
+looked up by a second statement: in the first one's snapshot it may not be visible yet.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+import functools
 from collections.abc import Generator, Sequence
-from importlib import resources
 from operator import attrgetter
 from typing import Any
 
@@ -43,6 +41,7 @@ from oncekey.core.verbs import (
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import sql, sql_batch
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
+from oncekey.stores.postgres_text import ALONE, BATCH, CLAIMED_MOST, STATEMENTS, is_uuid
 from oncekey.stores.sql_batch import FunctionGone, Handler, RowHeld, is_plain, is_renewal
 
 
@@ -77,130 +76,22 @@ class Limits:
         return self.chore_timeout_s if question.chore else self.timeout_s
 
 
-# -------------------------------------------------------------------------------------- statements
-
-_AT_THE_START = {
-    **dict.fromkeys(("schema_version", "lapses", "replays", "conflicts"), "0"),
-    "fingerprint_version": "1",
-    "lease_s": "30",
-    "retention_s": "86400",
-    "recovery": "'rerun'",
-    "attempt": "1",
-    "beat": "CASE c.state WHEN 'running' THEN 0 ELSE 1 END",
-    "no_effect": "false",
-}
-"""What null stands for in the layout "inline": what is so in most records, and takes no room. These
-are values of the table, whatever a policy's defaults become.
-"""
-_IS_UUID = (
-    "({0} LIKE '________-____-____-____-____________' "
-    "AND translate({0}, '0123456789abcdef', '') = '----')"
-)
-_is_uuid = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
-"""The same. The server takes a tenth of an insert's time for it, so inserts come with it."""
-AS_UUID = f"CASE WHEN {_IS_UUID} THEN {{0}}::uuid END"
-"""Inline, a key of this form is a number, and so `key` is null: 21 bytes less."""
-_CLAIMED = ("fingerprint_version", "lease_s", "retention_s", "recovery", "schema_version")
-_LEFT_OUT_BEFORE = ("recovery", "schema_version")
-"""Of these, what releases before migration 6 leave out, and so can read."""
-CLAIMED = ", ".join(("key", "key_uuid", *_CLAIMED))
-
-
-def given(key: str, *others: str) -> str:
-    """What a claim brings, as it is kept: expressions for `CLAIMED`. `zero` is null if inline, and
-    `short` true if that was said to migration 6 too. `key_uuid` is null if it was not, or the key
-    is not of that form.
-    """
-    kept = [f"CASE WHEN key_uuid IS NULL THEN {key} END", "key_uuid"]
-    for name, each in zip(_CLAIMED, others, strict=True):
-        said = "zero = 0" if name in _LEFT_OUT_BEFORE else "NOT short"
-        kept.append(f"CASE WHEN {said} OR {each} <> {_AT_THE_START[name]} THEN {each} END")
-    return ", ".join(kept)
-
-
-_LAYOUT = "coalesce((SELECT layout = '{}' FROM oncekey_schema WHERE number = {}), false)"
-INLINE = _LAYOUT.format("inline", 4)
-SHORTER = (
-    "coalesce((SELECT bool_and(layout = 'inline') FROM oncekey_schema "
-    "WHERE number IN (4, 6)), false)"
-)
-RECORD = ", ".join(
-    {
-        **{name: f"coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()},
-        "key": "coalesce(c.key, c.key_uuid::text)",
-        **{name: f"coalesce(c.{name}, r.{name})" for name in ("status", "headers", "body")},
-        "age_s": "date_part('epoch', clock_timestamp() - c.created)",
-        "lease_left_s": "coalesce(date_part('epoch', c.lease_until - clock_timestamp()), 0)",
-        "expires_in_s": "date_part('epoch', c.expires - clock_timestamp())",
-    }.get(column, f"c.{column}")
-    for column in sql.COLUMNS
-)
-_PARTS = {
-    "record": RECORD,
-    "outline": RECORD.replace("coalesce(c.body, r.body)", "NULL::bytea"),
-    "inline": INLINE,
-    "shorter": SHORTER,
-    "partitioned": _LAYOUT.format("partitioned", 4),
-    "by_day": _LAYOUT.format("partitioned", 5),
-    "claimed": CLAIMED,
-    "given": given("key", *_CLAIMED),
-    "beat": f"coalesce(c.beat, {_AT_THE_START['beat']})",
-    "lease_s": f"coalesce(c.lease_s, {_AT_THE_START['lease_s']})",
-    "say": ", ".join(
-        (
-            *(f"{name} = coalesce(c.{name}, {was})" for name, was in _AT_THE_START.items()),
-            "key = coalesce(c.key, c.key_uuid::text), key_uuid = NULL",
-        )
-    ),
-    "unsay": ", ".join(
-        (
-            *(f"{name} = nullif(c.{name}, {was})" for name, was in _AT_THE_START.items()),
-            f"key = CASE WHEN NOT {_IS_UUID.format('c.key')} THEN c.key END",
-            f"key_uuid = coalesce({AS_UUID.format('c.key')}, c.key_uuid)",
-        )
-    ),
-    "unsaid": " OR ".join(f"c.{name} IS NULL" for name in (*_AT_THE_START, "key")),
-}
-"""What stands for the names in braces, of which `{skip}` is left."""
-_STATE, _FENCE = sql.COLUMNS.index("state"), sql.COLUMNS.index("fence")
-
-
-def _statements() -> dict[str, str]:
-    """The statements by name, without comments: a pooler is sent the whole text each time."""
-    text = (resources.files("oncekey.stores") / "schema/postgres/queries.sql").read_text("utf-8")
-    text = re.sub(r"^--(?! name:).*\n", "", text, flags=re.MULTILINE)
-    for name, meaning in _PARTS.items():
-        text = text.replace(f"{{{name}}}", meaning)
-    _, *parts = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
-    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
-
-
-def _for_one(text: str) -> str:
-    """With values in place of arrays: a fifth faster, where there is only one verb."""
-    text = text.replace("[]", "")
-    text = re.sub(r"= ANY \((\$[^)]*)\)", r"= \1", text)
-    return re.sub(r"unnest\(([^)]*)\) AS a", r"(SELECT \1) AS a", text)
-
-
-STATEMENTS = _statements()
-STATEMENTS["insert_requests"] = STATEMENTS["insert"].replace(
-    "{requests}", STATEMENTS.pop("requests")
-)
-STATEMENTS["insert"] = STATEMENTS["insert"].replace("{requests}", "")
-_TAKES_ROWS = [name for name, text in STATEMENTS.items() if "[]" in text]
-BATCH = {name: STATEMENTS[name].replace("{skip}", "SKIP LOCKED") for name in _TAKES_ROWS}
-ALONE = {name: _for_one(STATEMENTS[name].replace("{skip}", "")) for name in _TAKES_ROWS}
+# --------------------------------------------------------------------------------- insert and find
 
 
 def _question(name: str, rows: Sequence[tuple[Any, ...]], *before: Any) -> Question:
     """A statement about these rows; `before` are the arguments that stand before their columns."""
     if len(rows) == 1:
         return Question(ALONE[name], (*before, *rows[0]))
-    return Question(BATCH[name], (*before, *map(list, zip(*rows, strict=True))))
+    return Question(BATCH[name], (*before, *map(_column, zip(*rows, strict=True))))
 
 
-# --------------------------------------------------------------------------------- insert and find
+def _column(values: tuple[Any, ...]) -> list[Any] | None:
+    """As `unnest` takes it, which fills up with nulls what is shorter than the rest."""
+    return None if values.count(None) == len(values) else list(values)
 
+
+_STATE, _FENCE = sql.COLUMNS.index("state"), sql.COLUMNS.index("fence")
 _CLAIM = attrgetter(
     *("tenant", "operation", "key", "fingerprint", "fingerprint_version", "lease_s"),
     *("retention_s", "recovery", "schema_version"),
@@ -212,7 +103,22 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
 
 
 def _insert_row(claim: Claim) -> tuple[Any, ...]:
-    return claim.id, claim.token, *claim_row(claim), _is_uuid(claim.key) is not None
+    """With None where most claims say the same."""
+    return (
+        *(claim.id, claim.token, claim.tenant, claim.operation, claim.key, claim.fingerprint),
+        *_unlike_most(*_LIKE_MOST(claim)),
+        *(sql.encode_digests(claim.field_digests), claim.request),
+        None if is_uuid(claim.key) else False,
+    )
+
+
+_LIKE_MOST = attrgetter(*CLAIMED_MOST)
+
+
+@functools.lru_cache(maxsize=64)  # one for each policy, but a client may ask for a retention
+def _unlike_most(*said: Any) -> tuple[Any, ...]:
+    most = CLAIMED_MOST.values()
+    return tuple(None if each == usual else each for each, usual in zip(said, most, strict=True))
 
 
 def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found | Again]]:

@@ -34,9 +34,14 @@
 -- decides. Ids are taken in order, because an insert waits for a concurrent one of the same id. A
 -- row that is neither found nor inserted was committed after the snapshot: the next statement
 -- finds it. `zero` is null where the layout leaves the start unsaid, and `short` says whether more is.
+-- What is so in most claims need not be said in the question either: a column of which no row says
+-- anything else is not sent.
 WITH bound AS MATERIALIZED (SELECT set_config('lock_timeout', $1, true)),
 asked AS MATERIALIZED (
-    SELECT a.*
+    SELECT
+        a.id, a.token, a.tenant, a.operation, a.key, a.fingerprint, a.field_digests, a.request,
+        {asked_most},
+        coalesce(a.is_uuid, true) AS is_uuid
     FROM bound, unnest(
         $2::bytea[], $3::bytea[], $4::text[], $5::text[], $6::text[], $7::bytea[], $8::int[],
         $9::float8[], $10::float8[], $11::text[], $12::int[], $13::text[], $14::bytea[], $15::bool[]
