@@ -20,6 +20,8 @@ from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed import SealedStore
+from tests.stores.sealed_kit import SECOND, SECRET
 from tests.test_expiry import RETENTION_S, World
 
 DUE_S = RETENTION_S + SPAN_S + MARGIN_S
@@ -187,6 +189,24 @@ def test_a_store_that_fails_meanwhile_only_delays_it(batches: int) -> None:
     for _ in range(3):
         world.chore()
         world.clock.advance(SPAN_S + MARGIN_S)
+    assert {world.content_of(call) for call in calls} == {BLANK}
+
+
+@pytest.mark.parametrize("is_listed_before", [True, False])
+def test_what_a_lost_secret_sealed_keeps_nothing_else_from_fading(is_listed_before: bool) -> None:
+    """Its list cannot be read, or what a list of others names cannot."""
+    world = Fader()
+    kept = world.store
+    world.store = SealedStore(kept, SECRET)  # type: ignore[assignment]
+    world.done(world.call("lost"))
+    if is_listed_before:
+        world.chore()
+    world.store = SealedStore(kept, [SECOND, SECRET])  # type: ignore[assignment]
+    calls = world.keys(3)
+    world.chore()
+    world.store = SealedStore(kept, SECOND)  # type: ignore[assignment]
+    world.clock.advance(DUE_S)
+    world.chore()
     assert {world.content_of(call) for call in calls} == {BLANK}
 
 

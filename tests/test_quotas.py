@@ -23,6 +23,8 @@ from oncekey.recovery import Sweeper
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed import SealedStore
+from tests.stores.sealed_kit import SECOND, SECRET
 
 RETENTION_S = 8192.0
 
@@ -308,6 +310,26 @@ def test_counts_that_a_store_has_lost_are_made_again() -> None:
     process.done("k2")
     process.chore()
     assert [record.replays for record in world.records("oncekey")] == [1]
+
+
+def test_counts_that_a_lost_secret_sealed_are_nothing_and_hinder_no_others() -> None:
+    world = World(records_max=3)
+    kept = world.store
+    world.store = SealedStore(kept, SECRET)
+    first = world.process()
+    admitted(first, 2)
+    first.chore()
+    world.store = SealedStore(kept, [SECOND, SECRET])
+    second = world.process()
+    assert all(second.done(key, "other") for key in "abc")
+    second.chore()
+    world.store = SealedStore(kept, SECOND)
+    third = world.process()
+    assert third.done("d", "other")  # of whom it has not heard
+    assert third.done("k2")
+    third.chore()
+    assert not third.done("e", "other")
+    assert third.done("k3")
 
 
 def test_p11_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,13 +136,12 @@ class Fading:
     def _blank_span(self, line: Line, span: int, pause: Pause) -> bool:
         """Blank what is listed for a span; False if it was not finished."""
         for number in range(LISTS_MAX):
-            found: Record | None
-            [found] = line.perform([Find(_list_id(span, number))])
+            [found] = line.perform_all([Find(_list_id(span, number))])
             if found is None:
                 break
-            if found.state is not State.COMPLETED or found.answer is None or not found.answer.body:
-                continue  # somebody was quicker, or died while writing it
-            for ids in pieces(sorted(set(_ids(found.answer.body))), TOGETHER):
+            if found is AGAIN or found.state is not State.COMPLETED or not _body(found):
+                continue  # somebody was quicker, or died while writing it; or nobody can read it
+            for ids in pieces(sorted(set(_ids(_body(found)))), TOGETHER):
                 self._blank(line, ids)
                 if pause():
                     return False
@@ -151,7 +150,11 @@ class Fading:
 
     def _blank(self, line: Line, ids: list[bytes]) -> None:
         due: list[Record] = []
-        for record in line.perform_all([Find(record_id) for record_id in ids]):
+        found = line.perform_all([Find(record_id) for record_id in ids])
+        for record_id, record in zip(ids, found, strict=True):
+            if record is AGAIN:  # it cannot be read: perhaps later, with the secret that it needs
+                self.note(record_id, 0.0)
+                continue
             if record is None or record.state is not State.COMPLETED or record.expired:
                 continue
             if (left_s := answer_left_s(record)) > 0:
@@ -168,6 +171,10 @@ class Fading:
 
 def _list_id(span: int, number: int) -> bytes:
     return reserved_id(OPERATION, b"%d" % span, b"%d" % number)
+
+
+def _body(listed: Record) -> bytes:
+    return (listed.answer and listed.answer.body) or b""
 
 
 def _ids(body: bytes) -> Iterator[bytes]:

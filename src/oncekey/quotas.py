@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from oncekey.clock import Clock
 from oncekey.core import lifecycle
@@ -33,10 +34,11 @@ from oncekey.core.quota import (
     span_of,
     spans_ahead,
 )
-from oncekey.core.record import Answer, Record
+from oncekey.core.record import Answer
 from oncekey.core.reserved import reserved_claim
 from oncekey.core.verbs import Find, Insert, Inserted, Tally
 from oncekey.fading import pieces
+from oncekey.stores.base import AGAIN
 from oncekey.stores.line import Line
 
 EVERY_S = 1.0
@@ -177,7 +179,11 @@ class Quotas:
         )
         if len(self._made) > MADE_MAX:
             self._made.clear()
-        self._made.update(claim.id for claim in claims)
+        self._made.update(
+            claim.id
+            for claim, outcome in zip(claims, outcomes, strict=True)
+            if outcome is not AGAIN
+        )
 
     def _due(self, now: float) -> list[str]:
         with self._mutex:
@@ -201,11 +207,12 @@ class Quotas:
         places = [(tenant, span) for tenant in tenants for span in spans]
         ids = [account_id(*place) for place in places]
         known: dict[str, Usage] = {}
-        found: list[Record | None] = line.perform_all([Find(id_) for id_ in ids])
+        found: list[Any] = line.perform_all([Find(id_) for id_ in ids])
         for (tenant, _), id_, record in zip(places, ids, found, strict=True):
             if record is None:
                 self._made.discard(id_)  # or never there
-            counts = NOTHING if record is None else Usage(record.replays, record.conflicts)
+            unknown = record is None or record is AGAIN
+            counts = NOTHING if unknown else Usage(record.replays, record.conflicts)
             known[tenant] = known.get(tenant, NOTHING) + counts
         with self._mutex:
             for tenant, usage in known.items():

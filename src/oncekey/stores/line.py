@@ -8,8 +8,8 @@ from typing import Any
 
 from oncekey.core.op import arun, run
 from oncekey.core.verbs import Verb
-from oncekey.errors import StoreUnavailable
-from oncekey.stores.base import AsyncConnection, Connection, Store
+from oncekey.errors import CorruptRecord, StoreUnavailable
+from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 
 
 class Line:
@@ -30,17 +30,25 @@ class Line:
 
     def perform_all(self, verbs: Sequence[Verb]) -> list[Any]:
         """Carry out verbs of any groups, each with those of its own; outcomes in the same order.
-        One may be `AGAIN`.
+        One is `AGAIN` where somebody holds its record, or nobody can read it.
         """
         groups: dict[Hashable, list[int]] = {}
         for at, verb in enumerate(verbs):
             groups.setdefault(self._store.group(verb), []).append(at)
         outcomes: list[Any] = [None] * len(verbs)
         for places in groups.values():
-            answers = self.perform([verbs[at] for at in places])
+            answers = self._perform_readable([verbs[at] for at in places])
             for at, answer in zip(places, answers, strict=True):
                 outcomes[at] = answer
         return outcomes
+
+    def _perform_readable(self, verbs: list[Verb]) -> list[Any]:
+        try:
+            return self.perform(verbs)
+        except CorruptRecord:
+            if len(verbs) == 1:
+                return [AGAIN]
+            return [outcome for verb in verbs for outcome in self._perform_readable([verb])]
 
     def _connect(self) -> Connection:
         connection = self._store.connect()
