@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from oncekey.stores import join
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.redis import open_url as open_redis
 from oncekey.stores.redis_connection import Endpoint
-from oncekey.stores.tiered import ENTRY_BYTES_MAX, WAITING_MAX, TieredStore
+from oncekey.stores.tiered import ENTRY_BYTES_MAX, STOP_S, WAITING_MAX, TieredStore
 from oncekey.stores.tiered_connection import REST_S
 from oncekey.stores.tiered_entry import MARGIN_S
 from oncekey.stores.url import open_store
@@ -470,6 +471,37 @@ def test_p3_what_runs_again_although_it_completed_is_not_replayed(
         again = case.done(case.complete(again, second))
         for asked in (case.ask, beside.ask):
             assert asked(Insert(case.rival(record))).record.answer == second
+
+
+def test_p3_a_copy_that_waited_until_the_stop_was_over_is_not_written(
+    case: Case, tiers: Tiers, face: Any
+) -> None:
+    """A process that asks for nothing in between takes its copies along much later."""
+    record = _cached(case, tiers)
+    second = replace(ANSWER, body=b"second")
+    with contextlib.closing(face(tiers.store())) as beside:
+        tiers.client.delete(tiers.entry(record))
+        beside.ask(Insert(case.rival(record)))  # holds an old copy
+        again = case.done(_run_anew(case, record))
+        case.done(case.complete(again, second))
+        tiers.elapse(STOP_S + 1)
+        tiers.client.delete(tiers.entry(record))  # the stop, whose time was up
+        for _ in range(2):
+            beside.ask(Insert(case.claim()))
+            assert beside.ask(Insert(case.rival(record))).record.answer == second
+
+
+def test_threads_that_ask_at_once_share_what_waits(case: Case, tiers: Tiers) -> None:
+    class Shared(deque[Any]):
+        def popleft(self) -> Any:
+            taken = super().popleft()
+            self.clear()  # another thread took the rest
+            return taken
+
+    record = _cached(case, tiers)
+    store: Any = case.subject.store
+    store._waiting = Shared([(tiers.clock.monotonic(), ("PING",))] * 2)
+    _replayed(case, record)
 
 
 def test_while_the_cache_cannot_be_told_nothing_that_completed_runs_again(

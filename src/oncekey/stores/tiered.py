@@ -18,6 +18,7 @@ runs again, its entry gives way to a *stop*, which keeps others from writing one
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections import deque
@@ -57,7 +58,11 @@ ENTRY_BYTES_MAX = 65_536
 """A larger entry is not made: the truth serves those."""
 WAITING_MAX = 256
 STOP_S = 60
-"""How long a stop lasts: longer than any question to the truth is under way."""
+"""How long a stop lasts."""
+WAITING_S_MAX = STOP_S / 2
+"""How long after the truth was asked a copy may still be written: a stop outlasts it for certain,
+whenever in between the record changed.
+"""
 EPOCH_S = 30 * 86_400
 _KEPT_S = 100 * 365 * 86_400.0
 _ROUNDS_MAX = 16
@@ -85,7 +90,8 @@ class TieredStore:
         self._cache = Cache(cache, self._clock)
         self._prefix = f"{prefix}:tiered:"
         self._secret: bytes | None = None
-        self._waiting: deque[Command] = deque(maxlen=WAITING_MAX)
+        self._waiting: deque[tuple[float, Command]] = deque(maxlen=WAITING_MAX)
+        """What the next question takes along, and since when it is so. Shared by all threads."""
 
     def __repr__(self) -> str:
         return f"TieredStore({self.truth!r}, {str(self._cache.endpoint)!r})"
@@ -154,6 +160,7 @@ class TieredStore:
         return (yield from self.truth.perform(verbs))
 
     def _insert(self, verbs: Sequence[Insert]) -> Op[list[Any]]:
+        asked_at = self._clock.monotonic()
         epochs, hits = yield from self._look(verbs)
         missing = [verb for verb in verbs if verb.id not in hits]
         if not missing:
@@ -167,7 +174,7 @@ class TieredStore:
         for verb, outcome in zip(missing, found, strict=True):
             epoch = epochs.get(verb.claim.tenant)
             if isinstance(outcome, Found) and epoch is not None:
-                self._copy(outcome.record, epoch)
+                self._copy(outcome.record, epoch, asked_at)
         rest = iter(found)
         return [hits[verb.id] if verb.id in hits else next(rest) for verb in verbs]
 
@@ -177,24 +184,21 @@ class TieredStore:
         """The epochs of the tenants, and what the cache knows of the records."""
         tenants = list({verb.claim.tenant for verb in verbs})
         keys = [self._entry(verb.id) for verb in verbs]
-        sent = [self._waiting.popleft() for _ in range(len(self._waiting))]
         ask = ("MGET", *map(self._epoch, tenants), *keys)
-        replies = yield Cached([*sent, ask])
+        replies = yield Cached([*self._taken_along(), ask])
         if replies is None or not isinstance(replies[-1], list):
             return {}, {}
         said = dict(zip(tenants, replies[-1], strict=False))
         epochs = {tenant: epoch for tenant, epoch in said.items() if epoch is not None}
         for tenant in said.keys() - epochs.keys():
-            self._waiting.append(
-                ("SET", self._epoch(tenant), os.urandom(EPOCH_BYTES), "NX", "EX", EPOCH_S)
-            )
+            self._wait("SET", self._epoch(tenant), os.urandom(EPOCH_BYTES), "NX", "EX", EPOCH_S)
         hits: dict[bytes, Found] = {}
         for verb, key, entry in zip(verbs, keys, replies[-1][len(tenants) :], strict=True):
             if entry is None or entry == _STOP:
                 continue
             record = self._believed(verb, entry, epochs.get(verb.claim.tenant))
             if record is None:
-                self._waiting.append(("EVAL", _REMOVE, 1, key, entry))
+                self._wait("EVAL", _REMOVE, 1, key, entry)
             else:
                 hits[verb.id] = Found(record)
         return epochs, hits
@@ -212,14 +216,27 @@ class TieredStore:
 
     # --------------------------------------------------------------------- writing the cache
 
-    def _copy(self, record: Record, epoch: bytes) -> None:
-        """Let the next question to the cache take a copy along."""
+    def _wait(self, *command: Any, since: float | None = None) -> None:
+        """Let the next question to the cache take something along."""
+        self._waiting.append((self._clock.monotonic() if since is None else since, command))
+
+    def _taken_along(self) -> list[Command]:
+        """What waits, without what has waited for too long."""
+        since, taken = self._clock.monotonic() - WAITING_S_MAX, []
+        with contextlib.suppress(IndexError):  # there is no more of it, or others took it
+            for _ in range(WAITING_MAX):
+                taken.append(self._waiting.popleft())
+        return [command for asked_at, command in taken if asked_at > since]
+
+    def _copy(self, record: Record, epoch: bytes, asked_at: float) -> None:
+        """Let a copy be taken along of what the truth said when it was asked."""
         seconds = int(lasts_s(record))
         if seconds <= 0 or record.answer is None or self._secret is None:
             return
         entry = encode_entry(self._secret, record, record.answer, epoch, self._clock.wall())
         if len(entry) <= ENTRY_BYTES_MAX:
-            self._waiting.append(("SET", self._entry(record.id), entry, "NX", "EX", seconds))
+            key = self._entry(record.id)
+            self._wait("SET", key, entry, "NX", "EX", seconds, since=asked_at)
 
     def _stop(self, verbs: Sequence[Verb]) -> Op[None]:
         """Before what completed changes: take its entries away, and let nobody write one."""
