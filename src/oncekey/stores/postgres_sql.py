@@ -86,9 +86,19 @@ def _question(name: str, rows: Sequence[tuple[Any, ...]], *before: Any) -> Quest
     return Question(BATCH[name], (*before, *map(_column, zip(*rows, strict=True))))
 
 
+_NULLS, _NUMBERS = {type(None)}, {int, float}
+
+
 def _column(values: tuple[Any, ...]) -> list[Any] | None:
-    """As `unnest` takes it, which fills up with nulls what is shorter than the rest."""
-    return None if values.count(None) == len(values) else list(values)
+    """As `unnest` takes it, which fills up with nulls what is shorter than the rest; and as psycopg
+    takes it, for which whole seconds are of another kind than others.
+    """
+    kinds = set(map(type, values))
+    if kinds == _NULLS:
+        return None
+    if kinds >= _NUMBERS:
+        return [each if each is None else float(each) for each in values]
+    return list(values)
 
 
 _STATE, _FENCE = sql.COLUMNS.index("state"), sql.COLUMNS.index("fence")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ from oncekey.core.verbs import (
 )
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import BATCH_BYTES_MAX, BATCH_ROWS_MAX
-from oncekey.testing.contract.subject import Case, Contract, new_id
+from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
 CROWD = 300  # more than one batch may hold
 
@@ -57,6 +59,42 @@ class BatchContract(Contract):
         found = case.together([Find(claim.id) for claim in claims])
         assert [record.token for record in found] == [claim.token for claim in claims]
         assert [record.fence for record in found] == [outcome.fence for outcome in outcomes]
+
+    def test_claims_that_differ_in_everything_share_a_batch(self, case: Case) -> None:
+        """What most of them say may be kept in less room: each is found as it was given."""
+        usual = case.claim(lease_s=30.0, retention_s=86_400.0)
+        ways: list[dict[str, Any]] = [
+            {},
+            {"key": "0123abcd-0000-4000-8000-00000000000f"},
+            {"key": "0123ABCD-0000-4000-8000-00000000000F"},
+            {"key": "0123abcd000040008000000000000000"},
+            {"key": "0123abcd-0000-4000-8000-00000000000g"},
+            {"lease_s": 30, "retention_s": 86_400},
+            {"lease_s": 45, "retention_s": 86_401},
+            {"lease_s": 12.5, "retention_s": 3600.25},
+            {"fingerprint_version": 2, "schema_version": 7},
+            {"recovery": "resume", "request": b"", "field_digests": {"amount": "ab"}},
+            {"recovery": "block", "request": b"\x00request", "tenant": "other"},
+        ]
+        claims = [
+            replace(usual, id=new_id(), token=new_token(), **way) for way in ways for _ in range(2)
+        ]
+        claims.sort(key=attrgetter("id"))
+        store = case.subject.store
+
+        outcomes = case.drive(store.perform([Insert(claim) for claim in claims]))
+        assert [type(outcome) for outcome in outcomes] == [Inserted] * len(claims)
+        for claim in claims:
+            found = case.find(claim.id)
+            kept = [getattr(found, field.name) for field in fields(Claim)[:-1]]
+            assert kept == [getattr(claim, field.name) for field in fields(Claim)[:-1]]
+            lasts_s = claim.lease_s + claim.retention_s
+            assert found.expires_in_s == pytest.approx(lasts_s, abs=claim.lease_s)
+            assert case.ask(Requested(claim.id)) == claim.request
+        ends = [
+            case.complete(case.find(claim.id), retention_s=claim.retention_s) for claim in claims
+        ]
+        assert [type(outcome) for outcome in case.drive(store.perform(ends))] == [Done] * len(ends)
 
     def test_bodies_beyond_the_byte_cap_are_all_kept(self, case: Case) -> None:
         bodies = [bytes((number,)) * (BATCH_BYTES_MAX // 5) for number in range(12)]
