@@ -210,6 +210,21 @@ def test_what_answers_mean(status: str, is_delivered: bool, is_gone: bool) -> No
     assert (sent.is_delivered, sent.is_gone) == (is_delivered, is_gone)
 
 
+def test_an_interim_answer_is_not_the_answer() -> None:
+    """What was delivered would be sent again for days."""
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>; rel=preload\r\nRetry-After: 9\r\n\r\n"
+    with listening(b"HTTP/1.1 100 Continue\r\n\r\n" + 2 * hints + OK) as there:
+        sent = sender().send(there.url, {}, b"")
+    assert isinstance(sent, Answered)
+    assert (sent.status, sent.excerpt, sent.retry_after_s) == (200, b"ok", None)
+
+
+def test_interim_answers_without_end_are_cut_off() -> None:
+    with listening(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10_000) as there:
+        sent = sender().send(there.url, {}, b"")
+    assert isinstance(sent, Unanswered)
+
+
 def test_retry_after_is_read_and_bounded() -> None:
     with listening(answer("503 Later", "Retry-After: 7")) as there:
         sent = sender().send(there.url, {}, b"")

@@ -183,7 +183,7 @@ class Sender:
         incoming = _Incoming(connection, attempt, bytes_max)
         response = http.client.HTTPResponse(incoming, method="POST")  # type: ignore[arg-type]
         with closing(response):
-            response.begin()
+            _begin(response)
             excerpt = b"".join(_beginning(response, self._limits.excerpt_bytes_max))
             asked = response.headers.get("Retry-After")
             wait_s = None if asked is None else retry_after(asked, self._clock.wall())
@@ -267,6 +267,16 @@ class _Incoming(io.RawIOBase):
         count = self._connection.recv_into(view)
         self._left -= count
         return count
+
+
+def _begin(response: http.client.HTTPResponse) -> None:
+    """Read the head of the final answer. Of the interim ones that may come before it, such as 103
+    with early hints, `http.client` passes over 100 alone.
+    """
+    response.begin()
+    while response.status < 200 and response.status != http.client.SWITCHING_PROTOCOLS:
+        response.headers = response.msg = None  # type: ignore[assignment]  # as before `begin`
+        response.begin()
 
 
 def _beginning(response: http.client.HTTPResponse, bytes_max: int) -> Iterator[bytes]:
