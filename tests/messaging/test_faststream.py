@@ -27,10 +27,11 @@ from faststream.nats import NatsBroker
 from faststream.rabbit import RabbitBroker, RabbitQueue
 from pydantic import BaseModel
 
+import oncekey
 from oncekey.core.key import short_hash
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
-from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
+from oncekey.messaging.faststream import PAUSE_S_MAX, OnceMiddleware, own_id, publish_to
 from oncekey.messaging.inbox import Inbox
 from oncekey.messaging.message import Message
 from oncekey.messaging.outbox import Outbox
@@ -155,6 +156,23 @@ async def test_a_message_whose_handler_failed_runs_again(bench: Bench) -> None:
         await publish(bench.message(b"a", "id-a"))
         await bench.records(1)
     assert ran == ["a", "a"]
+
+
+@pytest.mark.parametrize("bench", ["rabbitmq", "nats"], indirect=True)
+async def test_what_the_handler_puts_off_is_not_delivered_again_at_once(bench: Bench) -> None:
+    """One that says so for a minute would keep the broker and itself busy with nothing else."""
+    ran: list[float] = []
+
+    async def work(body: str) -> None:
+        ran.append(time.monotonic())
+        if len(ran) == 1:
+            oncekey.current().transient()
+
+    async with bench.consuming(work) as publish:
+        await publish(bench.message(b"a", "id-a"))
+        await bench.records(1)
+    first, second = ran
+    assert second - first > PAUSE_S_MAX / 2
 
 
 async def test_a_second_delivery_waits_for_the_first(bench: Bench) -> None:

@@ -93,7 +93,7 @@ class OnceMiddleware:
             case Busy(retry_after_s):
                 raise await settle.later(retry_after_s)
             case Released():
-                raise await settle.later(0.0)
+                raise await settle.later(PAUSE_S_MAX)
             case Unknown(problem) | Rejected(problem):
                 key = short_hash(str(keys.derive(known_by)))  # as `oncekey list` shows it
                 _log.error("%s: message key=%s is rejected: %s", name, key, problem.detail)
