@@ -132,6 +132,16 @@ def test_a_computer_that_slept_does_not_retry_what_is_forgotten(node: Node) -> N
     assert "forgotten" in seen["endings"][0]["gaveUp"]
 
 
+def test_nobody_is_told_to_send_again_what_is_forgotten(node: Node) -> None:
+    """It could be done twice."""
+    seen = told(node, [{"key": "mine", "body": "{}"}], faults=[LOST], options={"retentionS": 0.1})
+
+    [ending] = seen["endings"]
+    assert (ending["kind"], ending["attempts"]) == ("no-answer", 1)
+    assert "To retry" not in ending["message"]
+    assert ending["message"].endswith("Find out there whether it was done.")
+
+
 def test_names_are_intents_and_no_name_is_a_new_one(node: Node) -> None:
     seen = told(node, [{"body": "{}"}, {"body": "{}"}, {"body": "{}", "key": "mine"}])
 

@@ -456,10 +456,12 @@ export class Client {
     if ("error" in answer) {
       const times = attempts === 1 ? "once" : `${attempts} times`;
       const sent = `Sent ${times}, and nobody knows whether it was carried out. Not again`;
-      const message =
-        `${attempts ? sent : "Not sent"}, because ${gaveUp}. ` +
-        "To retry, send the same request with the same key" +
-        (call.intent === undefined ? `, ${key}.` : `: that of the intent ${call.intent}.`);
+      const named = call.intent === undefined ? `, ${key}.` : `: that of the intent ${call.intent}.`;
+      const move =
+        gaveUp === FORGOTTEN
+          ? "Find out there whether it was done."
+          : `To retry, send the same request with the same key${named}`;
+      const message = `${attempts ? sent : "Not sent"}, because ${gaveUp}. ${move}`;
       throw new OncekeyError("no-answer", message, { cause: answer.error, key, attempts });
     }
     const { headers } = answer.response;
