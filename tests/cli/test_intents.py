@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from oncekey.client import Intent, Journal, SqlJournal
+from oncekey.client.intent import LIST_MAX
 from oncekey.clock import SystemClock
 from oncekey.core.key import short_hash
 from tests.cli.conftest import HourAgo, Oncekey
@@ -73,6 +74,18 @@ def test_an_operator_settles_what_was_found_out(
     }
     again = oncekey("intents", path, "--settle", "order-42/pay")
     assert (again.code, again.err) == (1, "no unsettled intent is called 'order-42/pay'\n")
+
+
+def test_an_intent_is_settled_however_many_are_older(
+    oncekey: Oncekey, path: str, journal: Journal
+) -> None:
+    journal.key("the newest")
+    older = [(f"old-{number}", "key", 0.0, "", "") for number in range(LIST_MAX)]
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executemany("INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?)", older)
+
+    assert oncekey("intents", "--settle", "the newest", path).code == 0
+    assert journal.find("the newest") is None
 
 
 def test_nothing_to_do(oncekey: Oncekey, path: str, journal: Journal) -> None:

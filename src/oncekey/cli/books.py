@@ -22,6 +22,8 @@ class Book(Protocol):
 
     def unsettled(self, limit: int = LIST_MAX) -> list[Intent]: ...
 
+    def find(self, name: str) -> Intent | None: ...
+
     def settle(self, intent: Intent) -> None:
         """Durably, at once; unless somebody has settled it meanwhile, and begun it anew."""
 
@@ -30,6 +32,7 @@ class _File:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.unsettled = journal.unsettled
+        self.find = journal.find
 
     def settle(self, intent: Intent) -> None:
         self._journal.settle(intent.name, key=intent.key)
@@ -43,6 +46,11 @@ class _Database:
 
     def unsettled(self, limit: int = LIST_MAX) -> list[Intent]:
         found = self._journal.unsettled(within=self._connection, limit=limit)
+        self._connection.commit()
+        return found
+
+    def find(self, name: str) -> Intent | None:
+        found = self._journal.find(name, within=self._connection)
         self._connection.commit()
         return found
 

@@ -60,11 +60,11 @@ def _advise(found: list[Intent], now: float) -> None:
 
 
 def _settle(book: Book, args: argparse.Namespace) -> int:
-    known = {intent.name: intent for intent in book.unsettled()}
-    if args.settle not in known:
+    found = book.find(args.settle)
+    if found is None:
         print(f"no unsettled intent is called {args.settle!r}", file=sys.stderr)
         return NOTHING
-    book.settle(known[args.settle])
+    book.settle(found)
     if args.json:
         print_json({"settled": args.settle})
     else:

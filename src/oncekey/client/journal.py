@@ -127,6 +127,13 @@ class Journal:
         yield key
         self.settle(name, key=key)
 
+    def find(self, name: str) -> Intent | None:
+        """The intent of this name, if it was begun and is not settled."""
+        with self._asking() as db:
+            found = self._find(db, name)
+            settled = self._settled.get(name)
+        return None if found is None or found.key == settled else found
+
     def unsettled(self, limit: int = LIST_MAX) -> list[Intent]:
         """What was begun and not settled, the oldest first: send it again with its key."""
         self.flush()

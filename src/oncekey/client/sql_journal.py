@@ -170,6 +170,10 @@ class SqlJournal:
             _learn(ask, *heard, anew=True)
         probe("after_settle")
 
+    def find(self, name: str, *, within: Any) -> Intent | None:
+        """The intent of this name, if it was begun and is not settled."""
+        return self._find(asker(within), name)
+
     def unsettled(self, *, within: Any, limit: int = LIST_MAX) -> list[Intent]:
         """What was begun and not settled, the oldest first: send it again with its key."""
         oldest = f"{_FIND} ORDER BY j.begun, j.name LIMIT {int(limit)}"
