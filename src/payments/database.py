@@ -116,6 +116,7 @@ def _missing_indexes(connection: Connection) -> Iterator[sa.Index]:
 def _engine(url: str, connections_max: int) -> Engine:
     limits: dict[str, Any] = {"pool_size": connections_max, "max_overflow": 8}
     limits["pool_timeout"] = TIMEOUT_S
+    limits["hide_parameters"] = True  # errors are logged: cards and secrets are not for the log
     if url.startswith("sqlite:"):
         patience = {"timeout": TIMEOUT_S, "check_same_thread": False}
         engine = sa.create_engine(url, connect_args=patience, **limits)

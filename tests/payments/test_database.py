@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from payments import ids
 from payments.database import Database
 from payments.settings import Settings
-from payments.tables import deliveries, events, metadata
+from payments.tables import deliveries, events, metadata, tokens
 from tests.payments.serving import until
 
 pytestmark = pytest.mark.slow
@@ -34,6 +34,21 @@ def test_what_a_newer_release_brings_to_old_tables_is_created(
             there = sa.inspect(connection).get_multi_indexes().values()
         names = {index["name"] for of_table in there for index in of_table}
         assert {index.name for each in metadata.tables.values() for index in each.indexes} <= names
+
+
+def test_p12_what_goes_wrong_is_told_without_what_was_to_be_written(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Errors of the database are logged."""
+    card = {"number": "4242424242424242"}
+    row = {"tenant": "acct_1/test", "id": ids.new("tok"), "created": 1, "card": card}
+    with closing(Database(Settings(data=tmp_path, database_url=database_url))) as database:
+        database.create_tables()
+        with database.begin() as connection:
+            connection.execute(sa.text("DROP TABLE tokens"))
+        with pytest.raises(sa.exc.DBAPIError, match="tokens") as raised, database.begin() as writes:
+            writes.execute(tokens.insert(), row)
+    assert card["number"] not in str(raised.value)
 
 
 def test_an_index_that_is_built_and_a_server_that_writes_never_wait_for_each_other(
