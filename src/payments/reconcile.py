@@ -10,6 +10,7 @@ told apart, and becomes a difference once it is older than `pending_s`.
 from __future__ import annotations
 
 import argparse
+import os
 import sqlite3
 import sys
 import time
@@ -241,7 +242,11 @@ def main(argv: list[str] | None = None) -> int:
         prog="payments reconcile", description="Compare the ledger with the card network's book."
     )
     parser.add_argument("--data", type=Path, default=usual.data, help="the folder of the database")
-    parser.add_argument("--database", default="", help="its URL, if it is not in that folder")
+    parser.add_argument(
+        "--database",
+        default=os.environ.get("PAYMENTS_DATABASE", ""),
+        help="its URL, if it is not in that folder [$PAYMENTS_DATABASE]",
+    )
     parser.add_argument(
         "--network", default=usual.network_url, help="its address; or its file, if it does not run"
     )

@@ -221,6 +221,20 @@ def test_a_side_that_cannot_be_read_is_no_agreement(
     assert "Check --data or --database" in capsys.readouterr().err
 
 
+def test_the_ledger_is_that_of_the_server_where_the_environment_names_it(
+    tmp_path: Path,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Compared with an empty one, all that the network took would be a difference."""
+    file = tmp_path / "network.db"
+    charge_row(database, "ch_1", authorisation=sale(file, "ch_1"))
+    monkeypatch.setenv("PAYMENTS_DATABASE", database.url)
+    assert reconcile.main(["--data", str(tmp_path / "empty"), "--network", str(file)]) == 0
+    assert "1 movements, 500 usd: 0 differences" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_ledger_on_postgresql(
     tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
