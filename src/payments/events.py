@@ -84,12 +84,20 @@ def list_events(
 ) -> Response:
     database: Database = request.app.state.database
     whose = tenant(request)
-    kinds = [*(asked.types or []), *([asked.type] if asked.type else [])]
-    conditions = [events.c.type.in_(kinds)] if kinds else []
+    wanted = [_is_of(kind) for kind in (*(asked.types or ()), asked.type) if kind is not None]
+    conditions = [sa.or_(*wanted)] if wanted else []
     with database.read() as connection:
         shape = lambda row: _shaped(connection, row)  # noqa: E731
         found = lists.page(connection, events, whose, asked, shape, "/v1/events", *conditions)
     return answer(request, found)
+
+
+def _is_of(kind: str) -> sa.ColumnElement[bool]:
+    """Of this type; `charge.*` is any that begins so."""
+    if not kind.endswith("*"):
+        return events.c.type == kind
+    start = kind.removesuffix("*")
+    return sa.func.substr(events.c.type, 1, len(start)) == start
 
 
 @router.get("/{id}", **answers(shapes.Event), **asks(Nothing))

@@ -36,6 +36,7 @@ REQUEST_ID_CHARS = 14
 
 _VERSION = (b"stripe-version", API_VERSION.encode())
 _REPLAYED = (b"idempotent-replayed", b"true")
+_MEANT_FOR = (b"stripe-account", b"stripe-context")
 
 
 def front(app: App, settings: Settings, database: Database, state_of: StateOf) -> App:
@@ -152,6 +153,9 @@ class Admission:
             await refuse(send, 401, account.message, code=account.code, headers=[_CHALLENGE])
         elif isinstance(account, Full):
             await _refuse_full(send, account)
+        elif (other := _other_account(scope, account)) is not None:
+            message = f"This key acts for {account.id} alone, not for {other[:100]!r}."
+            await refuse(send, 403, message, code="account_invalid")
         else:
             scope.setdefault("state", {})["account"] = account
             await self._admit(account.tenant, scope, receive, send)
@@ -221,6 +225,17 @@ class _Watching:
         if message["type"] == "http.response.start":
             self.replayed = _REPLAYED in message.get("headers", ())
         await self._send(message)
+
+
+def _other_account(scope: Scope, account: Account) -> str | None:
+    """Whom else a request is meant for, by a header of Stripe's for platforms. There are none here,
+    and what is meant for somebody else must not be done in the name of who asks.
+    """
+    for name, content in scope["headers"]:
+        if name in _MEANT_FOR and content != account.id.encode():
+            said: str = content.decode("latin-1")
+            return said
+    return None
 
 
 def _address(scope: Scope) -> str:

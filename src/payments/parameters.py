@@ -87,13 +87,10 @@ Metadata = Annotated[
 Expand = Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=10)]
 
 
-class Parameters(BaseModel):
-    """What any request may say."""
+class Part(BaseModel):
+    """Parameters that belong together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-    expand: Expand | None = None
-    """Ids in the answer in whose place the object itself is wanted."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,6 +98,13 @@ class Parameters(BaseModel):
         if not isinstance(said, dict):
             return said
         return {name: None if value == "" else value for name, value in said.items()}
+
+
+class Parameters(Part):
+    """What any request may say."""
+
+    expand: Expand | None = None
+    """Ids in the answer in whose place the object itself is wanted."""
 
     def given(self) -> dict[str, Any]:
         """What was said, by name."""
@@ -115,10 +119,8 @@ class Nothing(Parameters):
 # ------------------------------------------------------------------------------------ cards
 
 
-class CardNumber(BaseModel):
+class CardNumber(Part):
     """A card, by its number: one of Stripe's test cards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     object: Literal["card"] | None = None
     number: str = Field(pattern="^[0-9 -]{12,30}$")
@@ -143,17 +145,13 @@ class CardNumber(BaseModel):
         return cards.card(self.number, self.exp_month, self.exp_year, self.name)
 
 
-class CardToken(BaseModel):
+class CardToken(Part):
     """A card, by a token."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     token: Id
 
 
-class AddressGiven(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class AddressGiven(Part):
     city: Short | None = None
     country: Short | None = None
     line1: Short | None = None
@@ -162,10 +160,8 @@ class AddressGiven(BaseModel):
     state: Short | None = None
 
 
-class BillingGiven(BaseModel):
+class BillingGiven(Part):
     """Who pays."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     address: AddressGiven | None = None
     email: Email | None = None
@@ -173,10 +169,8 @@ class BillingGiven(BaseModel):
     phone: Short | None = None
 
 
-class MethodData(BaseModel):
+class MethodData(Part):
     """A payment method that is made on the way."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: Literal["card"]
     card: CardNumber | CardToken
@@ -245,9 +239,7 @@ class MetadataUpdate(Parameters):
 # -------------------------------------------------------------------------- payment intents
 
 
-class AutomaticMethods(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class AutomaticMethods(Part):
     enabled: Truth
     allow_redirects: Literal["always", "never"] | None = None
 
@@ -356,10 +348,8 @@ class EventRetry(Parameters):
 # ------------------------------------------------------------------------------------ lists
 
 
-class Created(BaseModel):
+class Created(Part):
     """A span of time."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     gt: Whole | None = None
     gte: Whole | None = None

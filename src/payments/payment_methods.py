@@ -108,6 +108,9 @@ def update_payment_method(
         given = asked.given()
         if "metadata" in given:
             given["metadata"] = rows.merged(method.metadata, given["metadata"])
+        if asked.billing_details is not None:
+            said = asked.billing_details.model_dump(exclude_unset=True)
+            given["billing_details"] = _with(method.billing_details, said)
         if given:
             method = rows.change(connection, payment_methods, whose, id, **given) or method
         shown = _told(connection, whose, method, "payment_method.updated", request)
@@ -143,6 +146,15 @@ def detach_payment_method(
         changed = rows.change(connection, payment_methods, whose, id, customer=None)
         shown = _told(connection, whose, changed, "payment_method.detached", request)
     return answer(request, shown)
+
+
+def _with(old: objects.Object | None, said: objects.Object) -> objects.Object:
+    """What is said replaces what was said before, part by part."""
+    both = {**(old or {}), **said}
+    for name, part in said.items():
+        if isinstance(part, dict):
+            both[name] = _with((old or {}).get(name), part)
+    return both
 
 
 def _own(connection: Connection, whose: str, id_: str) -> Row[Any]:

@@ -40,6 +40,8 @@ router = APIRouter(tags=["webhooks"])
 
 ENDPOINTS_MAX = 16
 """Per account and mode: each event is written and sent so often."""
+SECRETS_MAX = 5
+"""Per endpoint: each delivery is signed with all of them."""
 _PATH = "/v1/webhook_endpoints"
 
 # ------------------------------------------------------------------------------------ endpoints
@@ -142,13 +144,21 @@ def roll_webhook_secret(
 
     def write(connection: Connection) -> tuple[int, Object]:
         endpoint = rows.get(connection, webhook_endpoints, whose, id, lock=True)
-        [*_, newest] = endpoint.secrets
         secret = new_secret()
-        secrets = [newest | {"until": now + asked.overlap_s}, {"secret": secret, "until": None}]
+        still = _signing_on(endpoint.secrets, now, now + asked.overlap_s)
+        secrets = [*still, {"secret": secret, "until": None}]
         rows.change(connection, webhook_endpoints, whose, id, secrets=secrets)
         return 200, objects.webhook_endpoint(endpoint) | {"secret": secret}
 
     return Work(request).end(write)
+
+
+def _signing_on(secrets: list[Object], now: int, until: int) -> list[Object]:
+    """What signs beside a new secret: all that sign now, for as long as was said of each when it
+    was replaced, and none longer than `until`.
+    """
+    ending = (each | {"until": min(each["until"] or until, until)} for each in secrets)
+    return [each for each in ending if now < each["until"]][-(SECRETS_MAX - 1) :]
 
 
 def _check_url(request: Request, whose: str, url: str) -> None:

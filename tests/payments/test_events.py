@@ -45,6 +45,14 @@ def test_events_are_listed_by_their_types(api: Api) -> None:
     assert {each["type"] for each in found} == {"customer.created", "charge.succeeded"}
 
 
+def test_a_star_stands_for_all_types_that_begin_so(api: Api) -> None:
+    api.charged()
+    found = api.get("events", limit=100, type="charge.*").json()["data"]
+    assert {"charge.pending", "charge.succeeded"} <= {each["type"] for each in found}
+    assert all(each["type"].startswith("charge.") for each in found)
+    assert api.get("events", type="char").json()["data"] == []
+
+
 def test_an_endpoint_wants_all_or_what_it_names() -> None:
     assert events.wants(["*"], "charge.succeeded")
     assert events.wants(["charge.failed", "charge.succeeded"], "charge.succeeded")

@@ -104,6 +104,19 @@ async def test_e15_another_account_has_other_keys(make: Make) -> None:
     assert (await gated.ask("k1", key=other)).json()["run"] == 2
 
 
+@pytest.mark.parametrize("header", [b"stripe-account", b"stripe-context"])
+async def test_p7_nothing_is_done_in_ones_own_name_that_is_meant_for_another(
+    make: Make, header: bytes
+) -> None:
+    gated = make()
+    account, key = gated.accounts.create("a platform")
+    meant = await gated.ask("k", key=key, headers=[(header, b"acct_other")])
+    assert (meant.status, meant.json()["error"]["code"]) == (403, "account_invalid")
+    assert gated.runs == []
+    own = await gated.ask("k", key=key, headers=[(header, account.id.encode())])
+    assert (own.status, own.json()["account"]) == (200, account.tenant)
+
+
 async def test_e19_test_and_live_are_apart(make: Make) -> None:
     gated = make()
     account, key = gated.accounts.create("Tea shop", "live")

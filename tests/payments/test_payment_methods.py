@@ -73,6 +73,20 @@ def test_a_method_is_changed(api: Api) -> None:
     assert api.events("payment_method.updated")[0]["data"]["object"] == changed
 
 
+def test_what_a_change_does_not_mention_stays(api: Api) -> None:
+    where = {"billing_details[address][city]": "Ghent", "billing_details[email]": "a@b.be"}
+    method = api.made("payment_methods", {"type": "card", **CARD, **where})
+    path = f"payment_methods/{method['id']}"
+    api.made(path, {"billing_details[name]": "Ada"})
+    changed = api.made(path, {"billing_details[address][line1]": "Kouter 1"})["billing_details"]
+    assert (changed["name"], changed["email"]) == ("Ada", "a@b.be")
+    assert (changed["address"]["city"], changed["address"]["line1"]) == ("Ghent", "Kouter 1")
+    nothing = {"billing_details[email]": "", "billing_details[address][city]": ""}
+    emptied = api.made(path, nothing)["billing_details"]
+    assert (emptied["email"], emptied["address"]["city"]) == (None, None)
+    assert (emptied["name"], emptied["address"]["line1"]) == ("Ada", "Kouter 1")
+
+
 def test_numbers_are_kept_but_never_told(api: Api) -> None:
     api.made("payment_methods", {"type": "card", **CARD})
     for path in ("payment_methods", "charges", "events"):

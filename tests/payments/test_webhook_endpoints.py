@@ -225,6 +225,29 @@ def test_an_event_arrives_and_stripes_library_believes_it(server: Server) -> Non
     assert [each["next_attempt"] for each in log] == [None, None]
 
 
+def test_a_secret_that_is_replaced_twice_signs_as_long_as_was_said(server: Server) -> None:
+    """A receiver that has the first one still would lose what it is sent."""
+    wait = threading.Event().wait
+    with listening(OK) as there:
+        made = server.endpoint(there.url)
+        path = f"/v1/webhook_endpoints/{made.id}/roll_secret"
+        old = [made.secret, *(_post(server, path)["secret"] for _ in range(2))]
+        server.client.v1.customers.create({"name": "Ada"})
+        until(lambda: len(there.requests) == 1, wait)
+        headers, body = parsed(there.requests[0])
+        for secret in old:
+            assert stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
+
+        newest = _post(server, path, overlap_s=0)["secret"]
+        server.client.v1.customers.create({"name": "Eva"})
+        until(lambda: len(there.requests) == 2, wait)
+        headers, body = parsed(there.requests[1])
+        assert stripe.Webhook.construct_event(body, headers["stripe-signature"], newest)
+        for secret in old:
+            with pytest.raises(stripe.SignatureVerificationError):
+                stripe.Webhook.construct_event(body, headers["stripe-signature"], secret)
+
+
 def test_failures_are_in_the_log(server: Server) -> None:
     with listening(answering("500 Oh", body="broken")) as there:
         made = server.endpoint(there.url)
