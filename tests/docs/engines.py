@@ -74,7 +74,7 @@ def _judged() -> Iterator[tuple[str, Iterable[Finding]]]:
     yield "sqlite", [sqlite_fitness.place("nfs4")]
     newest = migrations("postgres")[-1].number
     fit = postgres_fitness.Server(
-        180_000, False, False, "read committed", True, "on", None, newest, 1
+        180_000, False, False, "read committed", "UTF8", True, "on", None, newest, 1
     )
     losing: list[dict[str, Any]] = [
         *({"fsync": False}, {"synchronous_commit": "off"}, {"unlogged": "oncekey_claims"})

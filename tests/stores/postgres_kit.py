@@ -71,11 +71,11 @@ def migrate(store: PostgresStore) -> list[str]:
 
 
 @contextlib.contextmanager
-def database(server: str) -> Iterator[str]:
-    """The URL of an empty one of its own."""
+def database(server: str, how: str = "") -> Iterator[str]:
+    """The URL of an empty one of its own, made so."""
     name = f"oncekey_{uuid.uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as admin:
-        admin.execute(f"CREATE DATABASE {name}".encode())
+        admin.execute(f"CREATE DATABASE {name} {how}".encode())
         yield urlsplit(server)._replace(path=f"/{name}").geturl()
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 

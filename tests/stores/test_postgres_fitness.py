@@ -26,7 +26,7 @@ from oncekey.stores.sql_batch import RowHeld
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.servers import start_postgres
-from tests.stores.postgres_kit import Connection, both_faces, case_of, migrate, start
+from tests.stores.postgres_kit import Connection, both_faces, case_of, database, migrate, start
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def db(postgres_url: str) -> Iterator[Connection]:
 # ------------------------------------------------------------------------ refusals to start
 
 NEWEST = migrations("postgres")[-1].number
-FIT = Server(180_000, False, False, "read committed", True, "on", None, NEWEST, 1)
+FIT = Server(180_000, False, False, "read committed", "UTF8", True, "on", None, NEWEST, 1)
 
 
 def _prepare(store: PostgresStore, **changes: Any) -> None:
@@ -53,6 +53,7 @@ def _prepare(store: PostgresStore, **changes: Any) -> None:
         ({"standby": True, "read_only": True}, ": a standby: "),
         ({"read_only": True}, "default_transaction_read_only = off"),
         ({"isolation": "serializable"}, "default_transaction_isolation = 'read committed'"),
+        ({"encoding": "LATIN1"}, "LATIN1: it has not all characters: .* ENCODING 'UTF8'"),
         (
             {"fsync": False},
             "fsync = off: a crash can forget .* or accept that by adding allow=unsafe",
@@ -127,6 +128,25 @@ def test_a_real_server_is_refused(
 def test_on_our_own_connections_the_isolation_is_ours(migrated_url: str, face: str) -> None:
     serializable = quote("-c default_transaction_isolation=serializable")
     start(open_url(f"{migrated_url}&options={serializable}"), face)
+
+
+@both_faces
+@pytest.mark.slow
+@pytest.mark.parametrize("server_encoding", ["UTF8", "SQL_ASCII"])
+@pytest.mark.parametrize("client_encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_text_is_what_it_is_whatever_encoding_the_client_is_set_to(
+    postgres_url: str, face: str, server_encoding: str, client_encoding: str
+) -> None:
+    with database(postgres_url, f"ENCODING '{server_encoding}' TEMPLATE template0") as url:
+        with psycopg.connect(url, autocommit=True) as db:
+            name = urlsplit(url).path[1:]
+            db.execute(f"ALTER DATABASE {name} SET client_encoding = '{client_encoding}'".encode())
+        url = f"{url}?allow=unsafe-durability"
+        migrate(open_url(url))
+        with case_of(face, url, url) as case:
+            record = case.begin(case.claim(tenant="Zürich-東京-🗝"))
+            assert record.tenant == "Zürich-東京-🗝"
+            assert case.done(case.complete(record, resource_id="東京")).resource_id == "東京"
 
 
 @both_faces

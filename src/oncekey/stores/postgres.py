@@ -168,6 +168,7 @@ class PostgresStore:
             if not self.pgbouncer:
                 given["options"] = f"{given.get('options') or ''} {_options()}"
             given["connect_timeout"] = math.ceil(self._connect_timeout_s)
+            given["client_encoding"] = "UTF8"  # as asyncpg has it: texts may hold any character
             connection = _Bounded.connect(
                 **given,
                 autocommit=True,

@@ -15,6 +15,8 @@ from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql import migrations
 
 VERSION_MIN = 13
+ENCODINGS = ("UTF8", "SQL_ASCII")
+"""Those in which a text is kept whatever it says."""
 RISKS = (Risk.DURABILITY,)
 
 _SETTINGS = """
@@ -22,6 +24,7 @@ _SETTINGS = """
     pg_is_in_recovery(),
     current_setting('transaction_read_only')::bool,
     current_setting('transaction_isolation'),
+    current_setting('server_encoding'),
     current_setting('fsync')::bool,
     current_setting('synchronous_commit'),
     (SELECT string_agg(relname, ', ' ORDER BY relname) FROM pg_class
@@ -41,6 +44,7 @@ class Server:
     standby: bool
     read_only: bool
     isolation: str
+    encoding: str
     fsync: bool
     synchronous_commit: str
     unlogged: str | None
@@ -53,6 +57,7 @@ class Server:
         yield self._version()
         yield self._role()
         yield self._isolation()
+        yield self._encoding()
         yield self._durability()
         newest = migrations("postgres")[-1].number
         yield schema_finding(self.applied, self.oldest_reader, newest, address)
@@ -91,6 +96,16 @@ class Server:
                 "ALTER ROLE <role> SET default_transaction_isolation = 'read committed'",
             )
         return Finding("isolation", self.isolation)
+
+    def _encoding(self) -> Finding:
+        if self.encoding not in ENCODINGS:
+            return unsafe(
+                "encoding",
+                self.encoding,
+                "it has not all characters: an answer whose resource is named by others is lost",
+                "CREATE DATABASE <name> ENCODING 'UTF8' TEMPLATE template0, and name that",
+            )
+        return Finding("encoding", self.encoding)
 
     def _durability(self) -> Finding:
         forgets = "a crash can forget what was acknowledged, and a retry would then run again"
