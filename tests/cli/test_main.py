@@ -245,6 +245,16 @@ def test_a_reader_that_has_gone_is_no_error(url: str, seed: Seed) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+def test_a_full_disk_where_the_output_goes_is_told_in_one_line(url: str, seed: Seed) -> None:
+    seed.completed("order-17")
+    words = [sys.executable, "-m", "oncekey", "list"]
+
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE)
+
+    assert (done.returncode, done.stderr) == (2, b"oncekey: [Errno 28] No space left on device\n")
+
+
 def test_without_anybody_to_print_to_it_is_done_all_the_same(url: str, seed: Seed) -> None:
     seed.completed("order-17")
     words = f"'{sys.executable}' -m oncekey sweep >&-"

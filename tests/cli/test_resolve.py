@@ -45,6 +45,36 @@ def retry(tmp_path: Path, key: str) -> Any:
     return decision
 
 
+@pytest.mark.parametrize("place", [2, 4, 7])
+def test_the_store_may_be_named_before_among_or_behind_the_options(
+    oncekey: Oncekey,
+    seed: Seed,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: int,
+) -> None:
+    record = seed.unknown("order-17")
+    monkeypatch.delenv("ONCEKEY_STORE")
+    words = ["resolve", record.hex()[:16], "--as", "released", "--yes", "--reason", "none"]
+    words.insert(place, url)
+
+    assert oncekey(*words).code == 0
+    assert found(tmp_path, record).state is State.RELEASED
+
+
+def test_more_than_the_store_is_not_taken_for_it(
+    oncekey: Oncekey, seed: Seed, url: str, tmp_path: Path
+) -> None:
+    record = seed.unknown("order-17")
+
+    ran = oncekey("resolve", record.hex()[:16], "--as", "released", "--yes", url, "more")
+
+    assert ran.code == 2
+    assert "unrecognized arguments" in ran.err
+    assert found(tmp_path, record).state is State.UNKNOWN
+
+
 def test_as_completed_retries_get_the_answer(oncekey: Oncekey, seed: Seed, tmp_path: Path) -> None:
     record = seed.unknown("order-17")
     body = tmp_path / "answer.json"

@@ -288,6 +288,15 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
         assert newest == [(known[-1].number,)]
 
 
+def test_a_file_that_lost_a_table_says_so(path: Path, gatherer: Gatherer) -> None:
+    gatherer.ask(Insert(claim("order-1")))
+    gatherer.close()
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP TABLE oncekey_answers")
+    with pytest.raises(StoreUnfit, match=r"no such table.* restore it from a backup"):
+        gatherer.ask(Find(claim("order-1").id))
+
+
 # ------------------------------------------------------------------------ URLs and options
 
 

@@ -43,7 +43,7 @@ Command = Callable[[Store, argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit code."""
-    args = parser().parse_args(argv)
+    args = _parsed(argv)
     url = _url(args)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show all characters
@@ -59,10 +59,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"oncekey: {one_line}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # whoever read our output has enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:  # such as a disk that is full, where the output goes
+        _print_no_more()
+        print(f"oncekey: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The URL may also stand last, behind options: argparse looks for it only beside RECORD."""
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(args, "url", "") is None:
+        args.url = rest.pop()
+    if rest:
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
+def _print_no_more() -> None:
+    """Else Python would try again at its end, and say how that failed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _url(args: argparse.Namespace) -> str:

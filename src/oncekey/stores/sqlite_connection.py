@@ -175,6 +175,8 @@ def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
         ) from error
     if advice := _UNAVAILABLE.get(code):
         raise StoreUnavailable(f"{path}: {error}: {advice}", sent=sent) from error
+    if str(error).startswith("no such "):  # table or column: it has the code of any wrong statement
+        code = sqlite3.SQLITE_CORRUPT
     if advice := _UNFIT.get(code):
         raise StoreUnfit(f"{path}: {error}: {advice}") from error
 
