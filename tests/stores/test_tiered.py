@@ -20,12 +20,13 @@ from redis import Redis as Client
 from oncekey.clock import FakeClock
 from oncekey.core import lifecycle
 from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Done, Found, Insert, Inserted, Purge, Scan, Swap
+from oncekey.core.verbs import Count, Done, Find, Found, Insert, Inserted, Purge, Scan, Swap
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import join
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.redis import open_url as open_redis
 from oncekey.stores.redis_connection import Endpoint
+from oncekey.stores.sealed import SealedStore
 from oncekey.stores.tiered import ENTRY_BYTES_MAX, STOP_S, WAITING_MAX, TieredStore
 from oncekey.stores.tiered_connection import REST_S
 from oncekey.stores.tiered_entry import MARGIN_S
@@ -45,6 +46,7 @@ from oncekey.testing.contract import (
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
 from tests.servers import start_redis
 from tests.servers.process import free_port
+from tests.stores.sealed_kit import SECRET
 from tests.stores.test_against_memory import compare
 from tests.stores.wire import Wire
 
@@ -517,6 +519,19 @@ def test_while_the_cache_cannot_be_told_nothing_that_completed_runs_again(
 
 def _run_anew(case: Case, record: Record) -> Swap:
     return lifecycle.take(record, case.rival(record, schema_version=2))
+
+
+def test_an_operator_may_ask_the_truth_of_a_sealed_one(tiers: Tiers, face: Any) -> None:
+    """The key of the MACs stands there unsealed, perhaps before anybody opened the book."""
+    with contextlib.closing(face(tiers.store())) as first:
+        first.ask(Count())
+    truth, sealed = SealedStore(tiers.truth, SECRET), SealedStore(tiers.store(), SECRET)
+    with contextlib.closing(face(truth)) as asked, contextlib.closing(face(sealed)) as beside:
+        assert asked.ask(Scan(10)) == []
+        record = Case(Subject(sealed), beside).stage(State.COMPLETED)
+        [shown] = asked.ask(Scan(1))
+        assert asked.ask(Find(shown.id)).state is State.COMPLETED
+        assert asked.ask(Find(record.id)).answer == ANSWER
 
 
 # ------------------------------------------------------------------------------------------- URLs

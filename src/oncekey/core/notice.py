@@ -24,6 +24,10 @@ from oncekey.core.verbs import Swap, When
 from oncekey.errors import CorruptRecord, StoreUnfit
 
 NOTICE_ID = hashlib.sha256(b"oncekey/notice/1").digest()
+MAC_KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
+"""The record of a tiered store's truth that keeps the key of its MACs; no request can have it."""
+NEVER_SEALED = (NOTICE_ID, MAC_KEY_ID)
+"""What stands as it is in a store whose records are sealed."""
 TENANT = "oncekey"
 BOOK = "oncekey/sealed"
 AMNESIA = "oncekey/amnesia"

@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey.core.notice import BOOK, NOTICE_ID, notice_claim, notice_swap
+from oncekey.core.notice import BOOK, NEVER_SEALED, NOTICE_ID, notice_claim, notice_swap
 from oncekey.core.op import Op
 from oncekey.core.record import TOKEN_BYTES, Record, State
 from oncekey.core.secret import Secret
@@ -91,8 +91,8 @@ def _is_new(store: Store) -> Op[bool]:
 
     False if one came in between.
     """
-    [records] = yield from store.perform([Scan(2)])
-    if all(record.id == NOTICE_ID for record in records):
+    [records] = yield from store.perform([Scan(len(NEVER_SEALED) + 1)])
+    if all(record.id in NEVER_SEALED for record in records):
         return True
     found = yield from find_book(store)
     if found is not None and found.state is State.COMPLETED:

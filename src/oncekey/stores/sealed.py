@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oncekey.core.notice import NOTICE_ID
+from oncekey.core.notice import NEVER_SEALED, NOTICE_ID
 from oncekey.core.op import Op
 from oncekey.core.record import Claim, Record, State
 from oncekey.core.secret import read_secrets
@@ -236,9 +236,9 @@ def _tally(seal: Seal, verb: Tally) -> Tally:
 
 
 def _scan(seal: Seal, verb: Scan) -> Scan:
-    """In the order of the hashed ids, and one more: the book is not shown."""
+    """In the order of the hashed ids, and some more: what was never sealed is not shown."""
     tenant = None if verb.tenant is None else seal.tenant(verb.tenant)
-    return replace(verb, limit=verb.limit + 1, tenant=tenant)
+    return replace(verb, limit=verb.limit + len(NEVER_SEALED), tenant=tenant)
 
 
 _SEALED: dict[type, Callable[[Seal, Any], Any]] = {
@@ -274,7 +274,7 @@ def _refused(seal: Seal, verb: Swap | AppendStep, outcome: Any) -> Any:
 
 
 def _scanned(seal: Seal, verb: Scan, outcome: list[Record]) -> list[Record]:
-    shown = [record for record in outcome if record.id != NOTICE_ID][: verb.limit]
+    shown = [record for record in outcome if record.id not in NEVER_SEALED][: verb.limit]
     return [seal.record(record, record.id, verb.tenant) for record in shown]
 
 

@@ -29,7 +29,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.framing import as_bytes
-from oncekey.core.notice import NOTICE_ID, notice_claim, notice_swap
+from oncekey.core.notice import MAC_KEY_ID, NOTICE_ID, notice_claim, notice_swap
 from oncekey.core.op import Op
 from oncekey.core.record import TOKEN_BYTES, Record, State
 from oncekey.core.verbs import (
@@ -52,8 +52,6 @@ from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, Cache
 from oncekey.stores.tiered_entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
 from oncekey.stores.url import open_store
 
-KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
-"""The record of the truth that keeps the key of the MACs. No request can have this id."""
 ENTRY_BYTES_MAX = 65_536
 """A larger entry is not made: the truth serves those."""
 WAITING_MAX = 256
@@ -132,17 +130,17 @@ class TieredStore:
     def _find_secret(self) -> Op[bytes]:
         """The key of the MACs: made by whoever is first, and kept in the truth."""
         for _ in range(_ROUNDS_MAX):
-            [found] = yield from self.truth.perform([Find(KEY_ID)])
+            [found] = yield from self.truth.perform([Find(MAC_KEY_ID)])
             token = os.urandom(TOKEN_BYTES)
             if found is None:
-                claim = replace(notice_claim("oncekey/tiered", token, _KEPT_S), id=KEY_ID)
+                claim = replace(notice_claim("oncekey/tiered", token, _KEPT_S), id=MAC_KEY_ID)
                 yield from self.truth.perform([Insert(claim)])
                 continue
             if found.state is State.COMPLETED:
                 secret: bytes = found.answer.body
                 return secret
             swap = notice_swap(found, os.urandom(32), token, _KEPT_S)
-            yield from self.truth.perform([replace(swap, id=KEY_ID)])
+            yield from self.truth.perform([replace(swap, id=MAC_KEY_ID)])
         raise StoreUnavailable("the key of the tiered store keeps changing", sent=True)
 
     # ------------------------------------------------------------------------------- perform
@@ -246,7 +244,7 @@ class TieredStore:
             if type(verb) is Swap
             and verb.state is State.COMPLETED
             and verb.when is not When.EXPIRED  # its entry has ended before
-            and verb.id not in (NOTICE_ID, KEY_ID)
+            and verb.id not in (NOTICE_ID, MAC_KEY_ID)
         ]
         if stops:
             yield Cached(stops, needed=True)
@@ -271,11 +269,11 @@ class TieredStore:
 
     def _scan(self, verb: Scan) -> Op[list[Record]]:
         [records] = yield from self.truth.perform([replace(verb, limit=verb.limit + 1)])
-        return [record for record in records if record.id != KEY_ID][: verb.limit]
+        return [record for record in records if record.id != MAC_KEY_ID][: verb.limit]
 
     def _count(self, verb: Count) -> Op[dict[State, int]]:
         [counts] = yield from self.truth.perform([verb])
-        [own] = yield from self.truth.perform([Find(KEY_ID)])
+        [own] = yield from self.truth.perform([Find(MAC_KEY_ID)])
         if own is not None:
             counts = {**counts, own.state: max(counts[own.state] - 1, 0)}
         found: dict[State, int] = counts
