@@ -21,7 +21,7 @@ from oncekey.atomic.callers import AsyncCallers, Callers
 from oncekey.attempt import Attempt, failed_honestly
 from oncekey.core import result as results
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy, Verdict, as_policy
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer
 from oncekey.core.value import value
@@ -126,7 +126,7 @@ class Operation:
             )
         self.runtime = runtime
         self.name = name
-        self.policy = (policy or Policy()).settled()
+        self.policy = as_policy(policy).settled()
         if self.policy.atomic:
             raise Misuse(
                 f"{name}: Policy(atomic=True) is for requests. Here the transaction is yours: "

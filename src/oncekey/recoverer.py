@@ -36,7 +36,7 @@ from oncekey.holding import unknown_retention_s
 from oncekey.registry import Orphan, Runner, registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
-from oncekey.stores.url import open_store
+from oncekey.stores.url import as_store
 
 _log = logging.getLogger("oncekey")
 
@@ -131,7 +131,7 @@ class Recoverer:
         if every_s <= 0 or concurrency < 1:
             raise Misuse("Recoverer(every_s=…, concurrency=…): both must be more than 0")
         self._registry = registry_of(store)
-        self._gatherer = AsyncGatherer(open_store(store) if isinstance(store, str) else store)
+        self._gatherer = AsyncGatherer(as_store(store))
         self._every_s = every_s
         self._concurrency = concurrency
         self._patience_s = patience_s

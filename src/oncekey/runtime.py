@@ -18,6 +18,7 @@ from oncekey.core.op import Op, arun, run
 from oncekey.core.policy import Policy
 from oncekey.core.profiles import PROFILES, Profile
 from oncekey.core.quota import Quota
+from oncekey.errors import Misuse
 from oncekey.events import Hook, Hooks
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat
@@ -27,7 +28,7 @@ from oncekey.recovery import Sweeper
 from oncekey.registry import registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer, Gatherer
-from oncekey.stores.url import open_store
+from oncekey.stores.url import as_store
 
 T = TypeVar("T")
 
@@ -47,7 +48,9 @@ class Runtime:
         profile: Profile = PROFILES["oncekey"],
         quota: Quota | None = None,
     ) -> None:
-        self.store = open_store(store) if isinstance(store, str) else store
+        if not isinstance(quota, Quota | None):
+            raise Misuse("quota=… takes an oncekey.Quota, such as Quota(records_max=100_000)")
+        self.store = as_store(store)
         self.registry = registry_of(store)
         """Whoever can finish abandoned operations of this store adds itself here."""
         self.clock = clock or SystemClock()

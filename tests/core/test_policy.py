@@ -15,6 +15,7 @@ from oncekey.core.policy import (
     INHERIT,
     Policy,
     Verdict,
+    as_policy,
     keep_definitive,
     keep_errors_too,
     keep_success,
@@ -141,6 +142,19 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(
     name: str, value: str, choices: str
 ) -> None:
     assert refused(**{name: value}) == f"Policy({name}='{value}'): choose one of {choices}"
+
+
+@pytest.mark.parametrize("name", ["required", "key_time_required", "atomic", "field_digests"])
+@pytest.mark.parametrize("value", ["false", None, 1])
+def test_what_is_neither_true_nor_false_is_refused(name: str, value: Any) -> None:
+    assert refused(**{name: value}) == f"Policy({name}={value!r}): must be True or False"
+
+
+def test_its_fields_alone_are_no_policy() -> None:
+    assert as_policy(None) == Policy()
+    assert as_policy(Policy(required=True)) == Policy(required=True)
+    with pytest.raises(Misuse, match=r"^policy=… takes an oncekey\.Policy.* given a dict$"):
+        as_policy({"required": True})
 
 
 @pytest.mark.parametrize("name", ["methods", "headers_kept"])

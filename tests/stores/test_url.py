@@ -3,16 +3,20 @@
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import Any
+from urllib.parse import SplitResult
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import Misuse
+from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.url import KINDS, open_store, redact
+from oncekey.stores.url import KINDS, as_store, open_store, redact
 
 PASSWORD = "hunter2"
 
@@ -95,6 +99,21 @@ def test_an_unknown_scheme_is_answered_with_the_choice(url: str) -> None:
 def test_a_bare_path_is_answered_with_its_url(path: str) -> None:
     with pytest.raises(Misuse, match=f"write sqlite:///{path}"):
         open_store(path)
+
+
+@pytest.mark.parametrize("given", [None, Path("keys.db"), SplitResult("sqlite", "", "/k", "", "")])
+@pytest.mark.parametrize("take", [open_store, as_store])
+def test_what_is_neither_text_nor_a_store_is_answered_with_the_choice(
+    take: Callable[[Any], Store], given: Any
+) -> None:
+    with pytest.raises(Misuse, match=r"URL, which is a str, and not by .*sqlite:///keys\.db"):
+        take(given)
+
+
+def test_a_store_is_taken_as_it_is() -> None:
+    store = MemoryStore()
+    assert as_store(store) is store
+    assert isinstance(as_store("memory://"), MemoryStore)
 
 
 def test_an_empty_url_is_answered_with_the_choice() -> None:

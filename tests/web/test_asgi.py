@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 import oncekey
 from oncekey import Policy, background
@@ -21,6 +24,7 @@ from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.flask import Oncekey
 from oncekey.web.recent import RECENT_S
 from tests.web.client import Reply, ask, scope_for
 
@@ -787,7 +791,8 @@ async def lifespan(app: Any, *, fail: bool = False) -> list[str]:
     async def send(message: Any) -> None:
         told.append(message["type"] + message.get("message", ""))
 
-    await app({"type": "lifespan"}, receive, send)
+    with contextlib.suppress(StoreUnfit):  # what was sent tells the same
+        await app({"type": "lifespan"}, receive, send)
     return told
 
 
@@ -811,8 +816,14 @@ class Unfit(MemoryStore):
 
 async def test_a_store_that_must_not_be_used_stops_the_start() -> None:
     app = IdempotencyMiddleware(inner_lifespan, store=Unfit(), tenant=tenant_of)
-    told = await lifespan(app)
-    assert told[0] == "lifespan.startup.failedrun `oncekey migrate URL`"
+    assert await lifespan(app) == ["lifespan.startup.failedrun `oncekey migrate URL`"]
+
+
+def test_an_unfit_store_fails_a_test_client_instead_of_hanging_it() -> None:
+    app = Starlette()
+    app.add_middleware(IdempotencyMiddleware, store=Unfit(), tenant=tenant_of)
+    with pytest.raises(StoreUnfit, match="oncekey migrate"), TestClient(app):
+        pytest.fail("it started")
 
 
 async def test_p4_an_unsafe_setting_stops_the_start_unless_it_is_accepted_by_name(
@@ -1354,6 +1365,27 @@ def test_a_tenant_is_required() -> None:
         IdempotencyMiddleware(inner_lifespan, store=MemoryStore())  # type: ignore[call-arg]
     with pytest.raises(oncekey.Misuse, match="single_tenant"):
         IdempotencyMiddleware(inner_lifespan, store=MemoryStore(), tenant="acme")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"store": None}, "a store is named by its URL"),
+        ({"policy": {"required": True}}, "policy=… takes an oncekey.Policy"),
+        ({"routes": {"POST /orders": {"required": True}}}, "takes an oncekey.Policy"),
+        ({"quota": {"records_max": 3}}, "quota=… takes an oncekey.Quota"),
+        ({"status_path": "idempotency"}, "paths begin with a slash"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_refused_before_the_first_request(
+    setting: dict[str, Any], said: str
+) -> None:
+    settings: dict[str, Any] = {"store": MemoryStore(), "tenant": tenant_of} | setting
+    with pytest.raises(oncekey.Misuse, match=said):
+        IdempotencyMiddleware(inner_lifespan, **settings)
+    if "status_path" not in setting:  # which it has not
+        with pytest.raises(oncekey.Misuse, match=said):
+            Oncekey(**settings)
 
 
 async def test_a_tenant_must_be_a_string() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from oncekey import Policy
@@ -46,6 +48,14 @@ def test_whoever_names_a_method_wants_it_guarded() -> None:
 def test_a_route_that_cannot_be_read_is_named() -> None:
     with pytest.raises(Misuse, match="orders without a slash"):
         Routes(Policy(), {"orders without a slash": Policy()})
+
+
+def test_what_is_no_policy_is_refused_with_its_route() -> None:
+    given: Any = {"POST /orders": {"required": True}}
+    with pytest.raises(Misuse, match=r"'POST /orders': …\} takes an oncekey\.Policy"):
+        Routes(Policy(), given)
+    with pytest.raises(Misuse, match=r"policies by route.* given a list"):
+        Routes(Policy(), [*given])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

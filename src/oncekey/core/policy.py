@@ -174,6 +174,18 @@ class Policy:
         return dataclasses.replace(policy, methods=methods, headers_kept=names)
 
 
+def as_policy(given: object, where: str = "policy=…") -> Policy:
+    """What was given as a policy; one that sets nothing for None. Raises `Misuse` for others."""
+    if given is None:
+        return Policy()
+    if not isinstance(given, Policy):
+        raise Misuse(
+            f"{where} takes an oncekey.Policy, such as Policy(required=True); it was given a "
+            f"{type(given).__name__}"
+        )
+    return given
+
+
 _FIELDS = tuple(f.name for f in dataclasses.fields(Policy))
 _POSITIVE = (
     "lease_s",
@@ -188,6 +200,7 @@ _POSITIVE = (
     "key_chars_min",
 )
 _NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max", "tombstone_s", "clock_skew_s")
+_FLAGS = ("required", "key_time_required", "atomic", "field_digests")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
     "in_flight": ("refuse", "wait"),
@@ -204,6 +217,10 @@ def _check(policy: Policy) -> None:
             raise Misuse(f"Policy({name}={value!r}): must be a number, not negative, not infinite")
         if value == 0 and name in _POSITIVE:
             raise Misuse(f"Policy({name}={value!r}): must be more than 0")
+    for name in _FLAGS:
+        value = getattr(policy, name)
+        if not isinstance(value, bool):  # "false" would count as true
+            raise Misuse(f"Policy({name}={value!r}): must be True or False")
     for name, choices in _CHOICES.items():
         if getattr(policy, name) not in choices:
             raise Misuse(f"Policy({name}={getattr(policy, name)!r}): choose one of {choices}")

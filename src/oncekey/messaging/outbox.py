@@ -23,7 +23,7 @@ from oncekey.messaging.outbox_sqlite import SqliteShelf
 from oncekey.messaging.shelf import Shelf
 from oncekey.stores import join
 from oncekey.stores.base import Store
-from oncekey.stores.url import open_store
+from oncekey.stores.url import as_store
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Outbox:
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
         clock: Clock | None = None,
     ) -> None:
-        self.store = open_store(store) if isinstance(store, str) else store
+        self.store = as_store(store)
         if self.store.name not in _SHELVES:
             raise Misuse(
                 "an outbox is a table beside your own rows, in PostgreSQL, MySQL, MariaDB or "

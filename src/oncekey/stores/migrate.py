@@ -6,13 +6,13 @@ from contextlib import closing
 
 from oncekey.core.op import run
 from oncekey.stores.base import Store
-from oncekey.stores.url import open_store
+from oncekey.stores.url import as_store
 
 
 def migrate(store: str | Store) -> list[str]:
     """Create or change what a store keeps its records in; the names of what was applied, none if it
     is up to date. Safe to run twice, and beside running code. Raises `StoreUnavailable`.
     """
-    opened = open_store(store) if isinstance(store, str) else store
+    opened = as_store(store)
     with closing(opened.connect()) as connection:
         return run(opened.migrate(), connection.ask)

@@ -90,6 +90,15 @@ def open_store(url: str, *, secrets: str | Sequence[str] | None = None) -> Store
     return store if secrets is None else _sealed(store, secrets)
 
 
+def as_store(given: str | Store) -> Store:
+    """A store as it was given, or the one that its URL names. Raises `Misuse` for anything else."""
+    if isinstance(given, str):
+        return open_store(given)
+    if not hasattr(given, "perform"):
+        raise Misuse(_no_text(given))
+    return given
+
+
 def _sealed(store: Store, secrets: str | Sequence[str]) -> Store:
     try:
         sealed = importlib.import_module("oncekey.stores.sealed")
@@ -102,6 +111,8 @@ def _sealed(store: Store, secrets: str | Sequence[str]) -> Store:
 
 
 def _open_plain(url: str) -> Store:
+    if not isinstance(url, str):
+        raise Misuse(_no_text(url))
     scheme = _SCHEME.match(url)
     if scheme is None:
         raise Misuse(_no_scheme(url))
@@ -147,6 +158,11 @@ def _open(url: str, kind: Kind, module: str) -> Store:
             f"{redact(url)}: one of its values cannot be read; it should look like {kind.example}"
         ) from None
     return store
+
+
+def _no_text(given: object) -> str:
+    what = "None" if given is None else f"a {type(given).__name__}"  # itself may hold a password
+    return f"a store is named by its URL, which is a str, and not by {what}. {_choice()}"
 
 
 def _no_scheme(url: str) -> str:

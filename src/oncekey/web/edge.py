@@ -29,7 +29,7 @@ from oncekey.core.headers import (
     says_transient,
 )
 from oncekey.core.key import BadKey
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy, Verdict, as_policy
 from oncekey.core.printable import printable
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
@@ -95,8 +95,10 @@ class Edge:
         clock: Clock | None = None,
     ) -> None:
         check_callable(tenant)
+        if status_path is not None and not status_path.startswith("/"):
+            raise Misuse(f"status_path={status_path!r}: paths begin with a slash")
         self.profile = profiles.profile(profile)
-        self.routes = Routes((policy or Policy()).over(self.profile.policy), routes)
+        self.routes = Routes(as_policy(policy).over(self.profile.policy), routes)
         self.tenant = tenant
         self.status_path = status_path
         self.runtime = Runtime(

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from oncekey.atomic import Adapter, check
-from oncekey.core.policy import INHERIT, Policy
+from oncekey.core.policy import INHERIT, Policy, as_policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.web.edge import Edge
+from oncekey.web.routes import as_policies
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,8 +91,8 @@ def adapter_of_routes(
     atomic: Adapter | None, policy: Policy | None, routes: Mapping[str, Policy] | None
 ) -> Adapter | None:
     """The adapter, if one is needed whatever is marked."""
-    policies = [policy, *(routes or {}).values()]
-    return atomic if any(each is not None and each.atomic is True for each in policies) else None
+    policies = [as_policy(policy), *as_policies(routes).values()]
+    return atomic if any(each.atomic is True for each in policies) else None
 
 
 class Marked:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, as_policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.web.request import within
@@ -43,7 +43,7 @@ class Routes:
 
     def __init__(self, default: Policy, routes: Mapping[str, Policy] | None = None) -> None:
         self._default = default.settled()
-        self._templates = [_compile(text, p, default) for text, p in (routes or {}).items()]
+        self._templates = [_compile(text, p, default) for text, p in as_policies(routes).items()]
         self.policies = [self._default, *(template.policy for template in self._templates)]
         self.methods = frozenset[str]().union(*(policy.methods for policy in self.policies))
         """Methods that are guarded on any route."""
@@ -65,6 +65,18 @@ class Routes:
                     mounted = path.removesuffix(inner)
                     return Route(f"{method} {mounted}{template.text}", template.policy)
         return Route(f"{method} {path}", self._default)
+
+
+def as_policies(given: object) -> dict[str, Policy]:
+    """What was given as policies by route. Raises `Misuse` for what is none."""
+    if not isinstance(given, Mapping | None):
+        raise Misuse(
+            "routes=… takes policies by route, such as {'POST /orders': Policy(required=True)}; it "
+            f"was given a {type(given).__name__}"
+        )
+    return {
+        text: as_policy(each, f"routes={{{text!r}: …}}") for text, each in (given or {}).items()
+    }
 
 
 def _compile(text: str, policy: Policy, default: Policy) -> _Template:
