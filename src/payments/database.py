@@ -127,7 +127,13 @@ def _engine(url: str, connections_max: int) -> Engine:
     if scheme not in ("postgresql", "postgres"):
         raise ValueError(f"the database is sqlite:///… or postgresql://…, not {scheme}{separator}…")
     rest = _without_oncekeys(rest)
-    return sa.create_engine(f"postgresql+psycopg://{rest}", pool_pre_ping=False, **limits)
+    try:
+        return sa.create_engine(f"postgresql+psycopg://{rest}", pool_pre_ping=False, **limits)
+    except (ValueError, sa.exc.ArgumentError):  # which may repeat a part of the password
+        raise ValueError(
+            "the database's URL cannot be read: write postgresql://user:password@host:5432/name, "
+            "and in the password %40 for @, %3A for : and %2F for /"
+        ) from None
 
 
 def _without_oncekeys(url: str) -> str:

@@ -258,7 +258,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     said = parser.parse_args(argv)
     settings = Settings(data=said.data, database_url=said.database, network_url=said.network)
-    with closing(Database(settings)) as database:
+    try:
+        database = Database(settings)
+    except ValueError as error:
+        return _unread("the ledger", "--data or --database", error)
+    with closing(database):
         try:
             return _told(_reconciled(database, settings.network_url, said.pending_s))
         except (NetworkDown, sqlite3.Error) as error:

@@ -32,6 +32,7 @@ from payments.settings import Settings
 log = logging.getLogger("payments")
 
 BACKLOG = 2_048
+PORT_MAX = 65_535
 DRAIN_S_MAX = 30
 WORKER_START_S_MAX = 60
 """How long SIGHUP, which replaces the workers one by one, waits for each."""
@@ -182,6 +183,8 @@ def check(settings: Settings, listening: Listening) -> None:
                 f"{listening.certificate} and {listening.private_key} are no certificate and its "
                 f"private key in PEM form that can be read: {error}"
             ) from None
+    if not 0 <= listening.port <= PORT_MAX:
+        raise CannotServe(f"--port takes a number from 0 up to {PORT_MAX}.")
     if listening.workers < 1:
         raise CannotServe("--workers takes a number from 1 up.")
     if listening.workers > 1 and settings.redis_url is None:

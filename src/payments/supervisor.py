@@ -213,7 +213,7 @@ def _is_free(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
+        except (OSError, OverflowError):  # there is no such port
             return False
         return True
 

@@ -86,6 +86,7 @@ def test_a_database_that_was_not_prepared(
         (["--certificate", "no.pem"], "both"),
         (["--certificate", "no.pem", "--private-key", "no.key"], "PEM"),
         (["--database", "mysql://x"], "postgresql://"),
+        (["--port", "99999"], "up to 65535"),
     ],
     ids=str,
 )
@@ -93,6 +94,18 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
     assert told in say(capsys, "serve", "--data", str(tmp_path), *words, status=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["serve"], 1), (["account", "list"], 1), (["reconcile"], 2)], ids=str
+)
+def test_p12_an_address_that_cannot_be_read_is_told_without_its_password(
+    capsys: pytest.CaptureFixture[str], words: list[str], status: int
+) -> None:
+    """An @ in a password is taken for the end of it, and what follows for a port."""
+    told = say(capsys, *words, "--database", "postgresql://me:pa@ss:word@db/shop", status=status)
+    assert "%40 for @" in told
+    assert "word@" not in told.replace("password@", "")
 
 
 @pytest.mark.parametrize(
