@@ -221,6 +221,22 @@ def test_it_stops_when_it_is_told_to_and_goes_on_later() -> None:
     assert {world.content_of(call) for call in calls} == {BLANK}
 
 
+def test_p11_a_clock_that_is_set_ahead_by_years_costs_no_look_at_each_of_them() -> None:
+    """As where a machine has none of its own, and asks for the time after it has begun."""
+    world, looks = Fader(), list[Any]()
+    world.keys(1)
+    world.chore()
+
+    class Counting(Line):
+        def perform(self, verbs: Any) -> list[Any]:
+            looks.extend(verbs)
+            return super().perform(verbs)
+
+    world.clock.step_wall(3_650 * 86_400.0)
+    world.guard.fading.work(Counting(world.store), go_on)
+    assert 0 < len(looks) <= LOOK_BACK_S / SPAN_S + 1
+
+
 def test_p11_what_is_noted_is_bounded_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

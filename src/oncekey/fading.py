@@ -83,7 +83,9 @@ class Fading:
         self.finish(line)
         if self._next_span is None:
             return
-        for span in range(self._next_span, self._span(-MARGIN_S)):
+        # Of spans before that no lists are left: a clock that is set ahead by years passes them.
+        first = max(self._next_span, self._span(-LOOK_BACK_S))
+        for span in range(first, self._span(-MARGIN_S)):
             if not self._blank_span(line, span, pause):
                 return
             self._next_span = span + 1

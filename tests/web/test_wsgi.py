@@ -188,6 +188,29 @@ def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
     assert world.states() == [State.RELEASED]
 
 
+def test_an_answer_that_the_server_refuses_is_closed_and_kept(world: World) -> None:
+    """What a framework does when its answer is closed (ending its session, say) must be done."""
+    closed: list[bool] = []
+
+    class Body(list[bytes]):
+        def close(self) -> None:
+            closed.append(True)
+
+    def handler(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("X-Broken", "line")])
+        return Body([b"whole"])
+
+    def refusing(status: str, headers: Any, exc_info: Any = None) -> Any:
+        raise ValueError("a header that this server does not send")
+
+    world.handler = handler
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "HTTP_IDEMPOTENCY_KEY": "k1"}
+    with pytest.raises(ValueError, match="does not send"):
+        world.app(environ, refusing)
+    assert closed == [True]
+    assert world.states() == [State.COMPLETED]
+
+
 def test_an_answer_that_cannot_be_judged_is_closed_and_released() -> None:
     def keep(status: int) -> Verdict:
         if status > 599:
@@ -243,6 +266,21 @@ def test_an_error_page_takes_the_place_of_what_had_begun(world: World) -> None:
     reply = ask_wsgi(world.app, "k1")
     assert (reply.status, reply.header("content-length"), reply.body) == (500, "5", b"sorry")
     assert world.states() == [State.RELEASED]
+
+
+def test_an_error_page_is_kept_although_an_endless_answer_had_begun(world: World) -> None:
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        try:
+            raise ZeroDivisionError
+        except ZeroDivisionError:
+            start_response("422 Failed", [("Content-Type", "text/plain")], sys.exc_info())
+        return [b"sorry"]
+
+    world.handler = handler
+    first, again = ask_wsgi(world.app, "k1"), ask_wsgi(world.app, "k1")
+    assert again.replayed
+    assert (first.status, first.body) == (again.status, again.body) == (422, b"sorry")
 
 
 def test_an_error_page_that_comes_too_late_is_refused() -> None:

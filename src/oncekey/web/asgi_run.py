@@ -47,6 +47,7 @@ class Run:
         "_attempt",
         "_body",
         "_call",
+        "_caller",
         "_capture",
         "_drive",
         "_edge",
@@ -80,6 +81,9 @@ class Run:
         self._route = route
         self._call = call
         self._body: bytes | None = body
+        self._caller: asyncio.Future[None] | None = None
+        """What whoever called waits for, once the handler runs; done before its end if they left.
+        """
         self._answered = False
         self._flowing: asyncio.Event | None = None
         self._silenced = False
@@ -133,7 +137,8 @@ class Run:
             self._edge.heartbeat.add(attempt)
 
     def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
-        return self._edge.runtime.background.apart(work)
+        self._caller = self._edge.runtime.background.apart(work)
+        return self._caller
 
     async def _run_app(self, attempt: Attempt) -> None:
         attempts.enter(attempt)
@@ -249,16 +254,33 @@ class Run:
     async def _answer_instead(self, answer: Answer) -> None:
         """Send this, and nothing of what the application says."""
         self._silenced = True
-        await messages.send(self._send, answer)
+        await messages.send(self._tell, answer)
         self._hear_client()
+
+    async def _tell(self, message: Message) -> None:
+        """Send to the client. Raises `OSError` if it is gone, or whoever called: they may have
+        answered it themselves, as a limit on time does, and a server takes only one answer.
+        """
+        if self._left:
+            raise OSError("whoever called has left")
+        try:
+            await self._send(message)
+        except Exception as error:
+            if self._left:
+                raise OSError("whoever called has left") from error
+            raise
+
+    @property
+    def _left(self) -> bool:
+        return self._caller is not None and self._caller.done()
 
     async def _release(self, headers: Any) -> None:
         """Send what was held back."""
         capture, more = self._capture, not self._capture.complete
         start = {"type": "http.response.start", "status": capture.status, "headers": headers}
         try:
-            await self._send(start)
-            await self._send(
+            await self._tell(start)
+            await self._tell(
                 {"type": "http.response.body", "body": capture.taken(), "more_body": more}
             )
         except OSError:
@@ -280,10 +302,10 @@ class Run:
         if self._capture.endless:  # whoever streams learns that nobody reads any more
             if self._silenced:
                 raise OSError("the client of an endless stream is gone")
-            await self._send(message)
+            await self._tell(message)
         elif not self._silenced:
             with contextlib.suppress(OSError):
-                await self._send(message)
+                await self._tell(message)
         if self._capture.complete:
             self._hear_client()
 

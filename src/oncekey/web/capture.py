@@ -44,9 +44,10 @@ class Capture:
         self._chunks, self._size = [], 0
         self.status = status
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+        self.endless = False
         for name, value in self.headers:
             if name == b"content-type" and value.lower().startswith(_UNBOUNDED):
-                self._bytes_max, self.endless = -1, True
+                self.endless = True
 
     def add(self, chunk: bytes, *, last: bool) -> bool:
         """Collect a part; True when the answer is known as far as it will be kept."""
@@ -55,7 +56,7 @@ class Capture:
         self._chunks.append(chunk)
         self._size += len(chunk)
         self.complete = last
-        self.flowing = self._size > self._bytes_max
+        self.flowing = self.endless or self._size > self._bytes_max
         return self.complete or self.flowing
 
     def replace(self, answer: Answer) -> None:

@@ -229,12 +229,16 @@ class IdempotencyMiddleware:
             else:
                 unit.close()
             attempts.leave(outer)
-        if answer is None:
+        if answer is not None:
+            rest.close()
+            return _respond(start_response, answer)
+        try:
             _start(start_response, capture.status, capture.headers)
-            probe("after_send")
-            return rest
-        rest.close()
-        return _respond(start_response, answer)
+        except BaseException:  # the server gets nothing that it could close
+            rest.close()
+            raise
+        probe("after_send")
+        return rest
 
     def _conclude(
         self, capture: Capture, call: Call, attempt: Attempt, drive: Drive

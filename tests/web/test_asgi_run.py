@@ -1,0 +1,69 @@
+"""A guarded request whose caller leaves before its handler has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from oncekey import Policy
+from oncekey.core.record import State
+from tests.web.client import request_headers, scope_for
+from tests.web.test_asgi import World
+
+pytestmark = pytest.mark.anyio
+
+
+class Caller:
+    """What stands around the middleware: it gives up when told to, and answers the client."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.sent: list[Any] = []
+        self.answered = False
+
+    async def ask(self, key: str) -> None:
+        scope = scope_for("POST", "/orders", request_headers(key, b"{}", "application/json", ()))
+        body = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+        async def receive() -> Any:
+            return body.pop() if body else {"type": "http.disconnect"}
+
+        try:
+            await self._world.app(scope, receive, self._send)
+        except asyncio.CancelledError:
+            await self._send({"type": "http.response.start", "status": 504, "headers": []})
+            await self._send({"type": "http.response.body", "body": b""})
+            self.answered = True
+
+    async def _send(self, message: Any) -> None:
+        if self.answered:  # as servers say
+            raise RuntimeError(f"Unexpected ASGI message {message['type']!r}")
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize("answer_bytes_max", [1_000, 3])
+async def test_e35_who_has_left_is_told_nothing_and_stops_nothing(answer_bytes_max: int) -> None:
+    """A limit on time, say, that has answered the client itself: a server takes no second answer,
+    and what it says to one is no failure of the handler's.
+    """
+    world, ended = World(policy=Policy(answer_bytes_max=answer_bytes_max)), list[bool]()
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(receive: Any, send: Any) -> None:
+        started.set()
+        await go_on.wait()
+        await world.answer_with({"ok": True}, parts=3)(receive, send)
+        ended.append(True)  # as background work would be
+
+    world.handler, caller = handler, Caller(world)
+    request = asyncio.ensure_future(caller.ask("k1"))
+    await started.wait()
+    request.cancel()
+    await request
+    go_on.set()
+    await world.app.drain()
+    assert ended == [True]
+    assert world.states() == [State.COMPLETED]
+    assert [message.get("status") for message in caller.sent] == [504, None]
