@@ -23,7 +23,7 @@ class Wire:
         self._skipped = 0
         self.cuts = 0
         """How often it did break a connection because it was told to."""
-        self._closing = threading.Event()
+        self._end, self._ended = socket.socketpair()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -64,25 +64,32 @@ class Wire:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._closing.set()
+        self._end.close()
         self._thread.join()
-        for listener in self._listeners:
+        for listener in (*self._listeners, self._ended):
             listener.close()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for listener in self._listeners:
+            for listener in (*self._listeners, self._ended):
                 selector.register(listener, selectors.EVENT_READ)
-            while not self._closing.is_set():
-                for key, _ in selector.select(timeout=0.05):
-                    if key.data is None:
-                        assert isinstance(key.fileobj, socket.socket)
-                        self._accept(selector, key.fileobj)
-                    else:
-                        self._pass(selector, *key.data)
+            while self._turn(selector):
+                pass
             for key in list(selector.get_map().values()):
                 if key.data is not None:
                     key.data[0].close()
+
+    def _turn(self, selector: selectors.BaseSelector) -> bool:
+        """Pass on what has come; False at the end."""
+        for key, _ in selector.select():
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj is self._ended:
+                return False
+            if key.data is None:
+                self._accept(selector, key.fileobj)
+            else:
+                self._pass(selector, *key.data)
+        return True
 
     def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         near, _ = listener.accept()
@@ -91,6 +98,9 @@ class Wire:
         except OSError:  # nobody is there: the caller is to notice
             near.close()
             return
+        for end in (near, far):
+            # Else what follows the first part of a message waits 40 ms for that to be acknowledged.
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         selector.register(near, selectors.EVENT_READ, (near, far, False))
         selector.register(far, selectors.EVENT_READ, (far, near, True))
 
