@@ -17,6 +17,7 @@ from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import Find, Insert, Steps, Swap, Verb
 from oncekey.core.versions import Versions
 from oncekey.decision import Call, Decision, Execute, Finished, Refuse, Replay, Stored
+from oncekey.errors import TooLong
 from oncekey.guard import Guard
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
@@ -238,3 +239,44 @@ def test_what_its_own_release_would_not_repeat_is_refused() -> None:
     world = World()
     world.process(3, recovery="block").complete(OLD)
     assert kind(world.process(4, stale="rerun").begin()) is Kind.STALE_ANSWER
+
+
+# ------------------------------------------------------------------ more than the store takes
+
+
+class Small(MemoryStore):
+    """Takes answers of so many bytes only, headers and body."""
+
+    bytes_max = 0
+
+    def perform(self, verbs: Any) -> Any:
+        for answer in [verb.answer for verb in verbs if isinstance(verb, Swap) and verb.answer]:
+            said = [*answer.headers, (b"", answer.body or b"")]
+            if sum(len(name) + len(text) for name, text in said) > self.bytes_max:
+                raise TooLong("raise max_allowed_packet")
+        return super().perform(verbs)
+
+
+@pytest.mark.parametrize(("bytes_max", "lines"), [(100, OLD.headers), (10, ())])
+def test_of_an_answer_that_the_store_does_not_take_the_fact_is_kept(
+    bytes_max: int, lines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, store = World(), Small()
+    store.bytes_max, world.gatherer = bytes_max, Gatherer(store)
+    process = world.process(3)
+    long = dataclasses.replace(OLD, body=b"x" * 1000)
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        assert isinstance(process.complete(long), Stored)
+    assert "it was done, and not what it gave: raise max_allowed_packet" in caplog.text
+    assert process.found().answer == Answer(201, lines, None)
+    assert kind(process.begin()) is Kind.ANSWER_NOT_KEPT
+
+
+def test_a_store_that_takes_nothing_is_not_asked_again_and_again() -> None:
+    world, store = World(), Small()
+    store.bytes_max, world.gatherer = -1, Gatherer(store)
+    process = world.process(3)
+    running = process.execute()
+    world.asked.clear()
+    assert kind(process.conclude(running, OLD, Verdict.KEEP)) is Kind.STORE_UNAVAILABLE
+    assert [type(verb) for verb in world.asked] == [Swap] * 3

@@ -18,7 +18,7 @@ from oncekey.core.key import short_hash
 from oncekey.core.op import Op, Pause
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import AppendStep, Done, Refused, Swap, Verb
-from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreUnavailable, StoreUnfit, TooLong
 
 PATIENCE_S = 5.0
 """How long a request repeats a question that the store does not answer, before the handler ran."""
@@ -96,6 +96,8 @@ class Asking:
             asked = self._clock.monotonic()
             try:
                 outcome = yield verb
+            except TooLong:
+                raise
             except (
                 StoreUnavailable,
                 StoreUnfit,

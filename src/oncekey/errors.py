@@ -5,6 +5,7 @@
     ├── StoreError
     │   ├── StoreUnavailable the store did not answer; `sent` says whether it may have acted
     │   ├── StoreUnfit       the store answers, but must not be used as it is
+    │   │   └── TooLong      what is to be kept is more than it takes
     │   └── CorruptRecord    what the store returned cannot be read
     ├── StepsChanged         a later attempt takes other steps than the one it continues
     ├── OutcomeUnknown       a step that must not be repeated was begun, and nobody knows its end
@@ -52,6 +53,10 @@ class StoreUnfit(StoreError):
     """The store works but would not keep the promises; the message names the setting or command
     that helps.
     """
+
+
+class TooLong(StoreUnfit):
+    """What is to be kept is more than the store takes, now and later. Nothing was sent."""
 
 
 class CorruptRecord(StoreError):

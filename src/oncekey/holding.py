@@ -27,7 +27,7 @@ from oncekey.core.record import Answer, Claim, Record, State, Step
 from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
-from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.fading import Fading
 from oncekey.probes import probe
 from oncekey.quotas import Quotas
@@ -212,17 +212,31 @@ class Holding(Asking):
         """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
         attempt.finished = True
         run_s = self._clock.monotonic() - attempt.claimed_at
-        swap = self.completion(attempt, answer)
         probe("before_complete")
         try:
-            outcome = yield from self._persist(swap, attempt)
+            swap, outcome = yield from self._complete(attempt, answer)
         except (StoreUnavailable, StoreUnfit):
             return self._unrecorded(attempt)
         probe("after_complete")
         if isinstance(outcome, Done):
-            self._tell_completed(attempt, answer, run_s)
+            self._tell_completed(attempt, swap.answer or answer, run_s)
             return Stored(swap.retention_s - attempt.policy.tombstone_s)
         return self._superseded(attempt, outcome.record, call)
+
+    def _complete(self, attempt: Attempt, answer: Answer) -> Op[tuple[Swap, Done | Refused]]:
+        """Of an answer that is more than the store takes, keep at least that it was done: else it
+        would run again and again.
+        """
+        swap = self.completion(attempt, answer)
+        try:
+            return swap, (yield from self._persist(swap, attempt))
+        except TooLong as error:
+            if answer.body is None and not answer.headers:
+                raise
+            said = printable(attempt.operation), error
+            _log.error("%s: retries learn that it was done, and not what it gave: %s", *said)
+        headers = () if answer.body is None else answer.headers
+        return (yield from self._complete(attempt, Answer(answer.status, headers, None)))
 
     def completion(self, attempt: Attempt, answer: Answer) -> Swap:
         """The verb that records an attempt's answer."""

@@ -37,13 +37,20 @@ from oncekey.core.verbs import (
     Sweep,
     Verb,
 )
-from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import (
+    CorruptRecord,
+    Misuse,
+    StoreError,
+    StoreUnavailable,
+    StoreUnfit,
+    TooLong,
+)
 from oncekey.stores.dynamodb import open_url
 from oncekey.stores.dynamodb_calls import Call, Denied
 from oncekey.stores.dynamodb_connection import Driver, Tries
 from oncekey.stores.dynamodb_dates import Dates
 from oncekey.stores.dynamodb_fitness import definition, findings
-from oncekey.stores.dynamodb_items import INLINE_BYTES_MAX
+from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
 from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
 from oncekey.stores.dynamodb_table import judged
 from oncekey.stores.finding import Risk, insist
@@ -393,6 +400,8 @@ def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> N
     step = Step("fetch", b"d", bytes(STEP_BYTES_MAX + 1))
     with pytest.raises(StoreError, match="keep where it is"):
         case.ask(AppendStep(record.id, record.fence, record.token, step))
+    with pytest.raises(TooLong, match="headers of an answer"):
+        case.ask(case.complete(record, Answer(200, ((b"x", bytes(HEADERS_BYTES_MAX)),), b"")))
     case.same(case.find(record.id), record)
 
 

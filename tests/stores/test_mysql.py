@@ -30,7 +30,7 @@ from oncekey.core.verbs import (
     Sweep,
     Verb,
 )
-from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.base import AGAIN
 from oncekey.stores.mysql import open_url
 from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN
@@ -261,7 +261,7 @@ def test_p11_what_is_too_long_for_the_server_is_refused_before_it_is_sent(
         [[bytes_max]] = cursor.fetchall()
     small, large = case.begin(), case.begin()
     body = bytes(bytes_max // 2)
-    with pytest.raises(StoreUnfit, match="raise max_allowed_packet"):
+    with pytest.raises(TooLong, match="raise max_allowed_packet"):
         case.ask(case.complete(large, Answer(200, (), body)))
     assert case.find(large.id).state is State.RUNNING
     assert case.ask(case.complete(small)) == Done(small.fence)
@@ -373,7 +373,7 @@ def test_p11_a_batch_is_cut_to_what_the_server_takes(server: MariaDB) -> None:
 
         long = [Insert(case.claim(request=bytes(LONG_BYTES_MIN - 1))) for _ in range(2)]
         assert carry_out(long) == [AGAIN, AGAIN]
-        with pytest.raises(StoreUnfit, match="raise max_allowed_packet"):
+        with pytest.raises(TooLong, match="raise max_allowed_packet"):
             carry_out(long[:1])
 
 

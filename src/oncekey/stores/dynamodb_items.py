@@ -31,7 +31,7 @@ from oncekey.core.record import (
     encode_headers,
 )
 from oncekey.core.verbs import Swap
-from oncekey.errors import CorruptRecord, StoreError
+from oncekey.errors import CorruptRecord, StoreError, TooLong
 from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, s, text
 from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, body_digest, pieces
 from oncekey.stores.observed import Sightings
@@ -41,6 +41,8 @@ SHARDS = 8
 """Into how many partitions an index is spread: one takes 1,000 writes a second."""
 INLINE_BYTES_MAX = 65_536
 """Bodies up to this are a part of the record: every write to an item costs what it weighs."""
+HEADERS_BYTES_MAX = 262_144
+"""With the largest body beside them, and all else, they fit into an item."""
 MICROS = 1_000_000
 
 KEPT = {"S": "parts"}
@@ -164,7 +166,13 @@ def answered(verb: Swap) -> Item:
     item: Item = {}
     if verb.answer is not None:
         item["status"] = n(verb.answer.status)
-        item["headers"] = b(encode_headers(verb.answer.headers))
+        headers = encode_headers(verb.answer.headers)
+        if len(headers) > HEADERS_BYTES_MAX:
+            raise TooLong(
+                f"the headers of an answer have {len(headers)} bytes; in DynamoDB at most "
+                f"{HEADERS_BYTES_MAX} can be kept: send fewer"
+            )
+        item["headers"] = b(headers)
         body = verb.answer.body
         if body is not None and len(body) <= INLINE_BYTES_MAX:
             item["body"] = b(body)

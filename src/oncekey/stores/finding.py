@@ -43,8 +43,8 @@ ACCEPTS = {
     Risk.EVICTION: "a full memory may forget records at any time",
     Risk.GLOBAL_TABLE: "regions do not wait for each other: safe only if one of them alone writes",
     Risk.NETWORK_FILES: "the share may neither lock nor sync as SQLite needs it",
-    Risk.PACKETS: "an answer that does not fit is not kept, and a retry runs again: lower "
-    "`Policy(answer_bytes_max=…)` to half a packet",
+    Risk.PACKETS: "an answer that does not fit is kept without its body, and no retry gets it: "
+    "lower `Policy(answer_bytes_max=…)` to half a packet",
 }
 """What somebody takes upon themselves, in the words of the documentation."""
 

@@ -34,12 +34,12 @@ from pymysql.constants import CLIENT
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
 from oncekey.core.verbs import Verb
-from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores import mysql_fitness, mysql_sql
 from oncekey.stores.base import Durability
 from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.mysql_address import Address, read
-from oncekey.stores.mysql_text import Question, Reply, TooLong
+from oncekey.stores.mysql_text import Question, Reply
 from oncekey.stores.mysql_write import Limits
 from oncekey.stores.patience import Patience
 from oncekey.stores.sql import check_schema, check_waits, migrations

@@ -96,7 +96,7 @@ class Server:
             longest = DEFAULTS.answer_bytes_max
             why = (
                 f"an answer may have {longest:,} bytes and needs {PACKET_BYTES_MIN:,}; what does "
-                "not fit is not kept, and a retry runs again"
+                "not fit is kept without its body, and no retry gets it"
             )
             do = f"SET GLOBAL max_allowed_packet = {PACKET_BYTES}, and in its configuration"
             return unsafe("packets", seen, why, do, Risk.PACKETS)

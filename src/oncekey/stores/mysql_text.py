@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oncekey.core.value import value
-from oncekey.errors import StoreUnfit
 
 Value = None | bool | int | float | bytes | str
 
@@ -43,10 +42,6 @@ class Question:
     """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
     at_once: bool = False
     """In a caller's transaction: who holds a row is not waited for, or as shortly as can be."""
-
-
-class TooLong(StoreUnfit):
-    """A question is longer than the server takes. Nothing of it was sent."""
 
 
 @value

@@ -11,13 +11,13 @@ from oncekey.core.op import Op
 from oncekey.core.record import Claim, Record, State, encode_headers
 from oncekey.core.value import value
 from oncekey.core.verbs import AppendStep, Done, Insert, Refused, Swap, When
+from oncekey.errors import TooLong
 from oncekey.stores import sql
 from oncekey.stores.base import AGAIN, Again
 from oncekey.stores.mysql_text import (
     CLOCK,
     Question,
     Reply,
-    TooLong,
     Value,
     among,
     is_long,
