@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.url import KINDS, as_store, open_store, redact
+from oncekey.stores.url import KINDS, as_store, open_store, redact, scrub
 
 PASSWORD = "hunter2"
 
@@ -228,3 +228,10 @@ def test_p12_no_password_survives_whatever_it_holds(scheme: str, user: str, nois
     secret = f"{noise}s3cr3t{noise}"
 
     assert redact(f"{scheme}://{user}:{secret}@host:1/db") == f"{scheme}://{user}:***@host:1/db"
+
+
+def test_p12_a_password_is_taken_out_where_it_is_quoted_and_not_where_letters_happen_to_be_so() -> (
+    None
+):
+    said = 'no "p" at port 1, p:p, u=p'
+    assert scrub("postgresql://u:p@one/keys", said) == 'no "***" at port 1, ***:***, u=***'

@@ -543,6 +543,11 @@ def test_a_mark_without_the_middleware_is_told(wsgi: Site) -> None:
         (None, "settings.ONCEKEY is missing"),
         ({}, "has no 'store'"),
         ({"store": "memory://"}, "has no 'tenant'"),
+        ({"store": "keys.db", "tenant": "oncekey.single_tenant"}, "such as sqlite:///keys.db"),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": ["POST /orders"]},
+            "policies by route",
+        ),
         ({"store": "memory://", "tenant": "tests.nothing.account_of"}, "tests.nothing"),
         ({"store": "memory://", "tenant": 7}, "takes a function"),
         ({"store": "nowhere://", "tenant": "oncekey.single_tenant"}, "nowhere"),

@@ -206,8 +206,11 @@ def redact(url: str) -> str:
 
 
 def scrub(url: str, text: str) -> str:
-    """The text without the URL's password, should a driver have quoted it."""
+    """The text without the URL's password, should a driver have quoted it.
+
+    Within a word it stands by chance, and leaving it out there would tell what it is.
+    """
     raw = urlsplit(url).password or ""
     for secret in {raw, unquote(raw)} - {""}:
-        text = text.replace(secret, "***")
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", text)
     return text

@@ -35,13 +35,10 @@ def views() -> Views:
     tenant = _imported("tenant", given["tenant"])
     check_callable(tenant)
     return Views(
-        store=_imported("store", given["store"]) if _is_path(given["store"]) else given["store"],
+        store=_store(given["store"]),
         tenant=_of_django(tenant),
         policy=_policy("policy", given.get("policy")),
-        routes={
-            route: _policy(f"routes[{route!r}]", policy) or Policy()
-            for route, policy in given.get("routes", {}).items()
-        },
+        routes=_routes(given.get("routes")),
         profile=given.get("profile", "oncekey"),
         hooks=[_imported("hooks", hook) for hook in given.get("hooks", ())],
         atomic=Django(given["atomic"]) if given.get("atomic") else None,
@@ -74,8 +71,16 @@ _MISSING = {
 }
 
 
-def _is_path(store: Any) -> bool:
-    return isinstance(store, str) and ":" not in store
+def _store(given: Any) -> Any:
+    if not isinstance(given, str) or ":" in given:
+        return given
+    try:
+        return import_string(given)
+    except ImportError as error:
+        raise Misuse(
+            f"settings.ONCEKEY['store'] is {given!r}: neither a URL, such as sqlite:///keys.db, "
+            f"nor the dotted path of a store: {error}"
+        ) from error
 
 
 def _imported(name: str, given: Any) -> Any:
@@ -96,6 +101,16 @@ def _policy(name: str, given: Any) -> Policy | None:
         raise Misuse(
             f"settings.ONCEKEY: {name} takes an oncekey.Policy, or its fields as a dict: {error}"
         ) from error
+
+
+def _routes(given: Any) -> dict[str, Policy]:
+    if not isinstance(given, Mapping | None):
+        raise Misuse(
+            "settings.ONCEKEY: routes takes policies by route, such as "
+            '{"POST /orders": {"recovery": "block"}}'
+        )
+    named = (given or {}).items()
+    return {route: _policy(f"routes[{route!r}]", policy) or Policy() for route, policy in named}
 
 
 def _quota(given: Any) -> Quota | None:
