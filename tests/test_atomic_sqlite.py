@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
 import threading
 from typing import Any
 
 import pytest
 
-from oncekey.atomic.exclusive import Exclusive
 from tests.atomic_shop import Opener, leased, new_key, opener
 
 __all__ = ["opener"]
@@ -114,17 +111,3 @@ async def test_p6_who_is_cancelled_while_it_begins_leaves_nothing_held(
             while (reply := await shop.order(key)).status == 409:
                 pass
         assert (reply.status, shop.orders()) == (201, 1)
-
-
-def test_a_limit_longer_than_any_wait_costs_no_other_its_end() -> None:
-    with contextlib.ExitStack() as opened:
-
-        def begun(seconds_max: float) -> Exclusive:
-            db = sqlite3.connect(":memory:", check_same_thread=False)
-            opened.enter_context(contextlib.closing(db))
-            return Exclusive(db, seconds_max)
-
-        endless = begun(1e11)
-        assert begun(0.01)._ended.wait(20), "it is rolled back"
-        with endless.ending():
-            pass

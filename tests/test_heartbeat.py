@@ -221,20 +221,6 @@ def running(store: MemoryStore, guard: Guard, key: str, **policy: Any) -> Attemp
     return decision.attempt
 
 
-def test_a_lease_longer_than_any_wait_costs_no_other_its_renewals(
-    renewals: threading.Semaphore,
-) -> None:
-    store, guard = MemoryStore(), Guard()
-    heartbeat = Heartbeat(store, guard)
-    heartbeat.add(running(store, guard, "for ever", lease_s=1e11))
-    pause = threading.Event()
-    while heartbeat._wakes_at == float("inf"):  # until it waits for the first
-        pause.wait(0.001)
-    heartbeat.add(running(store, guard, "short", lease_s=0.03))
-    assert renewals.acquire(timeout=20)
-    heartbeat.stop()
-
-
 class Unreadable(MemoryStore):
     """Fails for every batch that holds one certain record."""
 

@@ -148,8 +148,7 @@ class Heartbeat:
                     return due
                 at = self._schedule.next_at()
                 self._wakes_at = float("inf") if at is None else at
-                wait_s = max(self._wakes_at - now, 0.001)
-                self._condition.wait(min(wait_s, threading.TIMEOUT_MAX))
+                self._condition.wait(None if at is None else max(at - now, 0.001))
             return None
 
     def _beat(self, line: Line, due: list[Attempt]) -> None:

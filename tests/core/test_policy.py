@@ -13,6 +13,7 @@ import pytest
 from oncekey.core.policy import (
     DEFAULTS,
     INHERIT,
+    SECONDS_MAX,
     Policy,
     Verdict,
     as_policy,
@@ -96,10 +97,14 @@ POSITIVE = [
     "unknown_retention_s",
     "lapses_max",
     "request_bytes_max",
+    "request_kept_bytes_max",
     "answer_bytes_max",
+    "atomic_s_max",
     "key_chars_min",
 ]
 NOT_NEGATIVE = ["wait_s", "waiters_per_key_max", "waiters_max", "tombstone_s", "clock_skew_s"]
+TIMES = [name for name in (*POSITIVE, *NOT_NEGATIVE) if name.endswith(("_s", "_s_max"))]
+COUNTS = [name for name in (*POSITIVE, *NOT_NEGATIVE) if name not in TIMES]
 
 
 def refused(**setting: Any) -> str:
@@ -142,6 +147,24 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(
     name: str, value: str, choices: str
 ) -> None:
     assert refused(**{name: value}) == f"Policy({name}='{value}'): choose one of {choices}"
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_p11_a_time_that_not_every_store_can_count_is_refused(name: str) -> None:
+    """Redis would let the handler run and then refuse to keep its answer, each time."""
+    setting: dict[str, Any] = {name: SECONDS_MAX}
+    assert getattr(Policy(**setting).settled(), name) == SECONDS_MAX
+    assert "must be at most a century" in refused(**{name: SECONDS_MAX + 1})
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_what_is_counted_is_a_whole_number(name: str) -> None:
+    wanted = f"Policy({name}=100.0): must be a whole number, such as 100"
+    assert refused(**{name: 1e2}) == wanted
+
+
+def test_p11_a_client_cannot_ask_for_more_than_a_century_either() -> None:
+    assert "retention_declared_s" in refused(retention_declared_s=(1, SECONDS_MAX + 1))
 
 
 @pytest.mark.parametrize("name", ["required", "key_time_required", "atomic", "field_digests"])

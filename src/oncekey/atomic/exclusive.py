@@ -134,7 +134,7 @@ class Exclusive:
     # A transaction must not cross a fork: the child would count on its parent's locks.
 
     def before_fork(self) -> None:
-        self._ended.wait(min(self._seconds_max + 1.0, threading.TIMEOUT_MAX))
+        self._ended.wait(self._seconds_max + 1.0)
 
     def after_fork(self) -> None:
         """It is over."""
@@ -179,8 +179,9 @@ class _Watch:
                 late = [transaction for transaction, at in self._late_at.items() if at <= now]
                 if late:
                     return late
-                self._wakes_at = min(self._late_at.values(), default=float("inf"))
-                self._condition.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+                next_at = min(self._late_at.values(), default=None)
+                self._wakes_at = float("inf") if next_at is None else next_at
+                self._condition.wait(None if next_at is None else next_at - now)
 
 
 watch = _Watch()

@@ -200,6 +200,10 @@ _POSITIVE = (
     "key_chars_min",
 )
 _NOT_NEGATIVE = ("wait_s", "waiters_per_key_max", "waiters_max", "tombstone_s", "clock_skew_s")
+SECONDS_MAX = 100 * 366 * 86_400
+"""A century. Some stores and threads cannot count much further: a handler would run, and then its
+answer could not be kept.
+"""
 _FLAGS = ("required", "key_time_required", "atomic", "field_digests")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
@@ -217,6 +221,11 @@ def _check(policy: Policy) -> None:
             raise Misuse(f"Policy({name}={value!r}): must be a number, not negative, not infinite")
         if value == 0 and name in _POSITIVE:
             raise Misuse(f"Policy({name}={value!r}): must be more than 0")
+        if name.endswith(("_s", "_s_max")):
+            if value > SECONDS_MAX:
+                raise Misuse(f"Policy({name}={value!r}): must be at most a century, {SECONDS_MAX}")
+        elif not isinstance(value, int):
+            raise Misuse(f"Policy({name}={value!r}): must be a whole number, such as {int(value)}")
     for name in _FLAGS:
         value = getattr(policy, name)
         if not isinstance(value, bool):  # "false" would count as true
@@ -251,7 +260,8 @@ def _check_memory(policy: Policy) -> None:
     declared: object = policy.retention_declared_s
     if declared is not None:
         given = tuple(declared) if isinstance(declared, tuple | list) else ()
-        if len(given) != 2 or not all(map(_is_number, given)) or not 0 < given[0] <= given[1]:
+        known = len(given) == 2 and all(map(_is_number, given))
+        if not known or not 0 < given[0] <= given[1] <= SECONDS_MAX:
             raise Misuse(
                 f"Policy(retention_declared_s={declared!r}): takes the shortest and the longest "
                 "retention that a client may ask for, such as (3600, 604800)"
