@@ -178,6 +178,19 @@ def test_without_a_request_a_record_that_lapsed_can_still_be_declared_unknown(
     assert after.state is State.UNKNOWN
 
 
+@pytest.mark.parametrize("tenant", ["acct_1", "0123456789abcdef" * 2])
+def test_a_real_id_that_looks_like_a_hashed_one_is_merely_not_hidden(
+    store: SealedStore, tenant: str
+) -> None:
+    """One in four thousand million does by chance: its retries were refused."""
+    completed(store)
+    assert store._seal is not None
+    alike = completed(store, id=store._seal.id(new_id()), tenant=tenant)
+    [found] = ask(store, Insert(replace(alike, token=new_token())))
+    assert (found.record.tenant, found.record.key) == (tenant, "order-17")
+    assert found.record.answer == ANSWER
+
+
 def test_a_tenants_records_are_listed_under_its_name(store: SealedStore) -> None:
     completed(store)
     completed(store, tenant="acct_2")

@@ -25,6 +25,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -41,6 +42,7 @@ from oncekey.stores.sql import decode_digests, encode_digests
 IDS_REMEMBERED = 4_096
 _HEAD_BYTES, _CHECK_BYTES = 28, 4
 _CONTENT, _RECOVERY = b"c", b"r"
+_IS_HASHED = re.compile(r"[0-9a-f]{32}").fullmatch
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -142,13 +144,17 @@ class Seal:
         return replace(
             claim,
             id=self.id(given),
-            # Who has only the hashed id has only the hashed name, and hands that back.
-            tenant=claim.tenant if self.is_sealed(given) else self.tenant(claim.tenant),
+            tenant=self._kept_tenant(claim),
             key=_as_text(self._seal(given, named, b"claim", *bound)) if claim.key else "",
             fingerprint=self._seal(given, claim.fingerprint, b"fingerprint", *bound),
             field_digests={},
             request=request,
         )
+
+    def _kept_tenant(self, claim: Claim) -> str:
+        """Who has only the hashed id has only the hashed name, and hands that back."""
+        handed_back = self.is_sealed(claim.id) and _IS_HASHED(claim.tenant)
+        return claim.tenant if handed_back else self.tenant(claim.tenant)
 
     def requested(self, given: bytes, envelope: bytes) -> Kept:
         """What the request's envelope says."""
@@ -194,7 +200,7 @@ class Seal:
             return tenant or found.tenant, CLOSED if found.key else "", None
         opened, key, digests = unpack(named, 3)
         account = _text(opened)
-        if self.tenant(account) != found.tenant:
+        if found.tenant not in (self.tenant(account), account):
             raise CorruptRecord("a sealed record stands under another tenant than its own")
         return account, _text(key), None if digests is None else digests.decode()
 
