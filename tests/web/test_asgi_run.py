@@ -1,4 +1,4 @@
-"""A guarded request whose caller leaves before its handler has ended."""
+"""A guarded request whose caller leaves before its handler has ended, or is guarded itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 
 from oncekey import Policy
 from oncekey.core.record import State
-from tests.web.client import request_headers, scope_for
-from tests.web.test_asgi import World
+from oncekey.errors import Misuse
+from oncekey.stores.memory import MemoryStore
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.web.client import ask, request_headers, scope_for
+from tests.web.test_asgi import World, tenant_of
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +70,21 @@ async def test_e35_who_has_left_is_told_nothing_and_stops_nothing(answer_bytes_m
     assert ended == [True]
     assert world.states() == [State.COMPLETED]
     assert [message.get("status") for message in caller.sent] == [504, None]
+
+
+async def test_a_middleware_within_itself_is_refused_and_not_waited_for() -> None:
+    """It was told for ever that the first request, which is itself, still runs."""
+    world = World()
+    twice = IdempotencyMiddleware(world.app, store=world.store, tenant=tenant_of)
+    with pytest.raises(Misuse, match="guarded twice"):
+        await ask(twice, "k1")
+    assert world.runs == 0
+    assert world.states() == [State.RELEASED]
+
+
+async def test_a_middleware_may_stand_within_one_that_has_another_store() -> None:
+    world = World()
+    outer = IdempotencyMiddleware(world.app, store=MemoryStore(world.clock), tenant=tenant_of)
+    first, again = await ask(outer, "k1"), await ask(outer, "k1")
+    assert (first.body, again.body, again.replayed) == (b'{"ok": true}', b'{"ok": true}', True)
+    assert world.runs == 1

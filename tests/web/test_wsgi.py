@@ -17,6 +17,7 @@ from oncekey.clock import FakeClock
 from oncekey.core.policy import Verdict
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Scan
+from oncekey.errors import Misuse
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
@@ -472,6 +473,14 @@ def test_p5_paths_that_are_no_text_are_refused_rather_than_taken_for_each_other(
         assert ask_wsgi(world.app, "k1", path=path).kind == "malformed-request"
     assert (world.runs, world.stored()) == (0, 0)
     assert ask_wsgi(world.app, "k1", path="/files/\xc3\xa9").status == 201
+
+
+def test_a_middleware_within_itself_is_refused_and_not_waited_for(world: World) -> None:
+    twice = IdempotencyMiddleware(world.app, store=world.store, tenant=tenant_of)
+    with pytest.raises(Misuse, match="guarded twice"):
+        ask_wsgi(twice, "k1")
+    assert world.states() == [State.RELEASED]
+    twice.close()
 
 
 def test_a_handler_may_send_requests_to_its_own_application() -> None:

@@ -33,6 +33,7 @@ from oncekey.web import messages
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, log
 from oncekey.web.messages import Message, Receive, Scope, Send
+from oncekey.web.request import GUARDED, check_guarded_once
 from oncekey.web.routes import Route
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Run:
         """Ask the engine, then run, replay or refuse."""
         guard, policy = self._edge.guard, self._route.policy
         claim = guard.claim(self._call, policy)
+        check_guarded_once(self._scope.get(GUARDED), self._edge.runtime.registry, claim)
         try:
             decision = await self._drive(guard.begin(self._call, policy, claim))
         except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
@@ -124,7 +126,8 @@ class Run:
 
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
-        self._scope = messages.inner(self._scope)
+        by = self._edge.runtime.registry, attempt.held.id
+        self._scope = messages.inner(self._scope, by)
         self._hold(attempt)
         return self._apart(self._run_app(attempt))
 

@@ -87,12 +87,12 @@ def resupply(environ: Environ, body: bytes) -> Environ:
     return environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
 
 
-def inner(environ: Environ) -> Environ:
+def inner(environ: Environ, by: object = None) -> Environ:
     """The environ for a guarded application: nothing in it lets an answer depend on this client
-    alone.
+    alone. `by` is what stands under `GUARDED`.
 
     A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
     Middleware outside this one still sees the header and may code each answer for its own client.
     """
     hidden = ("HTTP_ACCEPT_ENCODING", "wsgi.file_wrapper")
-    return {GUARDED: True} | {n: value for n, value in environ.items() if n not in hidden}
+    return {n: value for n, value in environ.items() if n not in hidden} | {GUARDED: by}

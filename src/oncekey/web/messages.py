@@ -38,11 +38,11 @@ def matched(scope: Scope) -> bool:
     return found is not None and not hasattr(found, "routes")
 
 
-def inner(scope: Scope) -> Scope:
+def inner(scope: Scope, by: object = None) -> Scope:
     """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this
-    client alone.
+    client alone. `by` is what stands under `GUARDED`.
     """
-    inner = {**scope, GUARDED: True}
+    inner = {**scope, GUARDED: by}
     extensions = scope.get("extensions")
     if extensions:
         inner["extensions"] = {

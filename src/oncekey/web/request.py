@@ -6,10 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from oncekey.core.record import Claim
 from oncekey.core.value import value
+from oncekey.errors import Misuse
+from oncekey.registry import Registry
 
 GUARDED = "oncekey.guarded"
-"""In the scope or environ of a request that is guarded already."""
+"""In the scope or environ of a request that is guarded already: by which record of which store,
+where there is one.
+"""
+
+
+def check_guarded_once(around: object, registry: Registry, claim: Claim) -> None:
+    """Raise `Misuse` where the middleware around this one has claimed the same record: a request
+    would wait for itself. `around` is what stands under `GUARDED`.
+    """
+    if around == (registry, claim.id):
+        raise Misuse(
+            f"{claim.operation} is guarded twice, by one IdempotencyMiddleware within another; "
+            "choose one of them for this route"
+        )
 
 
 class Headers(Mapping[str, str]):

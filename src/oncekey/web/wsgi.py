@@ -44,7 +44,7 @@ from oncekey.web.edge import UNSTORED, Edge, Tenant, log
 from oncekey.web.environ import Environ
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import WsgiRunner
-from oncekey.web.request import Request
+from oncekey.web.request import GUARDED, Request, check_guarded_once
 from oncekey.web.routes import Route
 from oncekey.web.status import state_of, status, status_answer
 
@@ -132,7 +132,7 @@ class IdempotencyMiddleware:
         if call is None:
             return self.app(environ, start_response)
         edge.start()
-        return self._decide(environs.inner(environ), start_response, route, call)
+        return self._decide(environ, start_response, route, call)
 
     def _call(
         self, request: Request, route: Route, key: str | None, body: bytes
@@ -155,7 +155,9 @@ class IdempotencyMiddleware:
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
     ) -> Iterable[bytes]:
         guard, unit = self.edge.guard, self.edge.unit(route.policy)
-        claim = guard.claim(call, route.policy)
+        claim, registry = guard.claim(call, route.policy), self.edge.runtime.registry
+        check_guarded_once(environ.get(GUARDED), registry, claim)
+        environ = environs.inner(environ, (registry, claim.id))
         try:
             decision = (unit or self.edge.runtime).drive_sync(
                 guard.begin(call, route.policy, claim)
