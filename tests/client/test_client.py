@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from oncekey.client import AsyncClient, Client, Retries, outcome_of
+from oncekey.client import AsyncClient, Client, Retries, SqlJournal, outcome_of
 from oncekey.client.client import installed
 from oncekey.errors import Misuse
 from tests.client.wire import Scripted, scripted
@@ -136,3 +137,9 @@ def test_one_of_the_libraries_must_be_there() -> None:
     assert installed(("no_such_library", "httpx")).__name__ == "httpx"
     with pytest.raises(Misuse, match="needs one of no_such_library"):
         installed(("no_such_library",))
+
+
+@pytest.mark.parametrize("journal", ["intents.db", SqlJournal()])
+def test_what_is_no_journal_is_refused_before_the_first_request(journal: Any) -> None:
+    with pytest.raises(Misuse, match=r"journal=… takes a Journal\('intents\.db'\)"):
+        Client(base_url="https://api.example.com", journal=journal)

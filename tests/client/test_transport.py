@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from oncekey.client import Counters, Counts, Retries, outcome_of, retrying
+from oncekey.client.forward import through
 from oncekey.clock import FakeClock
 from oncekey.errors import Mismatch, Misuse
 from tests.client.hostile import IN_FLIGHT, MISMATCH
@@ -410,6 +411,23 @@ def test_attempts_are_counted(library: str, server: Scripted) -> None:
 def test_what_is_no_transport_is_refused() -> None:
     with pytest.raises(Misuse, match=r"retrying\(…\) takes a transport of httpx or httpx2"):
         retrying(object())
+
+
+@pytest.mark.parametrize(("library", "kind"), [("httpx2", "Client"), ("requests", "Session")])
+def test_a_whole_client_is_refused_whose_requests_would_leave_without_keys(
+    library: str, kind: str
+) -> None:
+    with getattr(importlib.import_module(library), kind)() as whole:
+        with pytest.raises(Misuse, match=rf"retrying\(…\) was given a whole {kind}"):
+            retrying(whole)
+        with pytest.raises(Misuse, match=rf"forward.through\(…\) was given a whole {kind}"):
+            through(whole)
+
+
+@pytest.mark.parametrize("options", [{"retries": 3}, {"budget": 20.0}])
+def test_a_number_of_retries_is_refused_before_the_first_request(options: dict[str, Any]) -> None:
+    with pytest.raises(Misuse, match=r"it takes a Retr(ies|yBudget)"):
+        retrying(importlib.import_module("httpx2").HTTPTransport(), **options)
 
 
 def test_no_library_is_imported() -> None:

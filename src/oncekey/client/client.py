@@ -64,6 +64,11 @@ class _Intents:
     """Keys from the journal, and what the journal learns from the answers."""
 
     def __init__(self, journal: Journal | None, base_url: Any, sender: Sender) -> None:
+        if not isinstance(journal, Journal | None):
+            raise Misuse(
+                "journal=… takes a Journal('intents.db'); with a SqlJournal write its keys in your "
+                "own transaction and send them: client.post(…, key=key)"
+            )
         self.journal = journal
         self._base_url = base_url
         self._sender = sender

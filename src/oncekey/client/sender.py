@@ -77,6 +77,12 @@ class Sender:
         chance: Callable[[], float] = guard.chance,
         token: Callable[[], bytes] = guard.random_token,
     ) -> None:
+        if not isinstance(retries, Retries | None):
+            raise Misuse(
+                f"retries={retries!r}: it takes a Retries, such as Retries(attempts_max=3)"
+            )
+        if not isinstance(budget, RetryBudget | None):
+            raise Misuse(f"budget={budget!r}: it takes a RetryBudget(…)")
         self.profile = profiles.profile(profile)
         self.clock = clock or SystemClock()
         self.body_bytes_max = body_bytes_max

@@ -13,7 +13,16 @@ Self = TypeVar("Self", bound="Wrapping")
 
 
 def must_be_a_transport(given: object, what: str) -> None:
-    """A misuse, unless one of the libraries could send requests through it."""
+    """A misuse, unless one of the libraries could send requests through it. A whole client or
+    session is none: what it is asked for would go past what is wrapped around it.
+    """
+    if callable(getattr(given, "request", None)):
+        raise Misuse(
+            f"{what}(…) was given a whole {type(given).__name__}, and would be passed by: give it "
+            f"the transport that a client is made with, httpx2.Client(transport={what}("
+            f"httpx2.HTTPTransport())), or the adapter that a session has, session.mount("
+            f"'https://', {what}(HTTPAdapter()))"
+        )
     if not any(callable(getattr(given, way, None)) for way in _WAYS):
         raise Misuse(
             f"{what}(…) takes a transport of httpx or httpx2, such as HTTPTransport(), or "
