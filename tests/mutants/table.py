@@ -402,8 +402,8 @@ ENGINE = (
     Mutant(
         "a client that hangs up stops its handler",
         "web/asgi_run.py",
-        "return self._edge.runtime.background.apart(work)",
-        "return asyncio.ensure_future(work)",
+        "self._caller = self._edge.runtime.background.apart(work)",
+        "self._caller = asyncio.ensure_future(work)",
         ASGI,
         "test_e35_a_client_that_hangs_up_does_not_stop_the_handler",
     ),
