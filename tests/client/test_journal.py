@@ -234,6 +234,31 @@ def test_how_long_a_server_remembers_is_learnt_from_its_answers(
         restarted.key("second")
 
 
+def test_of_what_the_routes_of_a_server_say_the_shortest_counts(
+    path: Path, clock: FakeClock, server: Scripted
+) -> None:
+    """Or what one of them has forgotten would be sent again, as long as another remembers it."""
+
+    def remembering(seconds: float) -> tuple[int, dict[str, str]]:
+        return 201, {"Idempotency-Expires": http_date(clock.wall() + seconds).decode()}
+
+    server.script = [remembering(600), remembering(DAY_S), 503, 503]
+    with (
+        Journal(path, clock=clock) as journal,
+        Journal(path, clock=clock) as another,
+        Client(base_url=server.url, journal=journal, clock=clock, retries=QUICK) as api,
+    ):
+        assert another.unsettled() == []  # it has the file open, and knows nothing yet
+        for name in ("first", "second", PAY):
+            api.post("/charges", intent=name)
+        another.learn(server.url, DAY_S)
+        clock.advance(600)
+        with pytest.raises(Unknown, match="could do it twice"):
+            api.post("/charges", intent=PAY)
+
+    assert len(server.seen) == 4, "nothing was sent under a key that is forgotten"
+
+
 def test_how_long_it_remembers_is_read_by_the_server_s_own_clock(
     path: Path, clock: FakeClock, server: Scripted
 ) -> None:

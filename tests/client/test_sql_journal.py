@@ -368,6 +368,19 @@ def test_what_is_known_of_a_provider_counts_until_it_says_otherwise(
         assert journal.key("later", within=within), "its own word is not forgotten"
 
 
+def test_of_what_a_server_says_the_shortest_counts(
+    journal: SqlJournal, driver: Open, clock: FakeClock
+) -> None:
+    with driver() as within:
+        journal.key(PAY, within=within, origin=API, retention_s=RETENTION_S)
+        for told_s in (600.0, RETENTION_S):
+            journal.learn(API, told_s, within=within)
+        [found] = journal.unsettled(within=within)
+        within.cursor().execute("DELETE FROM oncekey_journal_servers")
+
+    assert found.until == found.begun + 540
+
+
 def test_one_s_own_setting_goes_before_what_is_known_of_a_provider(
     clock: FakeClock, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from oncekey.client.place import origin_of
-from oncekey.client.retention import usable_until
+from oncekey.client.retention import RETENTION_S, usable_until
 from oncekey.client.transport import outcome_of
 from oncekey.core.dates import parse_http_date
 from oncekey.core.problem import Kind, Problem
@@ -21,6 +21,7 @@ NAME_CHARS_MAX = 512
 NOTE_CHARS_MAX = 65_536
 LIST_MAX = 10_000
 _APART = 0.05
+"""The same retention, read at different moments, is no news."""
 _HOUR_S = 3600.0
 
 
@@ -70,9 +71,25 @@ def must_last(retention_s: float | None) -> None:
         raise Misuse(f"Journal: retention_s={retention_s}: give seconds, more than 0")
 
 
-def is_about(known_s: float, told_s: float) -> bool:
-    """Whether both are the same retention, read at different moments."""
-    return abs(known_s - told_s) <= _APART * known_s
+def assumed(retention_s: float) -> float:
+    """As it is written down for a server that has not said anything itself yet."""
+    return -retention_s
+
+
+def is_news(known_s: float | None, told_s: float) -> bool:
+    """Whether what a server says changes what is known of it. Its routes may remember keys for
+    different times, so the shortest that it ever said counts; what was assumed counts no more.
+    """
+    return known_s is None or known_s < 0 or told_s < known_s * (1 - _APART)
+
+
+def counted_on(known_s: float | None, own_s: float | None, said_s: float | None) -> float:
+    """How long keys count: as their server says, else as the application says, or said when it
+    began them (`own_s`, `said_s`), else as was assumed.
+    """
+    if known_s is not None and known_s > 0:
+        return known_s
+    return own_s or said_s or -(known_s or -RETENTION_S)
 
 
 def where(url: str) -> str:

@@ -29,7 +29,7 @@ from oncekey import guard
 from oncekey.client import intent as intents
 from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
-from oncekey.client.retention import EVERYWHERE, RETENTION_S
+from oncekey.client.retention import EVERYWHERE
 from oncekey.clock import Clock, SystemClock
 from oncekey.errors import StoreUnavailable
 from oncekey.probes import probe
@@ -76,8 +76,7 @@ class Journal:
         self._writing: threading.Timer | None = None
         """Writes them, if no new intent does so before."""
         self._learnt: dict[str, float] = {}
-        """So that what is known is not written again. What counts is in the file: others learn too.
-        """
+        """So that what is known is not written again. What counts is in the file."""
         self._db: sqlite3.Connection | None = None
         suspend_at_fork(self)
 
@@ -144,16 +143,15 @@ class Journal:
 
     def knows(self, origin: str, retention_s: float) -> bool:
         """Whether that would be no news. Looks into no file."""
-        known = self._learnt.get(intents.where(origin))
-        return known is not None and intents.is_about(known, retention_s)
+        return not intents.is_news(self._learnt.get(intents.where(origin)), retention_s)
 
     def learn(self, origin: str, retention_s: float) -> None:
-        """What this server says of how long it remembers keys. Written only if that is new."""
+        """What this server says of how long it remembers keys. Written only if that is news."""
         intents.must_last(retention_s)
         with self._asking() as db:
             if not self.knows(origin, retention_s):
                 with _committing(db):
-                    self._note_retention(db, intents.where(origin), retention_s)
+                    self._note(db, _LEARN, intents.where(origin), retention_s)
 
     def flush(self) -> None:
         """Write down what was settled."""
@@ -212,7 +210,7 @@ class Journal:
 
     def _intent(self, row: tuple[Any, ...]) -> Intent:
         *written, told_s, said_s = row
-        retention_s = told_s or self._retention_s or said_s or RETENTION_S
+        retention_s = intents.counted_on(told_s, self._retention_s, said_s)
         return intents.found(*written, retention_s=retention_s)
 
     def _note_what_is_relied_on(
@@ -221,15 +219,13 @@ class Journal:
         """Whoever opens the file without the application's settings counts on the same."""
         if self._retention_s is not None:
             if self._learnt.get(EVERYWHERE) != self._retention_s:
-                self._note_retention(db, EVERYWHERE, self._retention_s)
+                self._note(db, _SET, EVERYWHERE, self._retention_s)
         elif retention_s and origin not in self._learnt:
-            # What the server itself has told another process counts for more.
-            db.execute(_RELY, (origin, retention_s))
-            self._learnt.update(db.execute(_LEARNT))
+            self._note(db, _ASSUME, origin, intents.assumed(retention_s))
 
-    def _note_retention(self, db: sqlite3.Connection, origin: str, retention_s: float) -> None:
-        db.execute(_LEARN, (origin, retention_s))
-        self._learnt[origin] = retention_s
+    def _note(self, db: sqlite3.Connection, how: str, origin: str, retention_s: float) -> None:
+        db.execute(how, (origin, retention_s))
+        self._learnt.update(db.execute(_LEARNT))  # others learn too
 
     def _remove_settled(self, db: sqlite3.Connection) -> None:
         db.executemany(
@@ -285,11 +281,12 @@ class Journal:
 
 
 _INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_LEARN = (
+_ASSUME = "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT DO NOTHING"
+_SET = (
     "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
     "DO UPDATE SET retention_s = excluded.retention_s"
 )
-_RELY = "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT DO NOTHING"
+_LEARN = f"{_SET} WHERE retention_s < 0 OR excluded.retention_s < retention_s"
 _LEARNT = "SELECT origin, retention_s FROM oncekey_servers"
 _FIND = (
     "SELECT name, key, begun, origin, note, "

@@ -24,7 +24,7 @@ from oncekey import guard
 from oncekey.client import intent as intents
 from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
-from oncekey.client.retention import EVERYWHERE, RETENTION_S
+from oncekey.client.retention import EVERYWHERE
 from oncekey.client.sql import Asker, asker
 from oncekey.clock import Clock, SystemClock
 from oncekey.errors import StoreUnavailable
@@ -53,6 +53,7 @@ _FIND = (
     "(SELECT s.retention_s FROM oncekey_journal_servers s WHERE s.id = ?) AS said_s "
     "FROM oncekey_journal j"
 )
+_CHANGE = "UPDATE oncekey_journal_servers SET retention_s = ? WHERE id = ?"
 
 
 class SqlJournal:
@@ -138,9 +139,9 @@ class SqlJournal:
             )
             # Whoever lists intents without the application's settings counts on the same.
             if self._retention_s is not None:
-                _learn(ask, EVERYWHERE, self._retention_s, anew=True)
+                _set(ask, EVERYWHERE, self._retention_s)
             elif retention_s is not None:
-                _learn(ask, origin, retention_s, anew=False)
+                _assume(ask, origin, retention_s)
             probe("after_intent")
             found = self._find(ask, name, _LATEST.get(ask.dialect, ""))
         if found is None:
@@ -167,7 +168,7 @@ class SqlJournal:
                 both = "DELETE FROM oncekey_journal WHERE id = ? AND intent_key = ?"
                 ask.do(both, _id(name), key)
         if heard is not None:
-            _learn(ask, *heard, anew=True)
+            _learn(ask, *heard)
         probe("after_settle")
 
     def find(self, name: str, *, within: Any) -> Intent | None:
@@ -183,7 +184,7 @@ class SqlJournal:
     def learn(self, origin: str, retention_s: float, *, within: Any) -> None:
         """What this server says of how long it remembers keys."""
         intents.must_last(retention_s)
-        _learn(asker(within), intents.where(origin), retention_s, anew=True)
+        _learn(asker(within), intents.where(origin), retention_s)
 
     def _find(self, ask: Asker, name: str, how: str = "") -> Intent | None:
         rows = ask.rows(f"{_FIND} WHERE j.id = ?{how}", _id(EVERYWHERE), _id(name))
@@ -191,7 +192,7 @@ class SqlJournal:
 
     def _intent(self, row: tuple[Any, ...]) -> Intent:
         *written, told_s, said_s = row
-        retention_s = told_s or self._retention_s or said_s or RETENTION_S
+        retention_s = intents.counted_on(told_s, self._retention_s, said_s)
         return intents.found(*written, retention_s=retention_s)
 
 
@@ -202,11 +203,36 @@ def _insert(ask: Asker, into: str, given: tuple[Any, ...]) -> None:
     ask.do(f"{insert} {into} VALUES ({marks}){otherwise}", *given)
 
 
-def _learn(ask: Asker, origin: str, retention_s: float, *, anew: bool) -> None:
+# ----------------------------------------------------------------------- what is known of servers
+
+
+def _known(ask: Asker, origin: str) -> float | None:
     rows = ask.rows("SELECT retention_s FROM oncekey_journal_servers WHERE id = ?", _id(origin))
-    if not rows:
-        columns = "oncekey_journal_servers (id, origin, retention_s)"
-        _insert(ask, columns, (_id(origin), origin, retention_s))
-    elif anew and not intents.is_about(rows[0][0], retention_s):
-        update = "UPDATE oncekey_journal_servers SET retention_s = ? WHERE id = ?"
-        ask.do(update, retention_s, _id(origin))
+    return rows[0][0] if rows else None
+
+
+def _add(ask: Asker, origin: str, retention_s: float) -> None:
+    columns = "oncekey_journal_servers (id, origin, retention_s)"
+    _insert(ask, columns, (_id(origin), origin, retention_s))
+
+
+def _assume(ask: Asker, origin: str, retention_s: float) -> None:
+    if _known(ask, origin) is None:
+        _add(ask, origin, intents.assumed(retention_s))
+
+
+def _set(ask: Asker, origin: str, retention_s: float) -> None:
+    known_s = _known(ask, origin)
+    if known_s is None:
+        _add(ask, origin, retention_s)
+    elif known_s != retention_s:
+        ask.do(_CHANGE, retention_s, _id(origin))
+
+
+def _learn(ask: Asker, origin: str, retention_s: float) -> None:
+    known_s = _known(ask, origin)
+    if known_s is None:
+        _add(ask, origin, retention_s)
+    elif intents.is_news(known_s, retention_s):
+        shorten = f"{_CHANGE} AND (retention_s < 0 OR retention_s > ?)"  # by now, too
+        ask.do(shorten, retention_s, _id(origin), retention_s)

@@ -107,6 +107,20 @@ def test_the_server_says_how_long_it_remembers(node: Node) -> None:
     assert kinds == [None, "no-answer", "no-answer", "too-old"]
 
 
+def test_of_what_the_routes_of_a_server_say_the_shortest_counts(node: Node) -> None:
+    """The one for 1,000 s, the other for 100,000 s: what the first has forgotten is not sent."""
+    dates = ("Mon, 12 Jan 1970 14:03:20 GMT", "Tue, 13 Jan 1970 17:33:20 GMT")
+    answers = [
+        {"kind": "status", "status": 201, "headers": {"idempotency-expires": date}}
+        for date in dates
+    ]
+    requests = [{**PAY, "intent": "a"}, {**PAY, "intent": "b"}, PAY, {**PAY, "restS": 901}]
+    seen = told(node, requests, faults=[*answers, LOST], options={"retries": {"attemptsMax": 1}})
+
+    kinds = [ending.get("kind") for ending in seen["endings"]]
+    assert kinds == [None, None, "no-answer", "too-old"]
+
+
 def test_how_long_it_remembers_is_read_by_the_server_s_own_clock(node: Node) -> None:
     """That clock is an hour ahead: by ours, the key would count an hour too long."""
     headers = {

@@ -958,7 +958,8 @@ class Intents {
   }
 
   /**
-   * How long this server remembers keys: it says so with every first answer.
+   * How long this server remembers keys: it says so with every first answer. Its routes may say different
+   * things: the shortest counts.
    *
    * @param {string} origin
    * @param {Answer} answer
@@ -969,9 +970,11 @@ class Intents {
     const until = parseDate((headers.get("idempotency-expires") ?? "").trim());
     const retentionS = until === null ? 0 : until - (dateOf(headers) ?? this.#world.wall());
     if (retentionS <= 0) return;
-    const before = await this.#retention(origin);
-    if (Math.abs(before - retentionS) <= LEARNT_APART * before) return;
-    await this.#shelf.update(`${SERVER}${origin}/`, () => ({ retentionS }));
+    const [known] = await this.#shelf.all(`${SERVER}${origin}/`);
+    if (known?.retentionS * (1 - LEARNT_APART) <= retentionS) return;
+    const shorter = (/** @type {any} */ before) =>
+      before?.retentionS < retentionS ? before : { retentionS };
+    await this.#shelf.update(`${SERVER}${origin}/`, shorter);
   }
 
   /** @param {Omit<Intent, "until">} intent @returns {Promise<Intent>} */
