@@ -179,8 +179,8 @@ _QUOTAS = (
     Mutant(
         "processes do not hear of each other",
         "quotas.py",
-        "            counts = NOTHING if record is None else Usage(",
-        "            counts = NOTHING if record is None or record else Usage(",
+        "            counts = NOTHING if unknown else Usage(",
+        "            counts = NOTHING if unknown or record else Usage(",
         QUOTAS,
         "test_e49_processes_count_for_each_other",
     ),
