@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+from weakref import WeakSet
 
 import pytest
 from botocore.exceptions import ClientError
@@ -47,7 +48,7 @@ from oncekey.errors import (
 )
 from oncekey.stores.dynamodb import open_url
 from oncekey.stores.dynamodb_calls import Call, Denied
-from oncekey.stores.dynamodb_connection import Driver, Tries
+from oncekey.stores.dynamodb_connection import Driver, DynamoConnection, Tries
 from oncekey.stores.dynamodb_dates import Dates
 from oncekey.stores.dynamodb_fitness import definition, findings
 from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
@@ -391,6 +392,23 @@ def test_a_body_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: st
     direct.delete_item(TableName=name, Key={"id": {"B": record.id}, "part": {"B": part}})
     with pytest.raises(CorruptRecord, match="missing"):
         case.ask(Find(record.id))
+
+
+def test_a_client_that_its_last_user_leaves_is_not_given_to_the_next(dynamodb_url: str) -> None:
+    store = open_url(dynamodb_url)
+    last = store.connect()
+    leaving = threading.Thread(target=last.close)
+
+    class Users(WeakSet[DynamoConnection]):
+        def add(self, item: DynamoConnection) -> None:
+            leaving.start()
+            leaving.join(0.2)  # in between, if it can be
+            super().add(item)
+
+    last._shared.users = Users()
+    with closing(store.connect()) as connection:
+        leaving.join()
+        assert connection._shared.threads.submit(int).result() == 0
 
 
 def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> None:

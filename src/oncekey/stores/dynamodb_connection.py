@@ -94,7 +94,7 @@ class Driver:
     def connect(self) -> DynamoConnection:
         with self._mutex:
             if self._client is None or self._client.closed or self._pid != os.getpid():
-                self._client, self._pid = _Client(self._make()), os.getpid()
+                self._client, self._pid = _Client(self._make(), self._mutex), os.getpid()
             connection = DynamoConnection(self._client, self)
             self._client.users.add(connection)
             return connection
@@ -200,16 +200,20 @@ def _denied(cause: errors.ClientError) -> Denied:
 class _Client:
     """One client for the threads of a process, for as long as a connection uses it."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, mutex: threading.Lock) -> None:
         self.client = client
+        self._mutex = mutex
+        """Held by whoever becomes a user: none may come in between when the last one leaves."""
         self.users: weakref.WeakSet[DynamoConnection] = weakref.WeakSet()
         self.closed = False
         self.threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="oncekey-dynamodb")
 
     def leave(self, connection: DynamoConnection) -> None:
-        self.users.discard(connection)
-        if not self.users and not self.closed:
-            self.closed = True
+        with self._mutex:
+            self.users.discard(connection)
+            was_last = not self.users and not self.closed
+            self.closed |= was_last
+        if was_last:
             self.threads.shutdown(wait=False)
             self.client.close()
 
