@@ -503,6 +503,34 @@ def test_what_is_set_up_wrongly_is_told() -> None:
         ask_wsgi(alone, "k1")
 
 
+def test_a_mark_above_its_route_is_refused_instead_of_guarding_nothing() -> None:
+    world = World()
+    world.app.testing = True
+
+    @idempotent(Policy(required=True))
+    @world.app.delete("/orders")
+    def cancel() -> dict[str, int]:
+        return {"run": world.run()}
+
+    with pytest.raises(Misuse, match="cancel was marked after it was routed"):
+        world.ask("k1", method="DELETE")
+    assert world.runs == 0
+
+
+def test_a_view_may_be_routed_with_its_mark_and_without() -> None:
+    world = World()
+
+    def order() -> dict[str, int]:
+        return {"run": world.run()}
+
+    world.app.add_url_rule("/orders", view_func=order, methods=["PUT"])
+    marked = idempotent(order)
+    world.app.add_url_rule("/orders", "marked", view_func=marked, methods=["DELETE"])
+    assert [world.ask("k1", method="PUT").status for _ in range(2)] == [200, 200]
+    assert [world.ask("k1", method="DELETE").status for _ in range(2)] == [200, 200]
+    assert world.runs == 3
+
+
 # ------------------------------------------------------------------------------------- asking
 
 

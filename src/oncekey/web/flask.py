@@ -15,6 +15,7 @@ call it, mark the view below it:
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +48,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # In the environ, which is one request's: `g` may be shared by several.
 _BODY, _CLAIMED = "oncekey.body", "oncekey.claimed"
+
+_INSIDE = "__oncekey_inside__"
+"""On a view that a mark was put around: as it is, it claims nothing."""
 
 
 class Oncekey:
@@ -95,6 +99,8 @@ class Oncekey:
             # A marked view claims by itself.
             if view is None or mark_on(view, request.method) is not None:
                 return dispatch()
+            if hasattr(view, _INSIDE):
+                _check_order(app, view)
             return self._run(dispatch, None)
 
         app.dispatch_request = dispatch_guarded  # type: ignore[method-assign]
@@ -195,9 +201,18 @@ def idempotent(policy: Any = None) -> Any:
                 )
             return extension._run(call, mark_of(guarded))
 
+        getattr(view, "__dict__", {})[_INSIDE] = True
         return cast(F, marks.idempotent(policy)(guarded))
 
     return decorate
+
+
+def _check_order(app: Flask, inside: Callable[..., Any]) -> None:
+    """A misuse, if a view was marked in vain: its route was given what is inside the mark."""
+    views = [view for view in app.view_functions.values() if mark_of(view) is not None]
+    if not any(inspect.unwrap(view) is inspect.unwrap(inside) for view in views):
+        name = getattr(inside, "__name__", inside)
+        raise Misuse(f"{name} was marked after it was routed: put @idempotent below the route")
 
 
 def _answered(view: Callable[[], Any]) -> Response:
