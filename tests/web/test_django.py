@@ -534,6 +534,23 @@ def test_a_mark_without_the_middleware_is_told(wsgi: Site) -> None:
             wsgi.ask("k1")
 
 
+def test_a_class_or_a_method_of_one_is_told_how_it_is_marked(wsgi: Site) -> None:
+    class Orders(View):  # type: ignore[misc]  # Django has no types
+        @idempotent
+        def post(self, request: HttpRequest) -> HttpResponse:
+            raise AssertionError("it ran")
+
+    wsgi.route("orders", Orders.as_view())
+    loud = override_settings(DEBUG_PROPAGATE_EXCEPTIONS=True)
+    with (
+        loud,
+        pytest.raises(Misuse, match=r"post is a method .* write @method_decorator\(idempotent\)"),
+    ):
+        wsgi.ask("k1")
+    with pytest.raises(Misuse, match=r"Orders is a class: write @method_decorator\(idempotent, "):
+        idempotent(Orders)
+
+
 # ------------------------------------------------------------------------- settings and commands
 
 

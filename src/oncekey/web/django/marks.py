@@ -34,6 +34,10 @@ def idempotent(policy: Any = None) -> Any:
     mark = marks.idempotent(policy)
 
     def decorate(view: F) -> F:
+        if isinstance(view, type):
+            raise Misuse(
+                f"{view.__name__} is a class: write @method_decorator(idempotent, name='dispatch')"
+            )
         guarded = _guarded_async(view) if iscoroutinefunction(view) else _guarded(view)
         return cast(F, mark(guarded))
 
@@ -61,8 +65,10 @@ def _guarded_async(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _state(request: HttpRequest, view: Callable[..., Any]) -> State | None:
+    name = getattr(view, "__name__", repr(view))
+    if not hasattr(request, "method"):
+        raise Misuse(f"{name} is a method of a class: write @method_decorator(idempotent)")
     state = state_of(request)
     if state is None and request.method not in SAFE:
-        name = getattr(view, "__name__", repr(view))
         raise Misuse(f"{name} is @idempotent, but MIDDLEWARE has no {MIDDLEWARE!r}")
     return state
