@@ -17,6 +17,7 @@ from oncekey.errors import Misuse
 
 KEY = "018bcfe5-6800-7000-8000-000000000000"
 JSON = {"content-type": "application/json; charset=utf-8"}
+AMZ_JSON = {"content-type": "application/x-amz-json-1.1"}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 URL = "https://api.test/orders"
 
@@ -31,7 +32,11 @@ class Lines(dict[str, str]):
 @pytest.mark.parametrize("name", PROFILES)
 @pytest.mark.parametrize("url", [URL, URL + "?a=1", URL + "?", URL + "?a=1#top"])
 @pytest.mark.parametrize(
-    ("headers", "body"), [(JSON, b' {"a": 1.10, "b": {}}'), (JSON, b"{ }"), (FORM, b"a=1&b=2")]
+    ("headers", "body"),
+    [
+        (JSON, b' {"a": 1.10, "b": {}}'),
+        *((JSON, b"{ }"), (FORM, b"a=1&b=2"), (AMZ_JSON, b'{"a": 1}')),
+    ],
 )
 def test_what_was_put_in_is_found_again_and_makes_no_other_request(
     name: str, url: str, headers: dict[str, str], body: bytes

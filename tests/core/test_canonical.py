@@ -362,6 +362,7 @@ def test_members_are_canonical_one_by_one() -> None:
         ("application/json", "application/json", True),
         ("Application/JSON ; charset=utf-8", "application/json", True),
         ("application/vnd.api+json;v=1", "application/vnd.api+json", True),
+        ("application/x-amz-json-1.1", "application/x-amz-json-1.1", True),
         ("text/plain", "text/plain", False),
         ("application/jsonl", "application/jsonl", False),
         ("", "", False),

@@ -1216,6 +1216,14 @@ async def test_e11_the_key_may_travel_in_the_body() -> None:
     assert world.runs == 1
 
 
+async def test_e11_json_as_the_clients_of_aws_name_it_is_read_for_the_key() -> None:
+    world, kind = World(profile="aws"), "application/x-amz-json-1.1"
+    body = b'{"ClientToken": "k1", "amount": 1}'
+    assert (await ask(world.app, None, body, content_type=kind)).status == 201
+    assert (await ask(world.app, None, body, content_type=kind)).replayed
+    assert world.runs == 1
+
+
 async def test_e11_the_key_may_travel_in_a_body_that_is_compressed() -> None:
     world, told = World(profile="square"), [(b"content-encoding", b"gzip")]
     body = b'{"idempotency_key": "k1", "amount": 1}'

@@ -38,8 +38,12 @@ def essence(content_type: str) -> str:
 
 
 def is_json(media_type: str) -> bool:
-    """Whether bodies of this essence are read as JSON."""
-    return media_type == "application/json" or media_type.endswith("+json")
+    """Whether bodies of this essence are read as JSON: AWS has a name of its own for it."""
+    return (
+        media_type == "application/json"
+        or media_type.endswith("+json")
+        or media_type.startswith("application/x-amz-json-")
+    )
 
 
 # -------------------------------------------------------------------------------- JSON
