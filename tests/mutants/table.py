@@ -227,14 +227,14 @@ STORES = (
     ),
 )
 
-_CONCLUDE = "await self._answer(await self._drive(op))\n"
+_CONCLUDE = "await self._record(verdict, kept)\n"
 
 ENGINE = (
     Mutant(
         "ASGI: the answer is sent before it is recorded",
         "web/asgi_run.py",
-        f"        {_CONCLUDE}\n    async def _answer",
-        f"        await self._release(capture.headers)\n        {_CONCLUDE}\n    async def _answer",
+        f"        {_CONCLUDE}\n    async def _record",
+        f"        await self._release(capture.headers)\n        {_CONCLUDE}\n    async def _record",
         ASGI,
         "test_p4_nothing_is_sent_before_the_answer_is_recorded",
     ),

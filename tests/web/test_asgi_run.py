@@ -9,6 +9,7 @@ import pytest
 
 from oncekey import Policy
 from oncekey.core.record import State
+from oncekey.core.verbs import Swap
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -70,6 +71,52 @@ async def test_e35_who_has_left_is_told_nothing_and_stops_nothing(answer_bytes_m
     assert ended == [True]
     assert world.states() == [State.COMPLETED]
     assert [message.get("status") for message in caller.sent] == [504, None]
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers itself", "raises"])
+@pytest.mark.parametrize("answer_bytes_max", [1_000, 3])
+async def test_an_application_that_cuts_off_the_recording_of_its_answer_does_not_run_twice(
+    answers: bool, answer_bytes_max: int
+) -> None:
+    """A limit on time within the application may end while a slow store is asked to keep what the
+    handler has answered: that goes on, and it is what the client gets.
+    """
+    world = World(policy=Policy(answer_bytes_max=answer_bytes_max))
+    limit, hanging = asyncio.timeout(None), outage(world)
+
+    async def handler(receive: Any, send: Any) -> None:
+        try:
+            async with limit:
+                await world.answer_with({"ok": True})(receive, send)
+        except TimeoutError:
+            if not answers:
+                raise
+            await world.answer_with({"ok": False}, 504)(receive, send)
+
+    world.handler = handler
+    request = asyncio.ensure_future(ask(world.app, "k1"))
+    await hanging.wait()
+    limit.reschedule(0)
+    first, again = await request, await ask(world.app, "k1")
+    assert (first.status, first.body) == (201, b'{"ok": true}')
+    assert again.replayed or again.kind == "answer-not-kept"
+    assert world.runs == 1
+
+
+def outage(world: World) -> asyncio.Event:
+    """The store does not answer the first completion, and never hears of it; set when it hangs."""
+    gatherer_ask, hanging = world.app.gatherer.ask, asyncio.Event()
+
+    async def hang() -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    def ask(question: Any) -> Any:
+        completes = isinstance(question, Swap) and question.to is State.COMPLETED
+        return hang() if completes and not hanging.is_set() else gatherer_ask(question)
+
+    world.app.gatherer.ask = ask  # type: ignore[method-assign]
+    return hanging
 
 
 async def test_a_middleware_within_itself_is_refused_and_not_waited_for() -> None:

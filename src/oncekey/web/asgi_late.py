@@ -101,7 +101,7 @@ class LateRun(Run):
         try:
             await self._middleware.app(self._scope, self._receive, self._captured)
             if self._held is not None:
-                self._check_answered(self._held)
+                await self._check_answered(self._held)
         except BaseException as error:
             if self._held is None or not await self._survived(self._held, error):
                 raise

@@ -50,6 +50,7 @@ class Run:
         "_call",
         "_caller",
         "_capture",
+        "_cut_off",
         "_drive",
         "_edge",
         "_flowing",
@@ -85,6 +86,8 @@ class Run:
         self._caller: asyncio.Future[None] | None = None
         """What whoever called waits for, once the handler runs; done before its end if they left.
         """
+        self._cut_off: tuple[Verdict, Answer | None] | None = None
+        """What was being recorded when the application cut that off."""
         self._answered = False
         self._flowing: asyncio.Event | None = None
         self._silenced = False
@@ -149,7 +152,7 @@ class Run:
             if attempt.asks and await self._settle(attempt):
                 return
             await self._middleware.app(self._scope, self._receive, self._captured)
-            self._check_answered(attempt)
+            await self._check_answered(attempt)
         except BaseException as error:
             if not await self._survived(attempt, error):
                 raise
@@ -163,13 +166,16 @@ class Run:
         else:
             await self._unit.close()
 
-    def _check_answered(self, attempt: Attempt) -> None:
-        if not self._capture.complete and not attempt.finished:
+    async def _check_answered(self, attempt: Attempt) -> None:
+        if self._cut_off is not None:
+            await self._record(*self._cut_off)
+        elif not self._capture.complete and not attempt.finished:
             raise RuntimeError("the application returned without a complete answer")
 
     async def _survived(self, attempt: Attempt, error: BaseException) -> bool:
         """The handler raised. Whether its client was answered all the same."""
-        if attempt.finished or not self._edge.failed_honestly(attempt, error):
+        goes_on = self._cut_off is not None and isinstance(error, Exception)
+        if not goes_on and (attempt.finished or not self._edge.failed_honestly(attempt, error)):
             return False
         if not await self._conclude_failed(attempt):
             return False
@@ -190,6 +196,9 @@ class Run:
 
     async def _conclude_failed(self, attempt: Attempt) -> bool:
         """The handler raised. Whether there is something to answer all the same."""
+        if self._cut_off is not None:
+            await self._record(*self._cut_off)
+            return True
         no_effect = attempt.verdict is Verdict.NO_EFFECT
         verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
         op = self._edge.guard.conclude(attempt, verdict, None, self._call)
@@ -214,13 +223,13 @@ class Run:
     async def _captured(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
         capture = self._capture
+        if self._cut_off is not None or (self._attempt.finished and not capture.flowing):
+            return  # what was answered is not this
         if message["type"] == "http.response.start":
             capture.start(message["status"], message.get("headers", ()))
         elif message["type"] == "http.response.body":
             if capture.flowing:
                 await self._flow(message)
-            elif self._attempt.finished:  # answered already, by another answer than this
-                return
             elif capture.add(message.get("body", b""), last=not message.get("more_body", False)):
                 await self._conclude()
         # Anything else (early hints, trailers, debug information) belongs to a client that is not
@@ -233,8 +242,20 @@ class Run:
         capture.matched = messages.matched(self._scope)
         verdict = edge.verdict(attempt, capture)
         kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
-        op = edge.guard.conclude(attempt, verdict, kept, self._call)
-        await self._answer(await self._drive(op))
+        await self._record(verdict, kept)
+
+    async def _record(self, verdict: Verdict, kept: Answer | None) -> None:
+        """Repeated, where the application cut it off by a limit on time of its own: what was
+        answered within that limit counts, however slow the store is. A transaction is over by then.
+        """
+        op = self._edge.guard.conclude(self._attempt, verdict, kept, self._call)
+        try:
+            finished = await self._drive(op)
+        except asyncio.CancelledError:
+            self._cut_off = None if self._unit else (verdict, kept)
+            raise
+        self._cut_off = None
+        await self._answer(finished)
 
     async def _answer(self, finished: Finished) -> None:
         """Tell the client how it ended."""
