@@ -20,6 +20,7 @@ from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres as module
 from oncekey.stores.postgres import PostgresStore, open_url
 from oncekey.stores.postgres_fitness import Server
+from oncekey.stores.postgres_layout import INLINE, layout
 from oncekey.stores.postgres_sql import Question
 from oncekey.stores.sql import Migration, migrations
 from oncekey.stores.sql_batch import RowHeld
@@ -198,6 +199,7 @@ def test_of_several_migrators_each_migration_is_applied_by_one(empty_url: str) -
 def test_a_migration_that_fails_leaves_nothing_of_it(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    migrate(open_url(empty_url))
     bad = Migration(9999, "bad", 1, "CREATE TABLE oncekey_half (); SELECT 1 / 0")
     monkeypatch.setattr(module, "migrations", lambda engine: [*migrations(engine), bad])
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -206,6 +208,26 @@ def test_a_migration_that_fails_leaves_nothing_of_it(
         assert db.execute("SELECT to_regclass('oncekey_half')").fetchone() == (None,)
         noted = db.execute("SELECT number FROM oncekey_schema ORDER BY number").fetchall()
     assert noted == [(each.number,) for each in migrations("postgres")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("questions", [3, 7, 13, 16, 18, 24])
+def test_a_first_migration_that_is_cut_short_is_the_first_once_more(
+    empty_url: str, questions: int
+) -> None:
+    """Half of it would be taken for what an older release made, and be left in its layout."""
+    store, left = open_url(empty_url), iter(range(questions))
+    with contextlib.closing(store.connect()) as connection:
+
+        def ask(question: Question) -> Any:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return connection.ask(question)
+
+        with pytest.raises(KeyboardInterrupt):
+            run(store.migrate(), ask)
+    migrate(store)
+    assert layout(store) == INLINE
 
 
 # --------------------------------------------------------------------------------- PgBouncer

@@ -43,7 +43,7 @@ from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_layout import begin_inline
 from oncekey.stores.postgres_sql import Limits, Question
 from oncekey.stores.postgres_text import STATEMENTS
-from oncekey.stores.sql import check_waits, migrations
+from oncekey.stores.sql import Migration, check_waits, migrations
 from oncekey.stores.sql_batch import FunctionGone, RowHeld, group
 
 MIGRATORS = 31360989905909113
@@ -135,20 +135,11 @@ class PostgresStore:
         return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:
-        applied, new = [], False
-        for migration in migrations(self.name):
-            name = f"{migration.number:04}_{migration.name}"
-            note = (migration.number, migration.name, migration.oldest_reader)
+        known, applied = migrations(self.name), []
+        for migration in known:
             yield Question("BEGIN", script=True)
             try:
-                yield Question(STATEMENTS["one_migrator"], (MIGRATORS,), chore=True)
-                yield Question(STATEMENTS["notebook"], script=True)
-                noted = yield Question(STATEMENTS["noted"])
-                if migration.number not in {row[0] for row in noted}:
-                    yield Question(migration.sql, chore=True, script=True)
-                    yield Question(STATEMENTS["note"], note)
-                    new |= not noted
-                    applied.append(name)
+                applied += yield from self._migrate(migration, known)
                 yield Question("COMMIT", script=True)
             except Exception as error:
                 with contextlib.suppress(StoreError):
@@ -156,9 +147,24 @@ class PostgresStore:
                 if isinstance(error, RowHeld):
                     raise self.unavailable(_TABLE_HELD, sent=False) from error
                 raise
-        if new:
-            yield from begin_inline()
         return applied
+
+    def _migrate(self, migration: Migration, known: list[Migration]) -> Op[list[str]]:
+        """Apply one that is missing. A new database gets all of them at once: cut short in between
+        it would be taken for an older one, whose layout others rely on.
+        """
+        yield Question(STATEMENTS["one_migrator"], (MIGRATORS,), chore=True)
+        yield Question(STATEMENTS["notebook"], script=True)
+        noted = {row[0] for row in (yield Question(STATEMENTS["noted"]))}
+        wanted = [migration] if noted else known
+        missing = [each for each in wanted if each.number not in noted]
+        for each in missing:
+            note = (each.number, each.name, each.oldest_reader)
+            yield Question(each.sql, chore=True, script=True)
+            yield Question(STATEMENTS["note"], note)
+        if not noted:
+            yield from begin_inline()
+        return [f"{each.number:04}_{each.name}" for each in missing]
 
     # ----------------------------------------------------------------------------- connections
 
