@@ -132,6 +132,14 @@ def test_stripe_as_it_answers() -> None:
     assert said(409, reused, "stripe") == Again(None)
 
 
+@pytest.mark.parametrize("code", ["ThrottlingException", "RequestLimitExceeded", "SlowDown"])
+def test_aws_says_that_it_is_too_much_with_400(code: str) -> None:
+    assert said(400, {"__type": f"com.amazonaws.ecs#{code}"}, "aws") == Again(None)
+    assert said(400, b"", "aws", **{"x-amzn-errortype": f"{code}:http://x"}) == Again(None)
+    assert said(400, {"__type": "ValidationException"}, "aws") == Final()
+    assert said(400, {"__type": code}, "oncekey") == Final()
+
+
 def test_aws_writes_its_codes_in_more_than_one_way() -> None:
     for code in (
         "IdempotentParameterMismatch",

@@ -34,6 +34,14 @@ _PASSING = frozenset(
         Kind.UNSETTLED,
     }
 )
+_AWS_PASSING = frozenset(
+    {
+        *("BandwidthLimitExceeded", "EC2Throttled", "LimitExceeded", "PriorRequestNotComplete"),
+        *("ProvisionedThroughputExceeded", "RequestLimitExceeded", "RequestThrottled"),
+        *("RequestTimeout", "SlowDown", "Throttled", "Throttling", "TooManyRequests"),
+    }
+)
+"""What AWS says of too much at once, or of too slow a request, mostly with 400."""
 _SETTLED = frozenset(
     {
         Kind.OUTCOME_UNKNOWN,
@@ -131,6 +139,8 @@ def _passing(reply: Reply, said: Any, kind: Kind | None, profile: Profile) -> bo
         return retryable
     if kind in _PASSING or reply.status >= 500 or reply.status in _AGAIN:
         return True
+    if profile.shape == "aws" and _code(reply, said, "aws") in _AWS_PASSING:
+        return True
     if (reply.headers.get(profile.transient_header or "transient-error") or "") == "true":
         return True
     # A 409 that does not say why: Stripe's is a first request in flight, and its own clients retry
@@ -170,10 +180,9 @@ def _kind(reply: Reply, said: Any, profile: Profile) -> Kind | None:
         name = problem.removeprefix(_PROBLEM)
         return Kind(name) if name in Kind._value2member_map_ else None
     shape = profile.shape if isinstance(profile.shape, str) else ""
-    read = _READ.get(shape)
-    if read is None:
+    if shape not in _READ:
         return _by_the_draft(reply, said)
-    kind = _KINDS[shape].get(_plain(read(said) or reply.headers.get("x-amzn-errortype")))
+    kind = _KINDS[shape].get(_code(reply, said, shape))
     if kind is None and _member(_member(said, "error"), "type") == "idempotency_error":
         return Kind.IN_FLIGHT if reply.status == 409 else Kind.MISMATCH
     if shape == "adyen" and kind is Kind.IN_FLIGHT:  # 704 says both; only one of them passes
@@ -202,6 +211,11 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
         or _member(_member(said, "error"), "status")
     ),
 }
+
+
+def _code(reply: Reply, said: Any, shape: str) -> str:
+    """What this answer is called where errors have this shape."""
+    return _plain(_READ[shape](said) or reply.headers.get("x-amzn-errortype"))
 
 
 def _plain(code: Any) -> str:
