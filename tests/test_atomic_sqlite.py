@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import Any
 
 import pytest
 
+from oncekey import probes
+from oncekey.atomic import unit
 from tests.atomic_shop import Opener, leased, new_key, opener
 
 __all__ = ["opener"]
@@ -107,6 +110,40 @@ async def test_p6_who_is_cancelled_while_it_begins_leaves_nothing_held(
         with pytest.raises(asyncio.CancelledError):
             await order
         go_on.set()
+        async with asyncio.timeout(20):
+            while (reply := await shop.order(key)).status == 409:
+                pass
+        assert (reply.status, shop.orders()) == (201, 1)
+
+
+async def test_p6_who_is_cut_off_while_no_thread_is_free_to_commit_leaves_nothing_held(
+    opener: Opener,
+) -> None:
+    """As by a limit on time within the application, where the database is slow for all."""
+    key, free, busy = new_key(), threading.Event(), list[asyncio.Future[Any]]()
+    limit = asyncio.timeout(None)
+
+    def fill() -> None:
+        busy.extend(unit._in_thread(free.wait, 20) for _ in range(unit.THREADS_MAX))
+        asyncio.get_running_loop().call_soon(limit.reschedule, 0)
+
+    async with opener("sqlite3") as shop:
+        application = shop.app.app
+
+        async def limited(*asked: Any) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with limit:
+                    await application(*asked)
+
+        shop.app.app = limited
+        probes.arm("before_commit", fill)
+        try:
+            await shop.order(key)
+        finally:
+            probes.disarm()
+            free.set()
+        await asyncio.gather(*busy)
+        shop.app.app = application
         async with asyncio.timeout(20):
             while (reply := await shop.order(key)).status == 409:
                 pass

@@ -271,7 +271,11 @@ class AsyncUnit:
         return transaction and await self._do(transaction.rollback)
 
     def _do(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        awaited: Awaitable[Any] = _in_thread(function, *args) if self._threaded else function(*args)
+        if self._threaded:
+            # Whoever is cancelled does not wait for it, but it is done: a commit that never came to
+            # its turn would leave its transaction open, and nobody knows of it any more.
+            return asyncio.shield(_in_thread(function, *args))
+        awaited: Awaitable[Any] = function(*args)
         return awaited
 
 
