@@ -13,7 +13,7 @@ import pytest
 
 from oncekey import events
 from oncekey.core.record import State
-from oncekey.core.verbs import Requested
+from oncekey.core.verbs import Due, Requested
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.guard import Execute
 from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
@@ -424,6 +424,27 @@ async def test_a_store_that_is_down_is_told_once_and_asked_again(
     store.down = True
     await recoverer.round()
     assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 2
+
+
+async def test_p6_an_error_that_nobody_foresaw_does_not_end_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a driver's own, while tables are changed under it: the next round must come."""
+
+    looked, again = list[Any](), asyncio.Event()
+
+    class Broken(MemoryStore):
+        def perform(self, verbs: Any) -> Any:
+            if isinstance(verbs[0], Due):
+                looked.append(verbs)
+                if len(looked) == 1:
+                    raise ValueError("cached plan must not change result type")
+                again.set()
+            return (yield from super().perform(verbs))
+
+    async with service(Shop(), store=Broken()).recoverer(every_s=0.001), asyncio.timeout(20):
+        await again.wait()
+    assert "cannot be looked for: cached plan" in caplog.text
 
 
 async def test_a_store_that_nobody_works_on_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,7 @@ from oncekey.core.printable import printable
 from oncekey.core.record import Record, State
 from oncekey.core.value import value
 from oncekey.core.verbs import Done, Due, Find, Requested
-from oncekey.errors import Misuse, StoreError
+from oncekey.errors import Misuse
 from oncekey.guard import chance
 from oncekey.holding import unknown_retention_s
 from oncekey.registry import Orphan, Runner, registry_of
@@ -227,7 +227,7 @@ class Recoverer:
         try:
             limit = ROWS_MAX + len(self._setbacks) + len(self._running)
             due = await self._gatherer.ask(Due(limit, abandoned=True))
-        except StoreError as error:
+        except Exception as error:  # whatever it is, the next round must come
             self._tell_once(f"abandoned operations cannot be looked for: {error}")
             return False
         self._told.clear()
