@@ -116,14 +116,29 @@ class Courier:
         """Claim what there is room for and hand it out: how many."""
         try:
             taken = self._claim()
+            for claimed in taken:
+                self._hand_out(claimed, threads)
+            return len(taken)
         except SQLAlchemyError as error:
             log.warning("deliveries cannot be read: %s", error)
-            return 0
+        except Exception:
+            # As where no thread can be started. Nobody else does this here: the next round is tried.
+            log.exception("deliveries were not handed out; their leases end, and they are sent")
+        return 0
+
+    def _hand_out(self, claimed: Claimed, threads: ThreadPoolExecutor) -> None:
         with self._busy_guard:
-            self._busy.update(claimed.endpoint for claimed in taken)
-        for claimed in taken:
+            self._busy[claimed.endpoint] += 1
+        try:
             threads.submit(self._deliver, claimed)
-        return len(taken)
+        except Exception:
+            self._done_with(claimed)
+            raise
+
+    def _done_with(self, claimed: Claimed) -> None:
+        with self._busy_guard:
+            self._busy[claimed.endpoint] -= 1
+            self._busy += Counter()  # drops those at zero
 
     def _claim(self) -> list[Claimed]:
         with self._busy_guard:
@@ -152,9 +167,7 @@ class Courier:
             # The lease ends, and it is tried again: by this worker or by another.
             log.exception("delivery %s was not recorded and will be sent again", claimed.id)
         finally:
-            with self._busy_guard:
-                self._busy[claimed.endpoint] -= 1
-                self._busy += Counter()  # drops those at zero
+            self._done_with(claimed)
             self.wake()
 
     def _send(self, claimed: Claimed) -> Sent:

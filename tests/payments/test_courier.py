@@ -7,7 +7,9 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import standardwebhooks
@@ -315,6 +317,31 @@ def test_stopping_waits_for_what_is_under_way_and_takes_no_more(post: Post) -> N
         assert not stopping.is_alive()
     assert sorted(row.status for row in post.deliveries()) == ["delivered", "pending", "pending"]
     assert len(there.requests) == 1
+
+
+@pytest.mark.slow
+def test_a_round_that_fails_is_not_the_last(
+    post: Post, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where no thread can be started: nobody else in this process sends webhooks."""
+    submit, failing = ThreadPoolExecutor.submit, [RuntimeError("can't start new thread")]
+
+    def submits(threads: ThreadPoolExecutor, *work: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return submit(threads, *work)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submits)
+    courier = post.courier()
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        courier.start()
+        until(lambda: "not handed out" in caplog.text, threading.Event().wait)
+        later = post.event()
+        until(lambda: len(there.requests) == 1, threading.Event().wait)
+        courier.stop()
+    assert parsed(there.requests[0])[0]["webhook-id"] == later
 
 
 def test_a_worker_that_was_too_slow_changes_nothing_that_another_has_begun(post: Post) -> None:
