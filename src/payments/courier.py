@@ -122,7 +122,7 @@ class Courier:
         except SQLAlchemyError as error:
             log.warning("deliveries cannot be read: %s", error)
         except Exception:
-            # As where no thread can be started. Nobody else does this here: the next round is tried.
+            # As where no thread can be started. Nobody else does this here, so it goes on.
             log.exception("deliveries were not handed out; their leases end, and they are sent")
         return 0
 
