@@ -119,6 +119,25 @@ def outage(world: World) -> asyncio.Event:
     return hanging
 
 
+async def test_p3_an_application_may_use_its_buffer_again() -> None:
+    """Streams of frameworks may give views of memory, which a server has sent when it returns."""
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        buffer = bytearray(3)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"one", b"two"):
+            buffer[:] = part
+            await send(
+                {"type": "http.response.body", "body": memoryview(buffer), "more_body": True}
+            )
+        await send({"type": "http.response.body"})
+
+    world.handler = handler
+    first, again = await ask(world.app, "k1"), await ask(world.app, "k1")
+    assert (first.body, again.body) == (b"onetwo", b"onetwo")
+
+
 async def test_a_middleware_within_itself_is_refused_and_not_waited_for() -> None:
     """It was told for ever that the first request, which is itself, still runs."""
     world = World()

@@ -53,8 +53,9 @@ class Capture:
         """Collect a part; True when the answer is known as far as it will be kept."""
         if self.status == 0:
             raise RuntimeError("the application sent a body before it sent a status")
-        self._chunks.append(chunk)
-        self._size += len(chunk)
+        part = bytes(chunk)  # itself, unless it is a view of memory that is used again
+        self._chunks.append(part)
+        self._size += len(part)
         self.complete = last
         self.flowing = self.endless or self._size > self._bytes_max
         return self.complete or self.flowing
