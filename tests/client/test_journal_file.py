@@ -7,6 +7,8 @@ import os
 import signal
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -32,6 +34,22 @@ def journal(path: Path) -> Iterator[Journal]:
     with Journal(path) as opened:
         yield opened
     probes.disarm()
+
+
+@pytest.mark.slow
+def test_what_was_settled_last_is_written_when_the_process_ends(path: Path) -> None:
+    """Or a script that runs once a week would find it unsettled, and too old to be sent."""
+    lines = (
+        "import sys",
+        "from oncekey.client import Journal",
+        "journal = Journal(sys.argv[1])",
+        "journal.key('a'), journal.settle('a'), journal.key('b')",
+        "journal.settle('b')",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines), str(path)], check=True, timeout=60)
+
+    with Journal(path) as journal:
+        assert journal.unsettled() == []
 
 
 def test_threads_and_journals_that_race_agree(path: Path) -> None:

@@ -16,6 +16,7 @@ answer.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -24,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from oncekey import guard
 from oncekey.client import intent as intents
@@ -109,7 +111,8 @@ class Journal:
         """These are done: the next `key` of such a name is a new one. With a `key`, only if it is
         still that of the intent: somebody else may have settled it, and begun it anew.
 
-        Written with the next new intent, or soon in the background; by `flush` or `close` at once.
+        Written with the next new intent, or soon in the background; by `flush` or `close` at once,
+        and when the process ends.
         """
         intents.must_be_one_of(names, key)
         with self._asking() as db:
@@ -234,6 +237,7 @@ class Journal:
 
     def _write_soon(self) -> None:
         if self._settled and self._writing is None:
+            _unwritten.add(self)
             self._writing = threading.Timer(UNWRITTEN_S_MAX, self._write_now)
             self._writing.daemon = True
             self._writing.start()
@@ -242,11 +246,17 @@ class Journal:
         """What no new intent has written meanwhile."""
         with self._alone:
             self._writing = None
-            try:
-                self.flush()
-            except StoreUnavailable as error:
-                _log.warning("what was settled is not written yet: %s", error)
+            if not self._written():
                 self._write_soon()
+
+    def _written(self) -> bool:
+        """As `flush`; False where that is not possible now, which is logged."""
+        try:
+            self.flush()
+        except StoreUnavailable as error:
+            _log.warning("what was settled is not written yet: %s", error)
+            return False
+        return True
 
     @contextlib.contextmanager
     def _asking(self, otherwise: str = "") -> Iterator[sqlite3.Connection]:
@@ -281,6 +291,17 @@ class Journal:
 
 
 _INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_unwritten: WeakSet[Journal] = WeakSet()
+"""Those that may hold what is settled, and not written."""
+
+
+@atexit.register
+def _write_down() -> None:
+    """A process that ends in order forgets nothing, though nobody closes its journals."""
+    for journal in list(_unwritten):
+        journal._written()
+
+
 _ASSUME = "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT DO NOTHING"
 _SET = (
     "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
