@@ -121,8 +121,9 @@ class Operation:
         """`redelivered`: whoever calls comes back by itself, as a broker does."""
         if not isinstance(runtime, Runtime):
             raise Misuse(
-                f"{name} was given {runtime!r:.80} as its runtime: make one for all operations on "
-                "a store, runtime = oncekey.Runtime('sqlite:///keys.db'), and pass that"
+                f"{name} was given a {type(runtime).__name__} as its runtime: make one for all "
+                "operations on a store, runtime = oncekey.Runtime('sqlite:///keys.db'), and pass "
+                "that"
             )
         self.runtime = runtime
         self.name = name

@@ -487,3 +487,10 @@ async def test_asyncmy_and_its_async_sessions(shop: Shop, message_id: str) -> No
                 assert await inbox.handle_in(session, message_id, ship, session) == outcome
     await engine.dispose()
     assert shop.rows(message_id) == 1
+
+
+def test_p12_a_url_in_place_of_a_runtime_is_refused_without_its_password() -> None:
+    url: Any = "postgresql://shop:hunter2@db.internal/shop"
+    with pytest.raises(oncekey.Misuse, match="given a str as its runtime") as refused:
+        Inbox(url, name="orders")
+    assert "hunter2" not in str(refused.value)

@@ -212,6 +212,12 @@ def test_misuse(world: World) -> None:
         world.receiver(secrets=SECRET)
     with pytest.raises(Misuse, match="list"):
         world.receiver(secrets=[])
+    with pytest.raises(Misuse, match="each of them a text"):
+        world.receiver(secrets=[None])
+    with pytest.raises(Misuse, match=r"Scheme\.STRIPE"):
+        world.receiver(scheme="stripe")
+    with pytest.raises(Misuse, match=r"takes an oncekey\.Policy"):
+        world.receiver(policy={"recovery": "block"})
     with pytest.raises(Misuse, match="new_secret"):
         world.receiver(secrets=[SECRET, "of another kind"])
     world.receiver(secrets=["of another kind"], scheme=Scheme.STRIPE)

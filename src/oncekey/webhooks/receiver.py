@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oncekey.clock import Clock, SystemClock
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, as_policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.messaging import Busy, Inbox, Outcome, Then
@@ -94,13 +94,13 @@ class Receiver:
         body_bytes_max: int = BODY_BYTES_MAX,
         clock: Clock | None = None,
     ) -> None:
-        if isinstance(secrets, str) or not secrets:
-            raise Misuse("secrets= is a list of at least one secret")
+        if isinstance(secrets, str) or not secrets or not all(isinstance(s, str) for s in secrets):
+            raise Misuse("secrets= is a list of at least one secret, each of them a text")
+        if not isinstance(scheme, Scheme):
+            raise Misuse("scheme= is Scheme.STANDARD or Scheme.STRIPE")
         signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret is told now, not later
-        inherited = Policy(retention_s=RETENTION_S)
-        self._inbox = Inbox(
-            runtime, name=name, policy=policy.over(inherited) if policy else inherited
-        )
+        rules = as_policy(policy).over(Policy(retention_s=RETENTION_S))
+        self._inbox = Inbox(runtime, name=name, policy=rules)
         self._secrets = tuple(secrets)
         self._scheme = scheme
         self._tolerance_s = tolerance_s
