@@ -246,6 +246,38 @@ def test_after_an_outage_nothing_runs_before_the_notice_was_seen(world: World) -
     assert world.states().count(State.UNKNOWN) == 1
 
 
+def test_while_the_notice_is_missed_what_is_known_is_replayed_and_nothing_runs(
+    world: World,
+) -> None:
+    """A tiered store has answers for as long as its database is down."""
+    asked: list[Any] = []
+
+    def begin_unseeing(key: str) -> Any:
+        def ask(question: Any) -> Any:
+            asked.append(question)
+            if question == Find(NOTICE_ID):
+                raise StoreUnavailable("down", sent=False)
+            return world.gatherer.ask(question) if not hasattr(question, "seconds") else None
+
+        call = Call("acme", "POST /orders", key, Fingerprint(1, bytes(32)))
+        return run(world.guard.begin(call, world.policy), ask)
+
+    world.done("k0")
+    world.clock.advance(LOOK_EVERY_S)
+    assert isinstance(begin_unseeing("k0"), Replay)
+    asked.clear()
+    assert isinstance(begin_unseeing("k0"), Replay)
+    assert [type(verb) for verb in asked] == [Insert], "who does not run need not look"
+    refused = begin_unseeing("k1")
+    assert isinstance(refused, Refuse)
+    assert refused.lost_claim is not None
+    run(world.guard.forget(refused.lost_claim), world.gatherer.ask)
+    assert sorted(world.states()) == [State.COMPLETED, State.RELEASED]
+    guard_of(world.store, Amnesia(world.clock.wall(), 0.0))
+    assert isinstance(world.begin("k2"), Refuse), "it was raised meanwhile"
+    assert isinstance(world.begin("k0"), Replay)
+
+
 def test_looking_costs_one_question_now_and_then(world: World) -> None:
     asked: list[Any] = []
 

@@ -16,6 +16,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.record import Claim, Record, State
 from oncekey.decision import Call, Execute, Refuse, Replay
+from oncekey.errors import StoreUnavailable
 from oncekey.holding import Holding
 from oncekey.notices import LOOK, Notices
 
@@ -25,16 +26,25 @@ class Admission(Holding):
 
     notices: Notices | None = None
 
-    def heed(self, claim: Claim) -> Op[None]:
-        """Look at the store's notice, if it is time to."""
+    def heed(self, claim: Claim, *, runs: bool, heard_of: bool = False) -> Op[None]:
+        """Look at the store's notice, if it is time to; `runs` who may not go on without.
+
+        It bars only from running. While a database is down, a store may have answers elsewhere: who
+        has seen the notice before may ask for one, and looks again before it runs.
+        """
         notices = self.notices
-        if notices is not None and notices.due(self._clock.monotonic()):
-            try:
-                found = yield from self._ask(LOOK, claim, heard_of=False)
-                notices.seen(found, self._clock.monotonic())
-            except BaseException:  # also of one whose client has gone
-                notices.unseen()
+        if notices is None or not notices.due(self._clock.monotonic(), runs=runs):
+            return
+        try:
+            found = yield from self._ask(LOOK, claim, heard_of=heard_of)
+            notices.seen(found, self._clock.monotonic())
+        except StoreUnavailable:
+            notices.unseen(missed=True)
+            if runs or not notices.missed:
                 raise
+        except BaseException:  # also of one whose client has gone
+            notices.unseen()
+            raise
 
     def barred(self, call: Call, policy: Policy) -> Problem | None:
         """Why a key of which nothing is known does not run; None if it may."""

@@ -118,13 +118,14 @@ class Guard(Admission):
         decision: Decision
         try:
             looked_at = self._clock.monotonic()
-            yield from self.heed(claim)
+            yield from self.heed(claim, runs=False)
             claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
             if isinstance(claimed, Execute | Refuse):
                 decision = claimed
             else:
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
             if isinstance(decision, Execute):
+                yield from self.heed(claim, runs=True, heard_of=True)
                 decision = yield from self.let_run(decision, call)
                 if isinstance(decision, Execute):
                     return decision
@@ -312,7 +313,7 @@ class Guard(Admission):
         if not orphan.lapsed or orphan.expired:
             return None
         claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
-        yield from self.heed(claim)
+        yield from self.heed(claim, runs=True)
         action = lifecycle.decide(orphan, compare(orphan, call), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)

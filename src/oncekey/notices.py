@@ -27,22 +27,25 @@ class Notices:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._look_at = float("-inf")
+        self._seen = False
+        self.missed = False
+        """The store did not answer when it was last asked, and did before."""
         self.amnesia: Amnesia | None = None
 
-    def due(self, now: float) -> bool:
+    def due(self, now: float, *, runs: bool) -> bool:
         """Whether it is time to look, by the monotonic clock. Who looks for the first time is not
         alone, nor who looks after somebody who could not: until one has seen the notice, nobody may
-        go on without.
+        go on without. Where it was only missed, that is for those who are about to run.
         """
-        if now < self._look_at:
+        if now < self._look_at or (self.missed and not runs):
             return False
         if self._look_at > float("-inf"):
             self._look_at = now + LOOK_EVERY_S
         return True
 
-    def unseen(self) -> None:
-        """Whoever looked has not seen it, or must not go on."""
-        self._look_at = float("-inf")
+    def unseen(self, *, missed: bool = False) -> None:
+        """Whoever looked has not seen it, or must not go on. `missed`: there was no answer."""
+        self._look_at, self.missed = float("-inf"), missed and self._seen
 
     def seen(self, found: Record | None, now: float) -> None:
         """Take note. Raises `StoreUnfit` where this process must not use the store as it does."""
@@ -53,6 +56,7 @@ class Notices:
                 "store lost records are not run, their outcome is unknown"
             )
         self.amnesia, self._look_at = amnesia, now + LOOK_EVERY_S
+        self._seen, self.missed = True, False
 
     def forgotten(self, call: Call) -> bool:
         """Whether this call may have run before, and the store has lost what it knew of it."""
