@@ -52,6 +52,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]
+    if long:  # what may take longest begins first, or all wait for it at the end
+        items.sort(key=_seconds_max, reverse=True)
+
+
+def _seconds_max(item: pytest.Item) -> float:
+    """What a test claims for itself; the usual limit is less than any of these."""
+    claimed = item.get_closest_marker("timeout")
+    return float(claimed.args[0]) if claimed else 0.0
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ class Child:
                 if self._ask("GET", "/healthz").status == 200:
                     return
             except ConnectionRefusedError:
-                time.sleep(0.02)
+                time.sleep(0.005)
         raise AssertionError(f"the server was not ready after {START_S_MAX} s")
 
     def pay(self, key: str, **order: Any) -> Reply:

@@ -64,7 +64,7 @@ def test_nobody_is_charged_twice_whoever_is_killed(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nobody_is_charged_twice_in_a_minute_of_killing(
     tmp_path: Path, database_url: str, redis_url: str, seed: int
