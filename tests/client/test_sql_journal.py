@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -434,6 +435,17 @@ class Odd:
 def test_what_is_no_connection_is_refused(journal: SqlJournal) -> None:
     with pytest.raises(Misuse, match=r"Odd: give a connection of a DB-API driver"):
         journal.key(PAY, within=Odd())
+
+
+def test_p12_a_url_in_place_of_a_connection_is_refused_without_its_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "postgresql://shop:hunter2@db.internal/shop"
+    for _ in ("with Django", "without"):
+        with pytest.raises(Misuse, match="hand over the connection itself") as refused:
+            SqlJournal().create(within=url)
+        assert "hunter2" not in str(refused.value)
+        monkeypatch.delitem(sys.modules, "django.db", raising=False)
 
 
 async def test_async_connections_are_told_the_way(journal: SqlJournal, tmp_path: Path) -> None:

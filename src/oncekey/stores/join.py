@@ -353,8 +353,12 @@ def _same_file(store: Any, execute: Callable[..., Any]) -> None:
 def _django(given: Any) -> Any:
     """A connection by its alias, or the one that a proxy stands for."""
     django = sys.modules.get("django.db")
-    if django is None:
-        raise Misuse(f"{given!r} names no connection: this process does not use Django")
+    if django is None or (isinstance(given, str) and given not in django.connections):
+        # Not shown: it may be a URL, with a password.
+        raise Misuse(
+            "a text names one of Django's connections, and this one names none of them: hand over "
+            "the connection itself, with its transaction open"
+        )
     return django.connections[given if isinstance(given, str) else given._alias]
 
 
