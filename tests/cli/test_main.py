@@ -73,6 +73,13 @@ def test_p12_a_store_that_cannot_be_used_is_one_line_without_passwords(
     assert "hunter2" not in ran.err
 
 
+def test_p12_a_url_too_many_is_told_without_its_password(oncekey: Oncekey, url: str) -> None:
+    ran = oncekey("count", url, "redis://:hunter2@127.0.0.1/0")
+
+    assert ran.code == 2
+    assert "unrecognized arguments: redis://:***@127.0.0.1/0" in ran.err
+
+
 def test_a_mistyped_path_is_told_and_not_created(oncekey: Oncekey, tmp_path: Path) -> None:
     path = tmp_path / "kyes.db"
 

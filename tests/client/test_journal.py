@@ -502,3 +502,12 @@ def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: Scripted
         api.post("/charges", intent=PAY, key="k")
 
     assert not server.seen
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:///intents.db", "postgresql://shop:hunter2@db.internal/shop"]
+)
+def test_p12_a_url_is_no_path_of_a_journal_and_not_shown(url: str) -> None:
+    with pytest.raises(Misuse, match=r"named by its path.* a SqlJournal\(\)") as refused:
+        Journal(url)
+    assert "hunter2" not in str(refused.value)

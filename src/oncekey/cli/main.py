@@ -76,7 +76,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     if len(rest) == 1 and not rest[0].startswith("-") and getattr(args, "url", "") is None:
         args.url = rest.pop()
     if rest:
-        top.error(f"unrecognized arguments: {' '.join(rest)}")
+        top.error(f"unrecognized arguments: {' '.join(map(redact, rest))}")
     return args
 
 

@@ -33,7 +33,7 @@ from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.client.retention import EVERYWHERE
 from oncekey.clock import Clock, SystemClock
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.probes import probe
 from oncekey.stores.sqlite_connection import suspend_at_fork
 
@@ -67,6 +67,11 @@ class Journal:
         without it, what is known of the profile, and else 24 hours.
         """
         intents.must_last(retention_s)
+        if "://" in os.fspath(path):  # not shown: it may hold a password
+            raise Misuse(
+                "a journal is a file, and named by its path: Journal('intents.db'). In a database "
+                "of yours, a SqlJournal() keeps intents"
+            )
         self.path = Path(path).absolute()
         self._retention_s = retention_s
         self._make_key = keys.kind(keys_as)
