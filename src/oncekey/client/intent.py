@@ -84,12 +84,14 @@ def is_news(known_s: float | None, told_s: float) -> bool:
 
 
 def counted_on(known_s: float | None, own_s: float | None, said_s: float | None) -> float:
-    """How long keys count: as their server says, else as the application says, or said when it
-    began them (`own_s`, `said_s`), else as was assumed.
+    """How long keys count: as their server says, else as the application says (`own_s`). Who has
+    no word of either counts on the shorter of what an application said once (`said_s`) and what was
+    assumed.
     """
     if known_s is not None and known_s > 0:
         return known_s
-    return own_s or said_s or -(known_s or -RETENTION_S)
+    once = [each for each in (said_s, known_s and -known_s) if each]
+    return own_s or min(once, default=RETENTION_S)
 
 
 def where(url: str) -> str:

@@ -1,0 +1,37 @@
+"""How long keys count, by whose word."""
+
+from __future__ import annotations
+
+import pytest
+
+from oncekey.client.intent import assumed, counted_on, is_news
+from oncekey.client.retention import RETENTION_S
+
+
+@pytest.mark.parametrize(
+    ("known_s", "own_s", "said_s", "counts"),
+    [
+        (600.0, 50.0, 40.0, 600.0),  # the server's own word
+        (assumed(600.0), 7_000.0, 40.0, 7_000.0),  # the application's
+        (assumed(600.0), None, 7_000.0, 600.0),  # a setting that was taken back long ago
+        (assumed(7_000.0), None, 600.0, 600.0),  # one that was made after that was assumed
+        (None, None, 600.0, 600.0),
+        (assumed(600.0), None, None, 600.0),
+        (None, None, None, RETENTION_S),
+    ],
+)
+def test_whose_word_counts(
+    known_s: float | None, own_s: float | None, said_s: float | None, counts: float
+) -> None:
+    assert counted_on(known_s, own_s, said_s) == counts
+
+
+@pytest.mark.parametrize(
+    ("known_s", "told_s", "is_new"),
+    [
+        *((None, 600.0, True), (assumed(600.0), 600.0, True), (assumed(600.0), 7_000.0, True)),
+        *((600.0, 599.0, False), (600.0, 7_000.0, False), (600.0, 300.0, True)),
+    ],
+)
+def test_what_is_news_of_a_server(known_s: float | None, told_s: float, is_new: bool) -> None:
+    assert is_news(known_s, told_s) is is_new
