@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
-from oncekey.cli import amnesia, operate, secrets, show
+from oncekey.cli import amnesia, operate, secrets, show, values
 from oncekey.cli import doctor as examining
 from oncekey.cli import intents as journals
 from oncekey.cli import plan as planning
@@ -212,7 +212,7 @@ def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--limit",
         metavar="N",
-        type=_rows(ROWS_MAX),
+        type=values.rows(ROWS_MAX),
         default=ROWS_MAX,
         help="remove at most so many",
     )
@@ -220,7 +220,7 @@ def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--every-s",
         metavar="S",
-        type=_seconds(),
+        type=values.seconds(),
         default=SWEEP_EVERY_S,
         help="pause of --watch (default: 60 s)",
     )
@@ -238,21 +238,21 @@ def _recover(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--every-s",
         metavar="S",
-        type=_seconds(),
+        type=values.seconds(),
         default=EVERY_S,
         help="pause between two looks (default: 1 s)",
     )
     added.add_argument(
         "--concurrency",
         metavar="N",
-        type=_rows(CONCURRENCY_MAX),
+        type=values.rows(CONCURRENCY_MAX),
         default=CONCURRENCY,
         help=f"so many at a time (default: {CONCURRENCY})",
     )
     added.add_argument(
         "--patience-s",
         metavar="S",
-        type=_seconds(),
+        type=values.seconds(),
         default=PATIENCE_S,
         help="how long what cannot be finished here is left to its client and to other processes "
         f"before its outcome is declared unknown (default: {PATIENCE_S:g} s)",
@@ -277,7 +277,7 @@ def _resolve(commands: Commands[argparse.ArgumentParser]) -> None:
         required=True,
         help="completed: retries get the answer that you give; released: the next retry runs it",
     )
-    added.add_argument("--status", metavar="N", type=_status, help="the answer's status")
+    added.add_argument("--status", metavar="N", type=values.status, help="the answer's status")
     added.add_argument("--body", metavar="TEXT", help="the answer's body, or @FILE that holds it")
     added.add_argument(
         "--header", metavar="LINE", action="append", default=[], help="'name: value'; repeatable"
@@ -323,11 +323,11 @@ def _list(commands: Commands[argparse.ArgumentParser]) -> None:
         const=str(State.UNKNOWN),
         help="what an operator has to resolve: --state unknown",
     )
-    added.add_argument("--tenant", type=_text, help="only this tenant's records")
+    added.add_argument("--tenant", type=values.text, help="only this tenant's records")
     added.add_argument(
         "--limit",
         metavar="N",
-        type=_rows(LIST_ROWS_MAX),
+        type=values.rows(LIST_ROWS_MAX),
         default=LIST_ROWS,
         help=f"at most so many (default: {LIST_ROWS})",
     )
@@ -347,9 +347,13 @@ def _purge(commands: Commands[argparse.ArgumentParser]) -> None:
         "blank the keys and answers of a tenant, for good; ids stay, so that nothing runs twice",
         "purge --tenant acme postgresql://oncekey@db.internal/shop",
     )
-    added.add_argument("--tenant", required=True, type=_text)
+    added.add_argument("--tenant", required=True, type=values.text)
     added.add_argument(
-        "--limit", metavar="N", type=_rows(ROWS_MAX), default=ROWS_MAX, help="blank at most so many"
+        "--limit",
+        metavar="N",
+        type=values.rows(ROWS_MAX),
+        default=ROWS_MAX,
+        help="blank at most so many",
     )
 
 
@@ -383,14 +387,14 @@ def _amnesia(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--for-s",
         metavar="S",
-        type=_seconds(366 * 86_400),
+        type=values.seconds(366 * 86_400),
         default=DEFAULTS.retention_s,
         help="for so long, as long as clients may retry (default: 86400 s)",
     )
     added.add_argument(
         "--skew-s",
         metavar="S",
-        type=_seconds(86_400),
+        type=values.seconds(86_400),
         default=300.0,
         help="how far ahead the clocks of clients may be that make time-ordered keys "
         "(default: 300 s)",
@@ -421,7 +425,7 @@ def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
     added.add_argument(
         "--limit",
         metavar="N",
-        type=_rows(LIST_ROWS_MAX),
+        type=values.rows(LIST_ROWS_MAX),
         default=LIST_ROWS,
         help=f"at most so many (default: {LIST_ROWS})",
     )
@@ -431,39 +435,3 @@ def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _show_keys(added: argparse.ArgumentParser) -> None:
     added.add_argument("--show-keys", action="store_true", help="keys instead of their hashes")
-
-
-def _text(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise argparse.ArgumentTypeError("must be text in UTF-8") from None
-    return text
-
-
-def _rows(most: int) -> Callable[[str], int]:
-    def rows(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"must be a number from 1 to {most}")
-        return int(text)
-
-    return rows
-
-
-def _status(text: str) -> int:
-    if not text.isdecimal() or not 200 <= int(text) <= 599:
-        raise argparse.ArgumentTypeError("must be an HTTP status from 200 to 599")
-    return int(text)
-
-
-def _seconds(most: int = 86_400) -> Callable[[str], float]:
-    def seconds(text: str) -> float:
-        try:
-            given = float(text)
-        except ValueError:
-            given = 0.0
-        if not 0 < given <= most:
-            raise argparse.ArgumentTypeError(f"must be a number of seconds, at most {most}")
-        return given
-
-    return seconds
