@@ -221,6 +221,20 @@ def test_it_stops_when_it_is_told_to_and_goes_on_later() -> None:
     assert {world.content_of(call) for call in calls} == {BLANK}
 
 
+def test_content_goes_although_the_clock_was_ahead_and_is_set_right() -> None:
+    world = Fader()
+    world.clock.step_wall(30 * LOOK_BACK_S)
+    world.keys(1)
+    world.chore()
+    world.clock.step_wall(-30 * LOOK_BACK_S)
+    call = world.call("another")
+    world.done(call)
+    world.chore()
+    world.clock.advance(DUE_S)
+    world.chore()
+    assert world.content_of(call) == BLANK
+
+
 def test_p11_a_clock_that_is_set_ahead_by_years_costs_no_look_at_each_of_them() -> None:
     """As where a machine has none of its own, and asks for the time after it has begun."""
     world, looks = Fader(), list[Any]()

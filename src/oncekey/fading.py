@@ -77,6 +77,7 @@ class Fading:
             self._count += 1
             if self._next_span is None:
                 self._next_span = self._span(-LOOK_BACK_S)
+            self._next_span = min(self._next_span, span)  # a clock may have been set back
 
     def work(self, line: Line, pause: Pause) -> None:
         """Write down what is noted, then blank what is due."""
