@@ -48,6 +48,22 @@ def _prepared(session: requests.Session, url: str, **body: Any) -> requests.Prep
 # --------------------------------------------------------------------------- one key, one request
 
 
+@HTTPX
+def test_a_stream_that_is_used_up_is_not_sent_as_an_empty_body(
+    library: Any, server: Scripted
+) -> None:
+    """Under the key of what it was: elsewhere, behind a redirect, an empty order would be taken."""
+    server.script = [(308, {"Location": "/moved"}), 201]
+    transport = retrying(library.HTTPTransport(), retries=QUICK)
+    with library.Client(transport=transport, follow_redirects=True) as client:
+        request = client.build_request("POST", f"{server.url}/orders", content=iter([b"tea"]))
+        for _ in range(2):
+            with pytest.raises(library.StreamConsumed):
+                client.send(request)
+
+    assert len(server.seen) == 1
+
+
 def test_copies_of_a_template_are_requests_of_their_own(
     server: Scripted, session: requests.Session
 ) -> None:

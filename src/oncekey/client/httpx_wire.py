@@ -63,6 +63,9 @@ class Exchange:
         self._sender = sender
         self._inner = inner
         self._library = _library_of(request.__class__)
+        if getattr(request.stream, "_is_stream_consumed", False):
+            # Redirected, or sent again. An iterator gives nothing now: that is another request.
+            raise self._library.StreamConsumed
         self.sent_at, self.deadline = sender.begin()
         brought = request.extensions.get(EXTENSION)
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
