@@ -89,7 +89,7 @@ def header_names() -> set[str]:
     """Every header that some profile reads or writes."""
     answer, names = Answer(400, ((b"x-request-id", b"1"),), b""), {"idempotency-stored"}
     for profile in PROFILES.values():
-        for read in (profile.key_in, profile.first_sent_in):
+        for read in (profile.key_in, profile.first_sent_in, profile.target_in):
             names |= {read.name} if isinstance(read, Header) else set()
         lines = first_headers(answer, profile, "k", 0.0) + replay_headers(answer, profile, "k", 0.0)
         for kind in Kind:

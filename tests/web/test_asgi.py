@@ -1224,6 +1224,15 @@ async def test_e11_json_as_the_clients_of_aws_name_it_is_read_for_the_key() -> N
     assert world.runs == 1
 
 
+async def test_p5_where_a_header_names_the_action_another_action_is_another_request() -> None:
+    world, body = World(profile="aws"), {"ClientToken": "k1", "amount": 1}
+    create, delete = ([(b"x-amz-target", b"Orders." + verb)] for verb in (b"Create", b"Delete"))
+    assert (await ask(world.app, None, body, headers=create)).status == 201
+    assert (await ask(world.app, None, body, headers=delete)).status == 400
+    assert (await ask(world.app, None, body, headers=create)).replayed
+    assert world.runs == 1
+
+
 async def test_e11_the_key_may_travel_in_a_body_that_is_compressed() -> None:
     world, told = World(profile="square"), [(b"content-encoding", b"gzip")]
     body = b'{"idempotency_key": "k1", "amount": 1}'

@@ -1,8 +1,9 @@
 """The fingerprint: tells a retry from another request that came with the same key.
 
 It covers the method, the concrete path, the query, the content type's essence and the body, each in
-canonical form, and nothing else: other headers differ between honest tries. It is taken from the
-request as it was sent, before validation, so that a new release of the handler does not change it.
+canonical form, and the header that names the operation, where a profile has one; nothing else, for
+other headers differ between honest tries. It is taken from the request as it was sent, before
+validation, so that a new release of the handler does not change it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ def of(
     content_type: str,
     body: bytes,
     *,
+    target: str = "",
     exclude_field: str | None = None,
     exclude_parameter: str | None = None,
 ) -> Fingerprint | BadBody:
     """The fingerprint of a request.
 
-    Where the key itself travels in the body or the query, `exclude_field` (of a form, or of the
-    outermost JSON object) or `exclude_parameter` leaves it out.
+    `target` is what a header says of the operation, where the path alone does not tell it. Where
+    the key itself travels in the body or the query, `exclude_field` (of a form, or of the outermost
+    JSON object) or `exclude_parameter` leaves it out.
     """
     media_type = essence(content_type) if body else ""  # without a body, the type says nothing
     canonical = _canonical_body(media_type, content_type, body, exclude_field)
@@ -80,6 +83,8 @@ def of(
     if query:
         query = canonical_pairs(parse_pairs(query), without=exclude_parameter)
     verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)
+    if target:  # framed it begins with a digit, as no path does
+        place = frame((place, as_bytes(target)))
     # As `frame` would write it; spelt out, because every request needs one.
     head = (len(verb), verb, len(place), place, len(query), query, len(kind), kind)
     digest = hashlib.sha256(_TAG + b"%d:%b%d:%b%d:%b%d:%b" % head)

@@ -75,6 +75,8 @@ class Profile:
     """Whether keys that differ only in case are the same key; they are kept in lower case."""
     first_sent_in: Header | None = None
     """Where the client says when it first sent the request: see `oncekey.core.first_sent`."""
+    target_in: Header | None = None
+    """Where the client says what it asks for, if the path does not: a part of the fingerprint."""
 
     # rules for records
     policy: Policy = field(default_factory=Policy)
@@ -353,11 +355,13 @@ _ADYEN = Profile(
 # IdempotentParameterMismatch. In flight differs by service; DynamoDB's 400
 # TransactionInProgressException was chosen, because botocore retries by that code but does not
 # retry 409. Retention is stated by few services: clients count on the shortest (DynamoDB's, 10
-# minutes after completion); for servers, oncekey's 24 hours were chosen.
+# minutes after completion); for servers, oncekey's 24 hours were chosen. Where a service speaks
+# JSON by one path, a header names the action.
 _AWS = Profile(
     name="aws",
     shape="aws",
     key_in=BodyField("ClientToken"),
+    target_in=Header("X-Amz-Target"),
     key_chars_max=64,
     statuses={Kind.MISMATCH: 400, Kind.IN_FLIGHT: 400},
     policy=Policy(scope="tenant", methods=("POST",)),

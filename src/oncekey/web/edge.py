@@ -221,7 +221,7 @@ class Edge:
                 f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
                 "characters. Authenticate with another one.",
             )
-        policy, key_in = route.policy, self.profile.key_in
+        policy, key_in, target = route.policy, self.profile.key_in, self.profile.target_in
         kind, said = _read_as(request, body, policy.request_bytes_max)
         fingerprint = fingerprints.of(
             request.method,
@@ -229,6 +229,7 @@ class Edge:
             request.query,
             kind,
             said,
+            target="" if target is None else request.headers.get(target.name, ""),
             exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
             exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
         )
