@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -209,18 +210,27 @@ def _folder(data: Path | None) -> Iterator[Path]:
 
 
 def _is_free(port: int) -> bool:
+    return _why_not(port) is None
+
+
+def _why_not(port: int) -> str | None:
+    """Why one cannot listen there, and what to choose; None if one can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):  # there is no such port
-            return False
-        return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return "is taken: end whoever has it, or choose another"
+            return f"is refused ({error.strerror}): choose another"
+        except OverflowError:
+            return "does not exist: choose one up to 65535"
+    return None
 
 
 def _check_free(port: int, option: str) -> None:
-    if not _is_free(port):
-        raise CannotRun(f"Port {port} is taken: end whoever has it, or choose another by {option}.")
+    if why := _why_not(port):
+        raise CannotRun(f"Port {port} {why} by {option}.")
 
 
 def _free_port_after(port: int) -> int:

@@ -91,6 +91,14 @@ def test_a_port_that_is_taken() -> None:
 
 
 @pytest.mark.slow
+def test_a_port_that_does_not_exist() -> None:
+    assert in_vain("--port", "99999") == (
+        1,
+        "Port 99999 does not exist: choose one up to 65535 by --port.\n",
+    )
+
+
+@pytest.mark.slow
 def test_what_does_not_start_says_why() -> None:
     port = str(free_port())
     status, said = in_vain("--port", port, "--database", "postgresql://127.0.0.1:1/nowhere")
