@@ -117,7 +117,7 @@ class Asking:
     def _emit(
         self, event: type[events.Event], about: Claim | Record | Attempt, **details: Any
     ) -> None:
-        if self._hooks:
+        if self._hooks or event is events.OutcomeUnknown:
             self._hooks(event(operation=about.operation, key_hash=short_hash(about.key), **details))
 
     def _note(

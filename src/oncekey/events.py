@@ -154,17 +154,20 @@ class Hook(Protocol):
 
 
 class Hooks:
-    """Several hooks as one. Falsy when there are none, so that nobody builds events for nobody."""
+    """Several hooks as one. Falsy when there are none, so that nobody builds events for nobody;
+    `otherwise` is then for what somebody must act on.
+    """
 
-    def __init__(self, hooks: Iterable[Hook] = ()) -> None:
+    def __init__(self, hooks: Iterable[Hook] = (), *, otherwise: Hook | None = None) -> None:
         self._hooks = tuple(hooks)
+        self._told = self._hooks if self._hooks or otherwise is None else (otherwise,)
         self._broken: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
     def __call__(self, event: Event) -> None:
-        for hook in self._hooks:
+        for hook in self._told:
             try:
                 hook(event)
             except (Exception, SystemExit):  # what it would end may serve everybody: the heartbeat

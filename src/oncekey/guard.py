@@ -102,7 +102,12 @@ class Guard(Admission):
         quota: Quota | None = None,
     ) -> None:
         super().__init__(
-            clock or SystemClock(), hooks or events.Hooks(), chance, token, retention_from, quota
+            clock or SystemClock(),
+            events.Hooks() if hooks is None else hooks,
+            chance,
+            token,
+            retention_from,
+            quota,
         )
         self._waiters = Waiters()
         self.notices = notices

@@ -22,6 +22,7 @@ from oncekey.errors import Misuse
 from oncekey.events import Hook, Hooks
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat
+from oncekey.metrics.logs import LoggingHook
 from oncekey.notices import Notices
 from oncekey.ports import Ports, in_thread, through
 from oncekey.recovery import Sweeper
@@ -54,10 +55,9 @@ class Runtime:
         self.registry = registry_of(store)
         """Whoever can finish abandoned operations of this store adds itself here."""
         self.clock = clock or SystemClock()
-        told = Hooks(hooks)
         self.guard = Guard(
             clock=self.clock,
-            hooks=told,
+            hooks=Hooks(hooks, otherwise=LoggingHook()),
             retention_from=retention_from,
             notices=Notices(self.clock),
             quota=quota,

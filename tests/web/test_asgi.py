@@ -21,6 +21,7 @@ from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Count, Insert, Scan
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.events import OutcomeUnknown
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
@@ -352,8 +353,14 @@ async def test_p2_a_lapsed_attempt_that_nobody_took_over_may_complete() -> None:
     assert (await ask(world.app, "k1")).replayed
 
 
-async def test_e34_block_declares_the_outcome_unknown() -> None:
-    world = World(policy=Policy(lease_s=10, recovery="block"))
+@pytest.mark.parametrize(("heard", "logged"), [(False, 1), (True, 0)])
+async def test_e34_block_declares_the_outcome_unknown(
+    caplog: pytest.LogCaptureFixture, heard: bool, logged: int
+) -> None:
+    """Somebody must act: where there is no hook to tell them, the log does."""
+    events: list[object] = []
+    hooks = [events.append] if heard else []
+    world = World(policy=Policy(lease_s=10, recovery="block"), hooks=hooks)
     told: list[Reply] = []
 
     async def handler(receive: Any, send: Any) -> None:
@@ -366,6 +373,8 @@ async def test_e34_block_declares_the_outcome_unknown() -> None:
     assert [told[0].kind, stale.kind] == ["outcome-unknown"] * 2
     assert told[0].json()["retryable"] is False
     assert world.runs == 1
+    assert caplog.text.count("`oncekey list --unknown`") == logged
+    assert any(isinstance(event, OutcomeUnknown) for event in events) is heard
 
 
 async def test_e68_a_record_does_not_expire_while_it_runs() -> None:
