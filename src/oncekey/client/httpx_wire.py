@@ -141,6 +141,7 @@ class Exchange:
 
     def _planned(self, plan: Plan) -> Any:
         placed, ready = plan.placed, self._copied()
+        ready.extensions.pop(EXTENSION, None)
         if placed.url is not None:
             ready.url = self._library.URL(placed.url)
         for name, text in placed.headers:
@@ -157,15 +158,13 @@ class Exchange:
         redirect does not carry the key along.
         """
         request = self._request
-        ready = self._library.Request(
+        return self._library.Request(
             request.method,
             request.url,
             headers=request.headers,
             stream=request.stream,
             extensions=request.extensions,
         )
-        ready.extensions.pop(EXTENSION, None)
-        return ready
 
     def _limited(self, left_s: float) -> Any:
         """The request for one attempt: no phase of it is given more time than is left when it
