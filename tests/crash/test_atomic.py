@@ -116,8 +116,9 @@ def serving(place: Place, adapter: str, *, at: str = "") -> Iterator[Child]:
 
 @pytest.fixture(scope="module")
 def survivor(place: Place, adapter: str) -> Iterator[Child]:
-    """The process that clients retry at."""
+    """The process that clients retry at; it has been asked before, whichever test comes first."""
     with serving(place, adapter) as child:
+        assert child.pay(str(uuid.uuid4())).status == 201
         yield child
 
 
