@@ -288,6 +288,17 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
         assert newest == [(known[-1].number,)]
 
 
+def test_p11_who_writes_keeps_nobody_from_opening_a_file_that_is_up_to_date(
+    path: Path, gatherer: Gatherer
+) -> None:
+    gatherer.ask(Insert(claim("order-1")))
+    gatherer.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        with contextlib.closing(Gatherer(SqliteStore(path, timeout_s=0.01))) as another:
+            assert another.ask(Find(claim("order-1").id)) is not None
+
+
 def test_a_file_that_lost_a_table_says_so(path: Path, gatherer: Gatherer) -> None:
     gatherer.ask(Insert(claim("order-1")))
     gatherer.close()
