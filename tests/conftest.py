@@ -29,6 +29,8 @@ _skips: list[str] = []
 
 T = TypeVar("T")
 
+LONGEST_S = 600
+
 # A slow machine is not a failure; the long run looks deeper.
 hypothesis.settings.register_profile("usual", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("long", deadline=None, print_blob=True, max_examples=3000)
@@ -52,14 +54,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]
-    if long:  # what may take longest begins first, or all wait for it at the end
-        items.sort(key=_seconds_max, reverse=True)
+    if long:  # else all the others are done and wait for these
+        items.sort(key=_takes_longest, reverse=True)
 
 
-def _seconds_max(item: pytest.Item) -> float:
-    """What a test claims for itself; the usual limit is less than any of these."""
+def _takes_longest(item: pytest.Item) -> bool:
+    """Whether it claims minutes for itself. The others keep their order."""
     claimed = item.get_closest_marker("timeout")
-    return float(claimed.args[0]) if claimed else 0.0
+    return claimed is not None and claimed.args[0] >= LONGEST_S
 
 
 @pytest.fixture(scope="session")

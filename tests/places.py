@@ -70,18 +70,18 @@ class Place:
 
 @contextmanager
 def met_at(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """One of `PLACES`, to be used at once; what is there already does not concern the test: keys
-    are random. "sealed …" is the same, sealed.
+    """One of `PLACES`, to be used at once, without what other tests have left there: one that seals
+    leaves what nobody can use without its secrets. "sealed …" is the same, sealed.
     """
     kind = name.removeprefix(SEALED)
     place = PLACES[kind](request, tmp_path)
     place.migrate()
+    _empty(place)
     if kind == name:
         yield place
         if name == "redis":
             forget(place)
         return
-    _empty(place)
     sealed = replace(place, name=name, secrets=SECRET)
     sealed.migrate()
     yield sealed
@@ -89,7 +89,7 @@ def met_at(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
 
 
 def _empty(place: Place) -> None:
-    """A sealed store begins with no records, and who has no secrets cannot use what it leaves."""
+    """Let all that it holds expire, and sweep it."""
     if place.observing is None:  # else it has a table of its own
         place.elapse(FOR_EVER_S)
         ask(place.open(), Sweep(EVERYTHING))
