@@ -17,8 +17,10 @@ from oncekey.core.verbs import Due, Requested
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.guard import Execute
 from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
+from oncekey.registry import Orphan
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi
+from oncekey.web.recover import AsgiRunner
 from tests.orphans import LEASE_S, TENANT, Shop, nobody, service
 
 KINDS = ["asgi", "wsgi"]
@@ -88,6 +90,26 @@ async def test_what_only_a_retry_runs_again_is_left_to_it() -> None:
 
 
 # ------------------------------------------------------------------------------------ one owner
+
+
+async def test_p1_who_comes_too_late_has_finished_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop()
+    shopping = service(shop)
+    shopping.abandon()
+    first, late, recover = shopping.recoverer(), shopping.recoverer(), AsgiRunner.recover
+
+    async def overtaken(runner: AsgiRunner, orphan: Orphan) -> bool:
+        monkeypatch.undo()
+        await first.round()
+        await first.settle()
+        return await recover(runner, orphan)
+
+    monkeypatch.setattr(AsgiRunner, "recover", overtaken)
+    await late.round()
+    await late.settle()
+
+    assert [recovered.ending for recovered in shopping.endings] == [Ending.FINISHED, Ending.TAKEN]
+    assert len(shop.runs) == 1
 
 
 async def test_p1_three_recoverers_at_once_have_one_owner() -> None:

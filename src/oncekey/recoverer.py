@@ -299,7 +299,7 @@ class Recoverer:
             took, failed = True, printable(f"{type(error).__name__}: {error}", 200)
         found: Record | None = await self._gatherer.ask(Find(record.id))
         state = None if found is None else found.state
-        if found is not None and found.answer is not None and state is State.COMPLETED:
+        if took and found is not None and found.answer is not None and state is State.COMPLETED:
             return self._end(orphan, Ending.FINISHED, f"status {found.answer.status}")
         if state is State.UNKNOWN:
             why = "it was refused, or cannot tell how it ended" if took else "it died too often"
