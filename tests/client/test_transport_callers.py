@@ -64,6 +64,32 @@ def test_a_stream_that_is_used_up_is_not_sent_as_an_empty_body(
     assert len(server.seen) == 1
 
 
+def test_with_requests_an_iterator_that_is_used_up_is_not_sent_as_an_empty_body(
+    server: Scripted, session: requests.Session
+) -> None:
+    server.script = [(308, {"Location": "/moved"}), 201]
+    request = _prepared(session, f"{server.url}/orders", data=iter([b"tea"]))
+    for _ in range(2):
+        with pytest.raises(requests.exceptions.UnrewindableBodyError, match="used up"):
+            session.send(request)
+
+    assert len(server.seen) == 1
+
+
+def test_with_requests_a_body_that_can_be_read_again_follows_a_redirect(
+    server: Scripted, session: requests.Session
+) -> None:
+    class Parts:
+        def __iter__(self) -> Iterator[bytes]:
+            yield from (b"tea", b"pot")
+
+    server.script = [(308, {"Location": "/moved"}), 201]
+    session.post(f"{server.url}/orders", data=Parts())
+
+    assert [seen.body for seen in server.seen] == [b"teapot", b"teapot"]
+    assert len(set(server.keys)) == 1
+
+
 def test_copies_of_a_template_are_requests_of_their_own(
     server: Scripted, session: requests.Session
 ) -> None:
@@ -189,6 +215,26 @@ class Pipe:
 
     def read(self, size: int = -1) -> bytes:
         return self._left.read(size)
+
+
+@pytest.mark.parametrize("body", [b"tea", io.BytesIO(b"tea")], ids=["bytes", "file"])
+def test_who_answers_a_challenge_sends_the_same_request_once_more(
+    body: Any, server: Scripted, session: requests.Session
+) -> None:
+    """Digest sends a copy of an answer's request, where that answer came from: so it is the
+    caller's request, and goes through us.
+    """
+    challenge = {"WWW-Authenticate": 'Digest realm="shop", nonce="n", qop="auth"'}
+    server.script = [(401, challenge), 503, 201]
+    digest = requests.auth.HTTPDigestAuth("ann", "secret")
+    answer = session.post(f"{server.url}/orders", data=body, auth=digest)
+
+    told = outcome_of(answer)
+    assert told is not None
+    assert (answer.status_code, told.attempts) == (201, 2)
+    assert [seen.body for seen in server.seen] == [b"tea"] * 3
+    assert set(server.keys) == {told.key}
+    assert ["authorization" in seen.headers for seen in server.seen] == [False, True, True]
 
 
 def test_what_cannot_be_read_twice_is_kept(server: Scripted, session: requests.Session) -> None:

@@ -51,6 +51,8 @@ class Exchange:
         self.sent_at, self.deadline = sender.begin()
         self._body = _body(request, sender.body_bytes_max)
         brought = mark_of(request)
+        if brought is not None and self._body is None:
+            _must_be_there(request)
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
             if brought is not None:
                 brought = _marked(request, brought.again(request))
@@ -79,8 +81,10 @@ class Exchange:
             probe("after_answer")
 
     def told(self, response: Any) -> Any:
-        """The answer as the caller gets it, with what is known of its delivery."""
-        response.oncekey = self
+        """The answer as the caller gets it, with what is known of its delivery. Whoever answers a
+        challenge in it (Digest) sends a copy of its request, which is the caller's therefore.
+        """
+        response.oncekey, response.request = self, self._request
         if 300 <= response.status_code < 400 and self.mark is not None:
             left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
             _marked(self._request, left)
@@ -244,6 +248,16 @@ def _body(request: Any, bytes_max: int) -> bytes | None:
             if not (length.isdecimal() and int(length) <= bytes_max and hasattr(stream, "read")):
                 return None
             return _read(request, stream)
+
+
+def _must_be_there(request: Any) -> None:
+    """Redirected, or sent again: an iterator gives nothing now, and that is another request. Of a
+    file, whoever follows a redirect goes back to where it began.
+    """
+    if isinstance(request.body, Iterator) and not isinstance(request._body_position, int):
+        raise _errors().UnrewindableBodyError(
+            "this request was not sent: its body is an iterator, which is used up"
+        )
 
 
 def _read(request: Any, stream: Any) -> bytes:

@@ -105,9 +105,10 @@ class Retrying(Wrapping):
         def send(ready: Any, limit: Any) -> Any:
             return self._inner.send(ready, stream, limit, *args, **more)
 
-        return self._deliver(
-            requests_wire.Exchange(request, self._sender, send, stream, limit=timeout)
-        )
+        exchange = requests_wire.Exchange(request, self._sender, send, stream, limit=timeout)
+        response = self._deliver(exchange)
+        response.connection = self  # whoever answers a challenge in it sends through that
+        return response
 
     # ---------------------------------------------------------------- the first attempt, and others
 
