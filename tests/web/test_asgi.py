@@ -1239,6 +1239,8 @@ async def test_p5_where_a_header_names_the_action_another_action_is_another_requ
     assert (await ask(world.app, None, body, headers=create)).status == 201
     assert (await ask(world.app, None, body, headers=delete)).status == 400
     assert (await ask(world.app, None, body, headers=create)).replayed
+    again = await ask(world.app, None, body, headers=delete)  # now the replay is remembered
+    assert again.status == 400
     assert world.runs == 1
 
 

@@ -193,7 +193,8 @@ class Edge:
         kind, coding = map(request.headers.first, (b"content-type", b"content-encoding"))
         asked: Asked | None = None
         if len(body) <= BODY_BYTES_MAX:
-            whole = (key, tenant, route.operation, method, path, query, kind, coding, body)
+            target = self._target(request)
+            whole = (key, tenant, route.operation, method, path, query, kind, coding, target, body)
             asked = whole, self.clock.monotonic()
             if (known := self.recent.find(asked)) is not None:
                 self.guard.replay(known.replay.record, known.replay.answer, known.ago_s)
@@ -221,7 +222,7 @@ class Edge:
                 f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
                 "characters. Authenticate with another one.",
             )
-        policy, key_in, target = route.policy, self.profile.key_in, self.profile.target_in
+        policy, key_in = route.policy, self.profile.key_in
         kind, said = _read_as(request, body, policy.request_bytes_max)
         fingerprint = fingerprints.of(
             request.method,
@@ -229,7 +230,7 @@ class Edge:
             request.query,
             kind,
             said,
-            target="" if target is None else request.headers.get(target.name, ""),
+            target=self._target(request),
             exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
             exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
         )
@@ -243,6 +244,11 @@ class Edge:
         if isinstance(lasts_s, Problem):
             return lasts_s
         return Call(tenant, route.operation, key, fingerprint, digests, kept, asked, sent, lasts_s)
+
+    def _target(self, request: Request) -> str:
+        """What the request asks for beside its path, in profiles that have a header for that."""
+        target = self.profile.target_in
+        return "" if target is None else request.headers.get(target.name, "")
 
     def _declared(self, request: Request, policy: Policy) -> float | Problem | None:
         """The retention that the client asks for, where it may."""
