@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from oncekey.errors import Misuse
 
 _log = logging.getLogger("oncekey")
 
@@ -153,13 +155,32 @@ class Hook(Protocol):
     def __call__(self, event: Event, /) -> None: ...
 
 
+def as_hooks(given: Any) -> tuple[Hook, ...]:
+    """What was given as hooks. Raises `Misuse` for what could not be told, or would not tell."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise Misuse(
+            "hooks=… takes a list of functions, such as [LoggingHook()]; it was given a "
+            f"{type(given).__name__}"
+        )
+    hooks = tuple(given)
+    for hook in hooks:
+        if isinstance(hook, type):  # calling it with an event makes one, and tells nobody
+            raise Misuse(f"hooks=…: {hook.__name__} is a class; make one, {hook.__name__}()")
+        if not callable(hook):
+            raise Misuse(
+                f"hooks=…: a {type(hook).__name__} cannot be called; a hook is a function that "
+                "takes an event"
+            )
+    return hooks
+
+
 class Hooks:
     """Several hooks as one. Falsy when there are none, so that nobody builds events for nobody;
     `otherwise` is then for what somebody must act on.
     """
 
     def __init__(self, hooks: Iterable[Hook] = (), *, otherwise: Hook | None = None) -> None:
-        self._hooks = tuple(hooks)
+        self._hooks = as_hooks(hooks)
         self._told = self._hooks if self._hooks or otherwise is None else (otherwise,)
         self._broken: set[int] = set()
 

@@ -578,6 +578,18 @@ def test_a_class_or_a_method_of_one_is_told_how_it_is_marked(wsgi: Site) -> None
             "quota takes an oncekey.Quota",
         ),
         (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "hooks": "shop.hooks.tell"},
+            "takes a list of functions",
+        ),
+        (
+            {
+                "store": "memory://",
+                "tenant": "oncekey.single_tenant",
+                "hooks": ["oncekey.metrics.LoggingHook"],
+            },
+            "LoggingHook is a class",
+        ),
+        (
             {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": {"orders": {}}},
             "write a route as",
         ),

@@ -40,7 +40,7 @@ def views() -> Views:
         policy=_policy("policy", given.get("policy")),
         routes=_routes(given.get("routes")),
         profile=given.get("profile", "oncekey"),
-        hooks=[_imported("hooks", hook) for hook in given.get("hooks", ())],
+        hooks=_hooks(given.get("hooks", ())),
         atomic=Django(given["atomic"]) if given.get("atomic") else None,
         quota=_quota(given.get("quota")),
     )
@@ -122,6 +122,12 @@ def _quota(given: Any) -> Quota | None:
         raise Misuse(
             f"settings.ONCEKEY: quota takes an oncekey.Quota, or its fields as a dict: {error}"
         ) from error
+
+
+def _hooks(given: Any) -> Any:
+    """A text alone is refused as it is: it is not a list of letters."""
+    listed = isinstance(given, list | tuple)
+    return [_imported("hooks", hook) for hook in given] if listed else given
 
 
 def _of_django(tenant: Callable[[Any], Any]) -> Callable[[Request], Any]:
