@@ -1337,6 +1337,15 @@ async def test_e66_the_status_query_needs_to_know_the_operation() -> None:
     assert (reply.status, reply.kind) == (400, "malformed-request")
 
 
+async def test_e66_the_status_query_is_one_also_where_requests_of_its_method_are_guarded() -> None:
+    world = World(status_path="/idempotency", routes={"GET /report": Policy()})
+    await ask(world.app, "k1")
+    at: dict[str, Any] = {"path": "/idempotency", "query": b"operation=POST%20/orders"}
+    assert (await ask(world.app, "k1", b"", method="GET", **at)).json()["state"] == "completed"
+    assert (await ask(world.app, "k1", b"", method="OPTIONS", **at)).status == 201  # its own
+    assert world.runs == 2
+
+
 async def test_e66_the_status_query_says_when_the_store_is_down() -> None:
     world, store = flaky_world(status_path="/idempotency")
     store.before = [down(False)] * 4

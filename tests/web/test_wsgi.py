@@ -413,8 +413,9 @@ def test_routes_are_written_without_the_path_at_which_the_application_is_mounted
     assert world.runs == 2
 
 
-def test_e66_status_query() -> None:
-    world = World(status_path="/idempotency")
+@pytest.mark.parametrize("routes", [{}, {"GET /report": Policy()}], ids=["", "GET is guarded"])
+def test_e66_status_query(routes: dict[str, Policy]) -> None:
+    world = World(status_path="/idempotency", routes=routes)
     ask_wsgi(world.app, "k1")
     query = {"method": "GET", "path": "/idempotency", "query": "operation=POST%20/orders"}
     assert ask_wsgi(world.app, "k1", b"", **query).json()["state"] == "completed"

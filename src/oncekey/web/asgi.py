@@ -35,6 +35,7 @@ from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
 from oncekey.web.routes import Route
+from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
 
 DRAIN_S_MAX = 30.0
@@ -88,12 +89,11 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if scope["method"] in self._methods:
-                if self._always or self._brings_key(scope):
-                    await self._guard(scope, receive, send)
-                    return
-            elif self.edge.status_path is not None and self._asks_status(scope):
+            if self.edge.status_path is not None and self._asks_status(scope):
                 await self._tell_status(scope, send)
+                return
+            if scope["method"] in self._methods and (self._always or self._brings_key(scope)):
+                await self._guard(scope, receive, send)
                 return
         elif scope["type"] == "lifespan":
             self.lifespan, self._unfit = scope, None
@@ -111,7 +111,8 @@ class IdempotencyMiddleware:
         return False
 
     def _asks_status(self, scope: Scope) -> bool:
-        return within(scope.get("root_path", ""), scope["path"]) == self.edge.status_path
+        path = within(scope.get("root_path", ""), scope["path"])
+        return path == self.edge.status_path and scope["method"] in STATUS_METHODS
 
     # ------------------------------------------------------------------------- one request
 

@@ -18,6 +18,8 @@ from oncekey.errors import StoreError
 from oncekey.web.edge import Edge, log
 from oncekey.web.request import Request
 
+METHODS = ("GET", "HEAD")
+"""By which it is asked: such a query is one, even where requests of these methods are guarded."""
 _HEADER = "idempotency-key"
 
 

@@ -46,6 +46,7 @@ from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import WsgiRunner
 from oncekey.web.request import GUARDED, Request, check_guarded_once
 from oncekey.web.routes import Route
+from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
 
 StartResponse = Callable[..., Any]
@@ -101,11 +102,10 @@ class IdempotencyMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
-        if method in self.edge.routes.methods:
-            if self._always or self._key_variable in environ:
-                return self._guard(environ, start_response)
-        elif self.edge.status_path is not None and environ["PATH_INFO"] == self.edge.status_path:
+        if method in STATUS_METHODS and environ.get("PATH_INFO", "") == self.edge.status_path:
             return self._tell_status(environ, start_response)
+        if method in self.edge.routes.methods and (self._always or self._key_variable in environ):
+            return self._guard(environ, start_response)
         return self.app(environ, start_response)
 
     def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
