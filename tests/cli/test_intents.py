@@ -150,6 +150,35 @@ def test_what_may_be_sent_is_resumed_and_settled(
     assert oncekey("intents", path, "--resume", f"{__name__}:resume").code == 1
 
 
+@pytest.mark.parametrize("kind", ["file", "SQL"])
+def test_what_may_be_sent_is_resumed_however_much_is_too_old(
+    kind: str, oncekey: Oncekey, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncekey.cli.intents.LIST_MAX", 2)
+    clock, names = HourAgo(), [f"old-{number}" for number in range(4)]
+    if kind == "file":
+        with Journal(path, clock=clock) as journal:
+            for name in names:
+                journal.key(name, origin="https://slow.test")
+            journal.learn("https://slow.test", 600.0)
+        with Journal(path) as journal:
+            journal.key("new")
+    else:
+        with closing(sqlite3.connect(path)) as db, db:
+            journals = SqlJournal(clock=clock), SqlJournal()
+            journals[0].create(within=db)
+            for name in names:
+                journals[0].key(name, within=db, origin="https://slow.test")
+            journals[0].learn("https://slow.test", 600.0, within=db)
+            journals[1].key("new", within=db)
+    resumed.clear()
+
+    ran = oncekey("intents", path, "--json", "--resume", f"{__name__}:resume")
+
+    assert ran.json == {"resumed": 1, "failed": 0, "too_old": 4}
+    assert [intent.name for intent in resumed] == ["new"]
+
+
 def test_an_intent_cannot_speak_to_the_terminal(
     oncekey: Oncekey, path: str, journal: Journal
 ) -> None:

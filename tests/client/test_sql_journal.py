@@ -317,6 +317,20 @@ def test_names_that_a_database_may_take_for_the_same_are_different(
     assert len(set(keys)) == len(NAMES)
 
 
+def test_all_are_found_one_after_the_other(journal: SqlJournal, driver: Open) -> None:
+    """Those that began at the same moment, and have names that some databases take for one."""
+    with driver() as within:
+        keys = {journal.key(name, within=within) for name in NAMES}
+        page = journal.unsettled(within=within, limit=1)
+        found = []
+        while page:
+            found += page
+            page = journal.unsettled(within=within, limit=1, after=page[-1])
+
+    assert len(found) == len(NAMES)
+    assert {each.key for each in found} == keys
+
+
 def test_the_oldest_come_first_and_only_so_many(
     journal: SqlJournal, driver: Open, clock: FakeClock
 ) -> None:

@@ -20,7 +20,7 @@ from oncekey.stores.url import must_be_readable, redact, scrub
 class Book(Protocol):
     """What both kinds of journals can do here."""
 
-    def unsettled(self, limit: int = LIST_MAX) -> list[Intent]: ...
+    def unsettled(self, limit: int = LIST_MAX, *, after: Intent | None = None) -> list[Intent]: ...
 
     def find(self, name: str) -> Intent | None: ...
 
@@ -44,8 +44,8 @@ class _Database:
         self._connection = connection
         self._journal = SqlJournal()
 
-    def unsettled(self, limit: int = LIST_MAX) -> list[Intent]:
-        found = self._journal.unsettled(within=self._connection, limit=limit)
+    def unsettled(self, limit: int = LIST_MAX, *, after: Intent | None = None) -> list[Intent]:
+        found = self._journal.unsettled(within=self._connection, limit=limit, after=after)
         self._connection.commit()
         return found
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from oncekey.cli.books import Book, opened
@@ -82,7 +83,7 @@ def _resume(book: Book, args: argparse.Namespace) -> int:
     """
     resume = load(args.resume)
     counts = {"resumed": 0, "failed": 0, "too_old": 0}
-    for intent in book.unsettled(LIST_MAX):
+    for intent in _all(book):
         if SystemClock.wall() >= intent.until:  # by now: those before it took their time
             counts["too_old"] += 1
             continue
@@ -99,6 +100,15 @@ def _resume(book: Book, args: argparse.Namespace) -> int:
     if counts["failed"]:
         return FAILED
     return 0 if counts["resumed"] else NOTHING
+
+
+def _all(book: Book) -> Iterator[Intent]:
+    """However many there are: those that stay would hide the others for good."""
+    page = book.unsettled(LIST_MAX)
+    yield from page
+    while len(page) == LIST_MAX:
+        page = book.unsettled(LIST_MAX, after=page[-1])
+        yield from page
 
 
 def _failure(resume: Any, intent: Intent) -> str | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sqlite3
 import threading
@@ -141,12 +142,15 @@ class Journal:
             settled = self._settled.get(name)
         return None if found is None or found.key == settled else found
 
-    def unsettled(self, limit: int = LIST_MAX) -> list[Intent]:
-        """What was begun and not settled, the oldest first: send it again with its key."""
+    def unsettled(self, limit: int = LIST_MAX, *, after: Intent | None = None) -> list[Intent]:
+        """What was begun and not settled, the oldest first: send it again with its key. `after` the
+        last of those come the next.
+        """
         self.flush()
+        last = (-math.inf, "") if after is None else (after.begun, after.name)
         with self._asking() as db:
-            oldest = f"{_FIND} ORDER BY begun, name LIMIT ?"
-            rows = db.execute(oldest, (EVERYWHERE, limit)).fetchall()
+            oldest = f"{_FIND} WHERE (begun, name) > (?, ?) ORDER BY begun, name LIMIT ?"
+            rows = db.execute(oldest, (EVERYWHERE, *last, limit)).fetchall()
         return [self._intent(row) for row in rows]
 
     def knows(self, origin: str, retention_s: float) -> bool:

@@ -175,10 +175,18 @@ class SqlJournal:
         """The intent of this name, if it was begun and is not settled."""
         return self._find(asker(within), name)
 
-    def unsettled(self, *, within: Any, limit: int = LIST_MAX) -> list[Intent]:
-        """What was begun and not settled, the oldest first: send it again with its key."""
-        oldest = f"{_FIND} ORDER BY j.begun, j.name LIMIT {int(limit)}"
-        rows = asker(within).rows(oldest, _id(EVERYWHERE))
+    def unsettled(
+        self, *, within: Any, limit: int = LIST_MAX, after: Intent | None = None
+    ) -> list[Intent]:
+        """What was begun and not settled, the oldest first: send it again with its key. `after` the
+        last of those come the next.
+        """
+        # By the digest, too: to some databases two names are the same.
+        order = "j.begun, j.name, j.id"
+        last = () if after is None else (after.begun, after.name, _id(after.name))
+        where = f" WHERE ({order}) > (?, ?, ?)" if last else ""
+        oldest = f"{_FIND}{where} ORDER BY {order} LIMIT {int(limit)}"
+        rows = asker(within).rows(oldest, _id(EVERYWHERE), *last)
         return [self._intent(row) for row in rows]
 
     def learn(self, origin: str, retention_s: float, *, within: Any) -> None:
