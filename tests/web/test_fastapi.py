@@ -15,6 +15,8 @@ from fastapi import Response as FastResponse
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.staticfiles import StaticFiles
+from starlette.testclient import TestClient
 
 import oncekey
 import oncekey.atomic
@@ -688,6 +690,42 @@ async def test_a_mark_without_effect_is_told_at_the_start(above: bool) -> None:
     with pytest.raises(Misuse, match=f"/orders: cancel .*{said}"):
         async with world.idempotency.lifespan(world.app):
             pass
+
+
+async def test_a_mark_without_effect_in_a_mounted_application_is_told_at_the_start() -> None:
+    world, mounted = ordering(), FastAPI()
+    mounted.delete("/orders")(idempotent(lambda: None))
+    world.include()
+    world.app.mount("/v1", mounted)
+    with pytest.raises(Misuse, match=r"/orders: .* router guards nothing"):
+        async with world.idempotency.lifespan(world.app):
+            pass
+
+
+def test_a_mark_that_the_middleware_does_not_heed_is_told_at_the_start() -> None:
+    app = FastAPI()
+    app.post("/charges")(idempotent(Policy(recovery="block"))(lambda: None))
+    app.add_middleware(IdempotencyMiddleware, store="memory://", tenant=oncekey.single_tenant)
+    with pytest.raises(Misuse, match=r"/charges: .* heeds no marks: .* routes="), TestClient(app):
+        pass
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_application_none_of_whose_routes_is_guarded_is_told_so(late: bool) -> None:
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+    app = FastAPI()
+    app.get("/orders")(lambda: None)
+    async with idempotency.lifespan(app):
+        pass  # there is nothing that would have to be
+    app.post("/orders")(lambda: None)
+    if late:
+        app.router.route_class = idempotency.route_class
+    with pytest.raises(Misuse, match="no route of this application is guarded, /orders neither"):
+        async with idempotency.lifespan(app):
+            pass
+    app.mount("/other", StaticFiles(directory="."))  # nobody can look into this one
+    async with idempotency.lifespan(app):
+        pass
 
 
 # -------------------------------------------------------------------------------------- OpenAPI

@@ -23,7 +23,7 @@ from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Find
-from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
 from oncekey.guard import Call
 from oncekey.stores.base import Store
@@ -34,6 +34,7 @@ from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
+from oncekey.web.routed import check_marks
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
@@ -79,7 +80,7 @@ class IdempotencyMiddleware:
         check_loop(atomic)
         self.gatherer = self.edge.runtime.async_gatherer
         self._drain_s_max = drain_s_max
-        self._unfit: StoreUnfit | None = None
+        self._unfit: StoreUnfit | Misuse | None = None
         self._methods = self.edge.routes.methods
         self._key_header = self.edge.key_header
         self._always = self.edge.routes.required or self._key_header is None
@@ -206,8 +207,9 @@ class IdempotencyMiddleware:
                 return
             if message["type"] == "lifespan.startup.complete":
                 try:
+                    check_marks(self.lifespan.get("app"))
                     await self.start()
-                except StoreUnfit as error:
+                except (StoreUnfit, Misuse) as error:
                     self._unfit = error
                     message = {"type": "lifespan.startup.failed", "message": str(error)}
             elif message["type"].startswith("lifespan.shutdown."):

@@ -50,6 +50,7 @@ from oncekey.web.marks import (
 from oncekey.web.messages import Receive, Scope, Send
 from oncekey.web.recover import LateRunner
 from oncekey.web.request import GUARDED, Request
+from oncekey.web.routed import HEEDS, check_marks, routes_of
 from oncekey.web.routes import Route
 
 __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
@@ -57,8 +58,6 @@ __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
 Endpoint = Callable[..., Any]
 
 _CLAIMS = "__oncekey_claims__"
-_INCLUDED_MAX = 10
-"""How deep routers are looked through that include each other."""
 
 _run: ContextVar[LateRun | None] = ContextVar("oncekey_fastapi_run", default=None)
 
@@ -115,13 +114,28 @@ class Idempotency:
 
         Checks the store and the marks at the start; waits at the end for endpoints that still run.
         """
-        _check_marks(app)
+        check_marks(app)
+        self._check_guards(app)
         await self.guard.start()
         try:
             yield
         finally:
             await self.guard.drain()
             await self.guard.close()
+
+    def _check_guards(self, app: Any) -> None:
+        """Raise `Misuse` where nothing is guarded, though something would have to be."""
+        routes = list(routes_of(app))
+        hidden = any(hasattr(each, "app") and not hasattr(each, "endpoint") for each in routes)
+        if hidden or any(isinstance(each, self.route_class) for each in routes):
+            return
+        for route in routes:
+            if self.edge.routes.methods.intersection(getattr(route, "methods", None) or ()):
+                raise Misuse(
+                    f"no route of this application is guarded, {route.path} neither: "
+                    "APIRouter(route_class=idempotency.route_class), or app.router.route_class = "
+                    "idempotency.route_class before the first route of the application itself"
+                )
 
 
 class _Guard(IdempotencyMiddleware):
@@ -141,7 +155,7 @@ class IdempotentRoute(APIRoute):
     def __init__(self, path: str, endpoint: Endpoint, **settings: Any) -> None:
         methods = frozenset(method.upper() for method in settings.get("methods") or ("GET",))
         mark = mark_of(endpoint)
-        self._marked = mark is not None
+        setattr(self, HEEDS, mark is not None)
         self._policy = None if mark is None else self.idempotency.marked.policy(mark, methods)
         routes = self.idempotency.edge.routes
         # Where a router is included, the path of a route is longer: what it is guarded by is seen
@@ -215,32 +229,6 @@ class IdempotentRoute(APIRoute):
         ):
             return None
         return Route(f"{method} {root}{_template(self, scope)}", policy)
-
-
-def _check_marks(app: Any) -> None:
-    """Raise `Misuse` for a mark that has no effect: who set it believes that its endpoint is
-    guarded.
-    """
-    for route in _routes(app):
-        mark = mark_of(getattr(route, "endpoint", None))
-        if mark is None or getattr(route, "_marked", mark.policy is None):
-            continue
-        name = f"{route.path}: {getattr(route.endpoint, '__name__', route.endpoint)}"
-        if isinstance(route, IdempotentRoute):
-            raise Misuse(f"{name} was marked after it was routed: put the mark below the route")
-        raise Misuse(
-            f"{name} is @idempotent, but its router guards nothing: "
-            "APIRouter(route_class=idempotency.route_class)"
-        )
-
-
-def _routes(router: Any, depth: int = 0) -> Iterator[Any]:
-    for route in getattr(router, "routes", ()):
-        included = getattr(route, "original_router", None)  # FastAPI may keep it as a router
-        if included is None:
-            yield route
-        elif depth < _INCLUDED_MAX:
-            yield from _routes(included, depth + 1)
 
 
 def _template(route: APIRoute, scope: Scope) -> str:
