@@ -24,6 +24,7 @@ from typing import Self
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
+from oncekey.core.limits import must_be_limits
 from oncekey.core.op import arun
 from oncekey.core.policy import DEFAULTS
 from oncekey.core.printable import printable
@@ -128,8 +129,7 @@ class Recoverer:
         """
         if isinstance(store, str) and store.lower().startswith("memory:"):
             raise Misuse("memory:// names a new store each time: hand over the store itself")
-        if every_s <= 0 or concurrency < 1:
-            raise Misuse("Recoverer(every_s=…, concurrency=…): both must be more than 0")
+        must_be_limits("Recoverer", {"every_s": every_s, "concurrency": concurrency})
         self._registry = registry_of(store)
         self._gatherer = AsyncGatherer(as_store(store))
         self._every_s = every_s

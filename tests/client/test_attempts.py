@@ -140,7 +140,10 @@ def test_the_default_is_between_five_and_ten_attempts_in_one_to_two_minutes() ->
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"attempts_max": 0}, {"budget_s": 0.0}, {"backoff_s": -1.0}, {"budget_s": float("nan")}],
+    [
+        *({"attempts_max": 0}, {"budget_s": 0.0}, {"backoff_s": -1.0}, {"budget_s": float("nan")}),
+        *({"budget_s": "3"}, {"attempts_max": "3"}, {"attempts_max": 2.5}),
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(Misuse, match=next(iter(wrong))):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,11 @@ def test_only_so_many_hosts_are_remembered() -> None:
     assert buckets.spend("a", 0.0)
 
 
-def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(Misuse, match="tokens_max"):
-        RetryBudget(tokens_max=0.5)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tokens_max": 0.5}, {"tokens_max": float("nan")}, {"tokens_per_s": -1}, {"tokens_max": "3"}],
+    ids=str,
+)
+def test_a_budget_of_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Misuse, match=next(iter(wrong))):
+        RetryBudget(**wrong)

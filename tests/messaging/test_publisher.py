@@ -289,13 +289,23 @@ def test_p11_what_a_failure_says_is_bounded(
         ({"concurrency_max": 0}, "concurrency_max=0"),
         ({"publish_s_max": 0}, "publish_s_max=0"),
         ({"publish_s_max": 11.0}, "may be begun by another worker too"),
+        ({"poll_s": "3"}, "poll_s='3'"),
+        ({"publish": "amqp://"}, "a function of one message"),
+        ({"limits": 3}, "takes a Limits"),
+        ({"outages": [OSError]}, "takes a tuple"),
     ],
 )
 def test_limits_that_cannot_hold_are_told(
     sqlite_desk: Desk, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(Misuse, match=says):
-        Publisher(sqlite_desk.outbox, Broker(), **given)
+        Publisher(sqlite_desk.outbox, **{"publish": Broker(), **given})
+
+
+def test_a_url_in_place_of_an_outbox_is_refused_without_its_password() -> None:
+    with pytest.raises(Misuse, match="not a str") as refused:
+        Publisher("postgresql://shop:s3cret@db/shop", Broker())  # type: ignore[arg-type]
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["lease_s", "retry_s_max"])

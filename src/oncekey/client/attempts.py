@@ -22,11 +22,11 @@ from oncekey.client.verdict import FINAL, Again, Broken, Mismatched, Reply, Verd
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
+from oncekey.core.limits import must_be_limits
 from oncekey.core.op import Op, Pause
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.value import value
-from oncekey.errors import Misuse
 from oncekey.events import Attempted
 
 
@@ -44,11 +44,7 @@ class Retries:
     backoff_s_max: float = 20.0
 
     def __post_init__(self) -> None:
-        if self.attempts_max < 1:
-            raise Misuse(f"Retries: attempts_max={self.attempts_max}: give at least 1")
-        for name in ("budget_s", "backoff_s", "backoff_s_max"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise Misuse(f"Retries: {name}={getattr(self, name)}: give seconds, more than 0")
+        must_be_limits("Retries", {name: getattr(self, name) for name in self.__slots__})
 
 
 @value

@@ -7,6 +7,7 @@ request brings a part of one, and time brings a few, so that a quiet client can 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -27,8 +28,11 @@ class RetryBudget:
     tokens_per_s: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.tokens_max < 1 or self.tokens_per_request < 0 or self.tokens_per_s < 0:
-            raise Misuse("RetryBudget: tokens_max is at least 1, the others are not negative")
+        for name in self.__slots__:
+            given: object = getattr(self, name)
+            least = 1 if name == "tokens_max" else 0
+            if not isinstance(given, int | float) or not least <= given < math.inf:
+                raise Misuse(f"RetryBudget({name}={given!r}): must be a number, at least {least}")
 
 
 class Buckets:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from oncekey import guard
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
+from oncekey.core.limits import must_be_limits
 from oncekey.core.op import Op, Pause
 from oncekey.core.printable import printable
 from oncekey.core.value import value
@@ -54,9 +55,7 @@ class Limits:
     retry_s_max: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise Misuse(f"{name}={getattr(self, name)}: must be more than 0")
+        must_be_limits("Limits", {name: getattr(self, name) for name in self.__slots__})
         for name in ("lease_s", "retry_s_max"):
             if getattr(self, name) > DUE_S_MAX:
                 raise Misuse(f"{name}={getattr(self, name)}: at most {DUE_S_MAX:g} s")

@@ -18,6 +18,7 @@ from typing import Any
 from oncekey import guard
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import full_jitter
+from oncekey.core.limits import must_be_limits
 from oncekey.core.op import Pause, arun, run
 from oncekey.core.printable import printable
 from oncekey.errors import Misuse, StoreError
@@ -70,16 +71,12 @@ class Publisher:
         clock: Clock | None = None,
         chance: Callable[[], float] = guard.chance,
     ) -> None:
+        _must_fit_together(outbox, publish, limits, outages)
         limits = limits or Limits()
         rest_s = limits.lease_s * (1 - LEASE_USED)
         publish_s_max = rest_s if publish_s_max is None else publish_s_max
-        for name, given in (
-            ("poll_s", poll_s),
-            ("publish_s_max", publish_s_max),
-            ("concurrency_max", concurrency_max),
-        ):
-            if given <= 0:
-                raise Misuse(f"{name}={given}: must be more than 0")
+        numbers = {"poll_s": poll_s, "publish_s_max": publish_s_max}
+        must_be_limits("Publisher", {**numbers, "concurrency_max": concurrency_max})
         if publish_s_max > rest_s:
             raise Misuse(
                 f"publish_s_max={publish_s_max:g}: a publication that takes longer than a third of "
@@ -286,3 +283,21 @@ class Publisher:
         if done.outage is not None and self._drain.outages == 1:
             _log.warning("the broker cannot be reached, messages wait: %s", done.outage)
         return done
+
+
+def _must_fit_together(outbox: object, publish: object, limits: object, outages: object) -> None:
+    """Told when a worker is made: it would end at its first message, or when its broker is away."""
+    if not isinstance(outbox, Outbox):  # not shown: it may be a URL, with a password
+        raise Misuse(
+            "Publisher(outbox, publish): give it the Outbox(…) that messages are put into, not a "
+            f"{type(outbox).__name__}"
+        )
+    if not callable(publish):
+        raise Misuse(f"Publisher(…, publish): give it a function of one message, not {publish!r}")
+    if not isinstance(limits, Limits | None):
+        raise Misuse(f"Publisher(limits={limits!r}): takes a Limits, such as Limits(batch_max=10)")
+    kinds = outages if isinstance(outages, tuple) else None
+    if kinds is None or not all(
+        isinstance(k, type) and issubclass(k, BaseException) for k in kinds
+    ):
+        raise Misuse(f"Publisher(outages={outages!r}): takes a tuple of exceptions' classes")

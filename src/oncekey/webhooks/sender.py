@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import retry_after
+from oncekey.core.limits import must_be_limits
 from oncekey.core.printable import printable
 from oncekey.core.value import value
 from oncekey.errors import Misuse
@@ -52,9 +53,8 @@ class SendLimits:
     body_bytes_max: int = 1_048_576
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:  # type: ignore[attr-defined]
-            if getattr(self, name) <= 0:
-                raise Misuse(f"{name}={getattr(self, name)}: must be more than 0")
+        names: tuple[str, ...] = self.__slots__  # type: ignore[attr-defined]
+        must_be_limits("SendLimits", {name: getattr(self, name) for name in names})
 
 
 @value
