@@ -38,12 +38,9 @@ class Stranger:
 class Keys:
     """Who a key belongs to, remembered for moments, so that most requests ask no database."""
 
-    def __init__(
-        self, accounts: Accounts, *, local: bool = False, fresh_s: float = KEYS_FRESH_S
-    ) -> None:
+    def __init__(self, accounts: Accounts, *, local: bool = False) -> None:
         self._accounts = accounts
         self._local = local
-        self._fresh_s = fresh_s
         self._seen: dict[bytes, tuple[Key, float]] = {}
 
     def recall(self, key: str, scope: Mapping[str, Any]) -> Account | Stranger | None:
@@ -54,7 +51,7 @@ class Keys:
         if seen is None:
             return None
         known, read_at = seen
-        fresh = clock.monotonic() - read_at < self._fresh_s and known.works(clock.wall())
+        fresh = clock.monotonic() - read_at < KEYS_FRESH_S and known.works(clock.wall())
         return known.account if fresh else None
 
     def remembers(self, key: str) -> bool:

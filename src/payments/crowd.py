@@ -41,12 +41,10 @@ class Shop:
 class Crowd:
     """Call `tick` a few times per second, from the main thread."""
 
-    def __init__(
-        self, shop: Shop, folder: Path, database: Database, *, shoppers: int = SHOPPERS
-    ) -> None:
+    def __init__(self, shop: Shop, folder: Path, database: Database) -> None:
         # Asked once: whoever starts a network that is down must not wait for it here.
         self._network = Network(shop.network_url, retries=Retries(attempts_max=1))
-        self._seats = [_Seat(number, folder, shop) for number in range(shoppers)]
+        self._seats = [_Seat(number, folder, shop) for number in range(SHOPPERS)]
         self._inspector = Inspector(shop.network_url, database)
         self._inspector.start()
         self._counts: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from oncekey.cli.opening import opened
 from oncekey.cli.survey import Survey
@@ -21,7 +21,7 @@ from oncekey.core.value import value
 from oncekey.core.verbs import Due, Find
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.base import Connection, Store
-from oncekey.stores.finding import Examination, Finding, Level, accepting, advice
+from oncekey.stores.finding import Examinable, Examination, Finding, Level, accepting, advice
 from oncekey.stores.url import open_store, redact
 
 WHAT = "look at the store's settings, clock, privileges and backlog, and say what to do"
@@ -52,13 +52,13 @@ def doctor(url: str, args: argparse.Namespace) -> int:
     return UNSAFE if counts[Level.UNSAFE] else 0
 
 
-def _opened(url: str) -> Any:
+def _opened(url: str) -> Examinable:
     if url.lower().startswith("memory:"):
-        return open_store(url)
+        return cast(Examinable, open_store(url))
     store = _keeper(opened(url, may_create=False))
     if not hasattr(store, "examine"):
         raise Misuse(f"{store.name} is a store that cannot be examined: it has no `examine`")
-    return store
+    return cast(Examinable, store)
 
 
 def _keeper(store: Any) -> Any:
@@ -69,11 +69,11 @@ def _keeper(store: Any) -> Any:
     return store
 
 
-def look(store: Any) -> tuple[str, list[Finding]]:
+def look(store: Examinable) -> tuple[str, list[Finding]]:
     """What the store is, and all that was found."""
     with closing(store.connect()) as connection:
         first = _tick(store, connection)
-        examination: Examination = run(store.examine(), connection.ask)
+        examination = run(store.examine(), connection.ask)
         findings = accepting(examination.findings, getattr(store, "allowed", ()))
         if examination.readable:
             findings += _records(store, connection, examination)
@@ -81,14 +81,16 @@ def look(store: Any) -> tuple[str, list[Finding]]:
     return examination.about, findings
 
 
-def _records(store: Any, connection: Connection, examination: Examination) -> Iterable[Finding]:
+def _records(
+    store: Examinable, connection: Connection, examination: Examination
+) -> Iterable[Finding]:
     try:
         return list(_survey(store, connection, examination).findings())
     except StoreUnfit as refused:  # for one of the findings: a verb may ask a node for its fitness
         return [Finding("records", f"not looked at: {refused}")]
 
 
-def _survey(store: Any, connection: Connection, examination: Examination) -> Survey:
+def _survey(store: Examinable, connection: Connection, examination: Examination) -> Survey:
     sample = run(store.sample(SAMPLE_RECORDS), connection.ask)
     overdue: list[Record] = []
     if not sample.whole:
@@ -114,7 +116,7 @@ class Tick:
     took_s: float
 
 
-def _tick(store: Any, connection: Connection) -> Tick:
+def _tick(store: Examinable, connection: Connection) -> Tick:
     wall_s, monotonic_s = SystemClock.wall(), SystemClock.monotonic()
     store_s = run(store.now(), connection.ask)
     return Tick(store_s, wall_s, monotonic_s, SystemClock.monotonic() - monotonic_s)

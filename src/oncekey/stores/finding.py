@@ -155,15 +155,17 @@ class Sample:
     """Whether these are all."""
 
 
-class Examinable(Protocol):
+class Examinable(Store, Protocol):
     """A store that `oncekey doctor` can look at. Nothing of this changes anything."""
 
-    def examine(self) -> Op[Examination]: ...
+    def examine(self) -> Op[Examination]:
+        """What the store is, and what is found about it."""
 
     def now(self) -> Op[float | None]:
         """The store's clock in seconds since 1970; None if it is the host's."""
 
-    def sample(self, limit: int) -> Op[Sample]: ...
+    def sample(self, limit: int) -> Op[Sample]:
+        """So many records, or all."""
 
 
 def first_by_id(store: Store, limit: int) -> Op[Sample]:

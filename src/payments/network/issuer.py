@@ -37,8 +37,6 @@ DECLINES = {
 }
 """By card number. Every other card pays."""
 
-BY_CODE = {decline.decline_code: decline for decline in DECLINES.values()}
-
 
 def decide(card: str) -> Decline | None:
     """None if the card pays."""

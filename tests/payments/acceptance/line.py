@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
-BEFORE, AFTER = "before", "after"
 WAIT_S_MAX = 60.0
 _RESET = struct.pack("ii", 1, 0)  # linger on, for no time: closing sends a reset
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -76,7 +75,7 @@ class Line:
         self.keys += re.findall(r"(?i)\r\nidempotency-key: *(\S+)", request.decode("latin-1"))
         planned = self.breaks.pop(0) if self.breaks else None
         answer = b""
-        if planned is None or planned.moment == AFTER:
+        if planned is None or planned.moment == "after":
             answer = self._forward(request)
         if planned is None:
             client.sendall(answer)

@@ -96,7 +96,6 @@ class World:
         """Dead generators: kept until the end, so that no `finally` of them runs."""
         self._tokens = 0
         self._answers = 0
-        self._sweeps_under_way = True
         choices = zip(self.scenario.policies, self.scenario.versions, strict=True)
         self.workers = [
             Worker(self, index, policy, version) for index, (policy, version) in enumerate(choices)
