@@ -32,11 +32,11 @@ from bench.work import RETENTION_S, Item, Library, claim, migrate
 from oncekey.core import lifecycle
 from oncekey.core.record import Answer, encode_headers
 from oncekey.core.verbs import Insert, Sweep
-from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from oncekey.stores import postgres_layout
 from oncekey.stores.base import Store
 from oncekey.stores.postgres import open_url
 from oncekey.stores.sqlite import SqliteStore
+from oncekey.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from tests.servers import Postgres, folders, start_postgres
 
 SIZED, SIZED_POSTGRES, VACUUMS = 20_000, 100_000, 100

@@ -15,12 +15,12 @@ from oncekey.core.verbs import Find, Scan
 from oncekey.errors import NotKept, StoreUnavailable
 from oncekey.fading import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Fading
 from oncekey.guard import Guard, random_token
-from oncekey.recovery import Sweeper
 from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
+from oncekey.sweeper import Sweeper
 from tests.stores.sealed_kit import SECOND, SECRET
 from tests.test_expiry import RETENTION_S, World
 

@@ -19,11 +19,11 @@ from oncekey.decision import Call, Execute, Refuse, Replay
 from oncekey.errors import Refusal, StoreUnavailable
 from oncekey.guard import Guard
 from oncekey.quotas import READ_S_MAX, READ_S_MIN
-from oncekey.recovery import Sweeper
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
+from oncekey.sweeper import Sweeper
 from tests.stores.sealed_kit import SECOND, SECRET
 
 RETENTION_S = 8192.0

@@ -25,11 +25,11 @@ from oncekey.heartbeat import Heartbeat
 from oncekey.metrics.logs import LoggingHook
 from oncekey.notices import Notices
 from oncekey.ports import Ports, in_thread, through
-from oncekey.recovery import Sweeper
 from oncekey.registry import registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer, Gatherer
 from oncekey.stores.url import as_store
+from oncekey.sweeper import Sweeper
 
 T = TypeVar("T")
 

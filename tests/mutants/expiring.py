@@ -143,7 +143,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "what is noted dies with its process",
-        "recovery.py",
+        "sweeper.py",
         "        for finish in (*(chore.finish for chore in self._chores), self._write_tallies):\n",
         "        for finish in (self._write_tallies,):\n",
         FADING,

@@ -25,10 +25,10 @@ from oncekey.core.printable import printable
 from oncekey.core.record import State
 from oncekey.errors import OncekeyError
 from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
-from oncekey.recovery import SWEEP_EVERY_S
 from oncekey.stores.base import Store
 from oncekey.stores.postgres_layout import LAYOUTS
 from oncekey.stores.url import redact
+from oncekey.sweeper import SWEEP_EVERY_S
 
 ROWS_MAX = 1_000_000
 LIST_ROWS = 50

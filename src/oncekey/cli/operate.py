@@ -13,11 +13,11 @@ from oncekey.core.notice import TENANT as OWN
 from oncekey.core.record import State
 from oncekey.core.verbs import Purge, Scan, Sweep
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.recovery import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from oncekey.stores import migrate as migrations
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
 from oncekey.stores.postgres_layout import Moved, move
+from oncekey.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 
 
 def migrate(store: Store, args: argparse.Namespace) -> int:

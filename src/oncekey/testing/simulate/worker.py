@@ -14,9 +14,9 @@ from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.tombstone import answer_left_s
 from oncekey.core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
 from oncekey.errors import StoreUnavailable
-from oncekey.recovery import SWEEP_ROWS_MAX
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import ALONE, Ticket
+from oncekey.sweeper import SWEEP_ROWS_MAX
 from oncekey.testing.simulate.faults import Fault
 from oncekey.testing.simulate.ghost import Ghost, Note
 from oncekey.testing.simulate.kernel import Kernel, Process

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from oncekey import recovery
+from oncekey import sweeper as sweepers
 from oncekey.clock import FakeClock
 from oncekey.core.record import Claim
 from oncekey.core.verbs import Count, Find, Insert, Sweep
 from oncekey.errors import StoreUnavailable
-from oncekey.recovery import Sweeper
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
+from oncekey.sweeper import Sweeper
 from oncekey.tallies import Tallies
 
 
@@ -47,7 +47,7 @@ def left(store: MemoryStore) -> int:
 
 
 def test_p10_nothing_live_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "SWEEP_PAUSE_S", 0.0)
+    monkeypatch.setattr(sweepers, "SWEEP_PAUSE_S", 0.0)
     clock, store = filled(25)
     sweeper = Sweeper(store, rows_max=10)
     clock.advance(14.9)

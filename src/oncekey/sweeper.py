@@ -1,4 +1,4 @@
-"""Housekeeping beside the requests: the sweeper removes what has expired, writes the counters
+"""The sweeper: housekeeping beside the requests. It removes what has expired, writes the counters
 behind, and does whatever else is to be done again and again.
 
 Bounded in every direction: one thread, one connection, so many rows at a time, a pause after each
