@@ -543,6 +543,21 @@ async def test_e60_a_stream_that_fails_after_the_limit_stays_completed() -> None
     assert (await ask(world.app, "k1")).kind == "answer-not-kept"
 
 
+async def test_e60_an_error_page_is_not_glued_to_an_answer_that_flows() -> None:
+    """As servers have it: an answer that breaks is cut off, so that its client notices."""
+    world, sent = World(policy=Policy(answer_bytes_max=10)), list[bytes]()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 20, "more_body": True})
+        await world.answer_with(b"an error page", status=500)(receive, send)
+
+    world.handler = handler
+    with pytest.raises(RuntimeError, match="another answer"):
+        await ask(world.app, "k1", on_message=lambda m: sent.append(m.get("body", b"")))
+    assert b"".join(sent) == b"x" * 20
+
+
 async def test_e60_an_event_stream_flows_at_once() -> None:
     world = World()
     seen: list[bytes] = []

@@ -34,7 +34,7 @@ _OF_A_WHOLE_BODY = (b"content-length", b"transfer-encoding")
 _FOR_THE_BODY = frozenset({b"content-type", b"content-encoding"})
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]{1,1000}")  # no server sends a longer name
-_BREAKS_A_LINE = re.compile(rb"[\r\n\0]")
+_BREAKS_A_LINE = re.compile(rb"[\0-\x08\n-\x1f\x7f]")  # a server that refuses it sends nothing
 
 
 def kept_headers(

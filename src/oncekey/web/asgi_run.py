@@ -226,6 +226,8 @@ class Run:
         if self._cut_off is not None or (self._attempt.finished and not capture.flowing):
             return  # what was answered is not this
         if message["type"] == "http.response.start":
+            if capture.flowing:  # as servers say: a beginning was sent
+                raise RuntimeError("the application begins another answer within its first one")
             capture.start(message["status"], message.get("headers", ()))
         elif message["type"] == "http.response.body":
             if capture.flowing:
