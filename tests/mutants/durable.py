@@ -61,8 +61,8 @@ _VERSIONS = (
     Mutant(
         "a request that came a moment ago is known by less than all of it",
         "web/edge.py",
-        "path, query, kind, coding, body)",
-        "path, query, kind, coding)",
+        "path, query, kind, coding, target, body)",
+        "path, query, kind, coding, target)",
         "tests/web/test_asgi.py",
         "test_p3_a_crowd_of_retries_asks_the_store_once",
     ),
