@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import Counter
@@ -188,6 +189,27 @@ def test_what_kills_its_workers_is_parked_too(desk: Desk) -> None:
     assert broker.got == []
     [parked] = desk.outbox.parked_sync()
     assert "its workers died" in parked.error
+
+
+def test_what_kills_its_workers_takes_no_others_with_it(desk: Desk) -> None:
+    with desk.connect() as connection:
+        for payload in (b"fine", b"fine", b"deadly", b"fine", b"fine"):
+            desk.outbox.put_sync(connection, "orders", payload)
+    published: Counter[str] = Counter()
+
+    def die(message: Message) -> None:
+        if message.payload == b"deadly":
+            raise SystemExit
+        published[message.id] += 1
+
+    for _ in range(10):
+        with contextlib.suppress(SystemExit):
+            publisher(desk, die, attempts_max=3).drain_sync()
+        desk.elapse(LEASE_S)
+
+    assert [parked.message.payload for parked in desk.outbox.parked_sync()] == [b"deadly"]
+    assert len(published) == 4
+    assert max(published.values()) <= 2, "once before its worker died, and once alone"
 
 
 def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:

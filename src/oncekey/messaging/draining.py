@@ -201,15 +201,18 @@ class Drain:
         return replace(done, ended=seen.ended, whole=seen.whole)
 
     def _pick(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
-        """The first that are due, as many as one batch may hold; at least one."""
+        """The first that are due, as many as one batch may hold; at least one. What may have killed
+        the worker that took it last is taken alone: it would be the end of the others' workers too.
+        """
         picked: list[Head] = []
-        left = self._limits.batch_bytes_max
-        for head in heads:
-            left -= head.payload_bytes if head.due else 0
-            if picked and (len(picked) == batch_max or left < 0):
+        bytes_left = self._limits.batch_bytes_max
+        for head in (head for head in heads if head.due):
+            bytes_left -= head.payload_bytes
+            if picked and (head.left or len(picked) == batch_max or bytes_left < 0):
                 break
-            if head.due:
-                picked.append(head)
+            picked.append(head)
+            if head.left:
+                break
         return picked
 
     def _publish(self, taken: Sequence[Taken], token: bytes, claimed_at: float) -> Op[Round]:

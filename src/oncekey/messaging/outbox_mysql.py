@@ -23,7 +23,7 @@ ROWS = "oncekey_outbox o FORCE INDEX (PRIMARY)"
 IS_DUE = f"(o.due <= {CLOCK} OR o.due > {later(str(micros(DUE_S_MAX)))})"
 # By the index, and no further than asked: neither server can go from lane to lane by itself.
 LOOK = (
-    f"SELECT n, lane, {IS_DUE}, payload_bytes FROM oncekey_outbox o "
+    f"SELECT n, lane, {IS_DUE}, payload_bytes, token IS NOT NULL FROM oncekey_outbox o "
     "FORCE INDEX (oncekey_outbox_lanes) WHERE parked = 0 AND lane > {after} "
     "ORDER BY lane, n LIMIT {rows_max}"
 )
@@ -68,12 +68,12 @@ class MySQLShelf:
     def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
         """A lane that is longer than what is left to look at costs one question, and is passed."""
         heads: dict[bytes, Head] = {}
-        while (left := heads_max - len(heads)) > 0:
-            [reply] = yield Question((LOOK.format(after=literal(after), rows_max=left),))
-            seen = [Head(n, of, bool(due), size) for n, of, due, size in reply.rows]
+        while (room := heads_max - len(heads)) > 0:
+            [reply] = yield Question((LOOK.format(after=literal(after), rows_max=room),))
+            seen = [Head(n, of, bool(d), size, bool(left)) for n, of, d, size, left in reply.rows]
             for head in seen:
                 heads.setdefault(head.lane, head)
-            if len(seen) < left:
+            if len(seen) < room:
                 break
             after = seen[-1].lane
         return list(heads.values())

@@ -32,7 +32,7 @@ WITH RECURSIVE heads (n) AS (
     FROM heads WHERE heads.n IS NOT NULL
     LIMIT ?
 )
-SELECT o.n, o.lane, o.boot <> ? OR o.due <= ?, length(o.payload)
+SELECT o.n, o.lane, o.boot <> ? OR o.due <= ?, length(o.payload), o.token IS NOT NULL
 FROM heads JOIN oncekey_outbox o ON o.n = heads.n ORDER BY o.lane
 """
 CLAIM = """
@@ -68,7 +68,7 @@ class SqliteShelf:
 
     def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
         rows = yield partial(_seen, LOOK, (after, heads_max, *self._now()))
-        return [Head(n, lane, bool(due), size) for n, lane, due, size in rows]
+        return [Head(n, of, bool(due), size, bool(left)) for n, of, due, size, left in rows]
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int

@@ -39,6 +39,8 @@ class Head:
     lane: bytes
     due: bool
     payload_bytes: int
+    left: bool
+    """A worker took it and never came back: it died, or was too late."""
 
 
 @value
