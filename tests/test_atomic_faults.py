@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from oncekey import atomic
-from oncekey.atomic.mysql import _Asyncmy
+from oncekey.atomic.lent import AsyncLent
 from tests.atomic_shop import (
     KINDS,
     POSTGRES,
@@ -288,7 +288,7 @@ async def test_p6_connections_that_the_server_closed_are_given_back(
 
 
 class _Stuck:
-    """A connection that never ends its rollback, and the pool that it belongs to."""
+    """A connection that never ends its rollback, and who lent it."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -298,16 +298,16 @@ class _Stuck:
         self.asked.set()
         await asyncio.Event().wait()
 
-    async def autocommit(self, on: bool) -> None:
-        """Whatever it was."""
+    async def ask(self, question: Any) -> Any:
+        raise NotImplementedError
 
-    async def release(self, connection: Any) -> None:
+    async def release(self) -> None:
         self.released = True
 
 
 async def test_p6_who_is_cancelled_while_it_rolls_back_gives_its_connection_back() -> None:
     stuck = _Stuck()
-    transaction = _Asyncmy(stuck, stuck, True, stuck.release)
+    transaction = AsyncLent(stuck, stuck.ask, stuck.release)
     ending = asyncio.create_task(transaction.rollback())
     await stuck.asked.wait()
     ending.cancel()

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic.postgres import ACQUIRE_S_MAX
+from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
@@ -27,38 +27,20 @@ class PyMySQL:
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
 
-    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _PyMySQL:
+    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Lent:
         connection = self._connect()
         try:
             connection.autocommit(False)
-            return _PyMySQL(connection, join.blocking(store, connection))
+            ask = join.blocking(store, connection)
         except BaseException:
             connection.close()
             raise
 
+        def give_back() -> None:
+            with contextlib.suppress(Exception):  # it may be closed already
+                connection.close()
 
-class _PyMySQL:
-    def __init__(self, connection: Any, ask: join.Ask) -> None:
-        self.connection = connection
-        self.ask = ask
-
-    def flush(self) -> None:
-        """There is no session."""
-
-    def commit(self) -> None:
-        try:
-            self.connection.commit()
-        finally:
-            self._give_back()
-
-    def rollback(self) -> None:
-        with contextlib.suppress(Exception):  # a broken connection has nothing left to roll back
-            self.connection.rollback()
-        self._give_back()
-
-    def _give_back(self) -> None:
-        with contextlib.suppress(Exception):  # it may be closed already
-            self.connection.close()
+        return Lent(connection, ask, give_back)
 
 
 class Asyncmy:
@@ -71,7 +53,7 @@ class Asyncmy:
         self._pool: Callable[[], Any] = pool if callable(pool) else lambda: pool
         self._acquire_s_max = acquire_s_max
 
-    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _Asyncmy:
+    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> AsyncLent:
         pool = self._pool()
         async with asyncio.timeout(self._acquire_s_max):
             connection = await pool.acquire()
@@ -83,36 +65,13 @@ class Asyncmy:
             connection.close()
             await pool.release(connection)
             raise
-        return _Asyncmy(pool, connection, autocommit, ask)
 
+        async def give_back() -> None:
+            try:
+                await connection.autocommit(autocommit)
+            except Exception:  # it is broken: the pool must not lend it again
+                connection.close()
+            finally:
+                await pool.release(connection)
 
-class _Asyncmy:
-    def __init__(self, pool: Any, connection: Any, autocommit: bool, ask: join.AsyncAsk) -> None:
-        self.connection = connection
-        self.ask = ask
-        self._pool = pool
-        self._autocommit = autocommit
-
-    async def flush(self) -> None:
-        """There is no session."""
-
-    async def commit(self) -> None:
-        try:
-            await self.connection.commit()
-        finally:
-            await self._give_back()
-
-    async def rollback(self) -> None:
-        try:
-            with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
-                await self.connection.rollback()
-        finally:
-            await self._give_back()
-
-    async def _give_back(self) -> None:
-        try:
-            await self.connection.autocommit(self._autocommit)
-        except Exception:  # it is broken: the pool must not lend it again
-            self.connection.close()
-        finally:
-            await self._pool.release(self.connection)
+        return AsyncLent(connection, ask, give_back)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent
 from oncekey.stores import join
 from oncekey.stores.base import Store
-
-ACQUIRE_S_MAX = 5.0
-"""How long to wait for a connection of a pool."""
 
 
 class Asyncpg:
@@ -74,12 +71,12 @@ class Psycopg:
         self._pool = pool
         self._acquire_s_max = acquire_s_max
 
-    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _Psycopg:
+    def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Lent:
         connection, give_back = self._take()
         try:
             if connection.autocommit:
                 connection.execute("BEGIN")
-            return _Psycopg(connection, give_back, join.blocking(store, connection))
+            return Lent(connection, join.blocking(store, connection), give_back)
         except BaseException:
             give_back()
             raise
@@ -90,27 +87,6 @@ class Psycopg:
             return connection, lambda: self._pool.putconn(connection)
         connection = self._pool()
         return connection, connection.close
-
-
-class _Psycopg:
-    def __init__(self, connection: Any, give_back: Callable[[], Any], ask: join.Ask) -> None:
-        self.connection = connection
-        self.ask = ask
-        self._give_back = give_back
-
-    def flush(self) -> None:
-        """There is no session."""
-
-    def commit(self) -> None:
-        try:
-            self.connection.commit()
-        finally:
-            self._give_back()
-
-    def rollback(self) -> None:
-        with contextlib.suppress(Exception):  # a broken connection has nothing left to roll back
-            self.connection.rollback()
-        self._give_back()
 
 
 class AsyncPsycopg:
@@ -125,7 +101,7 @@ class AsyncPsycopg:
         self._pool = pool
         self._acquire_s_max = acquire_s_max
 
-    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _AsyncPsycopg:
+    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> AsyncLent:
         connection, give_back = await self._take()
         try:
             if connection.autocommit:
@@ -134,7 +110,7 @@ class AsyncPsycopg:
         except BaseException:
             await give_back()
             raise
-        return _AsyncPsycopg(connection, give_back, ask)
+        return AsyncLent(connection, ask, give_back)
 
     async def _take(self) -> tuple[Any, Callable[[], Any]]:
         if hasattr(self._pool, "getconn"):
@@ -143,26 +119,3 @@ class AsyncPsycopg:
         opened = self._pool()
         connection = await opened if inspect.isawaitable(opened) else opened
         return connection, connection.close
-
-
-class _AsyncPsycopg:
-    def __init__(self, connection: Any, give_back: Callable[[], Any], ask: join.AsyncAsk) -> None:
-        self.connection = connection
-        self.ask = ask
-        self._give_back = give_back
-
-    async def flush(self) -> None:
-        """There is no session."""
-
-    async def commit(self) -> None:
-        try:
-            await self.connection.commit()
-        finally:
-            await self._give_back()
-
-    async def rollback(self) -> None:
-        try:
-            with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
-                await self.connection.rollback()
-        finally:
-            await self._give_back()

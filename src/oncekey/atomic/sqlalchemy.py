@@ -11,6 +11,7 @@ import contextlib
 from typing import Any
 
 from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
+from oncekey.atomic.lent import AsyncLent
 from oncekey.errors import Misuse
 from oncekey.stores import join
 from oncekey.stores.base import Store
@@ -123,34 +124,18 @@ class AsyncSQLAlchemy:
         except BaseException:
             await session.close()
             raise
-        return _AsyncSQLAlchemy(session, ask)
+
+        async def give_back() -> None:
+            with contextlib.suppress(Exception):  # what was not committed is gone
+                await session.close()
+
+        return _AsyncSQLAlchemy(session, ask, give_back)
 
 
-class _AsyncSQLAlchemy:
-    def __init__(self, session: Any, ask: join.AsyncAsk) -> None:
-        self.connection = session
-        self.ask = ask
-
+class _AsyncSQLAlchemy(AsyncLent):
     async def flush(self) -> None:
         if hasattr(self.connection, "flush"):
             await self.connection.flush()
-
-    async def commit(self) -> None:
-        try:
-            await self.connection.commit()
-        finally:
-            await self._give_back()
-
-    async def rollback(self) -> None:
-        try:
-            with contextlib.suppress(Exception):
-                await self.connection.rollback()
-        finally:
-            await self._give_back()
-
-    async def _give_back(self) -> None:
-        with contextlib.suppress(Exception):  # what was not committed is gone
-            await self.connection.close()
 
 
 def _engine(bind: Any) -> str:
