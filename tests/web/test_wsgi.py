@@ -391,6 +391,14 @@ def test_a_chunked_body_is_read_where_the_server_ends_it(world: World) -> None:
     assert too_large.kind == "request-too-large"
 
 
+def test_p5_a_chunked_body_whose_end_nobody_tells_is_not_taken_for_an_empty_one(
+    world: World,
+) -> None:
+    chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked"}
+    assert ask_wsgi(world.app, "k1", b'{"a": 1}', **chunked).kind == "malformed-request"
+    assert (world.runs, world.stored()) == (0, 0)
+
+
 def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business() -> None:
     world = World(profile="square", policy=Policy(request_bytes_max=10))
     upload = ask_wsgi(world.app, None, b"x" * 100, content_type="image/png")

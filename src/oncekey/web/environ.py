@@ -14,6 +14,11 @@ Environ = dict[str, Any]
 
 _READ_BYTES = 65_536
 _LENGTH = re.compile("[0-9]{0,19}")  # some servers hand over whatever a client sends
+_LENGTH_NEEDED = Problem(
+    Kind.MALFORMED_REQUEST,
+    "The request comes in chunks, and this server does not tell where they end. Send it with a "
+    "Content-Length.",
+)
 
 
 def request(environ: Environ) -> Request:
@@ -60,7 +65,8 @@ def read(environ: Environ, limit: int) -> bytes | Problem:
         )
     length = int(declared) if declared else None
     if length is None and not environ.get("wsgi.input_terminated"):
-        return b""
+        # Some servers hand over such a body in a way of their own: to others it is not empty.
+        return _LENGTH_NEEDED if environ.get("HTTP_TRANSFER_ENCODING") else b""
     if length is not None and length > limit:
         return too_large(limit)
     wanted = limit + 1 if length is None else length
