@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 
 from oncekey.attempt import Attempt
+from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
+
+
+def check_sync(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
+    """Raise `Misuse` where nobody could await what `ask` gives. `named` gives the routes whose
+    policy meets a condition.
+    """
+    if waits := named(lambda policy: inspect.iscoroutinefunction(policy.ask)):
+        raise Misuse(
+            f"Policy(ask=…) of {', '.join(waits)} is async, and a WSGI application is not: "
+            "write it with def"
+        )
 
 
 async def ask(attempt: Attempt) -> object:

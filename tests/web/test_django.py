@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.checks import run_checks
 from django.core.exceptions import BadRequest
 from django.core.handlers.asgi import ASGIHandler
@@ -25,6 +26,7 @@ from django.views import View
 import oncekey
 from oncekey import Misuse, Policy, probes
 from oncekey.errors import StoreUnavailable
+from oncekey.web import marks
 from oncekey.web.django import idempotent, not_idempotent
 from oncekey.web.django.claim import views
 from oncekey.web.django.settings import check
@@ -532,6 +534,26 @@ def test_a_mark_without_the_middleware_is_told(wsgi: Site) -> None:
         wsgi.route("orders", idempotent(lambda request: told({})))
         with pytest.raises(Misuse, match="MIDDLEWARE has no"):
             wsgi.ask("k1")
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_e18_a_decorator_that_hides_the_mark_is_told(
+    site: Site, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    order = site.both(lambda request: told({"run": site.run()}))
+    marked = idempotent(Policy(required=True))(order)
+    hiding: Any = lambda request: marked(request)  # noqa: E731
+    site.route("orders", markcoroutinefunction(hiding) if iscoroutinefunction(order) else hiding)
+    assert [site.ask(key, method=method).status for key in ("k1", None)] == [500, 500]
+    assert caplog.text.count("is @idempotent, which could not be seen when its request came") == 2
+    assert site.runs == 0
+
+
+def test_a_mark_that_is_not_for_views_is_told(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.route("orders", marks.idempotent(site.both(lambda request: told({"run": site.run()}))))
+    assert site.ask("k1").status == 500
+    assert "from oncekey.web.django import idempotent" in caplog.text
+    assert site.runs == 0
 
 
 def test_a_class_or_a_method_of_one_is_told_how_it_is_marked(wsgi: Site) -> None:

@@ -30,6 +30,7 @@ from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency, idempotent, not_idempotent
+from oncekey.web.flask import idempotent as views_idempotent
 from tests.orphans import LEASE_S, Shop, nobody, service
 from tests.web.client import Reply, ask
 
@@ -690,6 +691,11 @@ async def test_a_mark_without_effect_is_told_at_the_start(above: bool) -> None:
     with pytest.raises(Misuse, match=f"/orders: cancel .*{said}"):
         async with world.idempotency.lifespan(world.app):
             pass
+
+
+def test_a_mark_that_is_for_views_is_told_where_it_is_routed() -> None:
+    with pytest.raises(Misuse, match=r"from oncekey\.web\.fastapi import idempotent"):
+        World().router.post("/orders")(views_idempotent(lambda: None))
 
 
 async def test_a_mark_without_effect_in_a_mounted_application_is_told_at_the_start() -> None:

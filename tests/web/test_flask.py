@@ -32,6 +32,7 @@ from oncekey.core.verbs import Scan
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
+from oncekey.web import marks
 from oncekey.web.flask import Oncekey, idempotent, not_idempotent
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import Reply, ask_wsgi
@@ -214,15 +215,36 @@ def test_e18_decorators_above_the_mark_run_before_the_claim_and_on_every_retry()
     assert world.ask("k1", who="banned").status == 401
 
 
-def test_a_decorator_that_hides_the_mark_does_no_harm() -> None:
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_e18_a_decorator_that_hides_the_mark_is_told(method: str) -> None:
     world = World()
+    world.app.testing = True
 
     def hiding(view: Callable[..., Any]) -> Callable[..., Any]:
         return lambda: view()
 
-    view = hiding(idempotent(lambda: {"run": world.run()}))
-    world.app.add_url_rule("/orders", "order", view, methods=["POST"])
+    @idempotent(Policy(required=True))
+    def order() -> dict[str, int]:
+        return {"run": world.run()}
+
+    world.app.add_url_rule("/orders", "order", hiding(order), methods=["POST", "DELETE"])
+    for key in ("k1", None):
+        with pytest.raises(Misuse, match="order is @idempotent, which could not be seen"):
+            world.ask(key, method=method)
+    assert world.runs == 0
+
+
+def test_a_marked_view_may_call_another_one() -> None:
+    world = World()
+    count = idempotent(Policy(required=True))(world.run)
+
+    @world.app.post("/orders")
+    @idempotent
+    def order() -> dict[str, int]:
+        return {"run": count()}
+
     assert [world.ask("k1").replayed for _ in range(2)] == [False, True]
+    assert world.ask(None).status == 200
 
 
 def test_marks_give_a_view_its_own_rules() -> None:
@@ -495,6 +517,20 @@ def test_what_is_set_up_wrongly_is_told() -> None:
         World(tenant="ann")
     with pytest.raises(Misuse, match="takes a Policy"):
         idempotent({"required": True})(lambda: None)  # type: ignore[call-overload]
+
+    async def find_out(attempt: oncekey.Attempt) -> oncekey.Learned:
+        return oncekey.Learned.UNKNOWN
+
+    asking = Policy(recovery="ask", ask=find_out)
+    with pytest.raises(Misuse, match="of any route is async"):
+        World(policy=asking)
+    with pytest.raises(Misuse, match="of @idempotent is async"):
+        idempotent(asking)
+
+    world.app.testing = True
+    world.app.post("/refunds")(marks.idempotent(lambda: "ok"))
+    with pytest.raises(Misuse, match=r"another framework: from oncekey\.web\.flask import"):
+        world.ask("k1", path="/refunds")
 
     alone = Flask("alone")
     alone.testing = True

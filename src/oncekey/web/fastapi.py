@@ -42,6 +42,7 @@ from oncekey.web.edge import check_callable
 from oncekey.web.marks import (
     Marked,
     adapter_of_routes,
+    check_kind,
     idempotent,
     is_async,
     mark_of,
@@ -155,6 +156,8 @@ class IdempotentRoute(APIRoute):
     def __init__(self, path: str, endpoint: Endpoint, **settings: Any) -> None:
         methods = frozenset(method.upper() for method in settings.get("methods") or ("GET",))
         mark = mark_of(endpoint)
+        if mark is not None:
+            check_kind(mark, endpoint, __name__, claims=False)
         setattr(self, HEEDS, mark is not None)
         self._policy = None if mark is None else self.idempotency.marked.policy(mark, methods)
         routes = self.idempotency.edge.routes

@@ -25,6 +25,7 @@ from flask import Flask, current_app, has_request_context, request
 from flask import Request as FlaskRequest
 from flask.wrappers import Response
 
+from oncekey import learning
 from oncekey.atomic import Adapter
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -47,7 +48,7 @@ __all__ = ["Oncekey", "idempotent", "not_idempotent"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # In the environ, which is one request's: `g` may be shared by several.
-_BODY, _CLAIMED = "oncekey.body", "oncekey.claimed"
+_BODY, _CLAIMED, _SEEN = "oncekey.body", "oncekey.claimed", "oncekey.mark"
 
 _INSIDE = "__oncekey_inside__"
 """On a view that a mark was put around: as it is, it claims nothing."""
@@ -82,6 +83,7 @@ class Oncekey:
             atomic=atomic,
             quota=quota,
         )
+        learning.check_sync(self.views.edge.routes.named)
         if app is not None:
             self.init_app(app)
 
@@ -96,8 +98,10 @@ class Oncekey:
         def dispatch_guarded() -> Any:
             rule = request.url_rule
             view = None if rule is None else app.view_functions.get(rule.endpoint)
-            # A marked view claims by itself.
-            if view is None or mark_on(view, request.method) is not None:
+            if view is None:
+                return dispatch()
+            if (mark := mark_on(view, request.method)) is not None:
+                marks.check_kind(mark, view, __name__, claims=True)
                 return dispatch()
             if hasattr(view, _INSIDE):
                 _check_order(app, view)
@@ -118,7 +122,8 @@ class Oncekey:
             return None
         view = current_app.view_functions.get(request.url_rule.endpoint)
         read = environs.request(request.environ)
-        route = self.views.route(read, request.url_rule.rule, mark_on(view, request.method))
+        request.environ[_SEEN] = mark = mark_on(view, request.method)
+        route = self.views.route(read, request.url_rule.rule, mark)
         if route is None:
             return None
         if edge.may_bring_key(read) or route.policy.required:
@@ -185,6 +190,9 @@ def idempotent(policy: Any = None) -> Any:
     """
     if callable(policy) and not isinstance(policy, Policy):
         return idempotent()(policy)
+    rules = marks.rules(policy)
+    learning.check_sync(lambda meets: ["@idempotent"] if meets(rules) else [])
+    mark = Mark(rules, claims=True)
 
     def decorate(view: F) -> F:
         @functools.wraps(view)
@@ -199,10 +207,12 @@ def idempotent(policy: Any = None) -> Any:
                 raise Misuse(
                     f"{view.__name__} is @idempotent, but the application has no Oncekey(app, …)"
                 )
+            if request.environ.get(_SEEN, mark) is None:
+                raise marks.hidden(view)
             return extension._run(call, mark_of(guarded))
 
         getattr(view, "__dict__", {})[_INSIDE] = True
-        return cast(F, marks.idempotent(policy)(guarded))
+        return cast(F, marks.put(guarded, mark))
 
     return decorate
 

@@ -37,6 +37,10 @@ class Mark:
 
     policy: Policy | None
     """Its rules, over the application's; None: it is not guarded."""
+    claims: bool = False
+    """Whether the function claims by itself, where it is called: where views are marked. Else its
+    route does.
+    """
 
 
 @overload
@@ -46,21 +50,49 @@ def idempotent(policy: Policy | None = None) -> Callable[[F], F]: ...
 def idempotent(policy: Any = None) -> Any:
     """Guard this endpoint, whatever its method, by these rules over the application's."""
     if callable(policy) and not isinstance(policy, Policy):
-        return _put(policy, Mark(Policy()))
-    if not isinstance(policy, Policy | None):
-        raise Misuse("@idempotent(…) takes a Policy: @idempotent(Policy(recovery='block'))")
-    mark = Mark(policy or Policy())
-    return lambda function: _put(function, mark)
+        return put(policy, Mark(Policy()))
+    mark = Mark(rules(policy))
+    return lambda function: put(function, mark)
 
 
 def not_idempotent(function: F) -> F:
     """Do not guard this endpoint: a key that it is sent is ignored."""
-    return _put(function, Mark(None))
+    return put(function, Mark(None))
 
 
-def _put(function: F, mark: Mark) -> F:
+def rules(policy: object) -> Policy:
+    """What a mark was given as its rules. Raises `Misuse` for what are none."""
+    if not isinstance(policy, Policy | None):
+        raise Misuse("@idempotent(…) takes a Policy: @idempotent(Policy(recovery='block'))")
+    return policy or Policy()
+
+
+def put(function: F, mark: Mark) -> F:
     function.__dict__[_NAME] = mark
     return function
+
+
+def check_kind(mark: Mark, view: Any, module: str, *, claims: bool) -> None:
+    """Raise `Misuse` for a mark of another framework's: it guards nothing where views must claim by
+    themselves, and fails where their routes do.
+    """
+    if mark.policy is not None and mark.claims is not claims:
+        raise Misuse(
+            f"{name_of(view)} is marked as in another framework: from {module} import idempotent"
+        )
+
+
+def hidden(view: Any) -> Misuse:
+    """What is told where a marked view is called whose mark nobody had seen."""
+    return Misuse(
+        f"{name_of(view)} is @idempotent, which could not be seen when its request came: a "
+        "decorator above the mark hides it, and needs functools.wraps; or a view calls it that is "
+        "not marked itself"
+    )
+
+
+def name_of(view: Any) -> str:
+    return str(getattr(view, "__name__", view))
 
 
 def mark_of(function: Any) -> Mark | None:

@@ -9,7 +9,6 @@ before the answer is recorded.
 from __future__ import annotations
 
 import atexit
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -24,7 +23,6 @@ from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
-from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.guard import (
     Bypass,
@@ -92,11 +90,7 @@ class IdempotencyMiddleware:
         header = self.edge.key_header
         self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.routes.required or header is None
-        if waits := self.edge.routes.named(lambda p: inspect.iscoroutinefunction(p.ask)):
-            raise Misuse(
-                f"Policy(ask=…) of {', '.join(waits)} is async, and a WSGI application is not: "
-                "write it with def"
-            )
+        learning.check_sync(self.edge.routes.named)
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
 

@@ -27,7 +27,7 @@ views = functools.cache(settings.views)
 class State:
     """What is known of a request that may be guarded."""
 
-    __slots__ = ("awaited", "body", "claimed", "error", "request", "visit")
+    __slots__ = ("awaited", "body", "claimed", "error", "request", "unmarked", "visit")
 
     def __init__(self, request: Request, body: bytes, awaited: bool) -> None:
         self.request = request
@@ -35,6 +35,8 @@ class State:
         self.awaited = awaited
         """Whether the middleware runs in an event loop that lasts longer than this request."""
         self.claimed = False
+        self.unmarked = False
+        """Whether no mark was seen on the view that the request is for."""
         self.visit: Visit | None = None
         self.error: Exception | None = None
         """What the view raised, if Django has made an answer of it."""

@@ -14,7 +14,7 @@ from oncekey.errors import Misuse
 from oncekey.web import marks
 from oncekey.web.django.claim import State, claim, claim_sync, state_of
 from oncekey.web.django.settings import MIDDLEWARE
-from oncekey.web.marks import SAFE, mark_of, not_idempotent
+from oncekey.web.marks import SAFE, Mark, mark_of, name_of, not_idempotent
 
 __all__ = ["idempotent", "not_idempotent"]
 
@@ -31,7 +31,7 @@ def idempotent(policy: Any = None) -> Any:
     """
     if callable(policy) and not isinstance(policy, Policy):
         return idempotent()(policy)
-    mark = marks.idempotent(policy)
+    mark = Mark(marks.rules(policy), claims=True)
 
     def decorate(view: F) -> F:
         if isinstance(view, type):
@@ -39,7 +39,7 @@ def idempotent(policy: Any = None) -> Any:
                 f"{view.__name__} is a class: write @method_decorator(idempotent, name='dispatch')"
             )
         guarded = _guarded_async(view) if iscoroutinefunction(view) else _guarded(view)
-        return cast(F, mark(guarded))
+        return cast(F, marks.put(guarded, mark))
 
     return decorate
 
@@ -65,10 +65,12 @@ def _guarded_async(view: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _state(request: HttpRequest, view: Callable[..., Any]) -> State | None:
-    name = getattr(view, "__name__", repr(view))
+    name = name_of(view)
     if not hasattr(request, "method"):
         raise Misuse(f"{name} is a method of a class: write @method_decorator(idempotent)")
     state = state_of(request)
     if state is None and request.method not in SAFE:
         raise Misuse(f"{name} is @idempotent, but MIDDLEWARE has no {MIDDLEWARE!r}")
+    if state is not None and state.unmarked:
+        raise marks.hidden(view)
     return state

@@ -21,7 +21,7 @@ from oncekey.web.django.claim import (
     views,
 )
 from oncekey.web.django.responses import collect, collect_sync, first, response_of
-from oncekey.web.marks import mark_on
+from oncekey.web.marks import check_kind, mark_on
 from oncekey.web.views import Visit
 
 
@@ -104,9 +104,7 @@ class IdempotencyMiddleware:
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponse | None:
         state = state_of(request)
-        if (
-            state is None or mark_on(view, request.method) is not None
-        ):  # a marked view claims by itself
+        if state is None or _is_marked(request, view, state):
             return None
         return claim_sync(request, state, None)
 
@@ -114,7 +112,7 @@ class IdempotencyMiddleware:
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponse | None:
         state = state_of(request)
-        if state is None or mark_on(view, request.method) is not None:
+        if state is None or _is_marked(request, view, state):
             return None
         return await claim(request, state, None)
 
@@ -122,3 +120,13 @@ class IdempotencyMiddleware:
         """An exception is no answer, whatever the status it is sent with."""
         if (state := state_of(request)) is not None:
             state.error = exception
+
+
+def _is_marked(request: HttpRequest, view: Any, state: State) -> bool:
+    """Whether the view is marked: it claims by itself, then."""
+    mark = mark_on(view, request.method)
+    if mark is None:
+        state.unmarked = True
+        return False
+    check_kind(mark, view, "oncekey.web.django", claims=True)
+    return True
