@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -42,6 +40,7 @@ from tests.servers.mariadb import mysql_connection
 from tests.servers.process import free_port
 from tests.stores.mysql_kit import LOCK_WAIT, OTHERS, case_of, holding, migrate, until
 from tests.stores.postgres_kit import both_faces, insist, start
+from tests.stores.racing import race
 from tests.stores.wire import Wire
 
 pytestmark = pytest.mark.slow
@@ -397,50 +396,12 @@ def test_p8_time_zone_and_settings_of_the_server_do_not_matter(server: MariaDB, 
 
 # ---------------------------------------------------------------------------------- processes
 
-_RACE = """
-import asyncio, sys
-from oncekey.core.record import Claim
-from oncekey.core.verbs import Insert, Inserted
-from oncekey.stores.gather import AsyncGatherer
-from oncekey.stores.mysql import open_url
-
-async def race():
-    gatherer = AsyncGatherer(open_url(sys.argv[1]))
-    token = sys.argv[2].encode()
-    claims = [
-        Claim(number.to_bytes(32, "big"), token, "tenant", "POST /", "key", b"f", 1, 30.0, 60.0)
-        for number in range(1000)
-    ]
-    if sys.argv[2] == "1":
-        claims.reverse()
-    sys.stdin.readline()  # all start together
-    outcomes = await asyncio.gather(*(gatherer.ask(Insert(claim)) for claim in claims))
-    await gatherer.close()
-    print(sum(isinstance(outcome, Inserted) for outcome in outcomes))
-
-asyncio.run(race())
-"""
-
 
 def test_p1_of_several_processes_one_wins_each_record(
     mariadb: Subject, migrated_mariadb_url: str
 ) -> None:
     """Their batches overlap in opposite orders."""
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RACE, migrated_mariadb_url, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(3)
-    ]
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("\n")
-        racer.stdin.flush()
-    won = [int(racer.communicate(timeout=50)[0]) for racer in racers]
-    assert sum(won) == 1000
+    assert race(migrated_mariadb_url, 1000) == 1000
     face = FACES["sync"](mariadb.store)
     assert face.ask(Count())[State.RUNNING] == 1000
     face.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,6 +34,7 @@ from tests.stores.postgres_kit import (
     start,
     until,
 )
+from tests.stores.racing import race
 from tests.stores.wire import Wire
 
 
@@ -287,49 +286,11 @@ def test_a_commit_that_was_cut_short_is_not_taken_for_done(
 
 # ---------------------------------------------------------------------------------- processes
 
-_RACE = """
-import asyncio, sys
-from oncekey.core.record import Claim
-from oncekey.core.verbs import Insert, Inserted
-from oncekey.stores.gather import AsyncGatherer
-from oncekey.stores.postgres import open_url
-
-async def race():
-    gatherer = AsyncGatherer(open_url(sys.argv[1]))
-    token = sys.argv[2].encode()
-    claims = [
-        Claim(number.to_bytes(32, "big"), token, "tenant", "POST /", "key", b"f", 1, 30.0, 60.0)
-        for number in range(2000)
-    ]
-    if sys.argv[2] == "1":
-        claims.reverse()
-    sys.stdin.readline()  # all start together
-    outcomes = await asyncio.gather(*(gatherer.ask(Insert(claim)) for claim in claims))
-    await gatherer.close()
-    print(sum(isinstance(outcome, Inserted) for outcome in outcomes))
-
-asyncio.run(race())
-"""
-
 
 @pytest.mark.slow
 def test_p1_of_several_processes_one_wins_each_record(postgres: Subject, migrated_url: str) -> None:
     """Their batches overlap in opposite orders; a deadlock would fail one of them."""
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RACE, migrated_url, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(3)
-    ]
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("\n")
-        racer.stdin.flush()
-    won = [int(racer.communicate(timeout=50)[0]) for racer in racers]
-    assert sum(won) == 2000
+    assert race(migrated_url, 2000) == 2000
     face = FACES["sync"](postgres.store)
     assert face.ask(Count())[State.RUNNING] == 2000
     face.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -42,6 +40,7 @@ from oncekey.testing.contract.subject import ANSWER, FACES, Face
 from tests.servers import Redis, start_redis
 from tests.servers.process import free_port
 from tests.stores import elapse
+from tests.stores.racing import race
 from tests.stores.wire import Wire
 
 PREFIX = "oncekey"
@@ -423,39 +422,8 @@ def _start(store: RedisStore) -> None:
 
 # ---------------------------------------------------------------------------------------- processes
 
-_RACE = """
-import sys
-from oncekey.core.record import Claim
-from oncekey.core.verbs import Insert, Inserted
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.redis import open_url
-
-gatherer = Gatherer(open_url(sys.argv[1]))
-sys.stdin.readline()  # all start together
-won = 0
-for number in range(300):
-    record_id, token = number.to_bytes(32, "big"), sys.argv[2].encode()
-    claim = Claim(record_id, token, "tenant", "POST /", "key", b"fingerprint", 1, 30.0, 60.0)
-    won += isinstance(gatherer.ask(Insert(claim)), Inserted)
-print(won)
-"""
-
 
 @pytest.mark.slow
 def test_p1_of_several_processes_one_wins_each_record(server: Redis, client: Any) -> None:
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", _RACE, server.url, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(3)
-    ]
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write("\n")
-        racer.stdin.flush()
-    won = [int(racer.communicate(timeout=30)[0]) for racer in racers]
-    assert sum(won) == 300
+    assert race(server.url, 300, singly=True) == 300
     assert client.dbsize() == 301  # and the schema's number
