@@ -55,6 +55,19 @@ def refused(message: str, code: str | None = None, param: str | None = None) -> 
     return StripeError(400, "invalid_request_error", message, code=code, param=param)
 
 
+def busy(what: str) -> StripeError:
+    """Another request is at work on the same object. How that ends is not known yet, so nothing is
+    kept under this request's key.
+    """
+    return StripeError(
+        429,
+        "invalid_request_error",
+        f"Another request is at work on this {what}. Try again in a moment.",
+        code="lock_timeout",
+        no_effect=True,
+    )
+
+
 def missing(kind: str, id_: str, param: str = "id") -> StripeError:
     """There is no such object, or it is not this account's: nobody is told which."""
     return StripeError(

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, objects, rows
 from payments.cards import past
-from payments.errors import StripeError, refused
+from payments.errors import StripeError, busy, refused
 from payments.money import shown as money
 from payments.network import Authorised, Declined, Network, NetworkRefused
 from payments.sources import Source
@@ -131,16 +131,9 @@ def _not_to_be_settled(charge: Row[Any]) -> StripeError:
         return refused(
             "This charge was refunded: nothing is held any more.", "charge_already_refunded"
         )
-    if charge.status != "succeeded":
+    if charge.status == "failed":
         return refused("This charge was not authorised.", "charge_not_authorised")
-    # How that ends is not known yet, so nothing is kept under this request's key.
-    return StripeError(
-        429,
-        "invalid_request_error",
-        "This charge is being captured or released by another request. Try again in a moment.",
-        code="lock_timeout",
-        no_effect=True,
-    )
+    return busy("charge")  # it is being authorised, captured or released
 
 
 def of_settling(charge: Row[Any]) -> Order:

@@ -16,7 +16,7 @@ from payments import clock, events, ids, lists, objects, orders, rows, settlemen
 from payments.answers import answer, request_id
 from payments.charges import check_amount
 from payments.database import Database
-from payments.errors import StripeError, invalid, refused
+from payments.errors import StripeError, busy, invalid, refused
 from payments.expanding import expanded
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
@@ -195,6 +195,8 @@ def _pay(work: Work, whose: str, order: Order) -> Response:
 
 
 def _unexpected(intent: Row[Any], verb: str) -> StripeError:
+    if intent.status == "processing":
+        return busy("payment intent")
     doing = {"confirm": "confirmed", "capture": "captured", "cancel": "canceled"}.get(verb, verb)
     return refused(
         f"This PaymentIntent could not be {doing} because it has a status of {intent.status}.",
@@ -241,6 +243,8 @@ def cancel_payment_intent(
             order = orders.begin_void(connection, work, charge)
             rows.change(connection, payment_intents, whose, id, cancellation_reason=reason)
             return order
+        if intent.status == "processing":
+            raise busy("payment intent")
         if settlement.cancelled(connection, whose, id, _OPEN, work.request_id, reason) is None:
             raise _unexpected(rows.get(connection, payment_intents, whose, id), "cancel")
         return None

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Row
 from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes
 from payments.answers import answer, request_id
 from payments.database import Database
-from payments.errors import StripeError, invalid, refused
+from payments.errors import StripeError, busy, invalid, refused
 from payments.expanding import expanded
 from payments.money import shown as money
 from payments.objects import Object
@@ -45,6 +45,8 @@ def create_refund(
 
     def reserve(connection: Connection) -> dict[str, Any]:
         charge = _charge_of(connection, whose, asked)
+        if charge.status == "pending" or charge.settling is not None:
+            raise busy("charge")
         id_ = ids.new("re")
         if charge.captured:
             amount, key = _reserve(connection, charge, asked.amount), work.key("refund", id_)

@@ -130,10 +130,56 @@ def test_an_intent_is_confirmed_once(fresh: Api) -> None:
             together.start(fresh.post, path, {}, f"{intent['id']}-{number}")
         fresh.network.until_asked()
         together.until_answered(3)
-        assert fresh.refused(f"payment_intents/{intent['id']}/cancel")
-    assert together.statuses() == [200, 400, 400, 400]
+        assert fresh.refused(f"payment_intents/{intent['id']}/cancel", status=429)
+    assert together.statuses() == [200, 429, 429, 429]
     assert len(fresh.network.rows("authorisation")) == 1
     assert fresh.get(f"payment_intents/{intent['id']}").json()["amount_received"] == 1500
+
+
+def test_what_waits_for_the_network_is_not_decided_by_who_comes_meanwhile(fresh: Api) -> None:
+    """How it ends is not known yet: nothing is kept, the same keys may ask again."""
+    said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
+    intent = fresh.made("payment_intents", said | {"capture_method": "manual"})["id"]
+    together = Together()
+    with fresh.network.held_up():
+        together.start(fresh.post, f"payment_intents/{intent}/confirm", {}, "confirm")
+        hold = {"amount": 900, "currency": "eur", "source": "tok_visa", "capture": "false"}
+        together.start(fresh.post, "charges", hold, "charge")
+        fresh.network.until_asked(2)
+        held = next(
+            charge["id"]
+            for charge in fresh.get("charges").json()["data"]
+            if charge["payment_intent"] is None
+        )
+        late: list[tuple[str, dict[str, Any]]] = [
+            (f"charges/{held}/capture", {}),
+            ("refunds", {"charge": held, "amount": 100}),
+            ("refunds", {"payment_intent": intent, "amount": 100}),
+            (f"payment_intents/{intent}", {"amount": 1600}),
+            (f"payment_intents/{intent}/confirm", {}),
+            (f"payment_intents/{intent}/capture", {}),
+            (f"payment_intents/{intent}/cancel", {}),
+        ]
+        for number, (path, said) in enumerate(late):
+            busy = fresh.post(path, said, f"late-{number}")
+            assert (busy.status_code, busy.json()["error"]["code"]) == (429, "lock_timeout"), path
+    assert together.statuses() == [200, 200]
+    again = [fresh.post(path, said, f"late-{number}") for number, (path, said) in enumerate(late)]
+    statuses = [answer.status_code for answer in again]
+    assert statuses == [200, 200, 400, 400, 400, 200, 400]
+
+
+def test_a_refund_that_meets_a_capture_is_not_decided_by_it(fresh: Api) -> None:
+    said = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa"}
+    held = fresh.made("payment_intents", said | {"confirm": "true", "capture_method": "manual"})
+    refund = {"payment_intent": held["id"]}
+    together = Together()
+    with fresh.network.held_up():
+        together.start(fresh.post, f"payment_intents/{held['id']}/capture", {}, "capture")
+        fresh.network.until_asked()
+        assert fresh.post("refunds", refund, "refund").status_code == 429
+    assert together.statuses() == [200]
+    assert fresh.post("refunds", refund, "refund").json()["amount"] == 1500
 
 
 def test_one_key_charges_once_however_many_send_it(fresh: Api) -> None:
