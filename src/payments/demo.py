@@ -37,6 +37,7 @@ ROWS_MAX = 2_000
 """How far back an order is looked for."""
 TIMES_MAX = 10
 ID_CHARS_MAX = 255
+NOTICE_CHARS_MAX = 18
 
 NO_STORE = {"Cache-Control": "no-store"}
 
@@ -55,7 +56,7 @@ def add(api: FastAPI, watch: Watch) -> None:
         if watch.full:
             return JSONResponse({"error": "Too many listeners."}, 503, NO_STORE)
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        stream = watch.stream(int(after) if after.isdecimal() else None)
+        stream = watch.stream(_notice(after))
         return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
     def tally(request: Request) -> Response:
@@ -117,6 +118,11 @@ async def _hear(listener: Listener, request: Request) -> Response:
         return Response(receipt.body, receipt.status, receipt.headers)
 
     return await run_in_threadpool(_local(hear), request)
+
+
+def _notice(said: str) -> int | None:
+    """The number of a notice, None for what is none."""
+    return int(said) if said.isdecimal() and len(said) <= NOTICE_CHARS_MAX else None
 
 
 def _times(body: bytes) -> int | None:

@@ -90,6 +90,16 @@ def test_faults_are_switched_on_and_off(client: TestClient) -> None:
     assert not any(each["times"] for each in client.get("/demo/faults").json()["data"])
 
 
+@pytest.mark.parametrize("after", ["9" * 5000, "9" * 30, "-1", "", "x"])
+def test_what_is_no_notices_number_is_told_from_now_on(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    monkeypatch.setattr("payments.watch.STREAM_S", 0.01)
+    for asked in ({"params": {"after": after}}, {"headers": {"last-event-id": after}}):
+        told = client.get("/demo/watch", **asked)  # type: ignore[arg-type]
+        assert (told.status_code, told.text[:6]) == (200, "retry:")
+
+
 @pytest.mark.parametrize("body", ["", "[]", '{"times": -1}', '{"times": 11}', '{"times": true}'])
 def test_bad_switches_are_refused(client: TestClient, body: str) -> None:
     assert client.put("/demo/faults/slow", content=body).status_code == 400
