@@ -326,6 +326,25 @@ def test_a_session_s_adapter_can_be_copied(server: Scripted, session: requests.S
 # ----------------------------------------------------------------------------- retries of their own
 
 
+def test_an_adapter_of_somebody_s_own_is_called_as_a_session_calls_it(server: Scripted) -> None:
+    """By names: many take nothing else behind the request."""
+
+    class Own(requests.adapters.HTTPAdapter):
+        def send(self, request: Any, **given: Any) -> Any:  # type: ignore[override]
+            calls.append(sorted(given))
+            return super().send(request, **given)
+
+    calls: list[list[str]] = []
+    adapter: Any = retrying(Own(), retries=QUICK)
+    with requests.Session() as session:
+        session.mount("http://", adapter)
+        session.post(f"{server.url}/orders")
+        session.get(f"{server.url}/orders")
+    adapter.send(_prepared(session, f"{server.url}/orders"), False, 5.0, True, None, {})
+
+    assert calls == [["cert", "proxies", "stream", "timeout", "verify"]] * 3
+
+
 @pytest.mark.parametrize("own", [3, urllib3.Retry(total=None, connect=2)], ids=["number", "rules"])
 def test_an_adapter_that_retries_by_itself_is_refused(own: Any) -> None:
     with pytest.raises(Misuse, match="leave max_retries out"):

@@ -98,12 +98,13 @@ class Retrying(Wrapping):
     def send(
         self, request: Any, stream: bool = False, timeout: Any = None, *args: Any, **more: Any
     ) -> Any:
-        """As requests calls an adapter."""
+        """As requests calls an adapter: by names, and many adapters take nothing else."""
+        more = {**dict(zip(("verify", "cert", "proxies"), args, strict=False)), **more}
         if not self._sender.concerns(request.method, requests_wire.mark_of(request)):
-            return self._inner.send(request, stream, timeout, *args, **more)
+            return self._inner.send(request, stream=stream, timeout=timeout, **more)
 
         def send(ready: Any, limit: Any) -> Any:
-            return self._inner.send(ready, stream, limit, *args, **more)
+            return self._inner.send(ready, stream=stream, timeout=limit, **more)
 
         exchange = requests_wire.Exchange(request, self._sender, send, stream, limit=timeout)
         response = self._deliver(exchange)
