@@ -37,6 +37,7 @@ from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.stores.base import Store
 from oncekey.web import environ as environs
+from oncekey.web.application import check_wsgi
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, Edge, Tenant, log
 from oncekey.web.environ import Environ
@@ -72,6 +73,7 @@ class IdempotencyMiddleware:
         atomic: Adapter | None = None,
         quota: Quota | None = None,
     ) -> None:
+        check_wsgi(app)
         self.app = app
         self.edge = Edge(
             store=store,

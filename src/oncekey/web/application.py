@@ -1,0 +1,45 @@
+"""Applications: ASGI's and WSGI's are told apart by what they are called with.
+
+Around the wrong kind a middleware would be built without a word, and fail at the first request with
+an error that names neither.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from oncekey.errors import Misuse
+
+
+def check_asgi(app: object) -> None:
+    """Raise `Misuse` for what cannot be an ASGI application."""
+    if not _takes(app, 3):
+        hint = "a WSGI application takes oncekey.web.wsgi.IdempotencyMiddleware"
+        raise _misuse(app, "ASGI", "(scope, receive, send)", hint)
+
+
+def check_wsgi(app: object) -> None:
+    """Raise `Misuse` for what cannot be a WSGI application."""
+    if not _takes(app, 2):
+        hint = "an ASGI application takes oncekey.web.asgi.IdempotencyMiddleware"
+        raise _misuse(app, "WSGI", "(environ, start_response)", hint)
+
+
+def _takes(app: object, count: int) -> bool:
+    """Whether it can be called with so many arguments; where nobody can tell, it can."""
+    if not callable(app):
+        return False
+    try:
+        inspect.signature(app).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return True
+    return True
+
+
+def _misuse(app: object, kind: str, called: str, hint: str) -> Misuse:
+    return Misuse(
+        f"IdempotencyMiddleware was given a {type(app).__name__}, which cannot be called with "
+        f"{called}: it is no {kind} application; {hint}"
+    )
