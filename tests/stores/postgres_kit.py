@@ -81,12 +81,18 @@ def database(server: str, how: str = "") -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def migrated(server: str) -> Iterator[str]:
+    """The URL of one that has its tables."""
+    with database(server) as url:
+        migrate(open_url(f"{url}?allow=unsafe-durability"))
+        yield url
+
+
+@contextlib.contextmanager
 def laid_out(server: str, layout: str) -> Iterator[str]:
     """The URL of one that keeps its records in this layout."""
-    with database(server) as url:
-        store = open_url(f"{url}?allow=unsafe-durability")
-        migrate(store)
-        move(store, layout, unwatched)
+    with migrated(server) as url:
+        move(open_url(f"{url}?allow=unsafe-durability"), layout, unwatched)
         yield url
 
 

@@ -31,30 +31,32 @@ from tests.stores.postgres_kit import (
     Connection,
     database,
     migrate,
+    migrated,
     until,
     unwatched,
 )
-from tests.stores.test_postgres_layout import (
+from tests.stores.postgres_layouts import (
+    BY_DAY,
     DAY_S,
     REQUEST,
     age,
+    asking,
     day,
     fill,
     look,
+    move_one_batch,
     parts,
+    rival_of,
     subject_of,
 )
-from tests.stores.test_postgres_moves import asking, move_one_batch, rival_of
 
 pytestmark = pytest.mark.slow
 CHARGE, MAIL = Step("charge", b"d", b"r"), Step("mail", b"d", None)
-BY_DAY = ("oncekey_answers", "oncekey_steps_by_day", "oncekey_requests_by_day")
 
 
 @pytest.fixture(scope="module")
 def url(postgres_url: str) -> Iterator[str]:
-    with database(postgres_url) as url:
-        migrate(open_url(f"{url}?allow=unsafe-durability"))
+    with migrated(postgres_url) as url:
         yield url
 
 

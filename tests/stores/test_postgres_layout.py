@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,29 +14,22 @@ import pytest
 from oncekey.core import lifecycle
 from oncekey.core.lifecycle import Held
 from oncekey.core.op import run
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Find, Purge, Requested, Scan, Steps, Sweep, Tally
+from oncekey.core.record import Answer, State
+from oncekey.core.verbs import Done, Find, Sweep
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import postgres_atomic, postgres_layout
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
-from oncekey.testing.contract import Case, Subject
-from oncekey.testing.contract.subject import ANSWER, FACES, owner, timeless
-from tests.stores import elapse
-from tests.stores.postgres_kit import TABLES, Connection, database, migrate, unwatched
+from oncekey.testing.contract import Case
+from oncekey.testing.contract.subject import ANSWER, FACES
+from tests.stores.postgres_kit import TABLES, Connection, migrated, unwatched
+from tests.stores.postgres_layouts import DAY_S, age, day, fill, look, parts, subject_of
 
 WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
-DAY_S = 86_400.0
-REQUEST = b"POST /orders"
 
 pytestmark = pytest.mark.slow
-
-
-def subject_of(url: str) -> Subject:
-    store = open_url(f"{url}?allow=unsafe-durability")
-    return Subject(store, elapse=partial(elapse.postgres, url))
 
 
 # ------------------------------------------------------------------------------------ moving
@@ -45,8 +37,7 @@ def subject_of(url: str) -> Subject:
 
 @pytest.fixture(scope="module")
 def fresh_url(postgres_url: str) -> Iterator[str]:
-    with database(postgres_url) as url:
-        migrate(open_url(f"{url}?allow=unsafe-durability"))
+    with migrated(postgres_url) as url:
         yield url
 
 
@@ -65,41 +56,6 @@ def case(fresh_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(postgres_layout, "BATCH_ROWS", 2)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
-
-
-Kept = tuple[Record, list[Step], bytes | None]
-
-
-def fill(case: Case) -> dict[bytes, Kept]:
-    """Records of every kind, as they are found, with their steps and requests."""
-    for state in State:
-        claim = case.claim(
-            recovery="resume", field_digests={"a": "b"}, schema_version=3, request=REQUEST
-        )
-        case.stage(state, claim)
-    plain = case.done(case.complete(case.begin(), Answer(201, ((b"x", b"1"),), b"y" * 5000)))
-    case.done(case.complete(case.begin(), Answer(413, (), None)))
-    purged = case.begin(case.claim(tenant="leaving"))
-    case.done(case.complete(purged))
-    assert case.ask(Purge("leaving", 10)) == 1
-    case.ask(Tally({plain.id: 2}, {plain.id: 1}))
-    twice = case.begin()
-    case.ask(AppendStep(*_owner(twice), Step("charge", b"d", b"r")))
-    case.done(case.release(twice))
-    taken = case.done(case.take(case.find(twice.id)))
-    case.ask(AppendStep(*_owner(taken), Step("mail", b"d", None)))
-    case.ask(AppendStep(*_owner(taken), Step("again", b"d", b"r")))
-    return look(case)
-
-
-def look(case: Case) -> dict[bytes, Kept]:
-    ids = [record.id for record in case.ask(Scan(100))]
-    return {i: (timeless(case.find(i)), case.ask(Steps(i)), case.ask(Requested(i))) for i in ids}
-
-
-def _owner(record: Record) -> tuple[bytes, int, bytes]:
-    held = owner(record)
-    return held.id, held.fence, held.token
 
 
 @pytest.mark.parametrize(("before", "after"), WAYS)
@@ -293,44 +249,6 @@ def test_only_postgres_has_layouts() -> None:
 
 
 # ------------------------------------------------------------------------------- days and parts
-
-
-def parts(db: Connection, whole: str = "oncekey_answers") -> set[str]:
-    rows = db.execute(
-        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = %s::regclass", (whole,)
-    ).fetchall()
-    return {name.removeprefix(f"{whole}_") for (name,) in rows}
-
-
-def day(db: Connection, number: int) -> str:
-    """The name of a day: 0 is today, by the server's clock."""
-    [(name,)] = db.execute(
-        "SELECT to_char((now() AT TIME ZONE 'UTC')::date + %s, 'YYYYMMDD')", (number,)
-    ).fetchall()
-    return str(name)
-
-
-def age(db: Connection) -> str:
-    """As if all that is kept had expired two days ago; the part that it is in."""
-    name, end = day(db, -2), day(db, -1)
-    by_day = ("oncekey_answers", "oncekey_steps_by_day", "oncekey_requests_by_day")
-    for whole in by_day:
-        db.execute(
-            f"CREATE TABLE {whole}_{name} PARTITION OF {whole} "
-            f"FOR VALUES FROM ('{name}') TO ('{end}')".encode()
-        )
-    known = "id IN (SELECT id FROM oncekey_claims WHERE state <> 'unknown')"
-    for whole in by_day:
-        db.execute(f"UPDATE {whole} SET day = %s::date WHERE {known}".encode(), (name,))
-    for column in ("answer_day", "kept_day"):
-        was = f"{column} IS NOT NULL AND state <> 'unknown'"
-        db.execute(f"UPDATE oncekey_claims SET {column} = '{name}' WHERE {was}".encode())
-    db.execute(
-        "UPDATE oncekey_claims SET expires = %(day)s::date::timestamp AT TIME ZONE 'UTC', "
-        "lease_until = CASE WHEN state = 'running' THEN %(day)s::date END WHERE state <> 'unknown'",
-        {"day": name},
-    )
-    return name
 
 
 @pytest.fixture

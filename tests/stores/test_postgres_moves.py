@@ -4,7 +4,6 @@ vacuum, other owners and search paths, purges and sweeps at the same moment.
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +25,16 @@ from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved,
 from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
-from tests.stores.postgres_kit import (
-    LOCK_WAIT,
-    Connection,
-    database,
-    migrate,
-    until,
-    unwatched,
+from tests.stores.postgres_kit import LOCK_WAIT, Connection, migrated, until, unwatched
+from tests.stores.postgres_layouts import (
+    age,
+    asking,
+    day,
+    move_one_batch,
+    parts,
+    rival_of,
+    subject_of,
 )
-from tests.stores.test_postgres_layout import age, day, parts, subject_of
 
 pytestmark = pytest.mark.slow
 KEPT = Answer(201, ((b"x", b"1"),), b"kept")
@@ -42,8 +42,7 @@ KEPT = Answer(201, ((b"x", b"1"),), b"kept")
 
 @pytest.fixture
 def url(postgres_url: str) -> Iterator[str]:
-    with database(postgres_url) as url:
-        migrate(open_url(f"{url}?allow=unsafe-durability"))
+    with migrated(postgres_url) as url:
         yield url
 
 
@@ -58,17 +57,6 @@ def case(url: str) -> Iterator[Case]:
     subject = subject_of(url)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
-
-
-@contextlib.contextmanager
-def rival_of(url: str) -> Iterator[Any]:
-    with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as rival:
-        yield rival
-
-
-def asking(rival: Any) -> Any:
-    """How to ask a store's questions in the rival's transaction."""
-    return lambda asked: rival.execute(asked.sql.encode(), asked.args).fetchall()
 
 
 def completed(case: Case) -> Record:
@@ -175,11 +163,6 @@ def test_a_role_without_rights_sees_which_transactions_are_open(db: Connection, 
 
 
 # ------------------------------------------------------- purges and sweeps at the same moment
-
-
-def move_one_batch(rival: Any, name: str = "move_out_of_claims") -> None:
-    held = rival.execute(STATEMENTS["hold_for_move"].encode(), ("1000", b"", 10)).fetchone()[1]
-    rival.execute(STATEMENTS[name].encode(), (held,))
 
 
 def test_p12_a_purge_blanks_what_was_moved_after_it_began(

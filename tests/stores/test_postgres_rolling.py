@@ -28,7 +28,7 @@ from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, owner
 from tests.stores.postgres_kit import Connection, database, migrate, unwatched
-from tests.stores.test_postgres_layout import REQUEST, parts, subject_of
+from tests.stores.postgres_layouts import REQUEST, parts, subject_of
 
 pytestmark = pytest.mark.slow
 CHARGE = Step("charge", b"d", b"r")

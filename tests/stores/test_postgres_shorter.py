@@ -17,12 +17,11 @@ from oncekey.core.op import run
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import Find, Insert, Purge, Scan
 from oncekey.stores import postgres_atomic
-from oncekey.stores.postgres import open_url
 from oncekey.stores.postgres_layout import INLINE, LAYOUTS, SEPARATE, move
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
-from tests.stores.postgres_kit import TABLES, Connection, database, migrate, unwatched
-from tests.stores.test_postgres_layout import subject_of
+from tests.stores.postgres_kit import TABLES, Connection, migrated, unwatched
+from tests.stores.postgres_layouts import subject_of
 
 pytestmark = pytest.mark.slow
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
@@ -33,8 +32,7 @@ UNUSUAL: dict[str, Any] = {"lease_s": 29.5, "retention_s": 86_401.0, "fingerprin
 
 @pytest.fixture(scope="module")
 def url(postgres_url: str) -> Iterator[str]:
-    with database(postgres_url) as url:
-        migrate(open_url(f"{url}?allow=unsafe-durability"))
+    with migrated(postgres_url) as url:
         yield url
 
 
