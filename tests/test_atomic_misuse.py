@@ -29,6 +29,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 REFUSED: dict[str, tuple[Any, Any, Policy, str]] = {
     "no adapter": ("sqlite:///{}/k.db", None, Policy(atomic=True), r"add atomic=oncekey\.atomic"),
     "no policy": ("sqlite:///{}/k.db", atomic.Sqlite(), Policy(), r"no policy says Policy\(atom"),
+    "a class": ("sqlite:///{}/k.db", atomic.Sqlite, Policy(atomic=True), "given the class Sqlite"),
+    "a name": ("sqlite:///{}/k.db", "default", Policy(atomic=True), "takes an adapter, .* str"),
     "memory": (MemoryStore(), atomic.Sqlite(), Policy(atomic=True), "records in memory cannot"),
     "redis": ("redis://h", atomic.Asyncpg(None), Policy(atomic=True), "records in redis cannot"),
     "MySQL": ("mysql://u@h/d", None, Policy(atomic=True), r"one of Asyncmy\(pool\), PyMySQL"),

@@ -774,8 +774,9 @@ RUNTIME = Runtime("memory://")
         (lambda: once(RUNTIME, key="{x}")(World), "guards functions"),
         (lambda: once(RUNTIME, key="{x}", policy=Policy(atomic=True))(function), "complete_in"),
         (lambda: once(RUNTIME, key="{x}", policy=Policy(scope="tenant"))(function), "another's"),
+        (lambda: once(RUNTIME, key="{x}", name=7)(function), "name is a text"),  # type: ignore[arg-type]
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_is_written_wrongly_is_told_at_once(decorate: Callable[[], Any], says: str) -> None:
     with pytest.raises(Misuse, match=says):

@@ -482,6 +482,9 @@ def test_misuse_is_told() -> None:
         Recoverer(MemoryStore(), every_s=0)
     with pytest.raises(Misuse, match="more than 0"):
         Recoverer(MemoryStore(), concurrency=0)
+    for name in ("patience_s", "drain_s_max"):
+        with pytest.raises(Misuse, match=f"{name}='30': must be a number of seconds"):
+            Recoverer(MemoryStore(), **{name: "30"})  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------- embedded

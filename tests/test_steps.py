@@ -285,10 +285,15 @@ def test_a_step_after_the_loss_is_not_even_begun() -> None:
 # ------------------------------------------------------------------------------ bad input
 
 
-@pytest.mark.parametrize("name", ["", "x" * 101, "two\nlines", "nul\0"])
-def test_a_bad_name_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["", "x" * 101, "two\nlines", "nul\0", 17])
+def test_a_bad_name_is_refused(name: Any) -> None:
     with pytest.raises(Misuse, match="printable"):
         World().attempt().step_sync(name, lambda: 1)
+
+
+def test_a_child_key_is_named_by_a_text() -> None:
+    with pytest.raises(Misuse, match="takes the name of what it is for, not a int"):
+        World().attempt().child_key(17)  # type: ignore[arg-type]
 
 
 def test_a_result_that_json_cannot_keep_is_refused() -> None:

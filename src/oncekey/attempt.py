@@ -374,7 +374,8 @@ def current() -> Attempt:
     if attempt is None:
         raise Misuse(
             "oncekey.current() was called outside a guarded handler: the request brought no key, "
-            "or its method or route is not guarded; oncekey.current_or_none() allows for that"
+            "its method or route is not guarded, or it is not claimed yet, as while FastAPI's "
+            "dependencies run; oncekey.current_or_none() allows for that"
         )
     return attempt
 

@@ -125,6 +125,8 @@ class Operation:
                 "operations on a store, runtime = oncekey.Runtime('sqlite:///keys.db'), and pass "
                 "that"
             )
+        if not isinstance(name, str):
+            raise Misuse(f"an operation's name is a text, not a {type(name).__name__}")
         self.runtime = runtime
         self.name = name
         self.policy = as_policy(policy).settled()

@@ -24,7 +24,7 @@ from typing import Self
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
-from oncekey.core.limits import must_be_limits
+from oncekey.core.limits import must_be_limits, must_be_seconds
 from oncekey.core.op import arun
 from oncekey.core.policy import DEFAULTS
 from oncekey.core.printable import printable
@@ -130,6 +130,7 @@ class Recoverer:
         if isinstance(store, str) and store.lower().startswith("memory:"):
             raise Misuse("memory:// names a new store each time: hand over the store itself")
         must_be_limits("Recoverer", {"every_s": every_s, "concurrency": concurrency})
+        must_be_seconds({"patience_s": patience_s, "drain_s_max": drain_s_max})
         self._registry = registry_of(store)
         self._gatherer = AsyncGatherer(as_store(store))
         self._every_s = every_s

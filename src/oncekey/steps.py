@@ -64,6 +64,8 @@ def child_key(record_id: bytes, name: str, call: int = 1) -> str:
     """A key for what a step calls: the same over all attempts, another one for every tenant,
     operation, key and name. A UUID of version 8, because some providers take nothing else.
     """
+    if not isinstance(name, str):
+        raise Misuse(f"child_key(…) takes the name of what it is for, not a {type(name).__name__}")
     parts = [b"oncekey/child/1", record_id, as_bytes(name)]
     if call > 1:
         parts.append(b"%d" % call)
@@ -242,7 +244,8 @@ class Steps:
                 f"the step {name!r} begins while {self._running!r} runs: steps are taken one after "
                 "the other, so that a later attempt can tell where it stands"
             )
-        if not name or len(name) > NAME_CHARS_MAX or name != printable(name, NAME_CHARS_MAX):
+        text = str(name)  # which a number is not, and may have been given
+        if not 0 < len(text) <= NAME_CHARS_MAX or name != printable(text, NAME_CHARS_MAX):
             raise Misuse(
                 f"a step's name is 1 to {NAME_CHARS_MAX} printable characters: {name!r:.120}"
             )

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from oncekey.core.limits import must_be_limits
+from oncekey.core.limits import must_be_limits, must_be_seconds
 from oncekey.errors import Misuse
 
 
@@ -18,6 +18,13 @@ def test_what_limits_nothing_is_refused(name: str, wrong: object) -> None:
     with pytest.raises(Misuse) as refused:
         must_be_limits("Limits", {name: wrong})
     assert str(refused.value) == f"Limits({name}={wrong!r}): must be a number, more than 0"
+
+
+def test_no_seconds_are_seconds() -> None:
+    must_be_seconds({"recent_s": 0, "drain_s_max": 0.5})
+    for wrong in (-1.0, math.inf, math.nan, "3", None):
+        with pytest.raises(Misuse, match=f"recent_s={wrong!r}: must be a number of seconds"):
+            must_be_seconds({"recent_s": wrong})
 
 
 def test_what_is_counted_is_whole() -> None:

@@ -180,9 +180,11 @@ def test_its_fields_alone_are_no_policy() -> None:
         as_policy({"required": True})
 
 
+@pytest.mark.parametrize("given", ["POST", 7, [7], (each for each in ["POST"])])
 @pytest.mark.parametrize("name", ["methods", "headers_kept"])
-def test_one_string_is_not_taken_for_its_letters(name: str) -> None:
-    assert "take a list of names, not one string" in refused(**{name: "POST"})
+def test_names_are_a_list_and_not_one_string(name: str, given: object) -> None:
+    """What can be gone through only once would be no names at all for the next route."""
+    assert f"Policy({name}={given!r}): takes a list of names" in refused(**{name: given})
 
 
 def test_a_key_cannot_be_longer_than_a_key() -> None:

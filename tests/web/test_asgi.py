@@ -1426,7 +1426,12 @@ def test_a_tenant_is_required() -> None:
         ({"policy": {"required": True}}, "policy=… takes an oncekey.Policy"),
         ({"routes": {"POST /orders": {"required": True}}}, "takes an oncekey.Policy"),
         ({"quota": {"records_max": 3}}, "quota=… takes an oncekey.Quota"),
+        ({"routes": {7: Policy()}}, "write a route as"),
+        ({"atomic": "default"}, "takes an adapter"),
         ({"status_path": "idempotency"}, "paths begin with a slash"),
+        ({"status_path": True}, "paths begin with a slash"),
+        ({"recent_s": "5"}, "recent_s='5': must be a number of seconds"),
+        ({"drain_s_max": "30"}, "drain_s_max='30': must be a number of seconds"),
     ],
 )
 def test_a_setting_of_the_wrong_kind_is_refused_before_the_first_request(
@@ -1435,7 +1440,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_before_the_first_request(
     settings: dict[str, Any] = {"store": MemoryStore(), "tenant": tenant_of} | setting
     with pytest.raises(oncekey.Misuse, match=said):
         IdempotencyMiddleware(inner_lifespan, **settings)
-    if "status_path" not in setting:  # which it has not
+    if not setting.keys() & {"status_path", "recent_s", "drain_s_max"}:  # which it has not
         with pytest.raises(oncekey.Misuse, match=said):
             Oncekey(**settings)
 

@@ -26,6 +26,7 @@ def check(
     named: Callable[[Callable[[Policy], bool]], list[str]],
 ) -> None:
     """`named` gives the routes whose policy meets a condition."""
+    _must_be_adapter(adapter)
     routes = ", ".join(named(lambda policy: policy.atomic))
     if not routes:
         if adapter is not None:
@@ -52,6 +53,15 @@ def check(
         _check_time(named)
 
 
+def _must_be_adapter(given: object) -> None:
+    if given is not None and (isinstance(given, type) or not hasattr(given, "begin")):
+        what = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise Misuse(
+            "atomic=… takes an adapter, such as oncekey.atomic.Sqlite() or Asyncpg(pool); it was "
+            f"given {what}"
+        )
+
+
 def _check_time(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
     late = named(lambda p: p.atomic and p.atomic_s_max >= p.lease_s / LEASE_SHARE)
     if late:
@@ -63,6 +73,7 @@ def _check_time(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
 
 def check_loop(adapter: Adapter | None) -> None:
     """What an event loop cannot use."""
+    _must_be_adapter(adapter)
     if getattr(adapter, "bound_to_thread", False):
         raise Misuse(
             f"{type(adapter).__name__}'s transactions belong to a thread: use "
@@ -72,6 +83,7 @@ def check_loop(adapter: Adapter | None) -> None:
 
 def check_thread(adapter: Adapter | None) -> None:
     """What a thread without a loop cannot use."""
+    _must_be_adapter(adapter)
     if adapter is not None and adapter.awaited:
         raise Misuse(
             f"{type(adapter).__name__} is for event loops, and a WSGI application has none: use "

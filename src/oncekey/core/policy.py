@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -233,10 +233,9 @@ def _check(policy: Policy) -> None:
     for name, choices in _CHOICES.items():
         if getattr(policy, name) not in choices:
             raise Misuse(f"Policy({name}={getattr(policy, name)!r}): choose one of {choices}")
-    if isinstance(policy.methods, str) or isinstance(policy.headers_kept, str):
-        raise Misuse(
-            "Policy(methods=…) and Policy(headers_kept=…) take a list of names, not one string"
-        )
+    for name, names in (("methods", policy.methods), ("headers_kept", policy.headers_kept or ())):
+        if not _are_names(names):
+            raise Misuse(f"Policy({name}={names!r}): takes a list of names, such as ['POST']")
     if policy.key_chars_min > 255:
         raise Misuse(
             f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
@@ -253,6 +252,13 @@ def _check(policy: Policy) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def _are_names(given: object) -> bool:
+    """Whether they can be gone through again and again, and each is a text."""
+    if not isinstance(given, Collection) or isinstance(given, str):
+        return False
+    return all(isinstance(each, str) for each in given)
 
 
 def _check_memory(policy: Policy) -> None:

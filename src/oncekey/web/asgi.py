@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oncekey.atomic import Adapter, AsyncUnit, check_loop
+from oncekey.core.limits import must_be_seconds
 from oncekey.core.op import Op, arun
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -28,6 +29,7 @@ from oncekey.events import Hook
 from oncekey.guard import Call
 from oncekey.stores.base import Store
 from oncekey.web import messages
+from oncekey.web.application import check_asgi
 from oncekey.web.asgi_run import Run
 from oncekey.web.edge import Edge, Tenant, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
@@ -64,6 +66,7 @@ class IdempotencyMiddleware:
         quota: Quota | None = None,
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
+        check_asgi(app)
         self.app = app
         self.edge = Edge(
             store=store,
@@ -78,6 +81,7 @@ class IdempotencyMiddleware:
             quota=quota,
         )
         check_loop(atomic)
+        must_be_seconds({"drain_s_max": drain_s_max})
         self.gatherer = self.edge.runtime.async_gatherer
         self._drain_s_max = drain_s_max
         self._unfit: StoreUnfit | Misuse | None = None

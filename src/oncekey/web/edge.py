@@ -95,7 +95,7 @@ class Edge:
         clock: Clock | None = None,
     ) -> None:
         check_callable(tenant)
-        if status_path is not None and not status_path.startswith("/"):
+        if status_path is not None and not str(status_path).startswith("/"):
             raise Misuse(f"status_path={status_path!r}: paths begin with a slash")
         self.profile = profiles.profile(profile)
         self.routes = Routes(as_policy(policy).over(self.profile.policy), routes)

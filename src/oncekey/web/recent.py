@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from oncekey.core.limits import must_be_seconds
 from oncekey.core.record import Answer
 from oncekey.decision import Replay
 
@@ -37,6 +38,7 @@ class Recent:
     """A bounded memory of replays, for `seconds` each; 0 remembers nothing."""
 
     def __init__(self, seconds: float = RECENT_S) -> None:
+        must_be_seconds({"recent_s": seconds})
         self._seconds = seconds
         # Two halves: when the newer one is full it becomes the older one, which is dropped whole.
         # Threads may cross here: at worst a replay is forgotten early.

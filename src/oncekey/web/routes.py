@@ -80,7 +80,7 @@ def as_policies(given: object) -> dict[str, Policy]:
 
 
 def _compile(text: str, policy: Policy, default: Policy) -> _Template:
-    written = _WRITTEN.fullmatch(text)
+    written = _WRITTEN.fullmatch(str(text))
     if written is None:
         raise Misuse(f"routes={{{text!r}: …}}: write a route as 'POST /orders/{{id}}'")
     method, path = written[1], written[2]
