@@ -1,6 +1,6 @@
 """The application: what stands in front, oncekey in the middle, the routes inside.
 
-gate (who, how often, how much)  →  a key for everybody  →  oncekey  →  routes
+gate (who, how often, how much)  →  known cards alone  →  a key for everybody  →  oncekey  →  routes
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from payments.chore import Chore
 from payments.courier import Courier
 from payments.database import Database
 from payments.gate import App, Receive, Scope, Send, front, in_api
+from payments.known_cards import KnownCards
 from payments.network import Network
 from payments.room import Room
 from payments.senders import Senders
@@ -104,10 +105,10 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         hooks=hooks,
         atomic=atomic.SQLAlchemy(database.lent),
     )
+    let_in: App = KnownCards(KeyForAll(guarded, api))
     if watch is None:
-        return front(KeyForAll(guarded, api), settings, database, guarded.state_of)
-    let_in = watch.inside(KeyForAll(guarded, api))
-    return watch.outside(front(let_in, settings, database, guarded.state_of))
+        return front(let_in, settings, database, guarded.state_of)
+    return watch.outside(front(watch.inside(let_in), settings, database, guarded.state_of))
 
 
 def _policies(lease_s: float) -> dict[str, Policy]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+UNKNOWN = "Only Stripe's documented test cards are taken here, such as 4242424242424242."
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:

@@ -147,7 +147,7 @@ class Admission:
         except SQLAlchemyError as error:
             log.error("keys cannot be looked up: %s", error)
             message = "Keys cannot be looked up at the moment. Nothing was done; try again."
-            await refuse(send, 503, message, kind="api_error")
+            await refuse(send, 503, message, type="api_error")
             return
         if isinstance(account, Stranger):
             await refuse(send, 401, account.message, code=account.code, headers=[_CHALLENGE])
@@ -270,7 +270,7 @@ class BodyLimit:
                 code="request_too_large",
             )
         elif not isinstance(body, _Left):
-            await self._app(scope, _again(body, receive), send)
+            await self._app(scope, again(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | _Left | None:
         for name, content in scope["headers"]:
@@ -293,7 +293,8 @@ class _Left:
     """The client left before it had said what it wants."""
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def again(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives a whole body that was read already, then what comes after it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -324,14 +325,14 @@ async def refuse(
     status: int,
     message: str,
     *,
-    kind: str = "invalid_request_error",
+    type: str = "invalid_request_error",
     code: str | None = None,
+    param: str | None = None,
     headers: list[Header] | None = None,
 ) -> None:
     """An error in Stripe's shape."""
-    error = {"type": kind, "message": message}
-    if code is not None:
-        error["code"] = code
+    told = {"type": type, "code": code, "message": message, "param": param}
+    error = {name: value for name, value in told.items() if value is not None}
     await _send_json(send, status, {"error": error}, headers)
 
 

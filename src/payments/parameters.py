@@ -134,10 +134,7 @@ class CardNumber(Part):
     def _known(cls, number: str) -> str:
         digits = re.sub("[ -]", "", number)
         if digits not in cards.NUMBERS:
-            raise PydanticCustomError(
-                "incorrect_number",
-                "Only Stripe's documented test cards are taken here, such as 4242424242424242.",
-            )
+            raise PydanticCustomError("incorrect_number", cards.UNKNOWN)
         return digits
 
     def card(self) -> cards.Card:

@@ -1,0 +1,102 @@
+"""Only known cards come in: no other number is written anywhere, not for a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.payments.api import Api
+
+PRICE = {"amount": 500, "currency": "usd"}
+EXPIRY = {"exp_month": 1, "exp_year": 2030}
+
+
+def written(api: Api, number: str) -> list[str]:
+    """The files that hold this number: the database, and its log, where all that was ever
+    committed stays for a while.
+    """
+    files = api.settings.data.iterdir()
+    return [file.name for file in files if number.encode() in file.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "param"),
+    [
+        ("charges", {**PRICE, "source": {"number": "{}", **EXPIRY}}, "source[number]"),
+        ("charges", {**PRICE, "source": "{}"}, "source"),
+        ("tokens", {"card": {"number": "{}", **EXPIRY}}, "card[number]"),
+        (
+            "payment_intents",
+            {
+                **PRICE,
+                "confirm": True,
+                "payment_method_data": {"type": "card", "card": {"number": "{}", **EXPIRY}},
+            },
+            "payment_method_data[card][number]",
+        ),
+        ("payment_methods/pm_card_visa/attach", {"customer": "x", "number": "{}"}, "number"),
+    ],
+)
+def test_a_number_that_is_not_known_is_written_nowhere(
+    api: Api, path: str, said: dict[str, Any], param: str
+) -> None:
+    number = f"4{len(param):02}{len(path):02}88888881881"
+    for refused in (
+        api.post(path, flat(filled(said, number))),
+        api.post_json(path, filled(said, number)),
+    ):
+        error = refused.json()["error"]
+        assert refused.status_code == 400
+        assert (error["code"], error["param"]) == ("incorrect_number", param)
+        assert number not in refused.text
+    assert written(api, number) == []
+
+
+def test_one_that_is_written_with_spaces_is_found_in_what_cannot_be_read_too(api: Api) -> None:
+    typed = {"source[number]": "4929 1234 5678 9012", "source[exp_month]": "%"}
+    assert api.post("charges", PRICE | typed).json()["error"]["param"] == "source[number]"
+    for kind, body in (
+        ("application/x-www-form-urlencoded", b"source[number]=4929123456789012&%ff=%ff"),
+        ("application/json", b'{"source": {"number": "4929123456789012"}'),
+        ("text/xml", b"<number>4929123456789012</number>"),
+    ):
+        headers = {"content-type": kind}
+        assert api.client.post("/v1/charges", content=body, headers=headers).status_code == 400
+    assert written(api, "4929123456789012") == []
+    assert written(api, "4929+1234+5678+9012") == []
+
+
+def test_other_long_numbers_are_no_cards(api: Api) -> None:
+    said = PRICE | {"source": "tok_visa", "description": "order 4929123456780000"}
+    made = api.made("charges", said | {"metadata[number]": "4929 1234 5678 0001"})
+    assert made["metadata"] == {"number": "4929 1234 5678 0001"}
+    typed = {"source[number]": "4242-4242-4242-4242", "source[exp_month]": 1}
+    assert api.made("charges", PRICE | typed | {"source[exp_year]": 2034})["paid"]
+
+
+def test_its_key_stays_unused(api: Api) -> None:
+    wrong = PRICE | {"source": "4929123456789999"}
+    assert api.post("charges", wrong, "known-cards").status_code == 400
+    assert api.post("charges", PRICE | {"source": "tok_visa"}, "known-cards").status_code == 200
+
+
+def filled(said: dict[str, Any], number: str) -> dict[str, Any]:
+    """With a number in the place that waits for it."""
+    return {
+        name: filled(value, number)
+        if isinstance(value, dict)
+        else number
+        if value == "{}"
+        else value
+        for name, value in said.items()
+    }
+
+
+def flat(said: dict[str, Any], within: str = "") -> dict[str, Any]:
+    """As a form writes it."""
+    made: dict[str, Any] = {}
+    for name, value in said.items():
+        place = f"{within}[{name}]" if within else name
+        made |= flat(value, place) if isinstance(value, dict) else {place: value}
+    return made
