@@ -13,6 +13,7 @@ import pytest
 
 from oncekey import atomic
 from oncekey.atomic.lent import AsyncLent
+from oncekey.notices import Notices
 from tests.atomic_shop import (
     KINDS,
     POSTGRES,
@@ -396,6 +397,18 @@ class _Down:
 
     async def acquire(self, **_: float) -> Any:
         raise ConnectionRefusedError("nobody listens")
+
+
+async def test_p1_who_looks_at_the_notice_before_it_runs_keeps_its_transaction(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a wait for the id, or where the store did not answer the look before the claim."""
+    assert (await shop.order(new_key())).status == 201
+    monkeypatch.setattr(Notices, "due", lambda self, now, *, runs: runs)
+    key = new_key()
+    assert (await shop.order(key)).status == 201
+    assert (await shop.order(key)).replayed
+    assert shop.orders() == shop.runs == 2
 
 
 # ----------------------------------------------------------------------------------- PgBouncer

@@ -17,6 +17,7 @@ from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Done, Find, Peek, Refused, Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import Call, Execute, Guard, Refuse, Stored
+from oncekey.notices import LOOK, LOOK_EVERY_S, Notices
 from oncekey.stores import postgres_atomic
 from oncekey.stores.postgres_sql import Question
 from oncekey.testing.simulate.statements import _columns
@@ -202,3 +203,20 @@ def test_who_may_only_look_waits_outside_of_any_transaction(script: Script) -> N
     assert isinstance(decided, Refuse)
     assert decided.problem.kind is Kind.TOO_OLD
     assert [type(question.question) for question in script.asked] == [Find, Pause, Peek, Find]
+
+
+def test_p1_who_looks_at_the_notice_before_it_runs_keeps_its_transaction(script: Script) -> None:
+    """A claim may take longer than a look at the notice lasts: it is looked at once more then."""
+    clock = FakeClock()
+    script.guard.notices = Notices(clock)
+    script.guard._clock = clock
+    op = script.work.drive(script.guard.begin(CALL, POLICY, script.claim))
+    assert next(op) == Outside(LOOK)
+    assert isinstance(op.send(None), Begin)
+    clock.advance(LOOK_EVERY_S)
+    assert isinstance(op.send(True), Question)
+    looks = op.send([(script.claim.token.hex(), True)])
+    assert looks == Asked((LOOK,))
+    with pytest.raises(StopIteration) as stop:
+        op.send([None])
+    assert isinstance(stop.value.value, Execute)

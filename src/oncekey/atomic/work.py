@@ -182,6 +182,9 @@ class Work:
                 return (yield from self._remember(verb))
             case Swap(token=token) if token == self._token:
                 return (yield from self._end(verb))
+            case Find() if self._held:  # the store's notice, by who is about to run: it holds on
+                [found] = yield from self._store.perform([verb])
+                return found
         yield from self.close()  # whoever needs two connections at once may wait for ever
         return (yield Outside(verb))
 
