@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import Self
 
 from bench import load, machine
@@ -91,10 +90,5 @@ class Served:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 
 import uvloop
@@ -85,12 +84,7 @@ class Library(AbstractContextManager["Library"]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._runner.run(self._gatherer.close())
         self._runner.close()
 

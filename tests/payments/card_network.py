@@ -4,7 +4,6 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx2
@@ -72,10 +71,5 @@ class CardNetwork:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

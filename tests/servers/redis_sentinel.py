@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import secrets
-from types import TracebackType
 from typing import Any, Self
 
 import redis
@@ -101,12 +100,7 @@ class WatchedRedis:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _synced(self) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import selectors
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 
 
@@ -58,12 +57,7 @@ class Wire:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.close()
         self._thread.join()
         for listener in (*self._listeners, self._ended):

@@ -10,7 +10,6 @@ import socketserver
 import struct
 import threading
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Literal, Self
 
 WAIT_S_MAX = 60.0
@@ -54,12 +53,7 @@ class Line:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
