@@ -456,6 +456,59 @@ async def test_it_runs_until_it_is_stopped_and_can_be_woken(desk: Desk) -> None:
     assert desk.waiting() == 0
 
 
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_it_goes_on_after_an_error_that_nobody_foresaw(
+    sqlite_desk: Desk,
+    colour: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as a driver's own, where a table is changed under a statement that it has prepared."""
+    look, errors = sqlite_desk.outbox.shelf.look, [RuntimeError("cached plan must not change")]
+
+    def failing(*asked: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return look(*asked)
+
+    monkeypatch.setattr(sqlite_desk.outbox.shelf, "look", failing)
+    sqlite_desk.put("orders", b"1")
+    broker = Broker()
+
+    def publish(message: Message) -> None:
+        broker(message)
+        worker.stop()
+
+    worker = Publisher(sqlite_desk.outbox, publish, poll_s=0.001)
+    if colour == "sync":
+        worker.run_sync()
+    else:
+        asyncio.run(worker.run())
+
+    assert broker.payloads == [b"1"]
+    assert "RuntimeError: cached plan" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_table_that_is_changed_meanwhile_ends_nobody(postgres_desk: Desk, colour: str) -> None:
+    """As a migration to the next release does."""
+    desk, arrived = postgres_desk, threading.Event()
+    worker = Publisher(desk.outbox, lambda message: arrived.set(), poll_s=0.01)
+    work = worker.run_sync if colour == "sync" else lambda: asyncio.run(worker.run())
+    thread = threading.Thread(target=work)
+    thread.start()
+    for kind in ("bigint", "integer"):
+        desk.put("orders", b"1")
+        assert arrived.wait(20)
+        arrived.clear()
+        with desk.connect() as connection:
+            connection.execute(f"ALTER TABLE oncekey_outbox ALTER COLUMN attempts TYPE {kind}")
+    worker.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_it_polls_without_being_woken(desk: Desk) -> None:
     arrived = threading.Event()
     worker = Publisher(desk.outbox, lambda message: arrived.set(), poll_s=0.01)

@@ -12,7 +12,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from oncekey import guard
@@ -125,10 +125,8 @@ class Publisher:
         try:
             while not self._stop.is_set():
                 rings.clear()
-                try:
+                with _until_the_next():
                     await self._round_trip()
-                except StoreError as error:
-                    _log.warning("the outbox cannot be read: %s", error)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(rings.wait(), self._pause_s())
         finally:
@@ -206,10 +204,8 @@ class Publisher:
         try:
             while not self._stop.is_set():
                 self._wake.clear()
-                try:
+                with _until_the_next():
                     self._round_trip_sync()
-                except StoreError as error:
-                    _log.warning("the outbox cannot be read: %s", error)
                 self._wake.wait(self._pause_s())
         finally:
             self.close()
@@ -283,6 +279,19 @@ class Publisher:
         if done.outage is not None and self._drain.outages == 1:
             _log.warning("the broker cannot be reached, messages wait: %s", done.outage)
         return done
+
+
+@contextlib.contextmanager
+def _until_the_next() -> Iterator[None]:
+    """A round that may fail: whatever it is, the next one must come."""
+    try:
+        yield
+    except Misuse:  # it would fail like that for ever
+        raise
+    except StoreError as error:
+        _log.warning("the outbox cannot be read: %s", error)
+    except Exception:
+        _log.exception("a round of the outbox's worker failed; the next one follows")
 
 
 def _must_fit_together(outbox: object, publish: object, limits: object, outages: object) -> None:
