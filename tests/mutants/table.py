@@ -25,6 +25,10 @@ class Mutant:
 
 CONTRACT = "tests/stores/test_contract.py"
 ASGI = "tests/web/test_asgi.py"
+ASGI_KEPT = "tests/web/test_asgi_kept.py"
+ASGI_KEYS = "tests/web/test_asgi_keys.py"
+ASGI_LEAVING = "tests/web/test_asgi_leaving.py"
+ASGI_DOWN = "tests/web/test_asgi_store_down.py"
 WSGI = "tests/web/test_wsgi.py"
 
 _EXPECTED = "test_p2_state_fence_and_token_must_all_be_right"
@@ -316,7 +320,7 @@ ENGINE = (
         "guard.py",
         "        if found.token != claim.token or found.state is not State.RUNNING:\n",
         "        if found.token:\n",
-        ASGI,
+        ASGI_DOWN,
         "test_p9_lost_replies_to_insert_and_complete_are_harmless",
     ),
     Mutant(
@@ -324,7 +328,7 @@ ENGINE = (
         "asking.py",
         "    if isinstance(outcome, Refused) and lifecycle.landed(swap, outcome.record):\n",
         "    if isinstance(outcome, Refused) and outcome.record is None:\n",
-        ASGI,
+        ASGI_DOWN,
         "test_p9_lost_replies_to_insert_and_complete_are_harmless",
     ),
     Mutant(
@@ -372,7 +376,7 @@ ENGINE = (
         "core/policy.py",
         "_REFUSALS = frozenset({307, 308, 401, 403,",
         "_REFUSALS = frozenset({307, 308, 403,",
-        ASGI,
+        ASGI_KEPT,
         "test_p7_e40_refusals_leave_nothing_that_answers_or_blocks",
     ),
     Mutant(
@@ -380,7 +384,7 @@ ENGINE = (
         "core/headers.py",
         '    b"set-cookie set-cookie2 authorization',
         '    b"set-cookie2 authorization',
-        ASGI,
+        ASGI_KEPT,
         "test_p12_e53_secrets_are_sent_once_and_never_stored",
     ),
     Mutant(
@@ -388,7 +392,7 @@ ENGINE = (
         "guard.py",
         '        if not error.sent and policy.store_down == "run":\n',
         "        if not error.sent:\n",
-        ASGI,
+        ASGI_DOWN,
         "test_e42_store_down_at_the_claim_refuses_and_runs_nothing",
     ),
     Mutant(
@@ -396,7 +400,7 @@ ENGINE = (
         "holding.py",
         'attempt.policy.recovery == "block" and attempt.recorded is None:\n',
         "attempt.recorded is None:\n",
-        ASGI,
+        ASGI_DOWN,
         "test_e43_store_down_at_complete_under_rerun_answers_503",
     ),
     Mutant(
@@ -404,7 +408,7 @@ ENGINE = (
         "web/asgi_run.py",
         "self._caller = self._edge.runtime.background.apart(work)",
         "self._caller = asyncio.ensure_future(work)",
-        ASGI,
+        ASGI_LEAVING,
         "test_e35_a_client_that_hangs_up_does_not_stop_the_handler",
     ),
     Mutant(
@@ -412,7 +416,7 @@ ENGINE = (
         "web/messages.py",
         'if line[0] != b"accept-encoding"]',
         "if line[0]]",
-        ASGI,
+        ASGI_KEPT,
         "test_e58_an_answer_is_not_coded_for_one_client",
     ),
     Mutant(
@@ -420,7 +424,7 @@ ENGINE = (
         "web/edge.py",
         "return keys.parse(lines, chars_min=chars_min) if lines else None",
         "return keys.parse(lines[:1], chars_min=chars_min) if lines else None",
-        ASGI,
+        ASGI_KEYS,
         "test_e2_two_key_lines_are_refused_even_if_equal",
     ),
 )

@@ -13,8 +13,8 @@ from oncekey.core.verbs import Swap
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
+from tests.web.asgi_world import World, tenant_of
 from tests.web.client import ask, request_headers, scope_for
-from tests.web.test_asgi import World, tenant_of
 
 pytestmark = pytest.mark.anyio
 

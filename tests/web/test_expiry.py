@@ -19,8 +19,8 @@ from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
 from tests.core.test_key_age import uuid7_of
 from tests.web import test_wsgi
+from tests.web.asgi_world import World
 from tests.web.client import Reply, ask, ask_wsgi
-from tests.web.test_asgi import World
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,224 @@
+"""Clients that hang up on an ASGI application, and servers that start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from oncekey import Policy
+from oncekey.core.record import State
+from oncekey.errors import StoreUnfit
+from oncekey.stores.memory import MemoryStore
+from oncekey.web.asgi import IdempotencyMiddleware
+from tests.web.asgi_world import (
+    World,
+    held,
+    inner_lifespan,
+    tenant_of,
+)
+from tests.web.client import ask
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_e35_a_client_that_hangs_up_does_not_stop_the_handler() -> None:
+    world = World()
+    world.handler, started, go_on = held(world)
+    first = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    go_on.set()
+    await world.app.drain()
+    again = await ask(world.app, "k1")
+    assert again.replayed
+    assert world.runs == 1
+
+
+@pytest.mark.slow
+async def test_p7_e35_a_client_that_leaves_before_its_claim_is_answered_spends_nothing() -> None:
+    world = World()
+    request = asyncio.ensure_future(ask(world.app, "k1"))
+    await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await world.app.drain()
+    assert State.RUNNING not in world.states()
+    assert (await ask(world.app, "k1")).status == 201
+
+
+async def test_e36_an_answer_that_cannot_be_delivered_is_kept() -> None:
+    world = World()
+
+    def broken(message: Any) -> None:
+        raise OSError("the client is gone")
+
+    await ask(world.app, "k1", on_message=broken)
+    assert (await ask(world.app, "k1")).replayed
+
+
+async def test_a_handler_that_waits_for_a_disconnect_waits_in_vain() -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        assert (await receive())["body"] == b"{}"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await receive()
+        await world.counting()(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, "k1")).status == 201
+
+
+@pytest.mark.parametrize("limit", [1_000, 10], ids=["kept", "too large to keep"])
+async def test_a_handler_that_has_answered_hears_that_its_client_has_left(limit: int) -> None:
+    world, heard = World(policy=Policy(answer_bytes_max=limit)), list[str]()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await receive()
+        await world.answer_with(b"x" * 100, parts=3)(receive, send)
+        heard.append((await receive())["type"])
+
+    world.handler = handler
+    async with asyncio.timeout(20):
+        assert len((await ask(world.app, "k1")).body) == 100
+    assert heard == ["http.disconnect"]
+
+
+async def test_a_handler_whose_client_got_another_answer_hears_that_it_has_left() -> None:
+    world, heard = World(policy=Policy(lease_s=10)), list[str]()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await receive()
+        if world.runs == 1:  # another takes over meanwhile
+            world.clock.advance(11)
+            await ask(world.app, "k1")
+        await world.counting()(receive, send)
+        heard.append((await receive())["type"])
+
+    world.handler = handler
+    async with asyncio.timeout(20):
+        assert (await ask(world.app, "k1")).json() == {"run": 2}
+    assert heard == ["http.disconnect"] * 2
+
+
+async def test_a_client_that_leaves_within_its_body_runs_nothing() -> None:
+    world = World()
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    messages = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/orders",
+        "query_string": b"",
+        "headers": [(b"idempotency-key", b"k1")],
+    }
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nobody is there")
+
+    await world.app(scope, receive, send)
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_background_work_does_not_delay_the_answer() -> None:
+    world = World()
+    order: list[str] = []
+
+    async def handler(receive: Any, send: Any) -> None:
+        await world.answer_with({})(receive, send)
+        order.append("background")
+
+    world.handler = handler
+    await ask(world.app, "k1", on_message=lambda m: order.append("sent"))
+    assert order == ["sent", "sent", "background"]
+
+
+async def lifespan(app: Any, *, fail: bool = False) -> list[str]:
+    told: list[str] = []
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        told.append(message["type"] + message.get("message", ""))
+
+    with contextlib.suppress(StoreUnfit):  # what was sent tells the same
+        await app({"type": "lifespan"}, receive, send)
+    return told
+
+
+async def test_start_and_shutdown_pass_through() -> None:
+    app = IdempotencyMiddleware(inner_lifespan, store=MemoryStore(), tenant=tenant_of)
+    assert await lifespan(app) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+class Unfit(MemoryStore):
+    def prepare(self) -> Any:
+        yield from ()
+        raise StoreUnfit("run `oncekey migrate URL`")
+
+
+async def test_a_store_that_must_not_be_used_stops_the_start() -> None:
+    app = IdempotencyMiddleware(inner_lifespan, store=Unfit(), tenant=tenant_of)
+    assert await lifespan(app) == ["lifespan.startup.failedrun `oncekey migrate URL`"]
+
+
+def test_an_unfit_store_fails_a_test_client_instead_of_hanging_it() -> None:
+    app = Starlette()
+    app.add_middleware(IdempotencyMiddleware, store=Unfit(), tenant=tenant_of)
+    with pytest.raises(StoreUnfit, match="oncekey migrate"), TestClient(app):
+        pytest.fail("it started")
+
+
+async def test_p4_an_unsafe_setting_stops_the_start_unless_it_is_accepted_by_name(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/keys.db?synchronous=OFF"
+    refused = await lifespan(IdempotencyMiddleware(inner_lifespan, store=url, tenant=tenant_of))
+    assert refused[0].startswith("lifespan.startup.failed")
+    assert "synchronous = OFF" in refused[0]
+    assert "allow=unsafe-durability" in refused[0]
+    named = f"{url}&allow=unsafe-durability"
+    accepted = await lifespan(IdempotencyMiddleware(inner_lifespan, store=named, tenant=tenant_of))
+    assert accepted[0] == "lifespan.startup.complete"
+
+
+async def test_an_application_that_had_started_is_ended_when_its_store_is_unfit() -> None:
+    told: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await inner_lifespan(scope, receive, send)
+        told.append("ended")
+
+    guarded = IdempotencyMiddleware(app, store=Unfit(), tenant=tenant_of)
+    assert [line[:23] for line in await lifespan(guarded)] == ["lifespan.startup.failed"]
+    assert told == ["ended"]
+
+
+async def test_without_lifespan_an_unfit_store_refuses_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(store=Unfit())
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        refused = await ask(world.app, "k1")
+    assert (refused.status, refused.kind) == (503, "store-unavailable")
+    assert "oncekey migrate" in caplog.text
+    assert world.runs == 0
