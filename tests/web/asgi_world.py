@@ -69,6 +69,7 @@ def tenant_of(request: oncekey.Request) -> str | None:
 
 
 def held(world: World) -> tuple[Handler, asyncio.Event, asyncio.Event]:
+    """A handler that stops in the middle; what is set when it has come there, and lets it go on."""
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def handler(receive: Any, send: Any) -> None:

@@ -18,13 +18,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.flask import Oncekey
 from oncekey.web.recent import RECENT_S
-from tests.web.asgi_world import (
-    World,
-    counted,
-    held,
-    inner_lifespan,
-    tenant_of,
-)
+from tests.web.asgi_world import World, counted, held, inner_lifespan, tenant_of
 from tests.web.client import Reply, ask
 
 pytestmark = pytest.mark.anyio

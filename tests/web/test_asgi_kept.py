@@ -14,13 +14,7 @@ from oncekey.core.verbs import Scan
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.asgi_world import (
-    Handler,
-    World,
-    down,
-    flaky_world,
-    tenant_of,
-)
+from tests.web.asgi_world import Handler, World, down, flaky_world, tenant_of
 from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,7 @@ import pytest
 from oncekey import Policy
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.asgi_world import (
-    World,
-    tenant_of,
-)
+from tests.web.asgi_world import World, tenant_of
 from tests.web.client import Reply, ask
 
 pytestmark = pytest.mark.anyio

@@ -17,12 +17,7 @@ from oncekey.core.record import State
 from oncekey.errors import StoreUnfit
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.asgi_world import (
-    World,
-    held,
-    inner_lifespan,
-    tenant_of,
-)
+from tests.web.asgi_world import World, held, inner_lifespan, tenant_of
 from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio

@@ -13,11 +13,7 @@ from oncekey.core.record import State
 from oncekey.core.verbs import Insert, Scan
 from oncekey.errors import StoreUnfit
 from oncekey.stores.gather import Gatherer
-from tests.web.asgi_world import (
-    World,
-    down,
-    flaky_world,
-)
+from tests.web.asgi_world import World, down, flaky_world
 from tests.web.client import ask
 
 pytestmark = pytest.mark.anyio

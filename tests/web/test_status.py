@@ -9,12 +9,7 @@ import pytest
 
 import oncekey
 from oncekey import Policy
-from tests.web.asgi_world import (
-    World,
-    down,
-    flaky_world,
-    held,
-)
+from tests.web.asgi_world import World, down, flaky_world, held
 from tests.web.client import Reply, ask, scope_for
 
 pytestmark = pytest.mark.anyio
