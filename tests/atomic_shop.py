@@ -286,6 +286,8 @@ class Shop:
         self.adapter, self.write = opened
         self.gate = Gate()
         self.runs = 0
+        self.answer: bytes | None = None
+        """What is answered; None: which run it is."""
         self.during: Callable[[], None] = lambda: None
         given: dict[str, Any] = {
             "store": store or place.url,
@@ -323,7 +325,7 @@ class Shop:
             raise RuntimeError("the handler failed")
         status = order.get("status", 201)
         await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"run %d" % self.runs})
+        await send({"type": "http.response.body", "body": self._said()})
 
     def _wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
         order = json.loads(environ["wsgi.input"].read())
@@ -335,7 +337,10 @@ class Shop:
         if order.get("fail"):
             raise RuntimeError("the handler failed")
         start_response(f"{order.get('status', 201)} Whatever", [])
-        return [b"run %d" % self.runs]
+        return [self._said()]
+
+    def _said(self) -> bytes:
+        return b"run %d" % self.runs if self.answer is None else self.answer
 
     def look(self, key: str) -> Record | None:
         return self.place.look(key, "POST /orders")

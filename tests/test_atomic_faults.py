@@ -411,6 +411,21 @@ async def test_p1_who_looks_at_the_notice_before_it_runs_keeps_its_transaction(
     assert shop.orders() == shop.runs == 2
 
 
+@pytest.mark.parametrize("kind", marked("asyncmy", "PyMySQL", "Session on PyMySQL"))
+async def test_an_answer_that_no_packet_holds_is_kept_as_a_fact_with_its_rows(
+    opener: Opener, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would be undone each time, by what looks like a lost connection."""
+    async with opener(kind, answer_bytes_max=20_000_000) as shop:
+        shop.answer = bytes(9_000_000)  # in hexadecimal digits more than the server takes at once
+        key = new_key()
+        first = await shop.order(key)
+        assert (first.status, len(first.body)) == (201, 9_000_000)
+        assert (await shop.order(key)).kind == "answer-not-kept"
+        assert shop.orders() == shop.runs == 1
+    assert "raise max_allowed_packet" in caplog.text
+
+
 # ----------------------------------------------------------------------------------- PgBouncer
 
 

@@ -37,7 +37,7 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.decision import Bypass, Execute, Finished, Given, Refuse, Unstored
-from oncekey.errors import Misuse, StoreError, StoreUnavailable
+from oncekey.errors import Misuse, StoreError, StoreUnavailable, TooLong
 from oncekey.probes import probe
 from oncekey.stores import mysql_atomic, postgres_atomic
 from oncekey.stores.base import Store
@@ -264,6 +264,8 @@ class Work:
         try:
             fence = yield from self._write(swap)
         except (StoreError, Misuse) as error:
+            if isinstance(error, TooLong) and self._take is None:  # less of it may be kept
+                raise
             self._undo(str(error), swap.answer, ended=isinstance(error, _Ended))
             fence = None
         if fence is None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from oncekey.core.op import Op
-from oncekey.errors import Misuse
+from oncekey.errors import Misuse, TooLong
 from oncekey.stores.mysql_atomic import TransactionOver
 from oncekey.stores.mysql_text import CLOCK, CLOCK_OF_ANY_SESSION, Question, Reply
 from oncekey.stores.sql_batch import RowHeld
@@ -48,6 +48,11 @@ _HURRY = (
     "SET @oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 1"
 )
 _CALM = "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
+_PACKET = "SELECT @@SESSION.max_allowed_packet"
+_SHORT_BYTES_MAX = 65_536
+"""What is longer is sent only after a look at how much the server takes: on what is too long for it
+the server hangs up, and the caller's rows are gone too.
+"""
 
 
 class Server:
@@ -93,6 +98,9 @@ def by_pymysql(connection: Any) -> Callable[[Question], Any]:
                 for statement in before:
                     cursor.execute(statement)
                 for statement in server.put(question):
+                    if len(statement) > _SHORT_BYTES_MAX:
+                        cursor.execute(_PACKET)
+                        _check_fits(statement, cursor.fetchall())
                     cursor.execute(statement)
                     replies.append(Reply(cursor.fetchall(), cursor.rowcount))
             except pymysql.MySQLError as error:
@@ -119,6 +127,9 @@ def by_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
                 for statement in before:
                     await cursor.execute(statement)
                 for statement in server.put(question):
+                    if len(statement) > _SHORT_BYTES_MAX:
+                        await cursor.execute(_PACKET)
+                        _check_fits(statement, await cursor.fetchall())
                     await cursor.execute(statement)
                     replies.append(Reply(await cursor.fetchall(), cursor.rowcount))
             except errors.MySQLError as error:
@@ -130,6 +141,16 @@ def by_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
         return replies
 
     return ask
+
+
+def _check_fits(statement: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Raise `TooLong` before the server hangs up on what is longer than a packet of its own."""
+    bytes_max = int(rows[0][0])
+    if len(statement) >= bytes_max:
+        raise TooLong(
+            f"this needs a packet of {len(statement)} bytes, the server takes {bytes_max}: raise "
+            "max_allowed_packet there, or keep shorter answers"
+        )
 
 
 def _by_any_clock(statement: str) -> str:
