@@ -144,6 +144,21 @@ def test_a_connection_that_is_closed_while_asking_may_have_sent(
         assert insist(case, case.complete(record)) == Done(record.fence)
 
 
+@both_faces
+def test_a_table_that_is_changed_meanwhile_is_asked_by_another_connection(
+    postgres: Subject, db: Connection, face: str
+) -> None:
+    """What was prepared before that fits it no more: the old one would fail for ever."""
+    with contextlib.closing(FACES[face](postgres.store)) as asked:
+        case = Case(postgres, asked)
+        record = case.begin()
+        for kind in ("bigint", "integer"):
+            for _ in range(3):
+                insist(case, Find(record.id))
+            db.execute(f"ALTER TABLE oncekey_claims ALTER COLUMN lapses TYPE {kind}".encode())
+            assert insist(case, Find(record.id)).id == record.id
+
+
 async def test_a_task_that_is_cancelled_does_not_cancel_its_statement(
     postgres: Subject, postgres_url: str, db: Connection
 ) -> None:

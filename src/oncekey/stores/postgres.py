@@ -231,7 +231,7 @@ class PostgresStore:
                     f"{shown}: {why}. If a pooler such as PgBouncer answers there, add "
                     "pgbouncer=true to the URL"
                 )
-            case str(state) if sent and state[:2] not in _OUTAGES and state != "25006":
+            case str(state) if sent and state[:2] not in _OUTAGES and state not in _OUTDATED:
                 return error
             case None if isinstance(error, psycopg.DataError):  # refused before it was sent
                 return error
@@ -243,8 +243,11 @@ class PostgresStore:
 
 
 # By class: connection, transaction rollback (deadlock, serialization), resources, operator
-# intervention, system, internal. And 25006: a primary that has become a standby.
+# intervention, system, internal.
 _OUTAGES = {"08", "40", "53", "57", "58", "XX"}
+# Another connection is needed: a primary has become a standby; a table was changed so that what is
+# prepared here does not fit it any more.
+_OUTDATED = {"25006", "0A000"}
 # Protocol violation, no such prepared statement, prepared statement exists: somebody in between
 # did not pass on what was sent before.
 _NOT_PASSED_ON = {"08P01", "26000", "42P05"}
