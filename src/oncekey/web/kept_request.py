@@ -36,6 +36,7 @@ _OF_THE_MESSAGE = frozenset(
         *(b"content-length", b"expect", b"accept-encoding", b"range", b"date"),
     }
 )
+_FOR_THE_BODY = (b"content-type", b"content-encoding")
 
 
 @value
@@ -80,7 +81,7 @@ def _harmless(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     kept: list[tuple[bytes, bytes]] = []
     size = 0
     # First what the body cannot be read without, in case there are too many.
-    for name, content in sorted(lines, key=lambda line: line[0] != b"content-type"):
+    for name, content in sorted(lines, key=lambda line: line[0] not in _FOR_THE_BODY):
         if name in _OF_THE_MESSAGE or _SECRET.search(name) or _SAYS_SECRET.match(content):
             continue
         size += len(name) + len(content)
