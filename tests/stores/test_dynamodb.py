@@ -1,16 +1,12 @@
-"""What DynamoDB can do to records beyond the contract: no clock, lost answers, no capacity."""
+"""What DynamoDB can do to records beyond the contract: no clock, lost answers, large ones."""
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 from weakref import WeakSet
 
 import pytest
@@ -38,23 +34,13 @@ from oncekey.core.verbs import (
     Sweep,
     Verb,
 )
-from oncekey.errors import (
-    CorruptRecord,
-    Misuse,
-    StoreError,
-    StoreUnavailable,
-    StoreUnfit,
-    TooLong,
-)
+from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.dynamodb import open_url
-from oncekey.stores.dynamodb_calls import Call, Denied
+from oncekey.stores.dynamodb_calls import Call
 from oncekey.stores.dynamodb_connection import Driver, DynamoConnection, Tries
 from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.dynamodb_fitness import definition, findings
 from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
 from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
-from oncekey.stores.dynamodb_table import judged
-from oncekey.stores.finding import Risk, insist
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face, SyncFace
 from tests.servers.ministack import table_url
@@ -502,276 +488,6 @@ def test_what_cannot_be_reached_was_not_sent(dynamodb_url: str) -> None:
             face.ask(Find(b"any"))
         assert not lost.value.sent
         face.close()
-
-
-# ------------------------------------------------------------------------------------- no capacity
-
-
-class Scarce(ThreadingHTTPServer):
-    """In front of the server: refuses so many writes for want of capacity."""
-
-    daemon_threads = True
-
-    def __init__(self, endpoint: str) -> None:
-        super().__init__(("127.0.0.1", 0), _ScarceHandler)
-        self.endpoint = endpoint
-        self.refusals = 0
-        self.reads = False
-        """Whether it is reads that are refused, of records and their parts."""
-        self.gateway = False
-        """Whether it is something in between that refuses."""
-        self.halves = False
-        """Whether the connection breaks in the middle of each answer."""
-        self.code = "ProvisionedThroughputExceededException"
-        self.refused = 0
-
-
-class _ScarceHandler(BaseHTTPRequestHandler):
-    server: Scarce
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        reads = self.headers["x-amz-target"].endswith((".GetItem", ".DescribeTable"))
-        if reads is self.server.reads and self.server.refusals > 0:
-            self.server.refusals -= 1
-            self.server.refused += 1
-            if self.server.gateway:
-                self._tell(502, b"<html>Bad Gateway</html>")
-                return
-            told = json.dumps({"__type": self.server.code, "message": "slow down"}).encode()
-            self._tell(400, told)
-            return
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-        request = Request(self.server.endpoint, body, headers, method="POST")  # noqa: S310
-        try:
-            with urlopen(request, timeout=20) as answer:  # noqa: S310
-                self._tell(answer.status, answer.read())
-        except HTTPError as refused:
-            with refused:
-                self._tell(refused.code, refused.read())
-
-    def _tell(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/x-amz-json-1.0")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.close_connection = self.server.halves
-        self.wfile.write(body[: len(body) // 2] if self.server.halves else body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants to know."""
-
-
-@pytest.fixture
-def scarce(dynamodb_url: str) -> Iterator[Scarce]:
-    server = Scarce(dynamodb_kit.endpoint_of(dynamodb_url))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.mark.parametrize("colour", FACES)
-@pytest.mark.parametrize(
-    "code",
-    ["ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"],
-)
-def test_p11_what_is_refused_for_want_of_capacity_is_asked_again_for_a_while(
-    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str, code: str
-) -> None:
-    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
-    subject = dynamodb_kit.subject(f"{url}&patience_s=20")
-    face: Face = FACES[colour](subject.store)
-    case = Case(subject, face)
-    scarce.code, scarce.refusals = code, 3
-    assert case.begin().attempt == 1
-    assert scarce.refused == 3
-    face.close()
-
-
-@pytest.mark.parametrize("colour", FACES)
-def test_p11_and_then_no_more_and_nothing_was_sent(
-    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str
-) -> None:
-    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
-    subject = dynamodb_kit.subject(f"{url}&patience_s=0.05")
-    face: Face = FACES[colour](subject.store)
-    case = Case(subject, face)
-    scarce.refusals = 1_000_000
-    claim = case.claim()
-    with pytest.raises(StoreUnavailable, match="takes no more for the moment") as lost:
-        case.ask(Insert(claim))
-    assert not lost.value.sent
-    scarce.refusals = 0
-    assert case.ask(Find(claim.id)) is None
-    face.close()
-
-
-@pytest.mark.parametrize("colour", FACES)
-def test_p1_whoever_heard_that_a_record_is_there_was_sent(
-    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str
-) -> None:
-    """Under `store_down="run"` it would run again what is done."""
-    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
-    subject = dynamodb_kit.subject(f"{url}&patience_s=0.05")
-    face: Face = FACES[colour](subject.store)
-    case = Case(subject, face)
-    record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
-    scarce.reads, scarce.refusals = True, 1_000_000
-    with pytest.raises(StoreUnavailable, match="takes no more for the moment") as lost:
-        case.ask(Insert(case.claim(id=record.id)))
-    assert lost.value.sent
-    face.close()
-
-
-@pytest.mark.parametrize("colour", FACES)
-def test_p9_what_a_gateway_did_not_pass_on_is_asked_again(
-    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str
-) -> None:
-    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
-    subject = dynamodb_kit.subject(url)
-    face: Face = FACES[colour](subject.store)
-    case = Case(subject, face)
-    record = case.begin()
-    scarce.gateway, scarce.refusals = True, 1
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(case.complete(record))
-    assert lost.value.sent
-    case.done(case.complete(record))
-    face.close()
-
-
-@pytest.mark.parametrize("colour", FACES)
-@pytest.mark.parametrize("verb", [Find, lambda _: Scan(10)], ids=["find", "scan"])
-def test_p9_an_answer_that_was_cut_short_is_none(
-    scarce: Scarce, dynamodb: Subject, dynamodb_url: str, colour: str, verb: Any
-) -> None:
-    """Else a record would not be found that is there."""
-    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
-    subject = dynamodb_kit.subject(url)
-    face: Face = FACES[colour](subject.store)
-    case = Case(subject, face)
-    record = case.stage(State.COMPLETED)
-    scarce.halves = True
-    with pytest.raises(StoreUnavailable) as lost:
-        case.ask(verb(record.id))
-    assert lost.value.sent
-    scarce.halves = False
-    case.same(case.find(record.id), record)
-    face.close()
-
-
-def test_p9_what_was_lost_and_then_refused_may_have_been_sent() -> None:
-    clock = dynamodb_kit.Ahead()
-    driver = Driver("t", Dates(clock), clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=0)
-    tries = Tries(driver, Call("transact_write_items", {"ClientRequestToken": "t"}))
-    lost, delay_s = tries.after(OSError("reset"))
-    assert isinstance(lost, StoreUnavailable)
-    assert delay_s == 0.0
-    in_progress = {"Error": {"Code": "TransactionInProgressException", "Message": "wait"}}
-    refused, delay_s = tries.after(ClientError(in_progress, "TransactWriteItems"))
-    assert delay_s is None
-    assert isinstance(refused, StoreUnavailable)
-    assert refused.sent
-
-
-def test_of_a_batch_those_that_found_capacity_are_served(
-    scarce: Scarce, dynamodb: Subject, dynamodb_url: str
-) -> None:
-    """Partial results: the others are asked again, alone."""
-    url = table_url(f"http://127.0.0.1:{scarce.server_port}", dynamodb_kit.name_of(dynamodb_url))
-    subject = dynamodb_kit.subject(f"{url}&patience_s=0")
-    face = SyncFace(subject.store)
-    case = Case(subject, face)
-    claims = [case.claim(id=bytes((0, number)) * 16) for number in range(6)]
-    scarce.refusals = 2
-    outcomes = face.drive(subject.store.perform([Insert(claim) for claim in claims]))
-    assert sum(isinstance(outcome, Inserted) for outcome in outcomes) == 4
-    assert [case.ask(Find(claim.id)) is None for claim in claims] == [
-        not isinstance(outcome, Inserted) for outcome in outcomes
-    ]
-    face.close()
-
-
-@pytest.mark.parametrize(
-    ("denied", "kind", "sent"),
-    [
-        (Denied("InternalServerError", "oops"), StoreUnavailable, True),
-        (Denied("ThrottlingException", "slow"), StoreUnavailable, False),
-        (
-            Denied("TransactionCanceledException", "no", None, (("TransactionConflict", None),)),
-            StoreUnavailable,
-            False,
-        ),
-        (Denied("ResourceNotFoundException", "no table"), StoreUnfit, None),
-        (Denied("AccessDeniedException", "not allowed"), StoreUnfit, None),
-        (Denied("ExpiredTokenException", "expired"), StoreUnfit, None),
-        (Denied("ValidationException", "too large"), StoreError, None),
-    ],
-)
-def test_what_an_answer_means(denied: Denied, kind: type[StoreError], sent: bool | None) -> None:
-    error = judged(denied, "dynamodb://t")
-    assert type(error) is kind
-    assert getattr(error, "sent", None) is sent
-    assert denied.message in str(error)
-
-
-# ------------------------------------------------------------------------------------- the table
-
-
-def test_migrating_says_what_it_made(dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.unmigrated(dynamodb_endpoint) as url:
-        store = open_url(url)
-        assert dynamodb_kit.migrate(store) == [
-            f"table {dynamodb_kit.name_of(url)} with the indexes tenants and open",
-            "time to live by the attribute ttl",
-            "schema 1",
-        ]
-        assert dynamodb_kit.migrate(store) == []
-
-
-def test_without_its_table_a_store_says_how_to_make_it(dynamodb_endpoint: str) -> None:
-    for make_face in FACES.values():
-        store = open_url(table_url(dynamodb_endpoint, "never-made"))
-        face: Face = make_face(store)
-        with pytest.raises(StoreUnfit, match="run `oncekey migrate dynamodb://never-made"):
-            face.ask(Find(b"any"))
-        face.close()
-
-
-def test_a_table_of_a_newer_release_is_not_touched(dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.table(dynamodb_endpoint) as url:
-        note = {"id": {"B": b"oncekey"}, "part": {"B": b"schema"}}
-        newer = {"version": {"N": "9"}, "oldest_reader": {"N": "8"}}
-        name = dynamodb_kit.name_of(url)
-        dynamodb_kit.client(url).put_item(TableName=name, Item={**note, **newer})
-        store = open_url(url)
-        connection = store.connect()
-        with pytest.raises(StoreUnfit, match="Upgrade oncekey here"):
-            run(store.prepare(), connection.ask)
-        connection.close()
-
-
-def test_a_table_of_somebody_elses_is_refused(dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.unmigrated(dynamodb_endpoint) as url:
-        dynamodb_kit.client(url).create_table(
-            TableName=dynamodb_kit.name_of(url),
-            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-            BillingMode="PAY_PER_REQUEST",
-        )
-        with pytest.raises(StoreUnfit, match="keys or indexes"):
-            dynamodb_kit.migrate(open_url(url))
-
-
-def test_a_global_table_is_refused_unless_it_is_allowed() -> None:
-    table = {**definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
-    with pytest.raises(StoreUnfit, match="eu-west-1"):
-        insist(findings(table), "dynamodb://t", ())
-    insist(findings(table), "dynamodb://t", (Risk.GLOBAL_TABLE,))
 
 
 # ------------------------------------------------------------------------------------- addresses

@@ -1,0 +1,199 @@
+"""DynamoDB when it takes no more for the moment, or something between refuses or breaks off."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from botocore.exceptions import ClientError
+
+from oncekey.core.record import Answer, State
+from oncekey.core.verbs import Find, Insert, Inserted, Scan
+from oncekey.errors import StoreUnavailable
+from oncekey.stores.dynamodb_calls import Call
+from oncekey.stores.dynamodb_connection import Driver, Tries
+from oncekey.stores.dynamodb_dates import Dates
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import FACES
+from tests.servers.ministack import table_url
+from tests.stores import dynamodb_kit
+
+pytestmark = pytest.mark.slow
+LARGE = bytes(range(256)) * 4096
+
+
+class Scarce(ThreadingHTTPServer):
+    """In front of the server: refuses so many writes for want of capacity."""
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), _ScarceHandler)
+        self.endpoint = endpoint
+        self.refusals = 0
+        self.reads = False
+        """Whether it is reads that are refused, of records and their parts."""
+        self.gateway = False
+        """Whether it is something in between that refuses."""
+        self.halves = False
+        """Whether the connection breaks in the middle of each answer."""
+        self.code = "ProvisionedThroughputExceededException"
+        self.refused = 0
+
+
+class _ScarceHandler(BaseHTTPRequestHandler):
+    server: Scarce
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        reads = self.headers["x-amz-target"].endswith((".GetItem", ".DescribeTable"))
+        if reads is self.server.reads and self.server.refusals > 0:
+            self.server.refusals -= 1
+            self.server.refused += 1
+            if self.server.gateway:
+                self._tell(502, b"<html>Bad Gateway</html>")
+                return
+            told = json.dumps({"__type": self.server.code, "message": "slow down"}).encode()
+            self._tell(400, told)
+            return
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+        request = Request(self.server.endpoint, body, headers, method="POST")  # noqa: S310
+        try:
+            with urlopen(request, timeout=20) as answer:  # noqa: S310
+                self._tell(answer.status, answer.read())
+        except HTTPError as refused:
+            with refused:
+                self._tell(refused.code, refused.read())
+
+    def _tell(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/x-amz-json-1.0")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.close_connection = self.server.halves
+        self.wfile.write(body[: len(body) // 2] if self.server.halves else body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody wants to know."""
+
+
+@pytest.fixture
+def scarce(dynamodb_url: str) -> Iterator[Scarce]:
+    server = Scarce(dynamodb_kit.endpoint_of(dynamodb_url))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+Behind = Callable[..., Case]
+
+
+@pytest.fixture(params=list(FACES))
+def behind(
+    request: pytest.FixtureRequest, scarce: Scarce, dynamodb: Subject, dynamodb_url: str
+) -> Iterator[Behind]:
+    """Makes a store that is asked through `scarce`, with options of its own."""
+    endpoint = f"http://127.0.0.1:{scarce.server_port}"
+    url = table_url(endpoint, dynamodb_kit.name_of(dynamodb_url))
+    with ExitStack() as opened:
+
+        def case(options: str = "") -> Case:
+            subject = dynamodb_kit.subject(f"{url}{options}")
+            face = opened.enter_context(closing(FACES[request.param](subject.store)))
+            return Case(subject, face)
+
+        yield case
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded"],
+)
+def test_p11_what_is_refused_for_want_of_capacity_is_asked_again_for_a_while(
+    scarce: Scarce, behind: Behind, code: str
+) -> None:
+    case = behind("&patience_s=20")
+    scarce.code, scarce.refusals = code, 3
+    assert case.begin().attempt == 1
+    assert scarce.refused == 3
+
+
+def test_p11_and_then_no_more_and_nothing_was_sent(scarce: Scarce, behind: Behind) -> None:
+    case = behind("&patience_s=0.05")
+    scarce.refusals = 1_000_000
+    claim = case.claim()
+    with pytest.raises(StoreUnavailable, match="takes no more for the moment") as lost:
+        case.ask(Insert(claim))
+    assert not lost.value.sent
+    scarce.refusals = 0
+    assert case.ask(Find(claim.id)) is None
+
+
+def test_p1_whoever_heard_that_a_record_is_there_was_sent(scarce: Scarce, behind: Behind) -> None:
+    """Under `store_down="run"` it would run again what is done."""
+    case = behind("&patience_s=0.05")
+    record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
+    scarce.reads, scarce.refusals = True, 1_000_000
+    with pytest.raises(StoreUnavailable, match="takes no more for the moment") as lost:
+        case.ask(Insert(case.claim(id=record.id)))
+    assert lost.value.sent
+
+
+def test_p9_what_a_gateway_did_not_pass_on_is_asked_again(scarce: Scarce, behind: Behind) -> None:
+    case = behind()
+    record = case.begin()
+    scarce.gateway, scarce.refusals = True, 1
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(case.complete(record))
+    assert lost.value.sent
+    case.done(case.complete(record))
+
+
+@pytest.mark.parametrize("verb", [Find, lambda _: Scan(10)], ids=["find", "scan"])
+def test_p9_an_answer_that_was_cut_short_is_none(scarce: Scarce, behind: Behind, verb: Any) -> None:
+    """Else a record would not be found that is there."""
+    case = behind()
+    record = case.stage(State.COMPLETED)
+    scarce.halves = True
+    with pytest.raises(StoreUnavailable) as lost:
+        case.ask(verb(record.id))
+    assert lost.value.sent
+    scarce.halves = False
+    case.same(case.find(record.id), record)
+
+
+def test_p9_what_was_lost_and_then_refused_may_have_been_sent() -> None:
+    clock = dynamodb_kit.Ahead()
+    driver = Driver("t", Dates(clock), clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=0)
+    tries = Tries(driver, Call("transact_write_items", {"ClientRequestToken": "t"}))
+    lost, delay_s = tries.after(OSError("reset"))
+    assert isinstance(lost, StoreUnavailable)
+    assert delay_s == 0.0
+    in_progress = {"Error": {"Code": "TransactionInProgressException", "Message": "wait"}}
+    refused, delay_s = tries.after(ClientError(in_progress, "TransactWriteItems"))
+    assert delay_s is None
+    assert isinstance(refused, StoreUnavailable)
+    assert refused.sent
+
+
+def test_of_a_batch_those_that_found_capacity_are_served(scarce: Scarce, behind: Behind) -> None:
+    """Partial results: the others are asked again, alone."""
+    case = behind("&patience_s=0")
+    claims = [case.claim(id=bytes((0, number)) * 16) for number in range(6)]
+    scarce.refusals = 2
+    outcomes = case.drive(case.subject.store.perform([Insert(claim) for claim in claims]))
+    assert sum(isinstance(outcome, Inserted) for outcome in outcomes) == 4
+    assert [case.ask(Find(claim.id)) is None for claim in claims] == [
+        not isinstance(outcome, Inserted) for outcome in outcomes
+    ]
