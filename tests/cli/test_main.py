@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.cli.main import parser
+from oncekey.client import Journal
 from tests.cli.conftest import Oncekey, Seed
 
 ROOT = Path(__file__).parent.parent.parent
@@ -193,6 +194,28 @@ def test_wrong_usage_is_2_and_said_on_stderr(
     assert ran.code == 2
     assert ran.out == ""
     assert ran.err
+
+
+@pytest.mark.parametrize("fails", ["import no_such_package", "raise OSError('no settings')"])
+@pytest.mark.parametrize("words", [("recover",), ("intents", "intents.db", "--resume")])
+def test_an_application_that_cannot_be_imported_is_2_with_its_traceback(
+    oncekey: Oncekey,
+    words: tuple[str, ...],
+    fails: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing_shop.py").write_text(fails)
+    with Journal("intents.db") as journal:
+        journal.key("order-17/pay")
+
+    ran = oncekey(*words, "failing_shop:app")
+
+    assert (ran.code, ran.out) == (2, "")
+    assert 'failing_shop.py", line 1' in ran.err
+    assert "oncekey: failing_shop could not be imported: " in ran.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

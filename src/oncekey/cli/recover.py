@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from typing import Any
 
 from oncekey.cli.table import duration, print_json
@@ -44,13 +45,21 @@ def load(name: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the application's own mistake, with its traceback
+            raise _unimportable(module, error) from error
         raise Misuse(f"there is no module {error.name} here: start it where there is") from None
+    except Exception as error:
+        raise _unimportable(module, error) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise Misuse(f"the module {module} has no {attribute}")
         found = getattr(found, part)
     return found
+
+
+def _unimportable(module: str, error: Exception) -> Misuse:
+    """The application's own mistake, which its traceback tells."""
+    traceback.print_exception(error)
+    return Misuse(f"{module} could not be imported: {type(error).__name__}: {error}")
 
 
 async def _recover(app: Any, args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from oncekey.errors import Misuse
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.edge import log
 from oncekey.web.messages import Message, Scope
 
 SHUTDOWN_S_MAX = 60.0
@@ -63,6 +64,12 @@ def _layers(stack: Any) -> Iterator[Any]:
         stack = getattr(stack, "app", None)
 
 
+def _heard(task: asyncio.Task[None]) -> None:
+    """It has said by messages that it failed; or it knows no lifespan, which is no failure."""
+    if not task.cancelled():
+        task.exception()
+
+
 class _Lifespan:
     """The server's side of an ASGI application's lifespan."""
 
@@ -79,11 +86,10 @@ class _Lifespan:
         scope: Scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
         self._to_app.put_nowait({"type": "lifespan.startup"})
         self._task = asyncio.create_task(self._app(scope, self._to_app.get, self._hear))
+        self._task.add_done_callback(_heard)
         await asyncio.wait({self._task, self._up}, return_when=asyncio.FIRST_COMPLETED)
         if self._up.done():
             self._up.result()
-        elif not self._task.cancelled():
-            self._task.exception()  # it knows no lifespan, which is no failure
 
     async def stop(self) -> None:
         if self._task is None or self._task.done():
@@ -97,7 +103,10 @@ class _Lifespan:
             case "lifespan.startup.complete":
                 self._up.set_result(None)
             case "lifespan.startup.failed":
-                said = str(message.get("message", ""))
-                self._up.set_exception(Misuse(f"the application did not start: {said}"))
+                said = str(message.get("message", "")).strip()
+                *before, reason = said.splitlines() or [""]
+                if before:  # a traceback, as Starlette sends it
+                    log.error("the application did not start: %s", said)
+                self._up.set_exception(Misuse(f"the application did not start: {reason}"))
             case _:
                 self._down.set_result(None)
