@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
 import redis.asyncio
-from limits import RateLimitItem, parse
+from limits import RateLimitItem, parse_many
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 from redis.exceptions import RedisError
@@ -36,6 +36,12 @@ T = TypeVar("T")
 OFF = "off"
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 RESOURCE_CHARS_MAX = 40
+METHODS = ("DELETE", "GET", "POST")
+RESOURCES = (
+    *("balance", "charges", "customers", "events", "payment_intents", "payment_methods"),
+    *("refunds", "tokens", "webhook_endpoints"),
+)
+"""What the API has; an endpoint's limit names one of each."""
 REDIS_S_MAX = 1.0
 """How long one question to Redis may take."""
 REDIS_REST_S = 5.0
@@ -86,13 +92,13 @@ class Rates:
                 )
             if name in values:
                 values[name] = rate
-            elif len(name.split()) == 2:
+            elif _is_endpoint(name):
                 endpoints[name] = rate
             else:
                 known = ", ".join(n for n in values if n != "endpoints")
                 raise ValueError(
                     f'{change}: there is no limit "{name}". There are {known}, and endpoints such '
-                    'as "POST charges"'
+                    f'as "POST charges": {", ".join(METHODS)} with {", ".join(RESOURCES)}'
                 )
         return Rates(**{**values, "endpoints": endpoints})
 
@@ -129,7 +135,7 @@ class Counters:
         self._redis_s_max = redis_s_max
         self._rest_until = 0.0
         if redis_url is not None:
-            self._pool = redis.asyncio.ConnectionPool.from_url(redis_url)
+            self._pool = pool_of(redis_url)
             storage = RedisStorage(
                 f"async+{redis_url}",
                 implementation="redispy",
@@ -181,6 +187,17 @@ class Counters:
         """Give the connections back."""
         if self._pool is not None:
             await self._pool.aclose()
+
+
+def pool_of(url: str) -> redis.asyncio.ConnectionPool:
+    """Connections to this Redis, none of them open yet; ValueError if it cannot be meant."""
+    try:
+        return redis.asyncio.ConnectionPool.from_url(url)
+    except ValueError:  # which may repeat a part of the password
+        raise ValueError(
+            "the limits' Redis has an address that cannot be read: write "
+            "redis://user:password@host:6379/0, and in the password %40 for @ and %2F for /"
+        ) from None
 
 
 class Limits:
@@ -261,5 +278,13 @@ def network_of(address: str) -> str:
     return address
 
 
+def _is_endpoint(name: str) -> bool:
+    method, _, resource = name.partition(" ")
+    return method in METHODS and resource in RESOURCES
+
+
 def _item(rate: str) -> RateLimitItem | None:
-    return None if rate == OFF else parse(rate)
+    if rate == OFF:
+        return None
+    [only] = parse_many(rate)
+    return only

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -27,6 +28,7 @@ from payments import listener
 from payments.accounts import LOCAL_KEY
 from payments.app import create_app
 from payments.database import Database
+from payments.limits import pool_of
 from payments.settings import Settings
 
 log = logging.getLogger("payments")
@@ -185,9 +187,18 @@ def check(settings: Settings, listening: Listening) -> None:
             ) from None
     if not 0 <= listening.port <= PORT_MAX:
         raise CannotServe(f"--port takes a number from 0 up to {PORT_MAX}.")
-    if listening.workers < 1:
-        raise CannotServe("--workers takes a number from 1 up.")
-    if listening.workers > 1 and settings.redis_url is None:
+    for option, number in (
+        ("--workers", listening.workers),
+        ("--body-bytes-max", settings.body_bytes_max),
+        ("--drain-s-max", listening.drain_s_max),
+    ):
+        if number < 1:
+            raise CannotServe(f"{option} takes a number from 1 up.")
+    if not _is_address(settings.network_url):
+        raise CannotServe("--network takes the card network's address: http://127.0.0.1:8001")
+    if settings.redis_url is not None:
+        pool_of(settings.redis_url)  # workers would find out, each by itself and for ever
+    elif listening.workers > 1:
         log.warning(
             "%d workers without --redis: each counts for itself, so that up to %d times the limits "
             "pass",
@@ -226,6 +237,14 @@ def greeting(settings: Settings, listening: Listening) -> str:
         "       -H 'Idempotency-Key: first-try' \\\n"
         "       -d amount=2000 -d currency=eur -d source=tok_visa\n"
     )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 def _loops_back(host: str) -> bool:

@@ -87,6 +87,11 @@ def test_a_database_that_was_not_prepared(
         (["--certificate", "no.pem", "--private-key", "no.key"], "PEM"),
         (["--database", "mysql://x"], "postgresql://"),
         (["--port", "99999"], "up to 65535"),
+        (["--body-bytes-max", "0"], "from 1 up"),
+        (["--drain-s-max", "-5"], "from 1 up"),
+        (["--redis", "nonsense"], "redis://user:password@host:6379/0"),
+        (["--network", "nonsense"], "http://127.0.0.1:8001"),
+        (["--network", "http://127.0.0.1:99999"], "http://127.0.0.1:8001"),
     ],
     ids=str,
 )
@@ -106,6 +111,16 @@ def test_p12_an_address_that_cannot_be_read_is_told_without_its_password(
     told = say(capsys, *words, "--database", "postgresql://me:pa@ss:word@db/shop", status=status)
     assert "%40 for @" in told
     assert "word@" not in told.replace("password@", "")
+
+
+def test_p12_nor_is_the_limits_redis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A / in a password ends the host, and what is before it is taken for a port."""
+    redis = "redis://:pass/word@cache:6379/0"
+    for workers in ("1", "2"):
+        words = ["--data", str(tmp_path), "--workers", workers, "--redis", redis]
+        told = say(capsys, "serve", *words, status=1)
+        assert "%2F for /" in told
+        assert "pass" not in told.replace("password", "")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,18 @@ import pytest
 import redis
 
 from payments import clock
-from payments.limits import REDIS_REST_S, Counters, Full, Limits, Rates, network_of, resource_of
+from payments.limits import (
+    METHODS,
+    REDIS_REST_S,
+    RESOURCES,
+    Counters,
+    Full,
+    Limits,
+    Rates,
+    network_of,
+    resource_of,
+)
+from tests.payments.api import Api
 from tests.payments.gated import rates
 from tests.servers.process import free_port
 from tests.servers.programs import Unavailable
@@ -40,6 +51,8 @@ def test_a_rate_that_cannot_be_read_is_refused_at_once() -> None:
         Rates(writes="often")
     with pytest.raises(ValueError, match="POST charges=x"):
         Rates().but(["POST charges=x"])
+    with pytest.raises(ValueError, match="no rate"):
+        Rates(writes="5/second;9/day")  # of which only the first would count
 
 
 def test_the_command_line_changes_single_rates() -> None:
@@ -48,10 +61,23 @@ def test_the_command_line_changes_single_rates() -> None:
     assert changed.endpoints == {"POST charges": "1/second"}
 
 
-@pytest.mark.parametrize("change", ["writes", "speed=1/second", "endpoints=1/second", "=1/second"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("writes", "speed=1/second", "endpoints=1/second", "=1/second"),
+        *("POST /v1/charges=1/second", "post charges=1/second", "POST chrages=1/second"),
+    ],
+)
 def test_a_change_that_names_no_limit_is_refused(change: str) -> None:
     with pytest.raises(ValueError, match="limit"):
         Rates().but([change])
+
+
+def test_every_endpoint_can_have_a_limit_of_its_own(api: Api) -> None:
+    routes = api.client.get("/openapi.json").json()["paths"].items()
+    names = {(name.upper(), resource_of(path)) for path, names in routes for name in names}
+    assert {method for method, _ in names} == set(METHODS)
+    assert {resource for _, resource in names} == set(RESOURCES)
 
 
 def test_reads_are_more_generous_than_writes_and_replays_than_both() -> None:
