@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from oncekey.core.op import run
 from oncekey.core.verbs import Count
-from oncekey.errors import Misuse, StoreUnfit
+from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.finding import Risk, insist
 from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.mysql_address import read
@@ -30,6 +31,26 @@ FIT = Server("10.11.19-MariaDB-0+deb12u1", False, 1, False, 0, PACKET_BYTES, {})
 
 
 # ----------------------------------------------------------------------------------- judgement
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Transport does not expose socket instance", StoreUnavailable),
+        ("'pynacl' package is required for ed25519_password auth method", StoreUnfit),
+    ],
+)
+def test_a_server_that_hangs_up_at_once_is_away_and_not_unfit(
+    monkeypatch: pytest.MonkeyPatch, said: str, kind: type[StoreError]
+) -> None:
+    """asyncmy says both by a `RuntimeError`. An application refuses to start on what is unfit."""
+
+    async def connect(**_: Any) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("asyncmy.connect", connect)
+    with pytest.raises(kind, match=said):
+        asyncio.run(open_url("mysql://user@host/keys").aconnect())
 
 
 def unfit(server: Server, *allowed: Risk) -> str | None:

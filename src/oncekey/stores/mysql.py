@@ -227,7 +227,8 @@ class MySQLStore:
         if sent and isinstance(error, _OWN_FAULTS):
             own: Exception = error
             return own
-        if isinstance(error, RuntimeError):
+        # The drivers' other one says that a server hung up while they prepared the connection.
+        if isinstance(error, RuntimeError) and "package is required" in why:
             return StoreUnfit(f"{shown}: {why}. Install it, or connect with tls=true")
         return self.unavailable(why, sent=sent)
 
