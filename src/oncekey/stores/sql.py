@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from oncekey.core.record import Answer, Record, State, decode_headers
-from oncekey.errors import Misuse
+from oncekey.errors import CorruptRecord, Misuse
 from oncekey.stores.finding import insist, schema
 
 COLUMNS = (
@@ -41,12 +41,18 @@ def record(row: Sequence[Any]) -> Record:
     """
     digests, state, no_effect = row[11], row[12], row[17]
     status, headers, body = row[18:21]
-    answer = None if status is None else Answer(status, decode_headers(headers), body)
-    fields = (
-        *(*row[:11], decode_digests(digests), STATES[state]),
-        *(*row[13:17], bool(no_effect), answer),
-        *row[21:],
-    )
+    try:
+        answer = None if status is None else Answer(status, decode_headers(headers), body)
+        fields = (
+            *(*row[:11], decode_digests(digests), STATES[state]),
+            *(*row[13:17], bool(no_effect), answer),
+            *row[21:],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptRecord(
+            f"the record {bytes(row[0]).hex()} cannot be read ({error!r}): something other than "
+            "oncekey wrote to its row"
+        ) from error
     return Record(*fields)
 
 
