@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.client import Counters, Counts, Retries, outcome_of, retrying
+from oncekey.client import Counters, Counts, Retries, RetryBudget, outcome_of, retrying
 from oncekey.client.forward import through
 from oncekey.clock import FakeClock
 from oncekey.errors import Mismatch, Misuse
@@ -325,6 +325,20 @@ def test_a_redirect_keeps_the_key_within_its_origin_and_hides_it_elsewhere(
     assert [seen.path for seen in server.seen] == ["/orders", "/moved"]
     assert len(set(server.keys)) == 1
     assert server.keys[0] is not None
+
+
+def test_attempts_are_counted_over_all_redirects(library: str, server: Scripted) -> None:
+    """Also once nothing is left to count for the host's own budget."""
+    server.script = [503, *[(307, {"location": "/moved"})] * 3, 503, 201]
+    with sender(library, budget=RetryBudget(tokens_per_request=20.0)) as send:
+        told = outcome_of(send("POST", f"{server.url}/orders"))
+        assert told is not None
+        assert told.attempts == 3
+
+        server.script = [503, *[(307, {"location": "/moved"})] * 3, 201]
+        told = outcome_of(send("POST", f"{server.url}/orders"))
+        assert told is not None
+        assert told.attempts == 2
 
 
 def test_a_key_of_the_caller_s_own_is_hidden_as_well(library: str, server: Scripted) -> None:

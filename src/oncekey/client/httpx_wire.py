@@ -71,7 +71,7 @@ class Exchange:
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
             if isinstance(brought, Mark):
                 request.extensions[EXTENSION] = brought = brought.again(request)
-                self.deadline = brought.deadline(self.deadline)
+                self.deadline, self.attempts = brought.deadline(self.deadline), brought.attempts
             self.mark = self.plan.mark
             self._ready = self._planned(self.plan)
 

@@ -44,6 +44,11 @@ class Mark:
         """Following a redirect is part of the time that its request has."""
         return anew if self.spent is None else self.spent.deadline
 
+    @property
+    def attempts(self) -> int:
+        """So is counting: which attempt the next one is."""
+        return 1 if self.spent is None else 1 + self.spent.retried
+
     def again(self, request: object) -> Mark:
         """What this request brings along: what it left itself is not the mark of a redirect."""
         if self.spent is None or self.spent.request != id(request):

@@ -56,7 +56,7 @@ class Exchange:
         if brought is not None or sender.header is None or not self._take_new_key(sender.header):
             if brought is not None:
                 brought = _marked(request, brought.again(request))
-                self.deadline = brought.deadline(self.deadline)
+                self.deadline, self.attempts = brought.deadline(self.deadline), brought.attempts
             self.mark = self.plan.mark
             self._ready = self._planned(self.plan)
 

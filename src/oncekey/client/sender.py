@@ -226,7 +226,7 @@ class Sender:
             host or _host(mark.origin),
             mark.key,
             once,
-            retried=mark.spent.retried if mark.spent else 0,
+            retried=mark.attempts - 1,
             until=mark.until or usable_until(mark.first_sent, self.profile.relied_s),
             placed=placed,
             mark=mark,
