@@ -2,9 +2,8 @@
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import hypothesis
@@ -14,11 +13,11 @@ import pytest
 from oncekey.stores.postgres_layout import PARTITIONED, SEPARATE
 from tests.servers.chromium import started_chromium
 from tests.servers.mariadb import mysql_connection
-from tests.servers.programs import Unavailable
 from tests.servers.redis import DATABASES
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.servers.shared import Shared
+from tests.servers.skipping import or_skip
 from tests.stores.postgres_kit import laid_out
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 _SHARED = pytest.StashKey[Shared]()
 _skips: list[str] = []
 
-T = TypeVar("T")
 
 LONGEST_S = 600
 
@@ -140,22 +138,15 @@ def redis_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def redis_cluster() -> Iterator[RedisCluster]:
     """Three primaries of this process's own. Tests that harm one start another."""
-    with _if_there_is(partial(start_redis_cluster, replicas=0)) as cluster:
+    with or_skip(), start_redis_cluster(replicas=0) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def watched_redis() -> Iterator[WatchedRedis]:
     """A primary, a replica and a Sentinel of this process's own, likewise."""
-    with _if_there_is(start_watched_redis) as watched:
+    with or_skip(), start_watched_redis() as watched:
         yield watched
-
-
-def _if_there_is(start: Callable[[], T]) -> T:
-    try:
-        return start()
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 @pytest.fixture(scope="session")
@@ -199,11 +190,8 @@ def kafka_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def chromium() -> "Iterator[Browser]":
     """A real Chromium for the tests of one module, none of which may run an event loop itself."""
-    try:
-        with started_chromium() as browser:
-            yield browser
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
+    with or_skip(), started_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,12 @@ from oncekey.stores.redis_fitness import acl_rule
 from oncekey.stores.url import open_store
 from tests.cli.conftest import Oncekey, Seed
 from tests.cli.doctor_kit import Doctor
-from tests.servers import Postgres, Redis, Unavailable, start_mariadb, start_postgres, start_redis
+from tests.servers import Postgres, Redis, start_mariadb, start_postgres, start_redis
 from tests.servers.mariadb import mysql_connection
 from tests.servers.ministack import table_url
 from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
+from tests.servers.skipping import or_skip
 from tests.stores import dynamodb_kit
 
 pytestmark = pytest.mark.slow
@@ -39,11 +40,8 @@ def fine(doctor: Doctor, url: str, *but: str) -> None:
 
 @pytest.fixture(scope="module")
 def safe_postgres() -> Iterator[Postgres]:
-    try:
-        with start_postgres(durable=True) as server:
-            yield server
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
+    with or_skip(), start_postgres(durable=True) as server:
+        yield server
 
 
 @pytest.fixture
@@ -171,11 +169,9 @@ def test_a_standby(doctor: Doctor, safe_postgres: Postgres, oncekey: Oncekey) ->
 
 @pytest.fixture(scope="module")
 def safe_mariadb() -> Iterator[Any]:
-    try:
-        with start_mariadb(durable=True, settings={"log-bin": "log", "sync-binlog": "1"}) as server:
-            yield server
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
+    logged = {"log-bin": "log", "sync-binlog": "1"}
+    with or_skip(), start_mariadb(durable=True, settings=logged) as server:
+        yield server
 
 
 @pytest.fixture
@@ -269,11 +265,8 @@ def test_mariadb_without_tables(doctor: Doctor, maria: Any, safe_mariadb: Any) -
 
 @pytest.fixture(scope="module")
 def safe_redis() -> Iterator[Redis]:
-    try:
-        with start_redis(durable=True, settings={"maxmemory": "100mb"}) as server:
-            yield server
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
+    with or_skip(), start_redis(durable=True, settings={"maxmemory": "100mb"}) as server:
+        yield server
 
 
 @pytest.fixture

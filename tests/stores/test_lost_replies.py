@@ -37,8 +37,8 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores.dynamodb_items import INLINE_BYTES_MAX
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, timeless
-from tests.servers.programs import Unavailable
 from tests.servers.redis_cluster import RedisCluster
+from tests.servers.skipping import or_skip
 from tests.stores.sealed_kit import sealed
 from tests.stores.wire import Wire
 from tests.stores.wired import ENGINES, Cuttable, behind_wire, cluster_behind_wire
@@ -239,11 +239,8 @@ QUESTIONS: dict[str, Callable[[Case, str], tuple[Verb, Check]]] = {
 
 @pytest.fixture(scope="module")
 def wired_cluster() -> Iterator[tuple[RedisCluster, Wire]]:
-    try:
-        with cluster_behind_wire() as wired:
-            yield wired
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
+    with or_skip(), cluster_behind_wire() as wired:
+        yield wired
 
 
 LOST = ("question", "reply")

@@ -21,8 +21,8 @@ from oncekey.testing.contract import Case, StoreContract, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers import start_redis
 from tests.servers.process import free_port
-from tests.servers.programs import Unavailable
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
+from tests.servers.skipping import or_skip
 from tests.stores import redis_kit
 from tests.stores.test_against_memory import compare
 
@@ -32,11 +32,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisCluster]:
     """Three primaries, each with a replica; of these tests' own, to be mistreated."""
-    try:
-        started = start_redis_cluster()
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
-    with started:
+    with or_skip(), start_redis_cluster() as started:
         yield started
 
 

@@ -14,10 +14,10 @@ from redis.exceptions import ResponseError
 
 from oncekey.stores.redis import open_url
 from oncekey.stores.redis_slots import SLOT_OF_BYTE
-from tests.servers.programs import Unavailable
 from tests.servers.redis import Redis, cut_off, let_in
 from tests.servers.redis_cluster import Node, RedisCluster, await_that, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
+from tests.servers.skipping import or_skip
 from tests.stores.crowd import Crowd
 
 pytestmark = pytest.mark.timeout(300)  # a failover takes its time, and more on a busy machine
@@ -27,21 +27,13 @@ WAIT = "wait_replicas=1&wait_timeout_s=0.3"
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    try:
-        started = start_redis_cluster()
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
-    with started:
+    with or_skip(), start_redis_cluster() as started:
         yield started
 
 
 @pytest.fixture
 def watched() -> Iterator[WatchedRedis]:
-    try:
-        started = start_watched_redis()
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
-    with started:
+    with or_skip(), start_watched_redis() as started:
         yield started
 
 

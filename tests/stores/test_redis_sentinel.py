@@ -17,9 +17,9 @@ from oncekey.stores.url import open_store
 from oncekey.testing.contract import BatchContract, Case, InsertContract, OpeningContract, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers.process import free_port
-from tests.servers.programs import Unavailable
 from tests.servers.redis_cluster import await_that
 from tests.servers.redis_sentinel import SERVICE, WatchedRedis, start_watched_redis
+from tests.servers.skipping import or_skip
 from tests.stores import elapse
 
 pytestmark = pytest.mark.slow
@@ -28,11 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def watched() -> Iterator[WatchedRedis]:
     """A primary, a replica and a Sentinel of these tests' own."""
-    try:
-        started = start_watched_redis()
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
-    with started:
+    with or_skip(), start_watched_redis() as started:
         yield started
 
 

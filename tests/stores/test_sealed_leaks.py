@@ -35,9 +35,9 @@ from tests.servers.mariadb import MySQLFamily, mysql_connection
 from tests.servers.ministack import start_ministack, table_url
 from tests.servers.mysql import wanted
 from tests.servers.process import Server
-from tests.servers.programs import Unavailable
 from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
+from tests.servers.skipping import or_skip
 from tests.stores import dynamodb_kit
 from tests.stores.postgres_kit import unwatched
 from tests.stores.sealed_kit import SECOND, SECRET, ask
@@ -278,11 +278,8 @@ _PARAMETERS = [*ENGINES, *(pytest.param(name, marks=pytest.mark.long) for name i
 
 @pytest.fixture(params=_PARAMETERS)
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    try:
-        with (ENGINES | MORE)[request.param](tmp_path) as engine:
-            yield engine
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
+    with or_skip(), (ENGINES | MORE)[request.param](tmp_path) as engine:
+        yield engine
 
 
 @pytest.mark.timeout(180)

@@ -13,7 +13,7 @@ from tests.payments.acceptance.line import Line
 from tests.payments.acceptance.sdk import SDKS, Sdk
 from tests.payments.card_network import CardNetwork
 from tests.payments.serving import Serving
-from tests.servers.programs import Unavailable
+from tests.servers.skipping import or_skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 
 def opened(name: str, port: int, api_key: str = LOCAL_KEY) -> Sdk:
-    try:
+    with or_skip():
         return SDKS[name](port, api_key)
-    except Unavailable as unavailable:
-        pytest.skip(str(unavailable))
 
 
 @pytest.fixture(scope="module", params=list(SDKS))
