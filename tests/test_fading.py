@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from oncekey.clock import FakeClock
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.tombstone import answer_left_s
 from oncekey.core.verbs import Find, Scan
-from oncekey.errors import NotKept, StoreUnavailable
+from oncekey.errors import NotKept
 from oncekey.fading import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Fading
 from oncekey.guard import Guard, random_token
 from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
-from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
 from oncekey.sweeper import Sweeper
 from tests.stores.sealed_kit import SECOND, SECRET
+from tests.stores.unreliable import Failing
 from tests.test_expiry import RETENTION_S, World
 
 DUE_S = RETENTION_S + SPAN_S + MARGIN_S
@@ -164,28 +165,16 @@ def test_what_was_listed_and_is_no_tombstone_is_left_alone() -> None:
     assert world.content_of(kept) == ("kept", b"created")
 
 
-class Fails(MemoryStore):
-    """Fails after so many more batches."""
-
-    left = 1_000_000
-
-    def perform(self, verbs: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise StoreUnavailable("no answer")
-        return (yield from super().perform(verbs))
-
-
 @pytest.mark.parametrize("batches", range(8))
 def test_a_store_that_fails_meanwhile_only_delays_it(batches: int) -> None:
     world = Fader()
-    store = world.store = Fails(world.clock)
+    store = world.store = Failing(world.clock)
     calls = world.keys(50)
     for advance in (0.0, DUE_S):
         world.clock.advance(advance)
         store.left = batches
         Sweeper(store).do(world.guard.fading, Line(store))
-        store.left = 1_000_000
+        store.left = math.inf
     for _ in range(3):
         world.chore()
         world.clock.advance(SPAN_S + MARGIN_S)
@@ -280,7 +269,7 @@ def test_who_has_no_tombstones_looks_for_none() -> None:
     world = Fader()
     world.policy = Policy().settled()
     world.keys(1)
-    store = world.store = Fails(world.clock)
+    store = world.store = Failing(world.clock)
     store.left = 0
     world.chore()
 

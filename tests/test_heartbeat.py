@@ -17,26 +17,16 @@ from oncekey.core.op import run
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Find
 from oncekey.decision import Call, Execute, Stored
-from oncekey.errors import LeaseLost, StoreUnavailable
+from oncekey.errors import LeaseLost
 from oncekey.events import Event, Hooks, LeaseWasLost
 from oncekey.guard import Guard
 from oncekey.heartbeat import Heartbeat, Schedule
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
+from tests.stores.unreliable import Failing
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
-
-
-class Failing(MemoryStore):
-    """A store that can be switched off."""
-
-    down = False
-
-    def perform(self, verbs: Any) -> Any:
-        if self.down:
-            raise StoreUnavailable("no answer")
-        return (yield from super().perform(verbs))
 
 
 class World:

@@ -42,6 +42,7 @@ from oncekey.core.record import Record, State
 from oncekey.core.verbs import Find, Insert, Requested, Verb
 from oncekey.recoverer import Ending, Recoverer
 from oncekey.stores.memory import MemoryStore
+from tests.stores.unreliable import Unreachable
 
 END_S_MAX = 20.0
 
@@ -292,18 +293,8 @@ def test_or_the_application_is_asked(world: World, learned: Any, gives: Any) -> 
     assert world.runs == []
 
 
-class Down(MemoryStore):
-    """Cannot be reached."""
-
-    def connect(self) -> Any:
-        raise StoreUnavailable("no route to it", sent=False)
-
-    async def aconnect(self) -> Any:
-        raise StoreUnavailable("no route to it", sent=False)
-
-
 def test_p7_without_a_store_nothing_runs(world: World) -> None:
-    runtime = Runtime(Down())
+    runtime = Runtime(Unreachable())
 
     @once(runtime, key="{x}")
     def pay(x: str) -> None:
@@ -317,7 +308,7 @@ def test_p7_without_a_store_nothing_runs(world: World) -> None:
 
 
 async def test_a_store_that_is_down_for_async_callers(world: World) -> None:
-    async with Runtime(Down()) as runtime:
+    async with Runtime(Unreachable()) as runtime:
 
         @once(runtime, key="{x}", policy=Policy(store_down="run"))
         async def unprotected(x: str) -> Any:

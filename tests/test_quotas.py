@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from oncekey.core.quota import OPERATION
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Count, Find, Insert, Scan, Sweep
 from oncekey.decision import Call, Execute, Refuse, Replay
-from oncekey.errors import Refusal, StoreUnavailable
+from oncekey.errors import Refusal
 from oncekey.guard import Guard
 from oncekey.quotas import READ_S_MAX, READ_S_MIN
 from oncekey.stores.gather import Gatherer
@@ -25,6 +26,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
 from oncekey.sweeper import Sweeper
 from tests.stores.sealed_kit import SECOND, SECRET
+from tests.stores.unreliable import Failing
 
 RETENTION_S = 8192.0
 
@@ -275,24 +277,14 @@ def test_the_store_is_asked_only_with_reason() -> None:
 # ---------------------------------------------------------------------------------- unkindness
 
 
-class Fails(MemoryStore):
-    left = 1_000_000
-
-    def perform(self, verbs: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise StoreUnavailable("no answer")
-        return (yield from super().perform(verbs))
-
-
 @pytest.mark.parametrize("batches", range(5))
 def test_a_store_that_fails_meanwhile_loses_no_count(batches: int) -> None:
-    world = World(Fails, records_max=10)
+    world = World(Failing, records_max=10)
     first, second = world.process(), world.process()
     admitted(first, 9)
     world.store.left = batches
     Sweeper(world.store).do(first.guard.quotas, Line(world.store))  # type: ignore[arg-type]
-    world.store.left = 1_000_000
+    world.store.left = math.inf
     first.chore()
     second.done("one")
     second.chore()

@@ -14,7 +14,7 @@ import pytest
 from oncekey import events
 from oncekey.core.record import State
 from oncekey.core.verbs import Due, Requested
-from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.errors import Misuse
 from oncekey.guard import Execute
 from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
 from oncekey.registry import Orphan
@@ -22,6 +22,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi
 from oncekey.web.recover import AsgiRunner
 from tests.orphans import LEASE_S, TENANT, Shop, nobody, service
+from tests.stores.unreliable import Failing
 
 KINDS = ["asgi", "wsgi"]
 
@@ -426,15 +427,8 @@ async def test_p11_one_that_does_not_end_is_not_waited_for_for_ever(
 async def test_a_store_that_is_down_is_told_once_and_asked_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Down(MemoryStore):
-        down = True
-
-        def perform(self, verbs: Any) -> Any:
-            if self.down:
-                raise StoreUnavailable("no answer")
-            return (yield from super().perform(verbs))
-
-    store = Down()
+    store = Failing()
+    store.down = True
     shopping = service(Shop(), store=store)
     recoverer = shopping.recoverer()
     await recoverer.round()

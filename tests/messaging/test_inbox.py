@@ -37,6 +37,7 @@ from oncekey.messaging import (
 from oncekey.stores.memory import MemoryStore
 from tests.places import PLACES, Place, postgres_place
 from tests.servers.mariadb import mysql_connection
+from tests.stores.unreliable import Unreachable
 
 Handle = Callable[..., Awaitable[Any]]
 
@@ -180,13 +181,8 @@ async def test_what_was_done_is_acknowledged_even_if_its_result_was_not_kept(
     assert world.runs == []
 
 
-class Down(MemoryStore):
-    def connect(self) -> Any:
-        raise StoreUnavailable("no route to it", sent=False)
-
-
 def test_p7_without_a_store_nothing_runs_and_nothing_is_acknowledged(world: World) -> None:
-    with Runtime(Down()) as runtime:
+    with Runtime(Unreachable()) as runtime:
         with pytest.raises(StoreUnavailable):
             Inbox(runtime, name="orders").handle_sync("m1", world.ship)
         unprotected = Inbox(runtime, name="orders", policy=Policy(store_down="run"))
