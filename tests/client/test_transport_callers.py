@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gzip
 import io
 import logging
 from collections.abc import Iterator
@@ -253,6 +254,30 @@ def test_an_answer_that_cannot_be_decoded_is_asked_for_again(
 
     assert session.post(f"{server.url}/orders").json() == {"n": 1}
 
+    assert len(set(server.keys)) == 1
+
+
+@HTTPX
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_with_httpx_an_answer_that_cannot_be_decoded_is_asked_for_again(
+    library: Any, colour: str, server: Scripted
+) -> None:
+    coded = {"content-encoding": "gzip"}
+    server.script = [(201, coded, b"not at all"), (201, coded, gzip.compress(b'{"n": 2}'))]
+
+    async def post() -> Any:
+        transport = retrying(library.AsyncHTTPTransport(), retries=QUICK)
+        async with library.AsyncClient(transport=transport) as client:
+            return await client.post(f"{server.url}/orders")
+
+    if colour == "async":
+        answer = asyncio.run(post())
+    else:
+        with library.Client(transport=retrying(library.HTTPTransport(), retries=QUICK)) as client:
+            answer = client.post(f"{server.url}/orders")
+
+    assert answer.json() == {"n": 2}
+    assert len(server.seen) == 2
     assert len(set(server.keys)) == 1
 
 

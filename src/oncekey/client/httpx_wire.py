@@ -231,23 +231,25 @@ class Exchange:
 
     def _whole(self, response: Any, raw: bytes) -> Reply:
         response.stream = self._library.ByteStream(raw)
-        body = self._decoded(response, raw) if response.status_code >= 400 else b""
-        return Reply(response.status_code, response.headers, body, response)
+        status, body = response.status_code, b""
+        if status >= 400:
+            with contextlib.suppress(self._library.DecodingError):  # its status says enough
+                body = self._decoded(response, raw)
+        elif "content-encoding" in response.headers:
+            self._decoded(response, raw)  # half an answer is none
+        return Reply(status, response.headers, body, response)
 
     def _decoded(self, response: Any, raw: bytes) -> bytes:
-        library = self._library
-        try:
-            made = library.Response(response.status_code, headers=response.headers, content=raw)
-            content: bytes = made.content
-        except library.DecodingError:
-            return b""
+        made = self._library.Response(response.status_code, headers=response.headers, content=raw)
+        content: bytes = made.content
         return content
 
     def _broken(self, error: Exception) -> Broken:
         """What a retry may cure; anything else is raised."""
         library = self._library
+        passing = library.TransportError, library.DecodingError
         refused = library.UnsupportedProtocol, library.LocalProtocolError
-        if isinstance(error, library.TransportError) and not isinstance(error, refused):
+        if isinstance(error, passing) and not isinstance(error, refused):
             return Broken(error)
         raise error
 
