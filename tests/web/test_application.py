@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from flask import Flask
 from starlette.applications import Starlette
+from werkzeug.wrappers import Request, Response
 
 from oncekey import single_tenant
 from oncekey.errors import Misuse
@@ -51,3 +52,11 @@ def test_parts_of_an_application_may_be_given_before() -> None:
 
     given = functools.partial(app, {})
     asgi.IdempotencyMiddleware(given, store="memory://", tenant=single_tenant)
+
+
+def test_what_is_wrapped_is_called_as_its_wrapper_is() -> None:
+    @Request.application
+    def view(request: Request) -> Response:
+        return Response()
+
+    wsgi.IdempotencyMiddleware(view, store="memory://", tenant=single_tenant).close()

@@ -30,7 +30,7 @@ def _takes(app: object, count: int) -> bool:
     if not callable(app):
         return False
     try:
-        inspect.signature(app).bind(*range(count))
+        inspect.signature(app, follow_wrapped=False).bind(*range(count))
     except TypeError:
         return False
     except ValueError:  # written in C
