@@ -245,9 +245,9 @@ ENGINE = (
     Mutant(
         "WSGI: the answer is handed over before it is recorded",
         "web/wsgi.py",
-        "            answer = self._conclude(capture, call, attempt, drive)\n",
-        "            _start(start_response, capture.status, capture.headers)\n"
-        "            answer = self._conclude(capture, call, attempt, drive)\n",
+        "            instead = self.instead = self._conclude()\n",
+        "            _start(self._start_response, self._capture.status, self._capture.headers)\n"
+        "            instead = self.instead = self._conclude()\n",
         WSGI,
         "test_p4_nothing_is_handed_over_before_the_answer_is_recorded",
     ),

@@ -123,9 +123,11 @@ def ask_wsgi(
     path: str = "/orders",
     query: str = "",
     content_type: str = "application/json",
+    written: Any = None,
     **environ: Any,
 ) -> Reply:
-    """One request to a WSGI application."""
+    """One request to a WSGI application. `written` gets what it writes instead of yielding it."""
+    written = [] if written is None else written
     raw = json.dumps(body).encode() if isinstance(body, dict) else body
     variables: dict[str, Any] = {
         "REQUEST_METHOD": method,
@@ -144,11 +146,11 @@ def ask_wsgi(
     def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         reply.status = int(status[:3])
         reply.headers = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]
-        return None
+        return written.append
 
     parts = app(variables, start_response)
     try:
-        reply.body = b"".join(parts)
+        reply.body = b"".join([*written, *parts])
     finally:
         if hasattr(parts, "close"):
             parts.close()

@@ -15,7 +15,7 @@ import oncekey
 from oncekey import Policy, guard
 from oncekey.clock import FakeClock
 from oncekey.core.policy import Verdict
-from oncekey.core.record import State
+from oncekey.core.record import Answer, State
 from oncekey.core.verbs import Count, Scan
 from oncekey.errors import Misuse
 from oncekey.stores.gather import Gatherer
@@ -368,6 +368,44 @@ def test_a_length_that_is_no_number_is_refused(world: World, length: str) -> Non
     refused = ask_wsgi(world.app, "k1", CONTENT_LENGTH=length)
     assert (refused.status, refused.kind) == (400, "malformed-request")
     assert (world.runs, world.stored()) == (0, 0)
+
+
+def test_p11_what_is_written_and_too_large_to_keep_goes_out_as_it_comes() -> None:
+    """An application that writes a gigabyte would have to fit into memory."""
+    world, sent = World(policy=Policy(answer_bytes_max=10)), list[bytes]()
+    seen: list[tuple[int, State]] = []
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        write = start_response("200 OK", [("Content-Type", "text/plain")])
+        for _ in range(5):
+            write(b"x" * 4)
+            seen.append((len(b"".join(sent)), world.states()[0]))
+        return [b"end"]
+
+    world.handler = handler
+    assert ask_wsgi(world.app, "k1", written=sent).body == b"x" * 20 + b"end"
+    assert seen[:2] == [(0, State.RUNNING), (0, State.RUNNING)]
+    assert seen[2:] == [(12, State.COMPLETED), (16, State.COMPLETED), (20, State.COMPLETED)]
+    assert ask_wsgi(world.app, "k1").kind == "answer-not-kept"
+    world.app.close()
+
+
+def test_p2_what_is_written_by_who_lost_its_record_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(policy=Policy(answer_bytes_max=10))
+    monkeypatch.setattr(world.app, "_conclude", lambda *_: Answer(409, (), b"what is recorded"))
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        write = start_response("200 OK", [])
+        write(b"x" * 20)
+        write(b"y" * 20)
+        return [b"end"]
+
+    world.handler = handler
+    reply = ask_wsgi(world.app, "k1")
+    assert (reply.status, reply.body) == (409, b"what is recorded")
+    world.app.close()
 
 
 def test_e25_a_body_over_the_limit_is_refused_before_it_is_read(world: World) -> None:

@@ -9,6 +9,7 @@ before the answer is recorded.
 from __future__ import annotations
 
 import atexit
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -49,6 +50,7 @@ from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
 
 StartResponse = Callable[..., Any]
+Write = Callable[[bytes], Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 Drive = Callable[[Op[Any]], Any]
@@ -201,6 +203,8 @@ class IdempotencyMiddleware:
         if unit is None:
             self.edge.heartbeat.add(attempt)
             attempt.ports = self.edge.runtime.ports_sync()
+        conclude = functools.partial(self._conclude, capture, call, attempt, drive)
+        outlet = _Outlet(capture, start_response, conclude)
         outer, rest = attempts.current_or_none(), None
         attempts.enter(attempt)
         try:
@@ -208,9 +212,8 @@ class IdempotencyMiddleware:
                 settled = self._settle(capture, call, attempt, drive)
                 if settled is not None:
                     return _respond(start_response, settled)
-            rest = _collect(self.app, environ, capture)
-            probe("after_handler")
-            answer = self._conclude(capture, call, attempt, drive)
+            rest = _collect(self.app, environ, capture, outlet.write)
+            outlet.open()
         except BaseException as error:
             if rest is not None:
                 rest.close()
@@ -227,15 +230,9 @@ class IdempotencyMiddleware:
             else:
                 unit.close()
             attempts.leave(outer)
-        if answer is not None:
+        if outlet.instead is not None:
             rest.close()
-            return _respond(start_response, answer)
-        try:
-            _start(start_response, capture.status, capture.headers)
-        except BaseException:  # the server gets nothing that it could close
-            rest.close()
-            raise
-        probe("after_send")
+            return [outlet.instead.body or b""]
         return rest
 
     def _conclude(
@@ -300,6 +297,42 @@ class IdempotencyMiddleware:
         self._gatherer.close()
 
 
+class _Outlet:
+    """Lets an answer go out, once it is known as far as it will be kept: recorded, then begun."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        start_response: StartResponse,
+        conclude: Callable[[], Answer | None],
+    ) -> None:
+        self._capture = capture
+        self._start_response = start_response
+        self._conclude = conclude
+        self._write: Write | None = None
+        """The server's, once it is open."""
+        self.instead: Answer | None = None
+        """What is sent in place of the application's answer."""
+
+    def open(self) -> Write:
+        """Record the answer and begin it, unless that was done."""
+        if self._write is None:
+            probe("after_handler")
+            instead = self.instead = self._conclude()
+            answer = instead or Answer(self._capture.status, tuple(self._capture.headers))
+            write = _start(self._start_response, answer.status, answer.headers)
+            self._write = write if instead is None else _discard
+            probe("after_send")
+        return self._write
+
+    def write(self, part: bytes) -> None:
+        """WSGI's `write`. What is too large to keep is not collected either."""
+        if self._write is not None:
+            self._write(part)
+        elif self._capture.add(part, last=False):
+            self.open()(self._capture.taken())
+
+
 class _Rest:
     """What is left to send: the parts that were collected, then whatever the application still
     has.
@@ -320,29 +353,26 @@ class _Rest:
             close()
 
 
-def _collect(app: App, environ: Environ, capture: Capture) -> _Rest:
-    """Run the application until its answer is known as far as it will be kept."""
+def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Rest:
+    """Run the application until its answer is known as far as it will be kept. `write` is given to
+    it for what it does not yield.
+    """
 
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
         if exc_info and capture.flowing:  # too late for an error page: a beginning was sent
             raise exc_info[1]
-        written.clear()
         lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         capture.start(int(status[:3]), lines)
         capture.matched = environs.matched(environ)  # later the framework may have forgotten
-        return written.append
+        return write
 
-    written: list[bytes] = []
     source = app(environ, start)
     chunks = iter(source)
     try:
         for chunk in chunks:
-            written.append(chunk)
-            known = capture.add(b"".join(written), last=False)
-            written.clear()
-            if known:
+            if capture.add(chunk, last=False):
                 return _Rest(capture, chunks, source)
-        capture.add(b"".join(written), last=True)
+        capture.add(b"", last=True)
     except BaseException:
         _Rest(capture, chunks, source).close()
         raise
@@ -368,13 +398,14 @@ def _marking(start_response: StartResponse) -> StartResponse:
 
 def _start(
     start_response: StartResponse, status: int, headers: Iterable[tuple[bytes, bytes]]
-) -> None:
+) -> Write:
     try:
         reason = HTTPStatus(status).phrase
     except ValueError:
         reason = "Unknown"
     lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
-    start_response(f"{status} {reason}", lines)
+    write: Write = start_response(f"{status} {reason}", lines)
+    return write
 
 
 def _respond(start_response: StartResponse, answer: Answer) -> list[bytes]:
