@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from operator import itemgetter
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +23,7 @@ EXTENSION = "oncekey"
 _NO_LIMITS = dict.fromkeys(("connect", "read", "write", "pool"))
 _SHORTEST_S = 0.001
 """To a socket, no time at all means not to wait for it, which is another error."""
-_ENDLESS = "text/event-stream"
-_value = itemgetter(1)
+_ENDLESS, _CODED = b"text/event-stream", b"content-encoding"
 
 
 @functools.cache
@@ -189,7 +188,8 @@ class Exchange:
 
     def _collect(self, response: Any) -> Reply:
         """A whole answer; or one that is left to the caller to read."""
-        if _is_endless(response):
+        lines = _lines(response)
+        if _ENDLESS in lines and _is_endless(response):
             return self._left_unread(response)
         stream, left_bytes = response.stream, self._sender.answer_bytes_max
         chunks, coming = [], iter(stream)
@@ -203,10 +203,11 @@ class Exchange:
                 stream.close()
                 raise self._late()
         stream.close()
-        return self._whole(response, b"".join(chunks))
+        return self._whole(response, b"".join(chunks), _CODED in lines)
 
     async def _collect_async(self, response: Any) -> Reply:
-        if _is_endless(response):
+        lines = _lines(response)
+        if _ENDLESS in lines and _is_endless(response):
             return self._left_unread(response)
         stream, left_bytes = response.stream, self._sender.answer_bytes_max
         chunks, coming = [], aiter(stream)
@@ -220,7 +221,7 @@ class Exchange:
                 await stream.aclose()
                 raise self._late()
         await stream.aclose()
-        return self._whole(response, b"".join(chunks))
+        return self._whole(response, b"".join(chunks), _CODED in lines)
 
     def _left_unread(self, response: Any) -> Reply:
         """Whoever reads it takes the time that the caller gives it: its delivery is over."""
@@ -229,13 +230,13 @@ class Exchange:
             limits.lift(self._request.extensions.get("timeout") or {})
         return Reply(response.status_code, response.headers, b"", response)
 
-    def _whole(self, response: Any, raw: bytes) -> Reply:
+    def _whole(self, response: Any, raw: bytes, is_coded: bool) -> Reply:
         response.stream = self._library.ByteStream(raw)
         status, body = response.status_code, b""
         if status >= 400:
             with contextlib.suppress(self._library.DecodingError):  # its status says enough
                 body = self._decoded(response, raw)
-        elif "content-encoding" in response.headers:
+        elif is_coded:
             self._decoded(response, raw)  # half an answer is none
         return Reply(status, response.headers, body, response)
 
@@ -289,12 +290,14 @@ def _within(seconds: float) -> asyncio.Timeout | contextlib.nullcontext[None]:
     return asyncio.timeout(seconds)
 
 
+def _lines(response: Any) -> bytes:
+    """All headers at once: what is looked for there is most often in none of them."""
+    return b" ".join(chain.from_iterable(response.headers.raw)).lower()
+
+
 def _is_endless(response: Any) -> bool:
-    """Asked for all headers at once: most often it is in none of them."""
-    values = b" ".join(map(_value, response.headers.raw))
-    if _ENDLESS.encode() not in values.lower():
-        return False
-    return bool(response.headers.get("content-type", "").lower().startswith(_ENDLESS))
+    kind: str = response.headers.get("content-type", "")
+    return kind.lower().startswith(_ENDLESS.decode())
 
 
 def _stream(base: Any, stream: Any, chunks: list[bytes], coming: Any) -> Any:
