@@ -22,27 +22,10 @@ from oncekey.core.profiles import (
 from oncekey.core.record import Answer
 from oncekey.core.shapes import Shaped
 from oncekey.errors import Misuse
+from tests.core.rendering import RETRYABLE, body, header, refusal
 
-RETRYABLE = {Kind.IN_FLIGHT, Kind.NEWER_RECORD, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED}
 SECRET = "key-that-nobody-may-see"
 UUID = "8E03978E-40d5-43e8-bc93-6894a57f9324"
-
-
-def refusal(kind: Kind, name: str | Profile) -> Answer:
-    retryable = kind in RETRYABLE
-    problem = Problem(kind, "Details.", retryable, retry_after_s=1.5 if retryable else None)
-    return render(problem, profile(name))
-
-
-def body(answer: Answer) -> Any:
-    assert answer.body is not None
-    return json.loads(answer.body)
-
-
-def header(answer: Answer, name: bytes) -> bytes | None:
-    found = [value for each, value in answer.headers if each == name]
-    assert len(found) <= 1, f"{name!r} stands there more than once"
-    return found[0] if found else None
 
 
 # ---------------------------------------------------------------------------- the table

@@ -1,39 +1,12 @@
 """What refusals look like under each profile, and what official clients make of them."""
 
-import json
-from typing import Any
-
 import pytest
 
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import PROFILES, Profile, profile, render
+from oncekey.core.problem import Kind
+from oncekey.core.profiles import PROFILES
 from oncekey.core.record import Answer
 from oncekey.core.shapes import SHAPES
-
-RETRYABLE = {
-    Kind.IN_FLIGHT,
-    Kind.NEWER_RECORD,
-    Kind.OVER_QUOTA,
-    Kind.STORE_UNAVAILABLE,
-    Kind.UNSETTLED,
-}
-
-
-def refusal(kind: Kind, name: str | Profile) -> Answer:
-    retryable = kind in RETRYABLE
-    problem = Problem(kind, "Details.", retryable, retry_after_s=1.5 if retryable else None)
-    return render(problem, profile(name))
-
-
-def body(answer: Answer) -> Any:
-    assert answer.body is not None
-    return json.loads(answer.body)
-
-
-def header(answer: Answer, name: bytes) -> bytes | None:
-    found = [value for each, value in answer.headers if each == name]
-    assert len(found) <= 1, f"{name!r} stands there more than once"
-    return found[0] if found else None
+from tests.core.rendering import RETRYABLE, body, header, refusal
 
 
 def test_the_draft_links_its_documentation() -> None:

@@ -24,8 +24,8 @@ from payments.limits import (
 from tests.payments.api import Api
 from tests.payments.gated import rates
 from tests.servers.process import free_port
-from tests.servers.programs import Unavailable
 from tests.servers.redis import start_redis
+from tests.servers.skipping import or_skip
 
 pytestmark = pytest.mark.anyio
 
@@ -178,10 +178,8 @@ async def test_while_redis_is_down_each_process_limits_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody is refused for it, and nobody is unlimited; it is said once, and once when it ends."""
-    try:
+    with or_skip():
         server = start_redis()
-    except Unavailable as missing:
-        pytest.skip(str(missing))
     now = clock.monotonic()
     monkeypatch.setattr(clock, "monotonic", lambda: now)
     caplog.set_level(logging.WARNING, "payments")

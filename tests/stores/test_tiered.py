@@ -43,7 +43,7 @@ from oncekey.testing.contract import (
     SweepContract,
     WatchContract,
 )
-from oncekey.testing.contract.subject import ANSWER, FACES, timeless
+from oncekey.testing.contract.subject import ANSWER, FACES, Face, timeless
 from tests.servers import start_redis
 from tests.servers.process import free_port
 from tests.stores.sealed_kit import SECRET
@@ -457,40 +457,45 @@ def test_while_the_cache_cannot_be_told_nothing_is_purged(
     assert case.find(record.id).answer == ANSWER
 
 
+SECOND = replace(ANSWER, body=b"second")
+
+
+@contextlib.contextmanager
+def _with_a_late_copy(case: Case, tiers: Tiers, face: Any) -> Iterator[tuple[Record, Face]]:
+    """A completed record, and another process that holds a copy of it, not written yet."""
+    record = _cached(case, tiers)
+    with contextlib.closing(face(tiers.store())) as beside:
+        tiers.client.delete(tiers.entry(record))
+        beside.ask(Insert(case.rival(record)))
+        yield record, beside
+
+
 def test_p3_what_runs_again_although_it_completed_is_not_replayed(
     case: Case, tiers: Tiers, face: Any
 ) -> None:
     """Kept under another schema version, and the policy says: run it again."""
-    record = _cached(case, tiers)
-    second = replace(ANSWER, body=b"second")
-    with contextlib.closing(face(tiers.store())) as beside:
-        tiers.client.delete(tiers.entry(record))
-        beside.ask(Insert(case.rival(record)))  # somebody holds an old copy, not written yet
+    with _with_a_late_copy(case, tiers, face) as (record, beside):
         again = case.done(_run_anew(case, record))
-        beside.ask(Insert(case.claim()))  # … now it is
+        beside.ask(Insert(case.claim()))  # its copy is written now
         running = case.ask(Insert(case.rival(record)))
         assert running.record.state is State.RUNNING
-        again = case.done(case.complete(again, second))
+        again = case.done(case.complete(again, SECOND))
         for asked in (case.ask, beside.ask):
-            assert asked(Insert(case.rival(record))).record.answer == second
+            assert asked(Insert(case.rival(record))).record.answer == SECOND
 
 
 def test_p3_a_copy_that_waited_until_the_stop_was_over_is_not_written(
     case: Case, tiers: Tiers, face: Any
 ) -> None:
     """A process that asks for nothing in between takes its copies along much later."""
-    record = _cached(case, tiers)
-    second = replace(ANSWER, body=b"second")
-    with contextlib.closing(face(tiers.store())) as beside:
-        tiers.client.delete(tiers.entry(record))
-        beside.ask(Insert(case.rival(record)))  # holds an old copy
+    with _with_a_late_copy(case, tiers, face) as (record, beside):
         again = case.done(_run_anew(case, record))
-        case.done(case.complete(again, second))
+        case.done(case.complete(again, SECOND))
         tiers.elapse(STOP_S + 1)
         tiers.client.delete(tiers.entry(record))  # the stop, whose time was up
         for _ in range(2):
             beside.ask(Insert(case.claim()))
-            assert beside.ask(Insert(case.rival(record))).record.answer == second
+            assert beside.ask(Insert(case.rival(record))).record.answer == SECOND
 
 
 def test_threads_that_ask_at_once_share_what_waits(case: Case, tiers: Tiers) -> None:

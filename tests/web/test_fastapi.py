@@ -107,6 +107,19 @@ def ordering(**settings: Any) -> World:
     return world
 
 
+def stopping(world: World) -> tuple[asyncio.Event, asyncio.Event]:
+    """An endpoint that stops in the middle; what is set when it is there, and lets it go on."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    @world.router.post("/orders")
+    async def slow() -> dict[str, int]:
+        entered.set()
+        await leave.wait()
+        return {"run": world.run()}
+
+    return entered, leave
+
+
 # -------------------------------------------------------------------------------- the main road
 
 
@@ -146,14 +159,8 @@ async def test_a_required_key_is_asked_for_after_who_asks_and_what_is_valid() ->
 
 
 async def test_e31_a_duplicate_in_flight_is_refused() -> None:
-    world, entered, leave = World(), asyncio.Event(), asyncio.Event()
-
-    @world.router.post("/orders")
-    async def slow() -> dict[str, int]:
-        entered.set()
-        await leave.wait()
-        return {"run": world.run()}
-
+    world = World()
+    entered, leave = stopping(world)
     first = asyncio.create_task(world.ask("k1"))
     await entered.wait()
     refused = await world.ask("k1")
@@ -559,14 +566,8 @@ async def test_what_dependencies_leave_in_the_state_is_seen_outside() -> None:
 
 
 async def test_e35_a_client_that_hangs_up_stops_nothing() -> None:
-    world, entered, leave = World(), asyncio.Event(), asyncio.Event()
-
-    @world.router.post("/orders")
-    async def slow() -> dict[str, int]:
-        entered.set()
-        await leave.wait()
-        return {"run": world.run()}
-
+    world = World()
+    entered, leave = stopping(world)
     first = asyncio.create_task(world.ask("k1"))
     await entered.wait()
     first.cancel()
