@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 
-from payments.gate import App, Receive, Scope, Send
+import oncekey
+from payments.gate import App, Receive, Scope, Send, refuse
 from payments.limits import READS
 
 FOR_LOOKING = 0.25
-"""The part of the threads that only those who look may use."""
+"""The part of the threads that is left to others."""
+PLACE_S_MAX = 10.0
+"""How long one waits for a place."""
 
 
 class Room:
-    """Lets at most the other threads' worth of changes run at once; the rest wait their turn,
-    without a thread.
+    """Lets at most the other threads' worth of changes run at once. The rest wait their turn,
+    without a thread, and not for ever.
+
+    Who is in oncekey's own transaction asks no network, and does not wait: on SQLite all who write
+    would wait for it, also those whose places it waits for.
     """
 
     def __init__(self, app: App, threads_max: int) -> None:
@@ -25,8 +31,25 @@ class Room:
         self._places = asyncio.Semaphore(max(1, int(threads_max * (1 - FOR_LOOKING))))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in READS:
+        if scope["type"] != "http" or scope["method"] in READS or _in_transaction():
             await self._app(scope, receive, send)
-        else:
-            async with self._places:
-                await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(PLACE_S_MAX):
+                await self._places.acquire()
+        except TimeoutError:
+            message = (
+                "Too many requests wait for the card network. Retry with the same Idempotency-Key: "
+                "what was begun is continued, not repeated."
+            )
+            await refuse(send, 503, message, type="api_error")
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._places.release()
+
+
+def _in_transaction() -> bool:
+    attempt = oncekey.current_or_none()
+    return attempt is not None and attempt.connection is not None

@@ -1,23 +1,56 @@
+"""What waits for the card network keeps nobody from doing what does not need it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.payments.api import serving
+from tests.payments.api import Api, serving
 from tests.payments.test_races import Together
 
 pytestmark = pytest.mark.slow
 
 CHARGE = {"amount": 900, "currency": "eur", "source": "tok_visa"}
+PLACES = 3
+
+
+@contextmanager
+def crowded(data: Path, charges: int) -> Iterator[tuple[Api, Together]]:
+    """So many charges of which three wait for the network, and the others for a place."""
+    with serving(data, threads_max=4) as api:
+        together = Together()
+        with api.network.held_up():
+            for number in range(charges):
+                together.start(api.post, "charges", CHARGE, f"key-{number}")
+            api.network.until_asked(PLACES)
+            yield api, together
+        together.statuses()
 
 
 def test_who_looks_is_answered_while_charges_wait_for_the_network(tmp_path: Path) -> None:
-    with serving(tmp_path, threads_max=4) as api:
-        together = Together()
-        with api.network.held_up():
-            for number in range(8):
-                together.start(api.post, "charges", CHARGE, f"key-{number}")
-            api.network.until_asked(3)  # all that may; the others wait without a thread
-            [newest, *_] = api.get("charges").json()["data"]
-            assert newest["status"] == "pending"
-        assert together.statuses() == [200] * 8
-        assert len(api.network.rows("capture")) == 8
+    with crowded(tmp_path, 8) as (api, together):
+        [newest, *_] = api.get("charges").json()["data"]
+        assert newest["status"] == "pending"
+    assert together.statuses() == [200] * 8
+    assert len(api.network.rows("capture")) == 8
+
+
+def test_so_is_who_only_writes_rows(tmp_path: Path) -> None:
+    """It would wait in a transaction, and all who write on SQLite for it."""
+    with crowded(tmp_path, PLACES + 1) as (api, together):
+        for name in ("Ada", "Grace"):
+            assert api.made("customers", {"name": name})["name"] == name
+    assert together.statuses() == [200] * (PLACES + 1)
+
+
+def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with crowded(tmp_path, PLACES) as (api, together):
+        monkeypatch.setattr("payments.room.PLACE_S_MAX", 0.01)
+        full = api.post("charges", CHARGE, "late")
+        assert (full.status_code, full.json()["error"]["type"]) == (503, "api_error")
+        assert full.headers["request-id"].startswith("req_")
+    assert together.statuses() == [200] * PLACES
+    monkeypatch.undo()
+    with serving(tmp_path) as api:
+        assert api.post("charges", CHARGE, "late").status_code == 200
