@@ -174,6 +174,13 @@ def test_p9_a_commit_that_happened_unheard_is_found(script: Script) -> None:
     assert isinstance(finished, Stored)
 
 
+def test_rows_that_cannot_be_written_fail_their_handler_at_once(script: Script) -> None:
+    attempt = script.begun()
+    with pytest.raises(LookupError, match="no such customer"):
+        script.conclude(attempt, Verdict.KEEP, LookupError("no such customer"))
+    assert _kinds(script.asked) == [Flush]
+
+
 def test_whoever_is_cancelled_while_it_waits_makes_room_for_others(script: Script) -> None:
     policy = dataclasses.replace(POLICY, in_flight="wait", waiters_per_key_max=1)
     begin = script.guard.begin(CALL, policy, script.claim)  # held here: it is not collected

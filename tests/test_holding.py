@@ -10,13 +10,13 @@ import pytest
 
 from oncekey.clock import FakeClock
 from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import run
+from oncekey.core.op import Pause, run
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import Find, Insert, Steps, Swap, Verb
 from oncekey.core.versions import Versions
-from oncekey.decision import Call, Decision, Execute, Finished, Refuse, Replay, Stored
+from oncekey.decision import Call, Decision, Execute, Finished, Refuse, Replay, Stored, Unstored
 from oncekey.errors import TooLong
 from oncekey.guard import Guard
 from oncekey.stores.gather import Gatherer
@@ -280,3 +280,47 @@ def test_a_store_that_takes_nothing_is_not_asked_again_and_again() -> None:
     world.asked.clear()
     assert kind(process.conclude(running, OLD, Verdict.KEEP)) is Kind.STORE_UNAVAILABLE
     assert [type(verb) for verb in world.asked] == [Swap] * 3
+
+
+# ------------------------------------------------------------------------- what nobody foresaw
+
+
+class Odd(MemoryStore):
+    """Its driver fails at so many completions, by an error of its own."""
+
+    fails = 0
+
+    def perform(self, verbs: Any) -> Any:
+        if any(isinstance(verb, Swap) for verb in verbs) and self.fails:
+            self.fails -= 1
+            raise KeyError("what was to be kept")
+        return super().perform(verbs)
+
+
+def test_a_completion_that_fails_as_nobody_foresaw_is_repeated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world, store = World(), Odd()
+    store.fails, world.gatherer = 2, Gatherer(store)
+    process = world.process(3)
+    assert isinstance(process.complete(OLD), Stored)
+    assert isinstance(process.begin(), Replay)
+    assert "POST /orders: what it did is not kept yet: the store raised KeyError" in caplog.text
+    assert "what was to be kept" not in caplog.text
+
+
+@pytest.mark.parametrize("recovery", ["rerun", "block"])
+def test_one_that_goes_on_failing_is_told_as_an_outage(recovery: Any) -> None:
+    world, store = World(), Odd()
+    process = world.process(3, recovery=recovery)
+    world.gatherer = Gatherer(store)
+    running = process.execute()
+    store.fails = 1_000
+    world.ask = lambda question: (  # type: ignore[method-assign]
+        world.clock.advance(5) if type(question) is Pause else world.gatherer.ask(question)
+    )
+    ended = process.conclude(running, OLD, Verdict.KEEP)
+    if recovery == "block":
+        assert isinstance(ended, Unstored)
+    else:
+        assert kind(ended) is Kind.STORE_UNAVAILABLE

@@ -6,6 +6,7 @@ again: the store recognises an attempt by its token, so asking twice is as good 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,12 @@ from oncekey.core import lifecycle
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
 from oncekey.core.op import Op, Pause
+from oncekey.core.printable import printable
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import AppendStep, Done, Refused, Swap, Verb
-from oncekey.errors import StoreUnavailable, StoreUnfit, TooLong
+from oncekey.errors import OncekeyError, StoreUnavailable, StoreUnfit, TooLong
+
+_log = logging.getLogger("oncekey")
 
 PATIENCE_S = 5.0
 """How long a request repeats a question that the store does not answer, before the handler ran."""
@@ -95,7 +99,7 @@ class Asking:
         while True:
             asked = self._clock.monotonic()
             try:
-                outcome = yield verb
+                outcome = yield from self._ask_to_keep(verb, attempt)
             except TooLong:
                 raise
             except (
@@ -111,6 +115,20 @@ class Asking:
             else:
                 self._note(verb, attempt, asked, None)
                 return _recognise(verb, outcome) if isinstance(verb, Swap) else outcome
+
+    def _ask_to_keep(self, verb: Verb, attempt: Attempt) -> Op[Any]:
+        """Ask. What a driver raises that nobody foresaw is no answer either: what was done is to be
+        kept, and what fails while a database is changed succeeds when that is over.
+        """
+        try:
+            return (yield verb)
+        except OncekeyError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__  # and not its text, which may quote what was to be kept
+            operation = printable(attempt.operation)
+            _log.warning("%s: what it did is not kept yet: the store raised %s", operation, kind)
+            raise StoreUnavailable(kind, sent=True) from error
 
     # --------------------------------------------------------------------------------- telling
 

@@ -109,7 +109,7 @@ class Work:
         self._take: Swap | None = None
         self._in_doubt = False
         self._undone: Undone | None = None
-        self._final: StoreUnavailable | None = None
+        self._final: Exception | None = None
         """What the engine must not repeat."""
 
     def drive(self, op: Op[T]) -> Op[T | Finished]:
@@ -260,7 +260,7 @@ class Work:
             return (yield from self._give_up(swap))
         if not self._open:  # it was refused before, and by what was not heard
             return (yield from self._refused())
-        yield Flush()
+        yield from self._flush()
         try:
             fence = yield from self._write(swap)
         except (StoreError, Misuse) as error:
@@ -279,6 +279,14 @@ class Work:
             raise
         probe("after_commit")
         return Done(fence)
+
+    def _flush(self) -> Op[None]:
+        """What fails here is the handler's own, which has failed with it."""
+        try:
+            yield Flush()
+        except Exception as error:
+            self._final = error
+            raise
 
     def _give_up(self, swap: Swap) -> Op[Done | Refused]:
         """Of an attempt that was taken over nobody knows the outcome: what this one wrote does not
