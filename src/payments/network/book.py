@@ -93,8 +93,8 @@ def checked(kind: str, said: object) -> Fields:
         value = said[name]
         if type(value) is not kind_of:
             raise Refused(400, name, f"{name} must be {kind_of.__name__}.")
-        if isinstance(value, str) and not 1 <= len(value) <= TEXT_CHARS_MAX:
-            raise Refused(400, name, f"{name} must have 1 to {TEXT_CHARS_MAX} characters.")
+        if isinstance(value, str) and not (value.isascii() and 1 <= len(value) <= TEXT_CHARS_MAX):
+            raise Refused(400, name, f"{name} must have 1 to {TEXT_CHARS_MAX} ASCII characters.")
     if not 1 <= said.get("amount", 1) <= AMOUNT_MAX:
         raise Refused(400, "amount", f"amount must be 1 to {AMOUNT_MAX}, in minor units.")
     return said

@@ -34,6 +34,7 @@ from payments.network.faults import FAULTS, SLOW_S, Armed, Fault, Unknown
 CRASH_STATUS = 70
 BODY_BYTES_MAX = 65_536
 PAGE_MAX = 1000
+NUMBER_MAX = 2**63 - 1
 KEEP_ALIVE_S = 60
 HOSTS = ["127.0.0.1", "localhost"]
 
@@ -112,7 +113,7 @@ class CardNetwork:
             after, limit = int(query.get("after", 0)), int(query.get("limit", 100))
         except ValueError:
             return _error(400, "query", "after and limit are whole numbers.")
-        limit = max(1, min(limit, PAGE_MAX))
+        after, limit = max(0, min(after, NUMBER_MAX)), max(1, min(limit, PAGE_MAX))
         return JSONResponse({"data": self._book.transactions(after, limit, query.get("reference"))})
 
     async def _tally(self, request: Request) -> Response:
@@ -185,7 +186,7 @@ async def _body(request: Request) -> Fields:
             raise Refused(413, "body", f"At most {BODY_BYTES_MAX} bytes.")
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Refused(400, "body", "The body must be JSON.") from None
     if not isinstance(said, dict):
         raise Refused(400, "body", "The body must be a JSON object.")

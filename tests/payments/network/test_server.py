@@ -143,7 +143,9 @@ def test_what_is_voided_cannot_be_captured(client: Network, ch: str) -> None:
         ("/voids", b'{"authorisation": "ntx_none", "reference": "x"}', 404),
         ("/refunds", b'{"authorisation": "a", "reference": "x", "amount": 0}', 400),
         ("/refunds", b'{"authorisation": "a", "reference": "x", "amount": true}', 400),
+        ("/voids", b'{"authorisation": "a", "reference": "\\ud800"}', 400),
         ("/voids", b" " * 70_000, 413),
+        ("/voids", b"[" * 60_000, 400),
         ("/faults", b'{"fault": "flood"}', 400),
         ("/faults", b'{"fault": "slow", "times": -1}', 400),
         ("/faults", b'{"fault": "slow", "times": "1"}', 400),
@@ -158,6 +160,12 @@ def test_bad_input_is_told_and_changes_nothing(
     assert answer.status_code == status
     assert answer.json()["error"]["message"]
     assert (list(client.transactions()), client.faults()) == (before, armed)
+
+
+@pytest.mark.parametrize(("after", "status"), [("9" * 30, 200), ("-9", 200), ("9" * 5000, 400)])
+def test_a_page_of_the_book_begins_anywhere(network: CardNetwork, after: str, status: int) -> None:
+    url = f"{network.url}/transactions?after={after}"
+    assert httpx2.get(url, trust_env=False).status_code == status
 
 
 def test_a_request_without_a_key_is_refused(network: CardNetwork) -> None:
