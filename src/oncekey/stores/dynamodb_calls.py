@@ -1,4 +1,4 @@
-"""What is asked of DynamoDB, and what it answers, as values. Pure: `dynamodb.py` asks."""
+"""What is asked of DynamoDB, and what it answers, as values. Pure."""
 
 from __future__ import annotations
 

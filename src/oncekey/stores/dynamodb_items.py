@@ -1,4 +1,4 @@
-"""Records as items of a DynamoDB table, and what is asked of it. Pure: `dynamodb.py` asks.
+"""Records as items of a DynamoDB table, and what is asked of it. Pure.
 
 A record is one item, so that a claim, a completion and a replay are one conditional write each. Its
 partition key is the record id; the sort key tells its parts:

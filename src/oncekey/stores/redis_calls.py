@@ -1,4 +1,4 @@
-"""Verbs as script calls for Redis, and replies as outcomes. Pure: `redis.py` sends and receives.
+"""Verbs as script calls for Redis, and replies as outcomes. Pure.
 
 The scripts are `schema/redis/*.lua`, one for each verb that names a record. Numbers travel as
 decimal integers, times and fences in microseconds; content as bytes that no script looks into.

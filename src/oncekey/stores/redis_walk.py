@@ -1,4 +1,4 @@
-"""Verbs that name no record, on Redis: a walk over the keys with SCAN. Pure: `redis.py` asks.
+"""Verbs that name no record, on Redis: a walk over the keys with SCAN. Pure.
 
 There is no index. A claim and a completion are one script call on one key, which any cluster can
 route; an index of deadlines or tenants would be a second key on some other node, or one key that
