@@ -50,6 +50,25 @@ def test_who_is_not_let_in_keeps_the_key(node: Node, status: int) -> None:
     assert [ending["status"] for ending in seen["endings"]] == [status, 201]
 
 
+@pytest.mark.parametrize("status", [404, 405, 413, 415, 421])
+def test_what_is_not_found_there_any_more_keeps_the_key(node: Node, status: int) -> None:
+    """As while a release is taken back: an earlier attempt, of a page before a reload too, may have
+    been carried out. Where there was none, it is an answer.
+    """
+    away = {"kind": "status", "status": status}
+    seen = told(node, [PAY, PAY, PAY], faults=[LOST, away, away, DONE])
+
+    assert len(set(keys(seen))) == 1
+    assert [ending["status"] for ending in seen["endings"]] == [status, status, 201]
+
+    alone = told(node, [PAY, PAY], faults=[away, DONE])
+    assert len(set(keys(alone))) == 2
+
+    kept = {**away, "headers": {"idempotent-replayed": "true"}}
+    replayed = told(node, [PAY, PAY], faults=[LOST, kept, DONE])
+    assert len(set(keys(replayed))) == 2
+
+
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
 def test_what_is_not_to_be_retried_and_not_known_keeps_the_key(node: Node, status: int) -> None:
     """The server says not to come back; it does not say that nothing was carried out."""

@@ -233,11 +233,13 @@ export class Client {
     }
     signal?.throwIfAborted();
     const origin = new URL(request.url).origin;
-    const mine = key ?? given ?? newKey(this.#world);
+    const brought = key ?? given;
+    const mine = brought ?? newKey(this.#world);
     if (!KEY.test(mine)) throw new TypeError("a key has 1 to 255 visible ASCII characters");
     const begun = await this.#intents.begin(intent, mine, origin, note);
     const call = await this.#prepared(request, init.body, begun, intent);
-    const ended = await this.#deliver(call, signal);
+    const isNew = brought === undefined && begun.key === mine;
+    const ended = await this.#deliver(call, signal, isNew);
     if (intent !== undefined) {
       await anyway(() => this.#intents.learn(origin, ended.answer));
       if (settle && ended.verdict.settled) await anyway(() => this.settle(intent, begun.key));
@@ -329,9 +331,10 @@ export class Client {
    *
    * @param {Call} call
    * @param {AbortSignal | null | undefined} signal
+   * @param {boolean} isNew Nothing was sent under its key before.
    * @returns {Promise<Ended>}
    */
-  async #deliver(call, signal) {
+  async #deliver(call, signal, isNew) {
     const deadline = this.#world.now() + this.#retries.budgetS;
     this.#buckets.earn(call.host, this.#world.now());
     /** @type {Ended} */
@@ -349,7 +352,8 @@ export class Client {
       const answer = await this.#attempt(call, deadline - sent, signal);
       signal?.throwIfAborted();
       const now = this.#world.now();
-      const verdict = judge(answer, this.#profile, this.#world.wall());
+      const first = isNew && attempt === 1;
+      const verdict = judge(answer, this.#profile, this.#world.wall(), first);
       const after = this.#after(call, attempt, verdict, now, deadline);
       const gaveUp = typeof after === "string" ? after : null;
       const retryInS = typeof after === "number" ? after : null;
@@ -552,6 +556,8 @@ const BEYOND_RETRY = new Set([
 ]);
 /** Who asks, and how often, was judged before what is asked: an earlier attempt may have been carried out. */
 const NOT_LET_IN = new Set([401, 403, 407, ...PASSING_STATUSES]);
+/** Nothing there takes what is asked, as while a release is taken back: the same, where it was sent before. */
+const NOT_THERE = new Set([404, 405, 413, 415, 421]);
 
 /**
  * What to do now.
@@ -559,9 +565,10 @@ const NOT_LET_IN = new Set([401, 403, 407, ...PASSING_STATUSES]);
  * @param {Answer} answer
  * @param {Profile} profile
  * @param {number} wall Seconds since 1970.
+ * @param {boolean} [first] Nothing was sent under this key before.
  * @returns {Verdict}
  */
-export function judge(answer, profile, wall) {
+export function judge(answer, profile, wall, first = true) {
   if ("error" in answer) return AGAIN;
   const { status, headers } = answer.response;
   if (status < 400) return { again: false, settled: status >= 200 };
@@ -569,7 +576,8 @@ export function judge(answer, profile, wall) {
   const kind = kindOf(said, status, profile);
   if (kind === "mismatch") return { again: false, settled: false, mismatch: mismatchOf(said) };
   if (replayed(headers) || !passing(status, headers, said, kind, profile)) {
-    const nobodyKnows = BEYOND_RETRY.has(kind ?? "") || (status >= 500 && !replayed(headers));
+    const passedBy = status >= 500 || (NOT_THERE.has(status) && !first);
+    const nobodyKnows = BEYOND_RETRY.has(kind ?? "") || (passedBy && !replayed(headers));
     return { again: false, settled: !NOT_LET_IN.has(status) && !nobodyKnows };
   }
   const asked = headers.get("retry-after");
