@@ -20,6 +20,7 @@ from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import Find, Found, Insert, Peek, Refused, Swap, Verb, When
 from oncekey.decision import Bypass, Call, Execute, Refuse, Replay
 from oncekey.errors import StoreUnavailable
+from oncekey.events import Event, Hooks, OutcomeUnknown
 from oncekey.guard import Guard
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
@@ -147,8 +148,10 @@ def test_a_lost_claim_is_forgotten_without_effect(world: World) -> None:
     """P7"""
     claim = world.guard.claim(CALL, world.policy)
     world.ask(Insert(claim))
+    world.asked.clear()
     world.drive(world.guard.forget(claim))
 
+    assert [type(verb) for verb in world.asked] == [Find, Swap], "one that was found is found"
     assert (world.found().state, world.found().no_effect) == (State.RELEASED, True)
 
 
@@ -347,3 +350,27 @@ def test_whoever_was_taken_over_does_not_say_that_nobody_knows(world: World) -> 
     world.drive(world.guard.finish(other, Answer(201, (), b"paid"), CALL))
     ended = world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL))
     assert isinstance(ended, Replay)
+
+
+def test_p2_who_completed_in_vain_answers_from_what_another_recorded(world: World) -> None:
+    """Its transaction was rolled back: what it wrote there counts for nothing."""
+    overtaken = world.execute().attempt
+    overtaken.recorded = Answer(201, (), b"rolled back")
+    world.clock.advance(LEASE_S)
+    world.drive(world.guard.finish(world.execute().attempt, Answer(201, (), b"paid"), CALL))
+
+    ended = world.drive(world.guard.conclude(overtaken, Verdict.KEEP, overtaken.recorded, CALL))
+    assert isinstance(ended, Replay)
+    assert ended.answer.body == b"paid"
+    assert overtaken.lost
+
+
+def test_somebody_is_told_of_what_was_given_up(world: World) -> None:
+    heard: list[Event] = []
+    world.guard = Guard(clock=world.clock, hooks=Hooks([heard.append]))
+    doubtful = world.execute().attempt
+    doubtful.doubted = True
+    world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL))
+
+    [told] = [event for event in heard if isinstance(event, OutcomeUnknown)]
+    assert (told.operation, told.attempt, told.lapses) == ("POST /orders", 1, 0)

@@ -154,6 +154,17 @@ def test_what_was_not_come_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert "ends without the steps 'b'" in caplog.text
 
 
+def test_of_an_attempt_that_came_to_every_step_nothing_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.attempt().step_sync("a", lambda: 1)
+    second = world.attempt()
+    second.step_sync("a", lambda: 1)
+    run(world.guard.conclude(second, Verdict.KEEP, Answer(201), CALL), world.ask)
+    assert not caplog.text
+
+
 # -------------------------------------------------------------------------- at most once
 
 
