@@ -212,6 +212,7 @@ POSTGRES: dict[str, tuple[str, Open]] = {
 SQLITE: dict[str, tuple[str, Open]] = {
     "sqlite3": ("asgi", by_sqlite),
     "sqlite3 in threads": ("wsgi", by_sqlite),
+    "Connection on sqlite3": ("wsgi", _sqlalchemy(session=False)),
     "Session on sqlite3": ("wsgi", _sqlalchemy(session=True)),
     "Session on sqlite3 in a loop": ("asgi", _sqlalchemy(session=True)),
     "Django on sqlite3": ("wsgi", by_django),

@@ -7,9 +7,11 @@ from typing import Any
 
 import asyncpg
 import pytest
+from django.db import connections
+from sqlalchemy import create_engine
 
 import oncekey
-from oncekey import Policy, atomic, single_tenant
+from oncekey import Policy, atomic, migrate, open_store, single_tenant
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, wsgi
@@ -57,6 +59,23 @@ async def test_wrong_combinations_are_refused_at_the_start(name: str, tmp_path: 
         asgi.IdempotencyMiddleware(
             app, store=store, tenant=single_tenant, policy=policy, atomic=adapter
         )
+
+
+@pytest.mark.parametrize("name", ["SQLAlchemy", "Django"])
+def test_another_file_of_sqlite_is_found_out_each_time(name: str, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    engine = create_engine(other)
+    adapter: Any = (
+        atomic.SQLAlchemy(engine) if name == "SQLAlchemy" else atomic.Django(django_alias(other))
+    )
+    store = open_store(f"sqlite:///{tmp_path}/keys.db")
+    for each in (store, other):  # both have the tables: only their names tell them apart
+        migrate(each)
+    for _ in range(2):
+        with pytest.raises(Misuse, match="they commit together only in one file"):
+            adapter.begin(store, bytes(32), 1.0)
+    engine.dispose()
+    connections.close_all()
 
 
 async def test_an_async_adapter_is_refused_under_wsgi(postgres_url: str) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncekey import probes
 from oncekey.atomic import unit
+from oncekey.atomic.exclusive import Exclusive, Overdue
 from tests.atomic_shop import Opener, leased, new_key, opener
 
 __all__ = ["opener"]
@@ -81,6 +84,58 @@ async def test_a_handler_cannot_end_its_transaction_on_sqlite(
         reply = await shop.order(key)
         assert "tried to end its transaction" in caplog.text
         assert (reply.status, shop.orders()) == outcome
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+@pytest.mark.parametrize("kind", ["Connection on sqlite3", "Session on sqlite3"])
+async def test_p4_p6_who_could_not_end_its_transaction_is_undone_and_holds_nothing(
+    opener: Opener, kind: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it goes on or fails: a session that was denied its end has lost its transaction, and
+    committing it would commit nothing.
+    """
+    key = new_key()
+    async with opener(kind) as shop:
+        original = shop.write
+
+        def end_it(connection: Any) -> None:
+            original(connection)
+            getattr(connection, end)()
+
+        def go_on(connection: Any) -> None:
+            with pytest.raises(Exception, match="not authorized"):
+                end_it(connection)
+
+        shop.write = go_on
+        for _ in range(2):
+            assert (await shop.order(key)).status == 503
+        assert "POST /orders was undone: the handler tried to end its transaction" in caplog.text
+        shop.write = end_it
+        for _ in range(2):
+            with pytest.raises(Exception, match="not authorized"):
+                await shop.order(key)
+        assert (shop.look(key), shop.orders()) == (None, 0)
+        shop.write = original
+        assert (await shop.order(key)).status == 201
+        assert shop.orders() == 1
+
+
+def test_a_connection_that_is_closed_meanwhile_does_not_end_who_watches(tmp_path: Path) -> None:
+    def begun(name: str) -> sqlite3.Connection:
+        db = sqlite3.connect(tmp_path / name, check_same_thread=False)
+        db.execute("BEGIN IMMEDIATE")
+        return db
+
+    closed, late = begun("closed.db"), begun("late.db")
+    gone = Exclusive(closed, 0.0)
+    closed.close()
+    gone.free()
+    overdue = Exclusive(late, 0.1)
+    overdue.before_fork()  # waits until it has ended
+    with pytest.raises(Overdue):
+        overdue.check()
+    overdue.free()
+    late.close()
 
 
 async def test_the_writers_of_two_keys_take_turns_on_sqlite(opener: Opener) -> None:

@@ -43,8 +43,10 @@ class Django:
         connection = self._connection()
         atomic = importlib.import_module("django.db.transaction").atomic(using=self._alias)
         try:
-            exclusive = _enter(store, connection, atomic, seconds_max)
-            return _Django(connection, atomic, byte, exclusive, join.blocking(store, connection))
+            db = _enter(store, connection, atomic)
+            ask = join.blocking(store, connection)
+            exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
+            return _Django(connection, atomic, byte, exclusive, ask)
         except BaseException as error:
             if connection.in_atomic_block:
                 atomic.__exit__(type(error), error, None)
@@ -53,7 +55,7 @@ class Django:
             raise
 
 
-def _enter(store: Any, connection: Any, atomic: Any, seconds_max: float) -> Exclusive | None:
+def _enter(store: Any, connection: Any, atomic: Any) -> sqlite3.Connection | None:
     if store.name != "sqlite":
         atomic.__enter__()
         return None
@@ -62,7 +64,7 @@ def _enter(store: Any, connection: Any, atomic: Any, seconds_max: float) -> Excl
     store.place.set_up(db)
     atomic.__enter__()
     db.execute(_WRITE)  # a transaction that begins by reading may find later that it cannot write
-    return Exclusive(db, seconds_max)
+    return db
 
 
 class _Django:

@@ -120,16 +120,19 @@ class Exclusive:
                 return
             self._overdue = self._denies = True
             self._ender = threading.get_ident()
-            self._db.set_authorizer(self._authorise)  # also for what was prepared before
-            self._db.interrupt()
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(
+                sqlite3.Error
+            ):  # whoever was denied its end may have closed it
+                self._db.set_authorizer(self._authorise)  # also for what was prepared before
+                self._db.interrupt()
                 self._db.execute("ROLLBACK")
             self._ender = None
             self._ended.set()
 
     def free(self) -> None:
-        """For a connection that goes back to a pool."""
-        self._db.set_authorizer(None)
+        """For a connection that goes back to a pool, unless that has closed it already."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.set_authorizer(None)
 
     # A transaction must not cross a fork: the child would count on its parent's locks.
 

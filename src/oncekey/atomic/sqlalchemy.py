@@ -12,7 +12,7 @@ from typing import Any
 
 from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
 from oncekey.atomic.lent import AsyncLent
-from oncekey.errors import Misuse
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
@@ -35,29 +35,40 @@ class SQLAlchemy:
         session = self._open()
         try:
             session.begin()
-            exclusive = self._become_writer(store, session, seconds_max)
-            return _SQLAlchemy(session, byte, exclusive, join.blocking(store, session))
+            connection = session if hasattr(session, "exec_driver_sql") else session.connection()
+            db = self._become_writer(store, connection)
+            ask = join.blocking(store, connection)
+            exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
+            return _SQLAlchemy(session, connection, byte, exclusive, ask)
         except BaseException:
-            session.close()
+            with contextlib.suppress(Exception):
+                session.close()
             if byte is not None:
                 byte.close()
             raise
 
-    def _become_writer(self, store: Any, session: Any, seconds_max: float) -> Exclusive | None:
+    def _become_writer(self, store: Any, connection: Any) -> Any:
         if self.engine != "sqlite":
             return None
-        connection = session if hasattr(session, "exec_driver_sql") else session.connection()
         db = connection.connection.driver_connection
         store.place.set_up(db)
         db.execute("BEGIN IMMEDIATE")
-        return Exclusive(db, seconds_max)
+        return db
 
 
 class _SQLAlchemy:
     def __init__(
-        self, session: Any, byte: Byte | None, exclusive: Exclusive | None, ask: join.Ask
+        self,
+        session: Any,
+        connection: Any,
+        byte: Byte | None,
+        exclusive: Exclusive | None,
+        ask: join.Ask,
     ) -> None:
         self.connection = session
+        self._lent = connection
+        """What the session was given: it may have lost it."""
+        self._begun = connection.get_transaction()
         self._byte = byte
         self._exclusive = exclusive
         self._ask = ask
@@ -65,6 +76,11 @@ class _SQLAlchemy:
     def ask(self, question: Any) -> Any:
         if self._exclusive is not None:
             self._exclusive.check()
+            if not self._begun.is_active:  # SQLite was not let end it: a commit would do nothing
+                raise StoreUnavailable(
+                    "the handler tried to end its transaction, or closed its session: leave both "
+                    "to oncekey, and use a savepoint to undo a part"
+                )
         return self._ask(question)
 
     def flush(self) -> None:
@@ -94,8 +110,9 @@ class _SQLAlchemy:
     def _give_back(self) -> None:
         if self._exclusive is not None:
             self._exclusive.free()
-        with contextlib.suppress(Exception):  # what was not committed is gone
-            self.connection.close()
+        for each in (self.connection, self._lent):
+            with contextlib.suppress(Exception):  # what was not committed is gone
+                each.close()
         if self._byte is not None:
             self._byte.close()
 

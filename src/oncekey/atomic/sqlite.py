@@ -28,7 +28,8 @@ class Sqlite:
         try:
             file = File(store.place)
             db = file.begin()
-            return _Sqlite(file, db, byte, Exclusive(db, seconds_max), join.blocking(store, db))
+            ask = join.blocking(store, db)
+            return _Sqlite(file, db, byte, Exclusive(db, seconds_max), ask)
         except BaseException:
             if file is not None:
                 file.close()
