@@ -63,12 +63,6 @@ def reread(edge: Edge, orphan: Orphan) -> Reread | None:
     return Reread(kept, _headers(edge, kept, record.key), route, call)
 
 
-def policy_of(edge: Edge, record: Record) -> Policy | None:
-    """The rules for an operation, by its name alone."""
-    method, _, path = record.operation.partition(" ")
-    return edge.routes.match(method, path).policy if path.startswith("/") else None
-
-
 def _headers(edge: Edge, kept: KeptRequest, key: str) -> list[tuple[bytes, bytes]]:
     """With what was left out and is known all the same."""
     lines = [*kept.headers, (b"content-length", b"%d" % len(kept.body))]
@@ -78,36 +72,46 @@ def _headers(edge: Edge, kept: KeptRequest, key: str) -> list[tuple[bytes, bytes
     return lines
 
 
+class _Runner:
+    """The rules of an edge, and which orphans are its own."""
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self.guard = edge.guard
+
+    def policy(self, record: Record) -> Policy | None:
+        """By the operation's name alone."""
+        method, _, path = record.operation.partition(" ")
+        return self._edge.routes.match(method, path).policy if path.startswith("/") else None
+
+    def owns(self, orphan: Orphan) -> bool:
+        return reread(self._edge, orphan) is not None
+
+
 # ------------------------------------------------------------------------------------- ASGI
 
 
-class AsgiRunner:
+class AsgiRunner(_Runner):
     """Runs kept requests in an ASGI application, in the event loop that serves it."""
 
     def __init__(self, middleware: AsgiMiddleware) -> None:
+        super().__init__(middleware.edge)
         self._middleware = middleware
-        self.guard = middleware.edge.guard
-
-    def policy(self, record: Record) -> Policy | None:
-        return policy_of(self._middleware.edge, record)
-
-    def owns(self, orphan: Orphan) -> bool:
-        return reread(self._middleware.edge, orphan) is not None
 
     async def recover(self, orphan: Orphan) -> bool:
-        middleware = self._middleware
-        found = reread(middleware.edge, orphan)
+        found = reread(self._edge, orphan)
         if found is None:
             return False
-        if middleware.edge.runtime.belongs_elsewhere():
+        if self._edge.runtime.belongs_elsewhere():
             raise Misuse(
                 "this application is served by another event loop: run its recoverer there "
                 "(`async with Recoverer(…)` in its lifespan), or in a process of its own "
                 "(`oncekey recover`)"
             )
+        middleware, kept = self._middleware, found.kept
         scope = _scope(found, middleware.lifespan)
-        run = Run(middleware, scope, _left, _nobody, found.route, found.call, found.kept.body)
-        middleware.edge.start()
+        run = Run(middleware, scope, _left, _nobody, found.route, found.call, kept.body)
+        self._edge.start()
         return await run.take_up(orphan)
 
 
@@ -155,24 +159,18 @@ async def _nobody(message: Message) -> None:
 # ------------------------------------------------------------------------------------- WSGI
 
 
-class WsgiRunner:
+class WsgiRunner(_Runner):
     """Runs kept requests in a WSGI application, each in a thread."""
 
     def __init__(self, middleware: WsgiMiddleware) -> None:
+        super().__init__(middleware.edge)
         self._middleware = middleware
-        self.guard = middleware.edge.guard
-
-    def policy(self, record: Record) -> Policy | None:
-        return policy_of(self._middleware.edge, record)
-
-    def owns(self, orphan: Orphan) -> bool:
-        return reread(self._middleware.edge, orphan) is not None
 
     async def recover(self, orphan: Orphan) -> bool:
-        found = reread(self._middleware.edge, orphan)
+        found = reread(self._edge, orphan)
         if found is None:
             return False
-        self._middleware.edge.start()
+        self._edge.start()
         environ = _environ(found)
         return await asyncio.to_thread(
             self._middleware.take_up, environ, found.route, found.call, orphan
