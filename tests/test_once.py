@@ -167,6 +167,26 @@ def test_operations_do_not_meet(world: World) -> None:
     assert [one("a"), two("a")] == ["one", "two"]
 
 
+def test_two_functions_of_one_name_are_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """What the second is called for would never be done: it gets the first one's results."""
+
+    def made(kind: str) -> Any:
+        @once(world.runtime, key="{x}")
+        def work(x: str) -> str:
+            return f"{kind} {x}"
+
+        return work
+
+    made("nobody can call this one any more")
+    charge = made("charge")
+    assert "another function" not in caplog.text
+
+    refund = made("refund")
+    assert [charge("a"), refund("a")] == ["charge a", "charge a"]
+    assert f"{__name__}.test_two_functions_of_one_name_are_told.<locals>.made" in caplog.text
+    assert "give each a name=…" in caplog.text
+
+
 def test_the_operation_is_named_as_the_function(world: World) -> None:
     @once(world.runtime, key="{x}")
     def pay(x: str) -> str:

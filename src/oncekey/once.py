@@ -12,13 +12,16 @@ result, as JSON gives it back. Functions may be sync or async, methods too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from oncekey.calls import SINGLE_TENANT, Calls
 from oncekey.core.expression import Source
@@ -29,6 +32,8 @@ from oncekey.errors import Misuse
 from oncekey.operation import Declined, Operation, Outcome
 from oncekey.registry import Orphan
 from oncekey.runtime import Runtime
+
+_log = logging.getLogger("oncekey")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +73,7 @@ def once(
     def guarded(function: Callable[P, R]) -> Callable[P, R]:
         _check(function)
         operation = Operation(runtime, name or _name_of(function), policy)
+        _tell_of_a_namesake(operation, function)
         calls = Calls(
             operation.name,
             operation.policy,
@@ -164,6 +170,25 @@ def _check(function: Any) -> None:
             f"{function.__qualname__} is a generator: its results come one by one and cannot be "
             "kept as one. Return a list"
         )
+
+
+_named: WeakKeyDictionary[Runtime, WeakValueDictionary[str, Any]] = WeakKeyDictionary()
+"""The functions that can still be called, by runtime and by name."""
+
+
+def _tell_of_a_namesake(operation: Operation, function: Any) -> None:
+    """Functions that share a name share records: each is given the other's results. It may be the
+    same one, made anew.
+    """
+    named = _named.setdefault(operation.runtime, WeakValueDictionary())
+    if named.get(operation.name, function) is not function:
+        _log.warning(
+            "another function is called %s, and each is given the other's results: if they do "
+            "different things, give each a name=…",
+            operation.name,
+        )
+    with contextlib.suppress(TypeError):  # an object to which nobody can refer like that
+        named[operation.name] = function
 
 
 def _name_of(function: Any) -> str:
