@@ -13,7 +13,6 @@ from typing import Any
 
 from oncekey.atomic import Adapter, AsyncUnit, Unit, check
 from oncekey.attempt import Attempt, failed_honestly
-from oncekey.clock import Clock
 from oncekey.core import declared, profiles
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
@@ -92,7 +91,6 @@ class Edge:
         recent_s: float = RECENT_S,
         atomic: Adapter | None = None,
         quota: Quota | None = None,
-        clock: Clock | None = None,
     ) -> None:
         check_callable(tenant)
         if status_path is not None and not str(status_path).startswith("/"):
@@ -104,7 +102,6 @@ class Edge:
         self.runtime = Runtime(
             store,
             hooks=hooks,
-            clock=clock,
             retention_from=self.profile.retention_from,
             profile=self.profile,
             quota=quota,
