@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -106,6 +107,16 @@ async def test_e39_the_handler_has_the_last_word(say: str, status: int, then: st
     other = await ask(world.app, "k1", {"a": 2})
     assert same.replayed == (then == "kept")
     assert (other.status == status) == (then == "any")
+
+
+async def test_p3_a_status_may_be_one_of_the_names_that_python_has_for_it() -> None:
+    """Frameworks pass them on, and not every driver takes them for numbers."""
+    world = World()
+    world.handler = world.answer_with({"ok": True}, HTTPStatus.CREATED)
+    await ask(world.app, "k1")
+    [record] = await world.app.gatherer.ask(Scan(10))
+    assert type(record.answer.status) is int
+    assert (await ask(world.app, "k1")).status == 201
 
 
 async def test_e59_an_answer_over_the_limit_is_sent_whole_but_only_the_fact_is_kept() -> None:

@@ -146,7 +146,7 @@ def _changes(verb: Swap) -> list[Any]:
         if verb.answer is not None:
             changes += (
                 "status",
-                verb.answer.status,
+                int(verb.answer.status),  # one of the names in `http` is none to the driver
                 "headers",
                 encode_headers(verb.answer.headers),
             )

@@ -42,7 +42,7 @@ class Capture:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer; of another that had begun nothing is left."""
         self._chunks, self._size = [], 0
-        self.status = status
+        self.status = int(status)  # frameworks pass on names of the standard library's for it
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
         self.endless = False
         for name, value in self.headers:

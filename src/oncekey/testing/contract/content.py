@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 import pytest
 
 from oncekey.core.record import Answer, State
@@ -81,7 +83,7 @@ class ContentContract(Contract):
         answer = Answer(200, headers, b"x")
         assert case.done(case.complete(case.begin(), answer)).answer == answer
 
-    @pytest.mark.parametrize("status", [100, 200, 204, 302, 404, 500, 599])
+    @pytest.mark.parametrize("status", [100, 200, 204, 302, 404, 500, 599, HTTPStatus.CREATED])
     def test_statuses_are_kept(self, case: Case, status: int) -> None:
         answer = Answer(status, (), b"")
         assert case.done(case.complete(case.begin(), answer)).answer == answer
