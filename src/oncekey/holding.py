@@ -60,14 +60,6 @@ class Holding(Asking):
 
     # --------------------------------------------------------------------------- while it runs
 
-    def renew(self, attempt: Attempt) -> Op[bool]:
-        """Extend the lease; False when the attempt does not own its record any more."""
-        asked_at = self._clock.monotonic()
-        probe("before_renew")
-        outcome = yield self.renewal(attempt)
-        probe("after_renew")
-        return self.renewed(attempt, outcome, asked_at)
-
     def renewal(self, attempt: Attempt) -> Swap:
         """The verb that extends this attempt's lease."""
         return lifecycle.renew(
@@ -75,7 +67,9 @@ class Holding(Asking):
         )
 
     def renewed(self, attempt: Attempt, outcome: Done | Refused, asked_at: float) -> bool:
-        """Note what became of a renewal that was asked at `asked_at`."""
+        """Note what became of a renewal that was asked at `asked_at`; False when the attempt does
+        not own its record any more.
+        """
         if isinstance(outcome, Done):
             attempt.lease_until = asked_at + attempt.lease_s
             return True

@@ -257,7 +257,8 @@ def test_a_renewal_after_a_take_over(service: Service) -> None:
     late = service.execute()
     service.clock.advance(11.0)
     service.execute()
-    service.drive(service.guard.renew(late.attempt))
+    [refused] = Line(service.store).perform([service.guard.renewal(late.attempt)])
+    service.guard.renewed(late.attempt, refused, service.clock.monotonic())
 
     assert service.tally.of(catalogue.LEASE_LOSSES, OPERATION, "taken-over") == 1
 

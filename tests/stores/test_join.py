@@ -174,7 +174,8 @@ async def test_a_later_attempt_finds_a_step_though_the_store_waits_for_its_trans
     second = await world.attempt(key)
     async with world.open() as caller:
         await do(caller.write())
-        renewal = asyncio.ensure_future(world.runtime.drive(world.runtime.guard.renew(second)))
+        verb = world.runtime.guard.renewal(second)
+        renewal = asyncio.ensure_future(world.runtime.async_gatherer.ask(verb))
         found = await second.step("order", lambda: 18, within=caller.connection)
         await do(caller.commit())
     assert found == 17
