@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
@@ -194,7 +195,11 @@ class Attempt:
             if inspect.isawaitable(result):
                 result = await result
         if within is None:
-            return await ports.drive(steps.end(ports.guard, begun, result))
+            try:
+                return await ports.drive_to_end(steps.end(ports.guard, begun, result))
+            except asyncio.CancelledError:
+                steps.cut_off(begun, result)
+                raise
         verb = steps.end_with(begun, result)
         [outcome] = await join.aperform(ports.store, within, [verb])
         if isinstance(outcome, Refused):

@@ -7,6 +7,7 @@ the edge itself works, so there are both ways to ask.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,6 +57,23 @@ class Ports:
                 "of it in a thread"
             )
         return await arun(op, self._ask)
+
+    async def drive_to_end(self, op: Op[T]) -> T:
+        """The same for what was done and is to be kept: whoever is cancelled meanwhile, as by a
+        limit on time, is so when it is over.
+        """
+        driving = asyncio.ensure_future(self.drive(op))
+        cut_off: asyncio.CancelledError | None = None
+        while not driving.done():
+            try:
+                await asyncio.wait([driving])
+            except asyncio.CancelledError as error:
+                cut_off = error
+        if cut_off is not None:
+            with contextlib.suppress(Exception):  # nobody is there to hear of it
+                driving.result()
+            raise cut_off
+        return driving.result()
 
     def drive_sync(self, op: Op[T]) -> T:
         """Drive an operation of the engine, blocking."""

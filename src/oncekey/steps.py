@@ -106,7 +106,7 @@ class Calls:
 class Steps:
     """The steps of one attempt."""
 
-    __slots__ = ("_attempt", "_begun", "_known", "_running", "_taken", "_tried")
+    __slots__ = ("_attempt", "_begun", "_known", "_running", "_taken", "_tried", "_unheard")
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -117,6 +117,8 @@ class Steps:
         """Those of this attempt that must not be repeated."""
         self._running: str | None = None
         self._tried = False
+        self._unheard: dict[str, tuple[bytes, Any]] = {}
+        """What is kept, and whoever took it was cut off before it could hear so."""
 
     @property
     def any_tried(self) -> bool:
@@ -154,6 +156,8 @@ class Steps:
         """What is kept of this step, or that it is to be taken now."""
         self._check(name)
         digest = digest_of(name, arguments)
+        if name in self._unheard:
+            return self._hear(name, digest)
         self._running = name  # already while the store is asked: no other may begin meanwhile
         try:
             begun = yield from self._look(guard, name, digest, at_most_once=at_most_once)
@@ -207,6 +211,19 @@ class Steps:
             self._known.append(Step("", b"", kept))  # only its place matters from now on
         return json.loads(kept or b"null")
 
+    def cut_off(self, take: Take, result: Any) -> None:
+        """Whoever took this step was cancelled while its result was being kept. It may ask again:
+        what is kept it gets, what is not is taken anew.
+        """
+        self._running = None
+        if take.name in self._taken:
+            self._unheard[take.name] = (take.digest, json.loads(encode(take.name, result)))
+
+    def _hear(self, name: str, digest: bytes) -> Kept:
+        kept, result = self._unheard.pop(name)
+        self._expect(Step(name, kept, b""), name, digest)
+        return Kept(result)
+
     @contextmanager
     def running(self, take: Take, *, undone: bool) -> Iterator[None]:
         """While its function runs: what it calls can take its key. `undone`: if it fails, whoever
@@ -249,7 +266,7 @@ class Steps:
             raise Misuse(
                 f"a step's name is 1 to {NAME_CHARS_MAX} printable characters: {name!r:.120}"
             )
-        if name in self._taken:
+        if name in self._taken and name not in self._unheard:
             raise Misuse(
                 f"the step {name!r} is taken twice: give each a name of its own, such as "
                 f"{name + '-2'!r}; results and child keys are known by it"
