@@ -78,6 +78,21 @@ def test_another_file_of_sqlite_is_found_out_each_time(name: str, tmp_path: Path
     connections.close_all()
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(atomic.Asyncpg, atomic.Psycopg, atomic.AsyncPsycopg, atomic.Asyncmy, atomic.PyMySQL),
+        *(atomic.SQLAlchemy, atomic.AsyncSQLAlchemy),
+    ],
+)
+def test_p12_a_url_is_no_pool_and_is_not_shown(kind: Any) -> None:
+    with pytest.raises(Misuse) as refused:
+        kind("postgresql://shop:secret@db.internal/shop")
+    said = str(refused.value)
+    assert said.startswith(f"{kind.__name__}(…) takes a")
+    assert "secret" not in said
+
+
 async def test_an_async_adapter_is_refused_under_wsgi(postgres_url: str) -> None:
     with pytest.raises(Misuse, match="is for event loops"):
         wsgi.IdempotencyMiddleware(

@@ -10,10 +10,17 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from oncekey.errors import Misuse
 from oncekey.stores import join
 
 ACQUIRE_S_MAX = 5.0
 """How long to wait for a connection of a pool."""
+
+
+def must_open(source: object, takes: str) -> None:
+    """Raise `Misuse` for a text, which is not shown: it may be a URL, with a password."""
+    if isinstance(source, str):
+        raise Misuse(f"{takes}, not a text; store=… is where a URL is given")
 
 
 class Lent:

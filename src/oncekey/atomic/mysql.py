@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent
+from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
@@ -25,6 +25,7 @@ class PyMySQL:
     awaited = False
 
     def __init__(self, connect: Callable[[], Any]) -> None:
+        must_open(connect, "PyMySQL(…) takes a function that opens a connection")
         self._connect = connect
 
     def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Lent:
@@ -50,6 +51,7 @@ class Asyncmy:
     awaited = True
 
     def __init__(self, pool: Any, *, acquire_s_max: float = ACQUIRE_S_MAX) -> None:
+        must_open(pool, "Asyncmy(…) takes a pool, or a function that gives it")
         self._pool: Callable[[], Any] = pool if callable(pool) else lambda: pool
         self._acquire_s_max = acquire_s_max
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent
+from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
@@ -18,6 +18,7 @@ class Asyncpg:
     awaited = True
 
     def __init__(self, pool: Any, *, acquire_s_max: float = ACQUIRE_S_MAX) -> None:
+        must_open(pool, "Asyncpg(…) takes a pool, or a function that gives it")
         self._pool: Callable[[], Any] = pool if callable(pool) else lambda: pool
         self._acquire_s_max = acquire_s_max
 
@@ -68,6 +69,7 @@ class Psycopg:
     awaited = False
 
     def __init__(self, pool: Any, *, acquire_s_max: float = ACQUIRE_S_MAX) -> None:
+        must_open(pool, "Psycopg(…) takes a pool, or a function that opens a connection")
         self._pool = pool
         self._acquire_s_max = acquire_s_max
 
@@ -98,6 +100,7 @@ class AsyncPsycopg:
     awaited = True
 
     def __init__(self, pool: Any, *, acquire_s_max: float = ACQUIRE_S_MAX) -> None:
+        must_open(pool, "AsyncPsycopg(…) takes a pool, or a function that opens a connection")
         self._pool = pool
         self._acquire_s_max = acquire_s_max
 

@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
-from oncekey.atomic.lent import AsyncLent
+from oncekey.atomic.lent import AsyncLent, must_open
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import join
 from oncekey.stores.base import Store
@@ -25,6 +25,7 @@ class SQLAlchemy:
     awaited = False
 
     def __init__(self, source: Any) -> None:
+        must_open(source, "SQLAlchemy(…) takes an engine, or a sessionmaker")
         self._open = source if callable(source) else source.connect
         self.engine = _engine(source.kw.get("bind") if callable(source) else source)
 
@@ -123,6 +124,7 @@ class AsyncSQLAlchemy:
     awaited = True
 
     def __init__(self, source: Any) -> None:
+        must_open(source, "AsyncSQLAlchemy(…) takes an async engine, or an async_sessionmaker")
         self._open = source if callable(source) else source.connect
         self.engine = _engine(source.kw.get("bind") if callable(source) else source)
         if self.engine == "sqlite":
