@@ -26,7 +26,7 @@ from payments.accounts import LOCAL
 from payments.database import Database
 from payments.deliveries import signing
 from payments.senders import Senders
-from payments.settings import Settings
+from payments.settings import Settings, file_url
 from payments.tables import deliveries, webhook_endpoints
 from payments.watch import Watch
 from payments.webhook_endpoints import has_room
@@ -82,7 +82,7 @@ class Listener:
         self._database = database
         self._path = file
         self._watch = watch
-        self._runtime = oncekey.Runtime(f"sqlite:///{file}")
+        self._runtime = oncekey.Runtime(file_url(file))
 
     def close(self) -> None:
         self._runtime.close()

@@ -200,7 +200,7 @@ def read_book(lines: Iterable[Transaction]) -> Book:
 
 def lines_of_file(path: Path) -> Iterator[Transaction]:
     """The book of a network that does not run."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         for row in file.execute("SELECT * FROM transactions ORDER BY number"):
             yield Transaction(*row)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from payments.limits import Rates
 
@@ -64,4 +65,9 @@ class Settings:
     @property
     def database(self) -> str:
         """The URL of the one database that holds the rows and oncekey's records."""
-        return self.database_url or f"sqlite:///{self.data.absolute() / 'payments.db'}"
+        return self.database_url or file_url(self.data / "payments.db")
+
+
+def file_url(path: Path) -> str:
+    """The URL of a SQLite file, whatever the names of its folders are."""
+    return f"sqlite:///{quote(str(path.absolute()))}"

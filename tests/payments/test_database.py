@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +12,27 @@ import sqlalchemy as sa
 
 from payments import ids
 from payments.database import Database
+from payments.reconcile import lines_of_file
 from payments.settings import Settings
 from payments.tables import deliveries, events, metadata, tokens
+from tests.payments.api import serving
 from tests.payments.serving import until
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", ["50% ü%41", "a?b", "a#b"])
+def test_all_that_is_embedded_is_in_its_folder_whatever_its_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    with serving(folder) as api:
+        charge = api.charged(900)
+        api.made("customers", {"name": "in one transaction with its record"})
+        with closing(sqlite3.connect(folder / "network.db")) as book:
+            api.network.file.backup(book)
+        lines = list(lines_of_file(folder / "network.db"))
+    assert [line.reference for line in lines] == [charge["id"]] * 2
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_what_a_newer_release_brings_to_old_tables_is_created(
