@@ -238,6 +238,17 @@ def test_who_answers_a_challenge_sends_the_same_request_once_more(
     assert ["authorization" in seen.headers for seen in server.seen] == [False, True, True]
 
 
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_bytes_of_whatever_kind_are_sent_again(
+    kind: Any, server: Scripted, session: requests.Session
+) -> None:
+    """To requests they are streams."""
+    server.script = ["drop"]
+    session.post(f"{server.url}/orders", data=kind(b"tea"))
+
+    assert [seen.body for seen in server.seen] == [b"tea", b"tea"]
+
+
 def test_what_cannot_be_read_twice_is_kept(server: Scripted, session: requests.Session) -> None:
     server.script = ["drop"]
     request = _prepared(session, f"{server.url}/files", data=Pipe(b"contents"))

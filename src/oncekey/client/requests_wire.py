@@ -241,6 +241,8 @@ def _body(request: Any, bytes_max: int) -> bytes | None:
             return b""
         case bytes() as body:
             return body
+        case bytearray() | memoryview() as view:
+            return bytes(view)
         case str() as text:
             return text.encode()
         case stream:
