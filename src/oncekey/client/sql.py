@@ -18,6 +18,7 @@ from typing import Any
 
 from oncekey.core.value import value
 from oncekey.errors import Misuse
+from oncekey.stores.callers import connection_behind, is_of
 
 _DIALECTS = {
     "sqlite3": "sqlite",
@@ -73,15 +74,10 @@ def _mark(style: str, number: int) -> str:
 
 def asker(connection: Any) -> Asker:
     """How to ask on this connection, in the transaction that it has open."""
-    if isinstance(connection, str) or _is(connection, "django.utils.connection", "ConnectionProxy"):
-        connection = _django(connection)
-    if _is(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
+    connection = connection_behind(connection)
+    if is_of(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return Asker(_DIALECTS.get(connection.vendor, ""), "format", _through_cursor(connection))
-    if _is(connection, "sqlalchemy.orm", "scoped_session"):
-        connection = connection.registry()
-    if _is(connection, "sqlalchemy.orm", "Session"):
-        connection = connection.connection()
-    if _is(connection, "sqlalchemy", "Connection"):
+    if is_of(connection, "sqlalchemy", "Connection"):
         dialect = connection.dialect
         return Asker(
             _DIALECTS.get(dialect.name, ""), _known(dialect.paramstyle), connection.exec_driver_sql
@@ -116,21 +112,3 @@ def _through_cursor(connection: Any) -> Callable[[str, Any], Any]:
         return cursor
 
     return run
-
-
-def _is(connection: Any, module: str, name: str) -> bool:
-    """Whether it is of a class that, if nobody imported its module, nothing can be of."""
-    imported = sys.modules.get(module)
-    return imported is not None and isinstance(connection, getattr(imported, name, ()))
-
-
-def _django(given: Any) -> Any:
-    """A connection by its alias, or the one that a proxy stands for."""
-    django = sys.modules.get("django.db")
-    if django is None or (isinstance(given, str) and given not in django.connections):
-        # Not shown: it may be a URL, with a password.
-        raise Misuse(
-            "a text names one of Django's connections, and this one names none of them: hand over "
-            "the connection itself, with its transaction open"
-        )
-    return django.connections[given if isinstance(given, str) else given._alias]

@@ -32,6 +32,7 @@ from oncekey.core.verbs import Refused, Verb
 from oncekey.errors import Misuse
 from oncekey.stores import dynamodb_join, mysql_join
 from oncekey.stores.base import Store
+from oncekey.stores.callers import connection_behind, is_of
 from oncekey.stores.postgres_sql import Question
 
 Ask = Callable[[Any], Any]
@@ -97,21 +98,16 @@ async def aprove(store: Store, own: Any, ask: AsyncAsk) -> None:
 
 def blocking(store: Store, connection: Any) -> Ask:
     """How to ask a store's questions on a connection that blocks."""
-    if isinstance(connection, str) or _is(connection, "django.utils.connection", "ConnectionProxy"):
-        connection = _django(connection)
-    if _is(connection, "sqlalchemy.orm", "scoped_session"):
-        connection = connection.registry()
-    if _is(connection, "sqlalchemy.orm", "Session"):
-        connection = connection.connection()
+    connection = connection_behind(connection)
     if isinstance(connection, sqlite3.Connection):
         return _sqlite(store, connection)
-    if _is(connection, "psycopg", "Connection"):
+    if is_of(connection, "psycopg", "Connection"):
         return _psycopg(store, connection)
-    if _is(connection, "pymysql.connections", "Connection"):
+    if is_of(connection, "pymysql.connections", "Connection"):
         return mysql_join.by_pymysql(_begun_mysql(store, connection))
-    if _is(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
+    if is_of(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return _of_django(store, connection)
-    if _is(connection, "sqlalchemy", "Connection"):
+    if is_of(connection, "sqlalchemy", "Connection"):
         return _of_sqlalchemy(store, connection)
     raise _unknown(store, connection)
 
@@ -119,15 +115,15 @@ def blocking(store: Store, connection: Any) -> Ask:
 async def awaited(store: Store, connection: Any) -> AsyncAsk:
     """How to ask a store's questions on an async connection, or on one that blocks."""
     connection = await _connection_of(connection)
-    if _is(connection, "sqlalchemy.ext.asyncio", "AsyncConnection"):
+    if is_of(connection, "sqlalchemy.ext.asyncio", "AsyncConnection"):
         return await _of_async_sqlalchemy(store, connection)
-    if _is(connection, "asyncpg", "Connection") or _is(
+    if is_of(connection, "asyncpg", "Connection") or is_of(
         connection, "asyncpg.pool", "PoolConnectionProxy"
     ):
         return by_asyncpg(store, connection)
-    if _is(connection, "psycopg", "AsyncConnection"):
+    if is_of(connection, "psycopg", "AsyncConnection"):
         return _psycopg_async(store, connection)
-    if _is(connection, "asyncmy.connection", "Connection"):
+    if is_of(connection, "asyncmy.connection", "Connection"):
         return mysql_join.by_asyncmy(_begun_mysql(store, connection))
     ask = blocking(store, connection)
 
@@ -138,17 +134,11 @@ async def awaited(store: Store, connection: Any) -> AsyncAsk:
 
 
 async def _connection_of(session: Any) -> Any:
-    if _is(session, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+    if is_of(session, "sqlalchemy.ext.asyncio", "async_scoped_session"):
         session = session.registry()
-    if _is(session, "sqlalchemy.ext.asyncio", "AsyncSession"):
+    if is_of(session, "sqlalchemy.ext.asyncio", "AsyncSession"):
         return await session.connection()
     return session
-
-
-def _is(connection: Any, module: str, name: str) -> bool:
-    """Whether it is of a class that, if nobody imported its module, nothing can be of."""
-    imported = sys.modules.get(module)
-    return imported is not None and isinstance(connection, getattr(imported, name, ()))
 
 
 def _unknown(store: Store, connection: Any) -> Misuse:
@@ -350,26 +340,14 @@ def _same_file(store: Any, execute: Callable[..., Any]) -> None:
 # -------------------------------------------------------------------- Django and SQLAlchemy
 
 
-def _django(given: Any) -> Any:
-    """A connection by its alias, or the one that a proxy stands for."""
-    django = sys.modules.get("django.db")
-    if django is None or (isinstance(given, str) and given not in django.connections):
-        # Not shown: it may be a URL, with a password.
-        raise Misuse(
-            "a text names one of Django's connections, and this one names none of them: hand over "
-            "the connection itself, with its transaction open"
-        )
-    return django.connections[given if isinstance(given, str) else given._alias]
-
-
 def _of_django(store: Store, connection: Any) -> Ask:
     if not connection.in_atomic_block:
         raise _not_begun("with transaction.atomic():")
     connection.ensure_connection()
     driver = connection.connection
-    if _is(driver, "psycopg", "Connection") or isinstance(driver, sqlite3.Connection):
+    if is_of(driver, "psycopg", "Connection") or isinstance(driver, sqlite3.Connection):
         return blocking(store, driver)
-    if _is(driver, "pymysql.connections", "Connection"):
+    if is_of(driver, "pymysql.connections", "Connection"):
         return blocking(store, driver)
     raise _unknown(store, driver)
 
@@ -378,7 +356,7 @@ def _of_sqlalchemy(store: Store, connection: Any) -> Ask:
     if not connection.in_transaction():
         raise _not_begun("with engine.begin() as connection:")
     driver = connection.connection.driver_connection
-    if _is(driver, "aiosqlite", "Connection"):
+    if is_of(driver, "aiosqlite", "Connection"):
         return _through_cursors(store, connection)
     return blocking(store, driver)
 
@@ -387,9 +365,9 @@ async def _of_async_sqlalchemy(store: Store, connection: Any) -> AsyncAsk:
     if not connection.in_transaction():
         raise _not_begun("async with engine.begin() as connection:")
     driver = (await connection.get_raw_connection()).driver_connection
-    if _is(driver, "aiosqlite", "Connection"):
+    if is_of(driver, "aiosqlite", "Connection"):
         return _in_greenlet(store, connection)
-    if _is(driver, "asyncpg", "Connection") and not driver.is_in_transaction():
+    if is_of(driver, "asyncpg", "Connection") and not driver.is_in_transaction():
         await connection.exec_driver_sql("SELECT 1")  # it begins before its first statement
     return await awaited(store, driver)
 
