@@ -112,7 +112,7 @@ _STEPS = (
     Mutant(
         "two steps share a name",
         "steps.py",
-        "        if name in self._taken:\n",
+        "        if name in self._taken and name not in self._unheard:\n",
         "        if not name:\n",
         STEPS,
         "test_each_step_has_a_name_of_its_own",
