@@ -20,7 +20,7 @@ def _start(response: HttpResponseBase, visit: Visit) -> None:
 
 
 def collect_sync(response: HttpResponseBase, visit: Visit) -> Any:
-    """Read the answer as far as it is kept; what is left of it."""
+    """Read the answer as far as it is kept; what is left of a stream."""
     _start(response, visit)
     if not response.streaming:
         visit.capture.add(response.content, last=True)
@@ -30,7 +30,7 @@ def collect_sync(response: HttpResponseBase, visit: Visit) -> Any:
         if visit.capture.add(chunk, last=False):
             return chunks
     visit.capture.add(b"", last=True)
-    return None
+    return chunks
 
 
 async def collect(response: HttpResponseBase, visit: Visit) -> Any:
@@ -45,7 +45,7 @@ async def collect(response: HttpResponseBase, visit: Visit) -> Any:
         if visit.capture.add(chunk, last=False):
             return chunks
     visit.capture.add(b"", last=True)
-    return None
+    return chunks
 
 
 def first(
@@ -61,16 +61,18 @@ def first(
         response[name.decode("latin-1").title()] = value.decode("latin-1")
     if response.streaming:
         taken = capture.taken()
-        again = _again(taken, rest) if response.is_async else itertools.chain([taken], rest or ())
-        response.streaming_content = again
+        # As it was read: an async stream in a thread has become a blocking one.
+        awaited = hasattr(rest, "__aiter__")
+        response.streaming_content = (
+            _again(taken, rest) if awaited else itertools.chain([taken], rest)
+        )
     return response
 
 
 async def _again(taken: bytes, rest: Any) -> AsyncIterator[bytes]:
     yield taken
-    if rest is not None:
-        async for chunk in rest:
-            yield chunk
+    async for chunk in rest:
+        yield chunk
 
 
 def response_of(answer: Answer) -> HttpResponse:
