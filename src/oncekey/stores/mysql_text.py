@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oncekey.core.policy import SECONDS_MAX
 from oncekey.core.value import value
 
 Value = None | bool | int | float | bytes | str
@@ -25,8 +26,8 @@ LONG_BYTES_MIN = 16_384
 """From here on a value is sent with its own verb only: where rows are made into a table, both
 servers choose the columns' types, and may cut what is longer without a word.
 """
-FOR_EVER_US = 100 * 365 * 86_400 * 1_000_000
-"""No date that a DATETIME can hold is further away than this needs."""
+FOR_EVER_US = 3 * SECONDS_MAX * 1_000_000
+"""A lease, a retention and a tombstone, each as long as can be. A DATETIME can hold that date."""
 
 
 @value
