@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import enum
-import json
-import multiprocessing
-import os
 import pickle
-import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +20,6 @@ from oncekey import (
     InFlight,
     Mismatch,
     Misuse,
-    NotKept,
     Policy,
     Refusal,
     Runtime,
@@ -34,67 +27,17 @@ from oncekey import (
     Unknown,
     once,
 )
-from oncekey.clock import FakeClock
 from oncekey.core.key import record_id
-from oncekey.core.op import Op
 from oncekey.core.policy import Learned
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Find, Insert, Requested, Verb
-from oncekey.recoverer import Ending, Recoverer
-from oncekey.stores.memory import MemoryStore
+from oncekey.core.record import State
+from oncekey.core.verbs import Find
+from tests.once_world import END_S_MAX, World, world
 from tests.stores.unreliable import Unreachable
 
-END_S_MAX = 20.0
+__all__ = ["world"]
 
 
-class World:
-    """A runtime on a store whose clock is in the test's hands, and the runs that it counts."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-        self.store = MemoryStore(self.clock)
-        self.runtime = Runtime(self.store, clock=self.clock)
-        self.runs: list[Any] = []
-
-    def once(self, function: Callable[..., Any], key: Any = "{x}", **settings: Any) -> Any:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.runs.append(args)
-            return function(*args, **kwargs)
-
-        counted.__wrapped__ = function  # type: ignore[attr-defined]
-        return once(self.runtime, key=key, name="f", **settings)(counted)
-
-    def look(self, key: str, tenant: str = "single") -> Record | None:
-        record: Record | None = self.runtime.gatherer.ask(Find(record_id(tenant, "f", key)))
-        return record
-
-    @contextmanager
-    def death(self) -> Iterator[None]:
-        """Whoever is called within dies before the function runs, and its lease runs out."""
-
-        def die() -> None:
-            raise Death
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.runtime, "ports", die)
-            patch.setattr(self.runtime, "ports_sync", die)
-            with pytest.raises(Death):
-                yield
-        self.clock.advance(31)
-
-
-class Death(BaseException):
-    """Nothing is cleaned up."""
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.runtime.close()
-
-
-# ------------------------------------------------------------------------------ one run, one result
+# --------------------------------------------------------------------------- one run, one result
 
 
 def test_it_runs_once_and_every_call_gets_the_result(world: World) -> None:
@@ -200,7 +143,7 @@ def test_long_and_strange_names_become_keys(world: World) -> None:
     assert [pay("ü" * 300), pay("ü" * 300), pay("ü" * 301)] == [1, 1, 2]
 
 
-# ----------------------------------------------------------------------------------- refusals
+# -------------------------------------------------------------------------------------- refusals
 
 
 @dataclass
@@ -355,407 +298,7 @@ def test_refusals_survive_pickling(world: World) -> None:
     assert again.problem == refused.value.problem
 
 
-# ------------------------------------------------------------------------------- its last word
-
-
-def test_what_it_raises_is_raised_and_the_next_call_runs(world: World) -> None:
-    def pay(x: str) -> str:
-        if len(world.runs) == 1:
-            raise ConnectionError("no answer")
-        return "paid"
-
-    guarded = world.once(pay)
-    with pytest.raises(ConnectionError, match="no answer"):
-        guarded("a")
-    with pytest.raises(Mismatch):
-        once(world.runtime, key="{x}", name="f")(lambda x, y: 1)("a", 2)
-    assert guarded("a") == "paid"
-
-
-def test_no_effect_frees_the_key(world: World) -> None:
-    def pay(x: str, amount: int) -> str:
-        if amount < 0:
-            oncekey.current().no_effect()
-            raise ValueError("nothing to pay")
-        return "paid"
-
-    guarded = world.once(pay)
-    with pytest.raises(ValueError, match="nothing to pay"):
-        guarded("a", -1)
-    assert guarded("a", 1) == "paid"
-
-
-def test_what_is_transient_is_given_and_not_kept(world: World) -> None:
-    def look(x: str) -> int:
-        if len(world.runs) == 1:
-            oncekey.current().transient()
-        return len(world.runs)
-
-    guarded = world.once(look)
-    assert [guarded("a"), guarded("a"), guarded("a")] == [1, 2, 2]
-
-
-def test_a_function_that_is_interrupted_did_not_say_that_it_failed(world: World) -> None:
-    def pay(x: str) -> None:
-        raise KeyboardInterrupt
-
-    for recovery, state in (("rerun", State.RELEASED), ("block", State.RUNNING)):
-        guarded = world.once(pay, policy=Policy(recovery=recovery))  # type: ignore[arg-type]
-        with pytest.raises(KeyboardInterrupt):
-            guarded(recovery)
-        found = world.look(recovery)
-        assert found
-        assert found.state is state
-
-
-def test_p6_a_signal_before_it_began_leaves_nobody_who_renews_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = world.runtime.heartbeat.add
-
-    def interrupted(attempt: oncekey.Attempt) -> None:
-        add(attempt)
-        raise KeyboardInterrupt
-
-    pay = world.once(lambda x: x)
-    with monkeypatch.context() as patch:
-        patch.setattr(world.runtime.heartbeat, "add", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pay("a")
-    assert pay("a") == "a"
-
-
-def test_a_result_that_cannot_be_kept_does_not_make_it_run_again(world: World) -> None:
-    pay = world.once(lambda x: object())
-    with pytest.raises(Misuse, match="f returned what JSON cannot keep"):
-        pay("a")
-    with pytest.raises(NotKept, match="will not run again"):
-        pay("a")
-    assert len(world.runs) == 1
-
-
-def test_p11_a_result_is_bounded(world: World) -> None:
-    pay = world.once(lambda x: "x" * 100, policy=Policy(answer_bytes_max=100))
-    with pytest.raises(Misuse, match="102 bytes, more than 100"):
-        pay("a")
-    with pytest.raises(NotKept):
-        pay("a")
-
-
-# ----------------------------------------------------------------------- what it can ask and do
-
-
-def test_steps_are_kept_over_attempts(world: World) -> None:
-    charges: list[str] = []
-
-    def charge(x: str) -> int:
-        charges.append(x)
-        return len(charges)
-
-    def pay(x: str) -> list[Any]:
-        attempt = oncekey.current()
-        charged = attempt.step_sync("charge", charge, x)
-        if attempt.attempt == 1:
-            raise TimeoutError
-        return [charged, attempt.child_key("charge")]
-
-    guarded = world.once(pay)
-    with pytest.raises(TimeoutError):
-        guarded("a")
-    result = guarded("a")
-    assert result[0] == 1
-    assert charges == ["a"]
-
-
-async def test_steps_of_async_functions(world: World) -> None:
-    @once(world.runtime, key="{x}")
-    async def pay(x: str) -> Any:
-        first = await oncekey.current().step("one", lambda: "made")
-        second = await asyncio.to_thread(oncekey.current().step_sync, "two", lambda: "in a thread")
-        return [first, second]
-
-    assert await pay("a") == ["made", "in a thread"]
-
-
-def test_a_step_that_must_not_be_repeated_makes_it_unknown(world: World) -> None:
-    def pay(x: str) -> None:
-        def charge() -> None:
-            raise Death if oncekey.current().attempt == 1 else AssertionError("charged again")
-
-        oncekey.current().step_sync("charge", charge, at_most_once=True)
-
-    guarded = world.once(pay)
-    with pytest.raises(Death):
-        guarded("a")
-    with pytest.raises(Unknown):
-        guarded("a")
-
-
-def test_guarded_functions_call_each_other(world: World) -> None:
-    @once(world.runtime, key="{x}")
-    def inner(x: str) -> str:
-        return oncekey.current().operation
-
-    @once(world.runtime, key="{x}")
-    def outer(x: str) -> list[str]:
-        return [inner(x), oncekey.current().operation]
-
-    assert [name.rpartition(".")[2] for name in outer("a")] == ["inner", "outer"]
-    assert oncekey.current_or_none() is None
-
-
-@pytest.mark.parametrize("then", ["returns", "raises", "returns what JSON cannot keep"])
-def test_its_result_may_be_recorded_with_its_rows(tmp_path: Path, then: str) -> None:
-    file = tmp_path / "shop.db"
-    place = f"sqlite:///{file}"
-    with Runtime(place) as runtime, closing(sqlite3.connect(file)) as rows:
-        rows.execute("CREATE TABLE orders (id TEXT)")
-
-        @once(runtime, key="{x}")
-        def order(x: str) -> Any:
-            with rows:
-                rows.execute("INSERT INTO orders VALUES (?)", (x,))
-                oncekey.current().complete_in_sync(rows, 201, {"id": x})
-            if then == "raises":
-                raise ConnectionError("after the commit")
-            return "not this" if then == "returns" else rows
-
-        assert order("a") == order("a") == {"id": "a"}
-        assert rows.execute("SELECT count(*) FROM orders").fetchone() == (1,)
-
-
-def test_a_long_run_is_renewed() -> None:
-    with Runtime("memory://") as runtime:
-
-        @once(runtime, key="{x}", name="f", policy=Policy(lease_s=0.1))
-        def long(x: str) -> int:
-            while (beats := _beats(runtime)) < 4:
-                threading.Event().wait(0.005)
-            return beats
-
-        assert long("a") >= 4
-
-
-def _beats(runtime: Runtime) -> int:
-    found: Record = runtime.gatherer.ask(Find(record_id("single", "f", "a")))
-    return found.beat
-
-
-# ------------------------------------------------------------------- cancelled, in threads, forked
-
-
-async def test_cancelling_the_caller_does_not_stop_the_work(world: World) -> None:
-    begun, end = asyncio.Event(), asyncio.Event()
-
-    @once(world.runtime, key="{x}")
-    async def pay(x: str) -> str:
-        begun.set()
-        await end.wait()
-        return "paid"
-
-    caller = asyncio.create_task(pay("a"))
-    await begun.wait()
-    caller.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await caller
-    with pytest.raises(InFlight):
-        await asyncio.wait_for(pay("a"), 5)
-    end.set()
-    assert await world.runtime.background.drain(END_S_MAX) == 0
-    assert await pay("a") == "paid"
-
-
-async def test_what_fails_after_its_caller_left_is_logged(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    begun, end = asyncio.Event(), asyncio.Event()
-
-    @once(world.runtime, key="{x}")
-    async def pay(x: str) -> str:
-        begun.set()
-        await end.wait()
-        raise ConnectionError("no answer")
-
-    caller = asyncio.create_task(pay("a"))
-    await begun.wait()
-    caller.cancel()
-    await asyncio.wait([caller])
-    end.set()
-    await world.runtime.background.drain(END_S_MAX)
-    assert "after its caller had left" in caplog.text
-    assert "no answer" in caplog.text
-
-
-class Slow(MemoryStore):
-    """Carries an insert out, and is in no hurry to say so."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock)
-        self.inserted = asyncio.Event()
-        self.answers = asyncio.Event()
-
-    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        outcomes = yield from super().perform(verbs)
-        if any(isinstance(verb, Insert) for verb in verbs):
-            yield "say so"
-        return outcomes
-
-    async def aconnect(self) -> Any:
-        return self
-
-    async def ask(self, question: Any) -> None:
-        self.inserted.set()
-        await self.answers.wait()
-
-    async def close(self) -> None: ...
-
-
-async def test_p7_a_call_cancelled_while_it_begins_forgets_its_claim(world: World) -> None:
-    store = Slow(world.clock)
-    async with Runtime(store, clock=world.clock) as runtime:
-
-        @once(runtime, key="{x}", name="f")
-        async def pay(x: str) -> str:
-            return "paid"
-
-        caller = asyncio.create_task(pay("a"))
-        await store.inserted.wait()
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        store.answers.set()
-        await runtime.background.drain(END_S_MAX)
-        assert await pay("a") == "paid"
-
-
-def test_p1_many_threads_one_run(world: World) -> None:
-    barrier = threading.Barrier(16)
-    outcomes: list[str] = []
-
-    def pay(x: str) -> str:
-        return "paid"
-
-    guarded = world.once(pay)
-
-    def call() -> None:
-        barrier.wait()
-        try:
-            outcomes.append(guarded("a"))
-        except InFlight:
-            outcomes.append("in flight")
-
-    callers = [threading.Thread(target=call) for _ in range(16)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(END_S_MAX)
-    assert len(outcomes) == 16
-    assert set(outcomes) <= {"paid", "in flight"}
-    assert len(world.runs) == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_p1_forked_workers_share_one_run(tmp_path: Path) -> None:
-    """The runtime was used before the fork: its threads and connections are the parent's."""
-    ledger = tmp_path / "ledger"
-    policy = Policy(in_flight="wait", wait_s=END_S_MAX)
-    with Runtime(f"sqlite:///{tmp_path / 'keys.db'}") as runtime:
-
-        @once(runtime, key="{x}", policy=policy)
-        def pay(x: str) -> int:
-            with open(ledger, "a") as file:
-                file.write(f"{x}\n")
-            return os.getpid()
-
-        def work() -> None:
-            pids.put([pay("a"), pay("a"), pay("before")])
-
-        assert pay("before") == os.getpid()
-        fork = multiprocessing.get_context("fork")
-        pids = fork.SimpleQueue()
-        workers = [fork.Process(target=work) for _ in range(4)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(END_S_MAX)
-        assert pay("before") == os.getpid()
-        seen = [pids.get() for _ in workers]
-    assert len({tuple(one) for one in seen}) == 1
-    assert seen[0][0] in [worker.pid for worker in workers]
-    assert seen[0][2] == os.getpid()
-    assert sorted(ledger.read_text().split()) == ["a", "before"]
-
-
-# --------------------------------------------------------------------------- without a caller
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-async def test_p6_a_call_nobody_comes_back_for_is_finished(world: World, kind: str) -> None:
-    def ship(x: str, *, express: bool = False) -> Any:
-        attempt = oncekey.current()
-        return [x, express, attempt.recovering, attempt.attempt]
-
-    async def ship_async(x: str, *, express: bool = False) -> Any:
-        return ship(x, express=express)
-
-    function = ship if kind == "sync" else ship_async
-    guarded = once(world.runtime, key="{x}", name="f", policy=Policy(recovery="resume"))(function)
-    with world.death():
-        await _awaited(guarded("a", express=True))
-    endings: list[Ending] = []
-    recoverer = Recoverer(
-        world.store, clock=world.clock, report=lambda one: endings.append(one.ending)
-    )
-    await recoverer.round()
-    await recoverer.settle()
-
-    assert endings == [Ending.FINISHED]
-    found = world.look("a")
-    assert found
-    assert found.answer
-    assert json.loads(found.answer.body or b"") == ["a", True, True, 2]
-
-
-async def test_p6_a_call_whose_key_cannot_be_made_any_more_becomes_unknown(world: World) -> None:
-    """A new release reads another field of what was kept: its error must not be the end of it."""
-    deployed = ["id"]
-    guarded = world.once(
-        lambda x: x, lambda x: x[deployed[-1]], policy=Policy(recovery="resume", lapses_max=1)
-    )
-    with world.death():
-        guarded({"id": "a"})
-    deployed.append("number")
-    recoverer = Recoverer(world.store, clock=world.clock)
-    for _ in range(3):
-        await recoverer.round()
-        await recoverer.settle()
-        world.clock.advance(3600)
-    found = world.look("a")
-    assert found
-    assert found.state is State.UNKNOWN
-
-
-class Size(enum.StrEnum):
-    LARGE = "a"
-
-
-@pytest.mark.parametrize("x", [("a", 1), [Size.LARGE], {0: "a"}])
-async def test_what_json_does_not_give_back_is_not_kept(world: World, x: Any) -> None:
-    """Nobody may call it again with something else: it is left to its caller."""
-    guarded = world.once(lambda x: x[0], "{x[0]}", policy=Policy(recovery="resume"))
-    with world.death():
-        guarded(x)
-    record = world.look("a")
-    assert record
-    assert world.runtime.gatherer.ask(Requested(record.id)) is None
-    assert guarded(x) == "a"
-
-
-async def _awaited(result: Any) -> Any:
-    return await result if asyncio.iscoroutine(result) else result
-
-
-# ------------------------------------------------------------------------------------- misuse
+# ---------------------------------------------------------------------------------------- misuse
 
 
 def function(x: str) -> None: ...
@@ -828,7 +371,7 @@ def test_whoever_can_run_again_after_a_death_is_named_once(
     ]
 
 
-# ------------------------------------------------------------------------------------ the example
+# ----------------------------------------------------------------------------------- the example
 
 
 def test_the_example_does_as_it_says(tmp_path: Path) -> None:
