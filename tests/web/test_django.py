@@ -612,6 +612,10 @@ def test_a_class_or_a_method_of_one_is_told_how_it_is_marked(wsgi: Site) -> None
             "LoggingHook is a class",
         ),
         (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "atomic": "shop"},
+            "'shop', which DATABASES has not: name one of default",
+        ),
+        (
             {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": {"orders": {}}},
             "write a route as",
         ),

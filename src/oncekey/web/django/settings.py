@@ -10,6 +10,7 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
+from django.db import connections
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
@@ -41,7 +42,7 @@ def views() -> Views:
         routes=_routes(given.get("routes")),
         profile=given.get("profile", "oncekey"),
         hooks=_hooks(given.get("hooks", ())),
-        atomic=Django(given["atomic"]) if given.get("atomic") else None,
+        atomic=_atomic(given.get("atomic")),
         quota=_quota(given.get("quota")),
     )
 
@@ -128,6 +129,17 @@ def _hooks(given: Any) -> Any:
     """A text alone is refused as it is: it is not a list of letters."""
     listed = isinstance(given, list | tuple)
     return [_imported("hooks", hook) for hook in given] if listed else given
+
+
+def _atomic(alias: Any) -> Django | None:
+    if alias is None:
+        return None
+    if alias not in connections:
+        raise Misuse(
+            f"settings.ONCEKEY['atomic'] is {alias!r}, which DATABASES has not: name one of "
+            f"{', '.join(connections)}"
+        )
+    return Django(alias)
 
 
 def _of_django(tenant: Callable[[Any], Any]) -> Callable[[Request], Any]:
