@@ -116,9 +116,12 @@ class Operation:
         name: str,
         policy: Policy | None = None,
         *,
+        kind: str = "a function",
         redelivered: bool = False,
     ) -> None:
-        """`redelivered`: whoever calls comes back by itself, as a broker does."""
+        """`kind`: what it is, in words. `redelivered`: whoever calls comes back by itself, as a
+        broker does.
+        """
         if not isinstance(runtime, Runtime):
             raise Misuse(
                 f"{name} was given a {type(runtime).__name__} as its runtime: make one for all "
@@ -141,6 +144,7 @@ class Operation:
                 "operation they are. Here one operation would be given another's result: leave it "
                 "out"
             )
+        runtime.reserve(name, kind)
         runtime.expect(self.policy)
         self._warns = self.policy.recovery == "rerun"
         if redelivered and self.policy.recovery == "resume":

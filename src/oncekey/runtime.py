@@ -80,6 +80,7 @@ class Runtime:
         self._ports_async: Ports | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started_in: int | None = None
+        self._kinds: dict[str, str] = {}
 
     def drive(self, op: Op[T]) -> Coroutine[Any, Any, T]:
         """Drive an operation of the engine, awaited."""
@@ -113,6 +114,18 @@ class Runtime:
     def ports_sync(self) -> Ports:
         """How handlers that block a thread reach the engine."""
         return self._ports_sync
+
+    def reserve(self, operation: str, kind: str) -> None:
+        """This name is that of an inbox, a receiver, a function. `Misuse` if something of another
+        kind has it: each would take the other's ids for its own, and what they stand for would
+        never be done.
+        """
+        other = self._kinds.setdefault(operation, kind)
+        if other != kind:
+            raise Misuse(
+                f"{operation}: {other} and {kind} of this name would take each other's ids for "
+                "their own, on one store: name them apart"
+            )
 
     def expect(self, policy: Policy) -> None:
         """Operations of this policy run here."""

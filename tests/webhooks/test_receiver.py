@@ -16,7 +16,7 @@ import oncekey
 from oncekey import Policy, Runtime
 from oncekey.clock import FakeClock
 from oncekey.errors import Misuse
-from oncekey.messaging import Busy, Duplicate, Handled, Unknown
+from oncekey.messaging import Busy, Duplicate, Handled, Inbox, Unknown
 from oncekey.stores.memory import MemoryStore
 from oncekey.webhooks import (
     LOOPBACK,
@@ -271,3 +271,14 @@ def test_the_sender_delivers_to_a_fastapi_service(world: World) -> None:
         statuses = [sender.send(url, world.headers(), body) for body in (BODY, BODY, b"{}")]
     assert [sent.status for sent in statuses if isinstance(sent, Answered)] == [200, 200, 400]
     assert len(world.events) == 1
+
+
+def test_what_is_of_another_kind_has_a_name_of_its_own(world: World) -> None:
+    """A message under an event's id would be acknowledged, and never handled."""
+    world.receiver(name="billing")
+    world.receiver(name="billing")  # another process has it too
+    Inbox(world.runtime, name="mails")
+    with pytest.raises(Misuse, match="billing: a receiver and an inbox of this name"):
+        Inbox(world.runtime, name="billing")
+    with pytest.raises(Misuse, match="mails: an inbox and a function of this name"):
+        oncekey.once(world.runtime, key="{x}", name="mails")(lambda x: x)

@@ -59,7 +59,7 @@ def once_task(
     class Once(OnceTask):
         @classmethod
         def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:
-            operation = Operation(runtime, cls.name, policy, redelivered=True)
+            operation = Operation(runtime, cls.name, policy, kind="a task", redelivered=True)
             signature = inspect.signature(run)
             calls = Calls(
                 cls.name,

@@ -100,10 +100,12 @@ RETRY_S = 1.0
 class Inbox:
     """The messages of one queue or topic. `name` tells its ids from those of other inboxes."""
 
+    kind = "an inbox"
+
     def __init__(self, runtime: Runtime, *, name: str, policy: Policy | None = None) -> None:
         if not name:
             raise Misuse("Inbox(runtime, name=…) needs a name, such as the queue's or topic's own")
-        self._operation = Operation(runtime, name, policy, redelivered=True)
+        self._operation = Operation(runtime, name, policy, kind=self.kind, redelivered=True)
 
     async def handle(
         self,

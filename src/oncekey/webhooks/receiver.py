@@ -75,6 +75,12 @@ class Receipt:
 Handler = Callable[[Event], Any]
 
 
+class _Events(Inbox):
+    """Events as messages, known by ids that are the sender's."""
+
+    kind = "a receiver"
+
+
 class Receiver:
     """One endpoint at which a sender's webhooks arrive.
 
@@ -100,7 +106,7 @@ class Receiver:
             raise Misuse("scheme= is Scheme.STANDARD or Scheme.STRIPE")
         signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret is told now, not later
         rules = as_policy(policy).over(Policy(retention_s=RETENTION_S))
-        self._inbox = Inbox(runtime, name=name, policy=rules)
+        self._inbox = _Events(runtime, name=name, policy=rules)
         self._secrets = tuple(secrets)
         self._scheme = scheme
         self._tolerance_s = tolerance_s
