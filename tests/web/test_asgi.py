@@ -16,6 +16,7 @@ from oncekey.events import OutcomeUnknown
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.edge import OPERATION_CHARS_MAX
 from oncekey.web.flask import Oncekey
 from oncekey.web.recent import RECENT_S
 from tests.web.asgi_world import World, counted, held, inner_lifespan, tenant_of
@@ -81,6 +82,15 @@ async def test_p7_a_tenant_that_no_store_can_keep_is_refused(account: bytes) -> 
     assert reply.status == 400
     assert b"account" in reply.body
     assert (world.runs, world.stored()) == (0, 0)
+
+
+async def test_p11_a_path_that_no_store_can_keep_is_refused() -> None:
+    """Where a template names the operation, its length does not matter."""
+    world = World(routes={"POST /notes/{text}": Policy()})
+    path = "/" + "é" * OPERATION_CHARS_MAX
+    assert (await ask(world.app, "k1", path=path)).kind == "malformed-request"
+    assert (world.runs, world.stored()) == (0, 0)
+    assert (await ask(world.app, "k1", path=f"/notes{path}")).status == 201
 
 
 async def test_p4_nothing_is_sent_before_the_answer_is_recorded() -> None:

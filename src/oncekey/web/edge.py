@@ -51,6 +51,8 @@ log = logging.getLogger("oncekey")
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 
 TENANT_CHARS_MAX = 1_000
+OPERATION_CHARS_MAX = 10_000
+"""Not every server limits the path, which is the name of what no route template matches."""
 UNSTORED = (b"idempotency-stored", b"false")
 
 _FINISHED_ALONE = ("resume", "ask")
@@ -207,11 +209,11 @@ class Edge:
         body: bytes,
         asked: Asked | None,
     ) -> Call | Problem:
-        if _UNREADABLE.search(request.path):
+        if len(route.operation) > OPERATION_CHARS_MAX or _UNREADABLE.search(request.path):
             return Problem(
                 Kind.MALFORMED_REQUEST,
-                "The request's path holds bytes that are not UTF-8, or a zero byte. Encode it as "
-                "UTF-8.",
+                f"The request's path is longer than {OPERATION_CHARS_MAX} characters, or holds "
+                "bytes that are not UTF-8, or a zero byte. Send a shorter one, encoded as UTF-8.",
             )
         if len(tenant) > TENANT_CHARS_MAX or _UNREADABLE.search(tenant):
             return Problem(
