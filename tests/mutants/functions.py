@@ -7,6 +7,8 @@ from tests.mutants.table import Mutant
 OPERATION = "operation.py"
 INBOX = "messaging/inbox.py"
 ONCE_TESTS = "tests/test_once.py"
+ONCE_ATTEMPT_TESTS = "tests/test_once_attempt.py"
+ONCE_LEFT_TESTS = "tests/test_once_left.py"
 INBOX_TESTS = "tests/messaging/test_inbox.py"
 
 _MUTANTS = (
@@ -15,7 +17,7 @@ _MUTANTS = (
         OPERATION,
         "            runtime.background.forget(claim)\n            raise\n",
         "            raise\n",
-        ONCE_TESTS,
+        ONCE_LEFT_TESTS,
         "test_p7_a_call_cancelled_while_it_begins_forgets_its_claim",
     ),
     Mutant(
@@ -23,7 +25,7 @@ _MUTANTS = (
         OPERATION,
         "return await runtime.background.apart(self._execute(attempt, call, work))",
         "return await self._execute(attempt, call, work)",
-        ONCE_TESTS,
+        ONCE_LEFT_TESTS,
         "test_cancelling_the_caller_does_not_stop_the_work",
     ),
     Mutant(
@@ -31,7 +33,7 @@ _MUTANTS = (
         "background.py",
         "                if error is not None:\n                    _log",
         "                if False:\n                    _log",
-        ONCE_TESTS,
+        ONCE_LEFT_TESTS,
         "test_what_fails_after_its_caller_left_is_logged",
     ),
     Mutant(
@@ -39,7 +41,7 @@ _MUTANTS = (
         OPERATION,
         "ended = yield from guard.conclude(attempt, verdict, Answer(200, (), None), call)\n",
         "ended = Given()\n",
-        ONCE_TESTS,
+        ONCE_ATTEMPT_TESTS,
         "test_a_result_that_cannot_be_kept_does_not_make_it_run_again",
     ),
     Mutant(
@@ -55,7 +57,7 @@ _MUTANTS = (
         OPERATION,
         "            if attempt.finished or not failed_honestly(attempt, error):\n",
         "            if attempt.finished:\n",
-        ONCE_TESTS,
+        ONCE_ATTEMPT_TESTS,
         "test_a_function_that_is_interrupted_did_not_say_that_it_failed",
         times=2,
     ),
@@ -89,7 +91,7 @@ _MUTANTS = (
         "calls.py",
         "            same = repr(json.loads(text)) == repr(call)",
         "            same = True",
-        ONCE_TESTS,
+        ONCE_LEFT_TESTS,
         "test_what_json_does_not_give_back_is_not_kept",
     ),
     Mutant(
