@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import Request
@@ -11,7 +12,7 @@ from fastapi.responses import Response
 from payments import ids
 from payments.settings import API_VERSION
 
-Lines = list[tuple[bytes, bytes]]
+Line = tuple[bytes, bytes]
 
 
 def request_id(request: Request) -> str:
@@ -28,7 +29,7 @@ def encode(body: Any) -> bytes:
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def lines(request: Request) -> Lines:
+def lines(request: Request) -> list[Line]:
     """The headers of an answer, as oncekey keeps them."""
     return [
         (b"content-type", b"application/json"),
@@ -37,9 +38,9 @@ def lines(request: Request) -> Lines:
     ]
 
 
-def answer(request: Request, body: Any, status: int = 200) -> Response:
-    """An answer as the framework sends it."""
+def answer(request: Request, body: Any, status: int = 200, more: Iterable[Line] = ()) -> Response:
+    """An answer as the framework sends it, with `more` headers."""
     encoded = body if isinstance(body, bytes) else encode(body)
     response = Response(encoded, status)
-    response.raw_headers[:] = [*lines(request), (b"content-length", b"%d" % len(encoded))]
+    response.raw_headers[:] = [*lines(request), *more, (b"content-length", b"%d" % len(encoded))]
     return response

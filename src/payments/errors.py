@@ -23,7 +23,9 @@ log = logging.getLogger("payments")
 
 
 class StripeError(Exception):
-    """An answer that is an error. `no_effect`: nothing was done, the key is not spent."""
+    """An answer that is an error. `no_effect`: nothing was done, the key is not spent.
+    `again`: clients are advised to send the same request again.
+    """
 
     def __init__(
         self,
@@ -34,11 +36,13 @@ class StripeError(Exception):
         code: str | None = None,
         param: str | None = None,
         no_effect: bool = False,
+        again: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.no_effect = no_effect
+        self.again = again
         told = {"type": kind, "code": code, "message": message, "param": param, **more}
         self.body = {"error": {name: value for name, value in told.items() if value is not None}}
 
@@ -65,6 +69,7 @@ def busy(what: str) -> StripeError:
         f"Another request is at work on this {what}. Try again in a moment.",
         code="lock_timeout",
         no_effect=True,
+        again=True,
     )
 
 
@@ -98,7 +103,8 @@ def _told(request: Request, error: Exception) -> Response:
     # A recovered request has no client that could put it right: this is how it ended.
     if error.no_effect and attempt is not None and not attempt.recovering:
         attempt.no_effect()
-    return answer(request, error.body, error.status)
+    advice = [(b"stripe-should-retry", b"true")] if error.again else []
+    return answer(request, error.body, error.status, advice)
 
 
 def _by_framework(request: Request, error: Exception) -> Response:
