@@ -6,7 +6,14 @@ import pytest
 
 from oncekey.core.record import Answer, Record, State
 from oncekey.decision import Replay
-from oncekey.web.recent import BODY_BYTES_MAX, REPLAYS_MAX, Asked, Known, Recent
+from oncekey.web.recent import (
+    BODY_BYTES_MAX,
+    REPLAY_BYTES_MAX,
+    REPLAYS_MAX,
+    Asked,
+    Known,
+    Recent,
+)
 
 RECORD = Record(
     id=bytes(32),
@@ -83,6 +90,16 @@ def test_p11_long_answers_are_not_kept_in_memory(more: int) -> None:
     recent = Recent(5.0)
     kept(recent, 1, 100.0, sent=Answer(201, (), bytes(BODY_BYTES_MAX + more)))
     assert (recent.find(asked(1, 100.0)) is None) == bool(more)
+
+
+def test_p11_neither_are_long_queries_and_headers() -> None:
+    """Thousands of them would fill the memory, and some servers pass on megabytes."""
+    recent, replay = Recent(5.0), kept(Recent(5.0), 1, 100.0)
+    long = bytes(REPLAY_BYTES_MAX)
+    recent.keep((("k1", long), 100.0), replay, SENT)
+    assert recent.find((("k1", long), 100.0)) is None
+    kept(recent, 1, 100.0, sent=Answer(201, ((b"x", long),), b""))
+    assert recent.find(asked(1, 100.0)) is None
 
 
 def test_p11_the_memory_is_bounded_and_forgets_the_oldest() -> None:

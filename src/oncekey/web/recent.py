@@ -19,6 +19,8 @@ RECENT_S = 5.0
 BODY_BYTES_MAX = 4_096
 """Of a request, and of an answer; longer ones are looked up in the store each time."""
 REPLAYS_MAX = 4_096
+REPLAY_BYTES_MAX = 16_384
+"""Of a request and its answer, with all that is neither's body: not every server limits that."""
 
 Asked = tuple[tuple[str | bytes, ...], float]
 """All of a request that its answer may depend on, as it came: nothing is taken to mean the same.
@@ -47,11 +49,13 @@ class Recent:
 
     def keep(self, asked: Asked, replay: Replay, sent: Answer) -> None:
         """Remember what the store was asked for and what was sent."""
+        whole, at = asked
         if self._seconds <= 0 or len(sent.body or b"") > BODY_BYTES_MAX:
+            return
+        if sum(map(len, whole)) + _bytes_of(sent) > REPLAY_BYTES_MAX:
             return
         if len(self._newer) >= REPLAYS_MAX // 2:
             self._newer, self._older = {}, self._newer
-        whole, at = asked
         self._newer[whole] = replay, sent, at
 
     def find(self, asked: Asked) -> Known | None:
@@ -64,3 +68,7 @@ class Recent:
         ago_s = now - at
         fresh = ago_s < self._seconds and ago_s < replay.expires_in_s
         return Known(replay, sent, ago_s) if fresh else None
+
+
+def _bytes_of(sent: Answer) -> int:
+    return len(sent.body or b"") + sum(len(name) + len(text) for name, text in sent.headers)
