@@ -1,0 +1,276 @@
+"""What FastAPI does around an endpoint: background tasks, dependencies, lifespan; and faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException
+from fastapi import Request as FastRequest
+from fastapi.routing import APIRoute
+from starlette.staticfiles import StaticFiles
+from starlette.testclient import TestClient
+
+import oncekey
+import oncekey.atomic
+from oncekey import Misuse, Policy
+from oncekey.clock import FakeClock
+from oncekey.errors import StoreUnavailable
+from oncekey.recoverer import Ending
+from oncekey.stores.memory import MemoryStore
+from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.fastapi import Idempotency, idempotent
+from oncekey.web.flask import idempotent as views_idempotent
+from tests.orphans import LEASE_S, Shop, nobody, service
+from tests.web.fastapi_world import Order, World, account_of, ordering, stopping
+
+pytestmark = pytest.mark.anyio
+
+
+# ------------------------------------------------------------- background tasks and dependencies
+
+
+async def test_background_tasks_run_once_and_after_the_answer_is_recorded() -> None:
+    world = World()
+    seen: list[str] = []
+
+    def note() -> None:
+        seen.extend(record.state.value for record in world.records())
+
+    def noting(later: BackgroundTasks) -> None:
+        later.add_task(note)
+
+    @world.router.post("/orders", dependencies=[Depends(noting)])
+    def order(later: BackgroundTasks) -> None:
+        later.add_task(note)
+
+    for _ in range(3):
+        await world.ask("k1")
+    assert seen == ["completed", "completed"], "the endpoint's and its dependency's, once each"
+
+
+async def test_dependencies_that_yield_are_closed_however_it_ends() -> None:
+    world = World()
+    seen: list[str] = []
+
+    async def session() -> AsyncIterator[str]:
+        seen.append("open")
+        try:
+            yield "session"
+            seen.append("commit")
+        except Exception as error:
+            seen.append(type(error).__name__)
+            raise
+        finally:
+            seen.append("close")
+
+    @world.router.post("/orders")
+    async def order(order: Order, session: str = Depends(session)) -> str:
+        if order.quantity == 0:
+            raise HTTPException(400)
+        return session
+
+    async def endings(key: str, quantity: int) -> list[str]:
+        seen.clear()
+        await world.ask(key, {"item": "tea", "quantity": quantity})
+        return seen[:]
+
+    assert await endings("k1", 1) == ["open", "commit", "close"]
+    assert await endings("k1", 1) == ["open", "commit", "close"], "a replay"
+    assert await endings("k1", 2) == ["open", "commit", "close"], "a refusal"
+    assert await endings("k2", 0) == ["open", "HTTPException", "close"]
+
+
+async def test_a_dependency_of_the_function_commits_before_the_answer_is_recorded() -> None:
+    world = World()
+    fails = [True]
+
+    def transaction() -> Iterator[None]:
+        yield
+        if fails.pop():
+            raise RuntimeError("the commit failed")
+
+    @world.router.post("/orders", dependencies=[Depends(transaction, scope="function")])
+    async def order() -> dict[str, int]:
+        return {"run": world.run()}
+
+    with pytest.raises(RuntimeError, match="the commit failed"):
+        await world.ask("k1")
+    fails.append(False)
+    assert (await world.ask("k1")).json() == {"run": 2}
+
+
+# ------------------------------------------------------------------------------ faults, lifespan
+
+
+async def test_e35_a_client_that_hangs_up_stops_nothing() -> None:
+    world = World()
+    entered, leave = stopping(world)
+    first = asyncio.create_task(world.ask("k1"))
+    await entered.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    leave.set()
+    await world.idempotency.guard.drain()
+    again = await world.ask("k1")
+    assert (again.json(), again.replayed) == ({"run": 1}, True)
+
+
+@pytest.mark.parametrize("store_down", ["refuse", "run"])
+async def test_e42_a_store_that_is_down(store_down: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ordering(policy=Policy(store_down=store_down))
+
+    async def down(verb: Any) -> Any:
+        raise StoreUnavailable("down", sent=False)
+
+    monkeypatch.setattr(world.idempotency.guard.gatherer, "ask", down)
+    reply = await world.ask("k1")
+    if store_down == "refuse":
+        assert (reply.status, reply.kind, world.runs) == (503, "store-unavailable", 0)
+    else:
+        assert (reply.status, reply.header("idempotency-stored")) == (201, "false")
+
+
+async def test_a_stream_that_is_not_guarded_learns_that_its_client_has_left() -> None:
+    world = World(profile="square")
+
+    @world.router.post("/orders")
+    async def order(request: FastRequest) -> dict[str, bool]:
+        await request.body()
+        return {"left": await request.is_disconnected()}
+
+    assert (await world.ask(None, {"item": "tea"})).json() == {"left": True}
+
+
+async def test_ask_finds_out_what_became_of_an_attempt_that_died() -> None:
+    def find_out(attempt: oncekey.Attempt) -> oncekey.Answer:
+        return oncekey.Answer(201, ((b"content-type", b"text/plain"),), b"it was done")
+
+    clock = FakeClock()
+    world = World(store=MemoryStore(clock), policy=Policy(recovery="ask", ask=find_out, lease_s=5))
+    closed: list[str] = []
+
+    async def session() -> AsyncIterator[None]:
+        yield
+        closed.append("closed")
+
+    @world.router.post("/orders", dependencies=[Depends(session)])
+    async def order() -> None:
+        world.run()
+        raise asyncio.CancelledError  # as if its process had died: nothing more is heard of it
+
+    with pytest.raises(asyncio.CancelledError):
+        await world.ask("k1")
+    clock.advance(6)
+    settled, again = await world.ask("k1"), await world.ask("k1")
+    assert (settled.status, settled.body, settled.replayed) == (201, b"it was done", False)
+    assert (again.body, again.replayed, world.runs) == (b"it was done", True, 1)
+    assert closed == ["closed"] * 2, "once per request that was answered"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+async def test_atomic_mode_commits_claim_rows_and_answer_together(
+    tmp_path: Path, marked: bool
+) -> None:
+    store = f"sqlite:///{tmp_path / 'shop.db'}"
+    policy = Policy(atomic=True)
+    world = World(store=store, atomic=oncekey.atomic.Sqlite(), policy=None if marked else policy)
+
+    async def order() -> dict[str, int]:
+        connection = oncekey.current().connection
+        connection.execute("CREATE TABLE IF NOT EXISTS orders (run INT)")
+        connection.execute("INSERT INTO orders VALUES (?)", (world.run(),))
+        if world.runs == 1:
+            raise ValueError("broken")
+        [count] = connection.execute("SELECT count(*) FROM orders").fetchone()
+        return {"orders": count}
+
+    world.router.post("/orders")(idempotent(policy)(order) if marked else order)
+    async with world.idempotency.lifespan():
+        with pytest.raises(ValueError, match="broken"):
+            await world.ask("k1")
+        assert [(await world.ask("k1")).json() for _ in range(2)] == [{"orders": 1}] * 2
+    assert world.runs == 2
+
+
+async def test_the_lifespan_ends_what_the_routes_began() -> None:
+    world = ordering()
+    async with world.app.router.lifespan_context(world.app):
+        assert (await world.ask("k1")).status == 201
+    async with world.app.router.lifespan_context(world.app):
+        assert (await world.ask("k1")).replayed
+
+
+async def test_a_request_of_the_middleware_on_the_same_store_is_recovered_by_the_middleware() -> (
+    None
+):
+    beside = service(Shop())
+    Idempotency(
+        store=beside.store, tenant=nobody, policy=Policy(recovery="resume", lease_s=LEASE_S)
+    )
+    beside.abandon()
+    assert await beside.recover() == [(Ending.FINISHED, "status 201")]
+
+
+@pytest.mark.parametrize("above", [False, True])
+async def test_a_mark_without_effect_is_told_at_the_start(above: bool) -> None:
+    world = ordering()
+    nested = APIRouter(route_class=world.idempotency.route_class if above else APIRoute)
+
+    async def cancel() -> None: ...
+
+    if above:
+        idempotent(nested.delete("/orders")(cancel))
+    else:
+        nested.delete("/orders")(idempotent(cancel))
+    world.router.include_router(nested, prefix="/nested")
+    world.include()
+    said = "below the route" if above else "router guards nothing"
+    with pytest.raises(Misuse, match=f"/orders: cancel .*{said}"):
+        async with world.idempotency.lifespan(world.app):
+            pass
+
+
+def test_a_mark_that_is_for_views_is_told_where_it_is_routed() -> None:
+    with pytest.raises(Misuse, match=r"from oncekey\.web\.fastapi import idempotent"):
+        World().router.post("/orders")(views_idempotent(lambda: None))
+
+
+async def test_a_mark_without_effect_in_a_mounted_application_is_told_at_the_start() -> None:
+    world, mounted = ordering(), FastAPI()
+    mounted.delete("/orders")(idempotent(lambda: None))
+    world.include()
+    world.app.mount("/v1", mounted)
+    with pytest.raises(Misuse, match=r"/orders: .* router guards nothing"):
+        async with world.idempotency.lifespan(world.app):
+            pass
+
+
+def test_a_mark_that_the_middleware_does_not_heed_is_told_at_the_start() -> None:
+    app = FastAPI()
+    app.post("/charges")(idempotent(Policy(recovery="block"))(lambda: None))
+    app.add_middleware(IdempotencyMiddleware, store="memory://", tenant=oncekey.single_tenant)
+    with pytest.raises(Misuse, match=r"/charges: .* heeds no marks: .* routes="), TestClient(app):
+        pass
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_application_none_of_whose_routes_is_guarded_is_told_so(late: bool) -> None:
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+    app = FastAPI()
+    app.get("/orders")(lambda: None)
+    async with idempotency.lifespan(app):
+        pass  # there is nothing that would have to be
+    app.post("/orders")(lambda: None)
+    if late:
+        app.router.route_class = idempotency.route_class
+    with pytest.raises(Misuse, match="no route of this application is guarded, /orders neither"):
+        async with idempotency.lifespan(app):
+            pass
+    app.mount("/other", StaticFiles(directory="."))  # nobody can look into this one
+    async with idempotency.lifespan(app):
+        pass
