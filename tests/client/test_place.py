@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oncekey.client import place
 from oncekey.client.place import Outgoing, Placed
 from oncekey.core import key as keys
+from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.profiles import PROFILES
 from oncekey.errors import Misuse
 
@@ -121,6 +122,18 @@ def test_a_key_that_no_server_takes_is_not_sent() -> None:
         place.usable("order-17", PROFILES["azure"])
     with pytest.raises(Misuse, match="longer than 45"):
         place.usable("k" * 46, PROFILES["square"])
+
+
+@pytest.mark.parametrize("profile", ["oncekey", "square", "gcp"])
+def test_a_large_body_is_told_by_its_size_and_not_read(profile: str) -> None:
+    def printed(body: bytes) -> Fingerprint | None:
+        lines = {"content-type": "application/json"}
+        return place.fingerprint(Outgoing("POST", URL, lines, body), PROFILES[profile])
+
+    size = place.COMPARED_BYTES_MAX
+    assert printed(b"{" * size) is None  # read, and found broken
+    assert printed(b"{" * (size + 1)) == printed(b"[" * (size + 1)) is not None
+    assert printed(b"{" * (size + 1)) != printed(b"{" * (size + 2))
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:

@@ -21,6 +21,10 @@ from oncekey.core.value import value
 from oncekey.errors import Misuse
 
 _PORTS = {"http": 80, "https": 443}
+COMPARED_BYTES_MAX = 1_048_576
+"""Of a body that is larger only the size counts: to read what it says takes longer than to send it,
+and nobody but whoever mixes up two keys has anything of it.
+"""
 
 
 @value
@@ -104,13 +108,15 @@ def fingerprint(request: Outgoing, profile: Profile) -> Fingerprint | None:
     if request.body is None:
         return None
     parts = urlsplit(request.url)
-    where = profile.key_in
+    where, media_type, body = profile.key_in, _type(request), request.body
+    if len(body) > COMPARED_BYTES_MAX:
+        media_type, body = "", b"%d" % len(body)
     made = fingerprints.of(
         request.method,
         parts.path,
         parts.query,
-        _type(request),
-        request.body,
+        media_type,
+        body,
         exclude_field=where.name if isinstance(where, BodyField) else None,
         exclude_parameter=where.name if isinstance(where, QueryParameter) else None,
     )
