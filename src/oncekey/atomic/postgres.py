@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -58,8 +57,7 @@ class _Asyncpg:
         try:
             await self._transaction.rollback()
         except Exception:  # its connection is broken: what was not committed is gone
-            with contextlib.suppress(Exception):  # its pool may have taken it back by itself
-                self.connection.terminate()
+            self.connection.terminate()
         finally:
             await self._pool.release(self.connection)
 

@@ -163,7 +163,10 @@ class Unit:
 
     def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
-        return transaction and transaction.rollback()
+        try:
+            return transaction and transaction.rollback()
+        except Exception as error:  # its connection broke: what is not committed is gone
+            _judged(error, Rollback(), self._adapter)
 
 
 class AsyncUnit:
@@ -268,7 +271,10 @@ class AsyncUnit:
 
     async def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
-        return transaction and await self._do(transaction.rollback)
+        try:
+            return transaction and await self._do(transaction.rollback)
+        except Exception as error:  # its connection broke: what is not committed is gone
+            _judged(error, Rollback(), self._adapter)
 
     def _do(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
         if self._threaded:

@@ -1,0 +1,65 @@
+"""Driving one atomic operation: connections that break while they are lent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from oncekey import atomic
+from tests.atomic_shop import Opener, Shop, new_key, opener
+
+__all__ = ["opener"]
+
+pytestmark = pytest.mark.anyio
+
+
+class Breaking:
+    """An adapter whose connections are found to be broken when they are rolled back."""
+
+    def __init__(self, adapter: atomic.Adapter) -> None:
+        self._adapter = adapter
+        self.engine, self.awaited = adapter.engine, adapter.awaited
+
+    def begin(self, *given: Any) -> Any:
+        return self._begin_async(*given) if self.awaited else self._broken(self._begin(*given))
+
+    def _begin(self, *given: Any) -> Any:
+        return self._adapter.begin(*given)
+
+    async def _begin_async(self, *given: Any) -> Any:
+        return self._broken(await self._begin(*given))
+
+    def _broken(self, transaction: Any) -> Any:
+        undone = transaction.rollback
+
+        def rollback() -> None:
+            undone()
+            raise ConnectionError("its pool has taken it back")
+
+        async def rollback_async() -> None:
+            await undone()
+            raise ConnectionError("its pool has taken it back")
+
+        transaction.rollback = rollback_async if self.awaited else rollback
+        return transaction
+
+
+@pytest.fixture(params=["asyncpg", "psycopg in threads", "psycopg"])
+async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
+    async with opener(request.param) as shop:
+        shop.app.edge.adapter = Breaking(shop.adapter)
+        yield shop
+
+
+async def test_a_rollback_of_what_is_gone_fails_nobody(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What failed was an outage, or the handler; its client is told so, and not of this."""
+    key = new_key()
+    assert (await shop.order(key, status=503)).status == 503
+    assert (await shop.order(key)).status == 201
+    assert (await shop.order(key)).replayed
+    assert shop.orders() == 1
+    assert "its pool has taken it back" in caplog.text
