@@ -1,7 +1,7 @@
 """oncekey: retry any request, it happens once."""
 
 from oncekey.attempt import Attempt, current, current_or_none
-from oncekey.attempt import answer_of as answer
+from oncekey.core.answer import answer_of as answer
 from oncekey.core.policy import (
     Learned,
     Policy,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from oncekey.core.answer import Headers, answer_of
 from oncekey.core.headers import kept_answer
 from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
@@ -268,7 +268,7 @@ class Attempt:
         transaction: Any,
         status: int,
         body: Any = b"",
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Headers = (),
     ) -> Answer:
         """Record the answer in a transaction of yours: it counts if and only if you commit.
 
@@ -288,16 +288,14 @@ class Attempt:
         transaction: Any,
         status: int,
         body: Any = b"",
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Headers = (),
     ) -> Answer:
         """`complete_in` for handlers that block."""
         ports, answer, completion = self._completing(status, body, headers)
         [outcome] = join.perform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
 
-    def _completing(
-        self, status: int, body: Any, headers: Iterable[tuple[bytes, bytes]]
-    ) -> tuple[Ports, Answer, Swap]:
+    def _completing(self, status: int, body: Any, headers: Headers) -> tuple[Ports, Answer, Swap]:
         ports, answer = self._reach(), answer_of(status, body, headers)
         kept = kept_answer(answer, self.policy, ports.profile)
         self.ensure_owned()
@@ -354,16 +352,6 @@ class Attempt:
             except (Exception, SystemExit):  # whoever signals serves every other attempt too
                 _log.exception("a listener failed when %r was lost", self)
         return True
-
-
-def answer_of(status: int, body: Any = b"", headers: Iterable[tuple[bytes, bytes]] = ()) -> Answer:
-    """An answer from its parts: a body that is not bytes is written as JSON, and says so."""
-    lines = [(name.lower(), text) for name, text in headers]
-    if not isinstance(body, bytes):
-        body = json.dumps(body, separators=(",", ":")).encode()
-        if all(name != b"content-type" for name, _ in lines):
-            lines.append((b"content-type", b"application/json"))
-    return Answer(status, tuple(lines), body)
 
 
 _current: ContextVar[Attempt | None] = ContextVar("oncekey_attempt", default=None)

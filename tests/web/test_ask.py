@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from oncekey import current, single_tenant
-from oncekey.attempt import Attempt, answer_of
+from oncekey.attempt import Attempt
+from oncekey.core.answer import answer_of
 from oncekey.core.policy import Learned
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse

@@ -1,0 +1,58 @@
+"""An answer from its parts, as an application gives them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oncekey.core.record import Answer
+from oncekey.errors import Misuse
+
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TEXT = re.compile(rb"[^\0\r\n]*")
+
+Text = str | bytes
+Headers = Mapping[str, Text] | Iterable[tuple[Text, Text]]
+
+
+def answer_of(status: int, body: Any = b"", headers: Headers = ()) -> Answer:
+    """An answer from its parts: a body that is not bytes is written as JSON, and says so. Raises
+    `Misuse` for parts that no answer can have.
+    """
+    if not _is_status(status):
+        raise Misuse(f"an answer's status is a number from 200 to 599, not {status!r:.80}")
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    lines = [(_line(name, _NAME).lower(), _line(text, _TEXT)) for name, text in pairs]
+    if not isinstance(body, bytes):
+        body = _json(body)
+        if all(name != b"content-type" for name, _ in lines):
+            lines.append((b"content-type", b"application/json"))
+    return Answer(int(status), tuple(lines), body)
+
+
+def _is_status(given: object) -> bool:
+    return isinstance(given, int) and 200 <= given <= 599
+
+
+def _line(given: object, pattern: re.Pattern[bytes]) -> bytes:
+    """A header's name or text as it is sent; anything else would break the message."""
+    line = given
+    if isinstance(given, str):
+        with contextlib.suppress(UnicodeEncodeError):
+            line = given.encode("latin-1")
+    if not isinstance(line, bytes) or not pattern.fullmatch(line):
+        raise Misuse(
+            "an answer's headers are names, and texts of one line in Latin-1, such as "
+            f"{{'location': '/orders/1'}}: {given!r:.80} is none"
+        )
+    return line
+
+
+def _json(body: object) -> bytes:
+    try:
+        return json.dumps(body, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"an answer's body is bytes, or what JSON can write: {error}") from error
