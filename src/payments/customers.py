@@ -12,6 +12,7 @@ from payments import clock, events, ids, lists, objects, rows, shapes, sources
 from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import missing
+from payments.expanding import check, expanded
 from payments.openapi import answers, asks, takes
 from payments.parameters import CustomerChange, CustomerCreate, CustomerList, Nothing
 from payments.reading import Looking, body_as, query_as, tenant
@@ -47,6 +48,7 @@ def create_customer(
                 sources.attach(connection, whose, source.payment_method, made.id)
         shown = objects.customer(made)
         events.record(connection, whose, "customer.created", shown, request_id(request))
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
 
@@ -79,12 +81,14 @@ def update_customer(
         changed = rows.change(connection, customers, whose, id, **given) if given else customer
         shown = objects.customer(changed or customer)
         events.record(connection, whose, "customer.updated", shown, request_id(request))
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
 
 @router.delete("/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))
 def delete_customer(request: Request, id: str, asked: Looking) -> Response:
     """The id stays known, for the charges that name it; what is personal goes."""
+    check("customer", asked.expand)
     database: Database = request.app.state.database
     whose = tenant(request)
     with database.rows() as connection:

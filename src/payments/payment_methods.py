@@ -35,15 +35,17 @@ def create_token(
     request: Request, asked: Annotated[TokenCreate, Depends(body_as(TokenCreate))]
 ) -> Response:
     database: Database = request.app.state.database
+    whose = tenant(request)
     row = {
-        "tenant": tenant(request),
+        "tenant": whose,
         "id": ids.new("tok"),
         "created": clock.now_s(),
         "card": sources.by_number(asked.card),
     }
     with database.rows() as connection:
         made = connection.execute(tokens.insert().returning(tokens), row).one()
-    return answer(request, objects.token(made))
+        shown = expanded(connection, whose, objects.token(made), asked.expand)
+    return answer(request, shown)
 
 
 @router.get("/tokens/{id}", **answers(shapes.Token), **asks(Nothing))
@@ -61,7 +63,8 @@ def create_payment_method(
     with database.rows() as connection:
         card = sources.card_of(connection, whose, asked.card)
         made = sources.add_method(connection, whose, card, billing, asked.metadata)
-    return answer(request, objects.payment_method(made))
+        shown = expanded(connection, whose, objects.payment_method(made), asked.expand)
+    return answer(request, shown)
 
 
 @router.get("/payment_methods", **answers(shapes.PaymentMethod, many=True), **asks(MethodList))
@@ -145,6 +148,7 @@ def detach_payment_method(
             raise refused("The payment method you provided is not attached to a customer.")
         changed = rows.change(connection, payment_methods, whose, id, customer=None)
         shown = _told(connection, whose, changed, "payment_method.detached", request)
+        expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
 

@@ -106,6 +106,9 @@ def settled(
         return rows.get(connection, charges, tenant, id_)
     if "amount" not in order:
         _end_refund(connection, charge, key, "succeeded" if done else "failed", request)
+        if not done and charge.payment_intent is not None:  # it is not cancelled after all
+            unsaid = {"cancellation_reason": None}
+            rows.change(connection, payment_intents, tenant, charge.payment_intent, **unsaid)
     if done and charge.captured:
         _tell_captured(connection, charge, request)
     elif done:

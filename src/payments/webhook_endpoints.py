@@ -20,6 +20,7 @@ from payments import events as event_log
 from payments.answers import answer
 from payments.database import Database, take_turns
 from payments.errors import invalid, refused
+from payments.expanding import check
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.parameters import (
@@ -73,7 +74,7 @@ def create_webhook_endpoint(
         ).one()
         return 200, objects.webhook_endpoint(made) | {"secret": secret}
 
-    return Work(request).end(write)
+    return Work(request, asked, "webhook_endpoint").end(write)
 
 
 @router.get(_PATH, **answers(shapes.WebhookEndpoint, many=True), **asks(Page))
@@ -103,7 +104,7 @@ def update_webhook_endpoint(
         changed = rows.change(connection, webhook_endpoints, whose, id, **_changes(endpoint, asked))
         return 200, objects.webhook_endpoint(changed or endpoint)
 
-    return Work(request).end(write)
+    return Work(request, asked, "webhook_endpoint").end(write)
 
 
 def _changes(endpoint: Row[Any], asked: EndpointUpdate) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def _changes(endpoint: Row[Any], asked: EndpointUpdate) -> dict[str, Any]:
 @router.delete(_PATH + "/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))
 def delete_webhook_endpoint(request: Request, id: str, asked: Looking) -> Response:
     """What waits to be sent there is canceled when its turn comes."""
+    check("webhook_endpoint", asked.expand)
     database: Database = request.app.state.database
     whose = tenant(request)
     with database.rows() as connection:
@@ -150,7 +152,7 @@ def roll_webhook_secret(
         rows.change(connection, webhook_endpoints, whose, id, secrets=secrets)
         return 200, objects.webhook_endpoint(endpoint) | {"secret": secret}
 
-    return Work(request).end(write)
+    return Work(request, asked, "webhook_endpoint").end(write)
 
 
 def _signing_on(secrets: list[Object], now: int, until: int) -> list[Object]:
@@ -230,4 +232,4 @@ def retry_event(
         deliveries.send_again(connection, whose, event, endpoint, clock.wall())
         return 200, event_log.shown(connection, whose, id)
 
-    return Work(request).end(write)
+    return Work(request, asked, "event").end(write)

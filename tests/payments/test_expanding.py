@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from payments import shapes
@@ -47,3 +49,33 @@ def test_what_a_look_does_not_know_is_refused(api: Api) -> None:
     for path in (f"charges/{charge}", "balance", "events/evt_1"):
         answer = api.get(path, surprise=1)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "surprise")
+
+
+def test_no_route_passes_over_what_it_cannot_expand(api: Api) -> None:
+    customer = api.made("customers", {"name": "Ada"})
+    method = api.made("payment_methods/pm_card_visa/attach", {"customer": customer["id"]})
+    said = {"url": "https://example.com/", "enabled_events[]": "charge.failed"}
+    endpoint = api.made("webhook_endpoints", said)["id"]
+    event = api.get("events", limit=1).json()["data"][0]["id"]
+    card = {"card[number]": "4242424242424242", "card[exp_month]": 4, "card[exp_year]": 2034}
+    posts: dict[str, dict[str, Any]] = {
+        "customers": {"name": "Grace"},
+        f"customers/{customer['id']}": {"name": "Grace"},
+        "tokens": card,
+        "payment_methods": card | {"type": "card"},
+        f"payment_methods/{method['id']}/detach": {},
+        "webhook_endpoints": said,
+        f"webhook_endpoints/{endpoint}": {"disabled": "true"},
+        f"webhook_endpoints/{endpoint}/roll_secret": {},
+        f"events/{event}/retry": {},
+    }
+    seen = ("customers", "payment_methods", "webhook_endpoints", "events")
+    before = [api.get(path).json() for path in seen]
+    nothing = {"expand[]": "nothing"}
+    for path, given in posts.items():
+        assert api.refused(path, given | nothing)["param"] == "expand", path
+    assert api.get("balance", **nothing).status_code == 400
+    for path in (f"customers/{customer['id']}", f"webhook_endpoints/{endpoint}"):
+        assert api.client.delete(f"/v1/{path}", params=nothing).status_code == 400
+    assert [api.get(path).json() for path in seen] == before
+    assert api.client.delete(f"/v1/webhook_endpoints/{endpoint}").status_code == 200
