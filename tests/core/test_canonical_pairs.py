@@ -1,10 +1,19 @@
 """Canonical forms (E21) and queries (E23): by their decoded pairs, and never looser."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.canonical import FIELDS_MAX, BadBody, canonical_pairs, parse_form, parse_pairs
+from oncekey.core.canonical import (
+    FIELDS_MAX,
+    BadBody,
+    canonical_pairs,
+    parse_form,
+    parse_pairs,
+    parse_query,
+)
 
 
 def form(encoded: bytes, without: str | None = None) -> bytes:
@@ -79,8 +88,9 @@ def test_e11_a_form_field_is_left_out() -> None:
     assert form(b"key=a&x=1") != form(b"x=1")
 
 
-def test_p11_a_form_of_too_many_fields_is_refused() -> None:
-    assert isinstance(parse_form(b"&".join([b"a"] * FIELDS_MAX)), list)
-    outcome = parse_form(b"&".join([b"a"] * (FIELDS_MAX + 1)))
+@pytest.mark.parametrize("parse", [parse_form, parse_query])
+def test_p11_a_form_or_query_of_too_many_fields_is_refused(parse: Any) -> None:
+    assert isinstance(parse(b"&".join([b"a"] * FIELDS_MAX)), list)
+    outcome = parse(b"&".join([b"a"] * (FIELDS_MAX + 1)))
     assert isinstance(outcome, BadBody)
     assert str(FIELDS_MAX) in outcome.reason

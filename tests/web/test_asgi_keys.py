@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import uuid
 from typing import Any
 
 import pytest
 
 from oncekey import Policy
+from oncekey.core.canonical import FIELDS_MAX
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import World, tenant_of
@@ -257,3 +259,19 @@ async def test_websockets_pass_through() -> None:
     guarded = IdempotencyMiddleware(app, store=MemoryStore(), tenant=tenant_of)
     await guarded({"type": "websocket"}, None, None)  # type: ignore[arg-type]
     assert seen == ["websocket"]
+
+
+@pytest.mark.parametrize("profile", ["oncekey", "gcp"])
+async def test_p11_a_query_of_too_many_parameters_is_refused_wherever_it_is_read(
+    profile: str,
+) -> None:
+    """Not every server limits it, and reading megabytes of it would hold up all others."""
+    world = World(profile=profile, status_path="/idempotency")
+    named = b"operation=POST%20/orders&requestId="
+    query = named + str(uuid.uuid4()).encode()
+    assert (await ask(world.app, "k1", query=query)).status == 201
+    query = named + str(uuid.uuid4()).encode() + b"&a" * FIELDS_MAX
+    assert (await ask(world.app, "k2", query=query)).status == 400
+    assert world.runs == 1
+    asked = await ask(world.app, "k1", b"", method="GET", path="/idempotency", query=query)
+    assert asked.status == 400

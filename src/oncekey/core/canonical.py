@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 from oncekey.core.framing import as_bytes, frame
 
 FIELDS_MAX = 10_000
-"""Most fields or parts of one form; frameworks stop at about a tenth of it."""
+"""Most fields or parts of one form or query; frameworks stop at about a tenth of it."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -171,8 +171,15 @@ def parse_pairs(encoded: bytes) -> list[tuple[bytes, bytes]]:
     return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in split]
 
 
+def parse_query(query: bytes) -> list[tuple[bytes, bytes]] | BadBody:
+    """The same of a query string that may be of any length: not every server limits it."""
+    if query.count(b"&") >= FIELDS_MAX:
+        return BadBody(f"The query has more than {FIELDS_MAX} parameters. Send fewer.")
+    return parse_pairs(query)
+
+
 def parse_form(body: bytes) -> list[tuple[bytes, bytes]] | BadBody:
-    """The decoded names and values of a form, of which there may be many more than in a query."""
+    """The same of a form."""
     if body.count(b"&") >= FIELDS_MAX:
         return BadBody(f"The form has more than {FIELDS_MAX} fields. Send fewer.")
     return parse_pairs(body)

@@ -23,7 +23,7 @@ from oncekey.core.canonical import (
     json_members,
     parse_form,
     parse_json,
-    parse_pairs,
+    parse_query,
 )
 from oncekey.core.framing import as_bytes, frame
 from oncekey.core.multipart import MULTIPART, canonical_multipart
@@ -81,7 +81,10 @@ def of(
         return canonical
     query = as_bytes(query) if isinstance(query, str) else query
     if query:
-        query = canonical_pairs(parse_pairs(query), without=exclude_parameter)
+        pairs = parse_query(query)
+        if isinstance(pairs, BadBody):
+            return pairs
+        query = canonical_pairs(pairs, without=exclude_parameter)
     verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)
     if target:  # framed it begins with a digit, as no path does
         place = frame((place, as_bytes(target)))

@@ -16,7 +16,7 @@ from oncekey.attempt import Attempt, failed_honestly
 from oncekey.core import declared, profiles
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import key as keys
-from oncekey.core.canonical import essence, parse_pairs
+from oncekey.core.canonical import essence, parse_query
 from oncekey.core.coding import decoded
 from oncekey.core.fingerprint import BadBody
 from oncekey.core.first_sent import check_first_sent, first_sent
@@ -148,7 +148,10 @@ class Edge:
                 lines = request.headers.all(name)
                 return keys.parse(lines, chars_min=chars_min) if lines else None
             case QueryParameter(name):
-                values = [v for n, v in parse_pairs(request.query) if n == name.encode()]
+                pairs = parse_query(request.query)
+                if isinstance(pairs, BadBody):
+                    return pairs
+                values = [v for n, v in pairs if n == name.encode()]
                 if len(values) > 1:
                     return BadKey(f"The query names {name} {len(values)} times. Send it once.")
                 return (

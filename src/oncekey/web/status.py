@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import parse_qs
 
 from oncekey.core import key as keys
 from oncekey.core import refusals
+from oncekey.core.canonical import BadBody, parse_query
 from oncekey.core.key import BadKey, record_id
 from oncekey.core.op import Op
 from oncekey.core.problem import Kind, Problem
@@ -48,8 +48,11 @@ def _verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
     account = edge.check_tenant(tenant)
     if isinstance(account, Problem):
         return account
-    operation = parse_qs(request.query.decode("latin-1")).get("operation", [""])[0]
-    method, _, path = operation.partition(" ")
+    pairs = parse_query(request.query)
+    if isinstance(pairs, BadBody):
+        return Problem(Kind.MALFORMED_REQUEST, pairs.reason)
+    named = next((value for name, value in pairs if name == b"operation"), b"")
+    method, _, path = named.decode("utf-8", "replace").partition(" ")
     if not path.startswith("/"):
         return Problem(
             Kind.MALFORMED_REQUEST,
