@@ -285,6 +285,16 @@ def test_p2_a_step_after_the_lease_is_not_even_begun() -> None:
     assert first.lost
 
 
+def test_p2_a_step_whose_attempt_is_taken_over_meanwhile_is_not_kept() -> None:
+    world = World()
+    first = world.attempt()
+    heirs: list[oncekey.Attempt] = []
+    with pytest.raises(LeaseLost, match="'s' of POST /orders was not kept"):
+        first.step_sync("s", lambda: heirs.append(world.attempt()))
+    assert first.lost
+    assert heirs[0].step_sync("s", lambda: "fresh") == "fresh"
+
+
 def test_a_step_after_the_loss_is_not_even_begun() -> None:
     world = World()
     first = world.attempt()
@@ -317,6 +327,15 @@ def test_a_result_that_json_cannot_keep_is_refused() -> None:
 def test_p11_a_result_is_bounded() -> None:
     with pytest.raises(Misuse, match="more than"):
         World().attempt().step_sync("s", lambda: "x" * STEP_BYTES_MAX)
+
+
+def test_p11_the_number_of_steps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncekey.steps.STEPS_MAX", 2)
+    attempt = World().attempt()
+    for name in "ab":
+        attempt.step_sync(name, lambda: 1)
+    with pytest.raises(Misuse, match="at most 2 steps"):
+        attempt.step_sync("c", lambda: pytest.fail("ran"))
 
 
 def test_steps_do_not_overlap() -> None:

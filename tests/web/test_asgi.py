@@ -268,6 +268,20 @@ async def test_p2_e33_a_stale_owner_answers_from_the_record_it_finds() -> None:
     assert (await ask(world.app, "k1")).json() == {"run": 2}
 
 
+async def test_p2_of_an_answer_too_large_to_keep_a_stale_owner_sends_nothing_either() -> None:
+    world = World(policy=Policy(lease_s=10, answer_bytes_max=100))
+
+    async def handler(receive: Any, send: Any) -> None:
+        world.clock.advance(11)
+        world.handler = world.counting()
+        await ask(world.app, "k1")
+        await world.answer_with(b"x" * 1000, parts=5)(receive, send)
+
+    world.handler = handler
+    stale = await ask(world.app, "k1")
+    assert (stale.json(), stale.replayed) == ({"run": 2}, True)
+
+
 async def test_p2_a_lapsed_attempt_that_nobody_took_over_may_complete() -> None:
     world = World(policy=Policy(lease_s=10))
 

@@ -109,6 +109,33 @@ async def test_e39_the_handler_has_the_last_word(say: str, status: int, then: st
     assert (other.status == status) == (then == "any")
 
 
+@pytest.mark.parametrize("says_so", [False, True])
+async def test_p5_who_raises_keeps_its_key_unless_it_says_that_nothing_happened(
+    says_so: bool,
+) -> None:
+    world = World()
+
+    async def handler(receive: Any, send: Any) -> None:
+        if says_so:
+            oncekey.current().no_effect()
+        raise ZeroDivisionError
+
+    world.handler = handler
+    with pytest.raises(ZeroDivisionError):
+        await ask(world.app, "k1", {"a": 1})
+    world.handler = world.counting()
+    other = await ask(world.app, "k1", {"a": 2})
+    assert (other.status, world.runs) == ((201, 2) if says_so else (422, 1))
+
+
+async def test_what_the_handler_marks_as_transient_by_a_header_is_not_kept() -> None:
+    world = World(profile="adyen")
+    world.handler = world.answer_with({"errorCode": "704"}, 422, [(b"transient-error", b"true")])
+    await ask(world.app, "k1")
+    world.handler = world.counting()
+    assert (await ask(world.app, "k1")).json() == {"run": 2}
+
+
 async def test_p3_a_status_may_be_one_of_the_names_that_python_has_for_it() -> None:
     """Frameworks pass them on, and not every driver takes them for numbers."""
     world = World()

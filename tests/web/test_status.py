@@ -9,7 +9,7 @@ import pytest
 
 import oncekey
 from oncekey import Policy
-from tests.web.asgi_world import World, down, flaky_world, held
+from tests.web.asgi_world import World, down, flaky_world, held, tenant_of
 from tests.web.client import Reply, ask, scope_for
 
 pytestmark = pytest.mark.anyio
@@ -96,6 +96,18 @@ async def test_others_can_look_at_what_became_of_a_key_without_claiming_it() -> 
     assert await look("null") is None
     assert await look(None) is None
     assert (world.stored(), world.runs) == (1, 1)
+
+
+async def test_whose_key_is_looked_at_may_have_to_be_awaited() -> None:
+    async def account_of(request: oncekey.Request) -> str | None:
+        return tenant_of(request)
+
+    world = World(status_path="/idempotency", tenant=account_of)
+    await ask(world.app, "k1")
+    at: dict[str, Any] = {"path": "/idempotency", "query": b"operation=POST%20/orders"}
+    assert (await ask(world.app, "k1", b"", method="GET", **at)).json()["state"] == "completed"
+    lines = [(b"idempotency-key", b"k1")]
+    assert await world.app.state_of(scope_for("POST", "/orders", lines)) == "completed"
 
 
 async def test_a_look_while_the_store_is_down_says_so() -> None:

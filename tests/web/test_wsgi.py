@@ -16,11 +16,12 @@ from oncekey import Policy, guard
 from oncekey.clock import FakeClock
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Count, Scan
+from oncekey.core.verbs import Count, Insert, Scan
 from oncekey.errors import Misuse
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.web.asgi_world import Flaky, down
 from tests.web.client import Reply, ask_wsgi
 
 
@@ -167,6 +168,23 @@ def test_e38_an_exception_releases_after_failure(world: World) -> None:
     assert oncekey.current_or_none() is None
 
 
+@pytest.mark.parametrize("says_so", [False, True])
+def test_p5_who_raises_keeps_its_key_unless_it_says_that_nothing_happened(
+    world: World, says_so: bool
+) -> None:
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        if says_so:
+            oncekey.current().no_effect()
+        raise ZeroDivisionError
+
+    world.handler = handler
+    with pytest.raises(ZeroDivisionError):
+        ask_wsgi(world.app, "k1", {"a": 1})
+    world.handler = world.counting
+    other = ask_wsgi(world.app, "k1", {"a": 2})
+    assert (other.status, world.runs) == ((201, 2) if says_so else (422, 1))
+
+
 def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
     closed: list[bool] = []
 
@@ -293,6 +311,12 @@ def test_an_error_page_that_comes_too_late_is_refused() -> None:
     world.app.close()
 
 
+def _join_forgetting() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "oncekey-forget":
+            thread.join(20)
+
+
 def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,11 +328,50 @@ def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
         patched.setattr(guard, "probe", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask_wsgi(world.app, "k1")
-    for thread in threading.enumerate():
-        if thread.name == "oncekey-forget":
-            thread.join(20)
+    _join_forgetting()
     assert world.states() == [State.RELEASED]
     assert ask_wsgi(world.app, "k1", {"another": "request"}).status == 201
+
+
+def test_e42_what_runs_unprotected_says_so() -> None:
+    store = Flaky(FakeClock())
+    world = World(store=store, policy=Policy(store_down="run"))
+    store.before = [down(False)] * 4
+    unprotected = ask_wsgi(world.app, "k1")
+    assert (unprotected.status, unprotected.header("idempotency-stored")) == (201, "false")
+    assert (world.runs, world.stored()) == (1, 0)
+    world.app.close()
+
+
+class Deaf(MemoryStore):
+    """Of an insert that it carried out nobody hears."""
+
+    deaf = True
+
+    def perform(self, verbs: Any) -> Any:
+        outcomes = yield from super().perform(verbs)
+        if self.deaf and any(isinstance(verb, Insert) for verb in verbs):
+            raise down(True)
+        return outcomes
+
+
+def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None:
+    store = Deaf()
+    world = World(store=store)
+    refused = ask_wsgi(world.app, "k1")
+    _join_forgetting()
+    assert (refused.status, refused.kind, world.runs) == (503, "store-unavailable", 0)
+    store.deaf = False
+    assert ask_wsgi(world.app, "k1", {"another": "request"}).status == 201
+    world.app.close()
+
+
+def test_p7_whose_account_is_not_known_is_refused_and_nothing_is_stored() -> None:
+    world = World(tenant=lambda request: None)
+    refused = ask_wsgi(world.app, "k1")
+    assert (refused.status, refused.kind) == (401, "no-tenant")
+    assert (world.runs, world.stored()) == (0, 0)
+    world.app.close()
 
 
 @pytest.mark.parametrize("status", ["500 Oops", "401 No", "409 Conflict"])
