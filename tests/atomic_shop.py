@@ -419,3 +419,15 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
             await shop.close()
 
     return opened
+
+
+@pytest.fixture(
+    params=marked(
+        "asyncpg", "Session", "sqlite3", "sqlite3 in threads", "asyncmy", "Session on PyMySQL"
+    )
+)
+async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
+    """One of each kind that differs when something goes wrong; every replay asks the store."""
+    async with opener(request.param) as shop:
+        shop.app.edge.recent._seconds = 0
+        yield shop

@@ -25,25 +25,15 @@ from tests.atomic_shop import (
     opener,
     place_of,
     prepare,
+    shop,
     the_id,
 )
 from tests.places import Place, postgres_place
 from tests.servers.mariadb import mysql_connection
 
-__all__ = ["opener"]
+__all__ = ["opener", "shop"]
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(
-    params=marked(
-        "asyncpg", "Session", "sqlite3", "sqlite3 in threads", "asyncmy", "Session on PyMySQL"
-    )
-)
-async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
-    async with opener(request.param) as shop:
-        shop.app.edge.recent._seconds = 0
-        yield shop
 
 
 @pytest.fixture(params=["asyncpg", "psycopg", "Session", "Django"])

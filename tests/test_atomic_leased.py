@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,22 +23,12 @@ from tests.atomic_shop import (
     marked,
     new_key,
     opener,
+    shop,
 )
 
-__all__ = ["opener"]
+__all__ = ["opener", "shop"]
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(
-    params=marked(
-        "asyncpg", "Session", "sqlite3", "sqlite3 in threads", "asyncmy", "Session on PyMySQL"
-    )
-)
-async def shop(request: pytest.FixtureRequest, opener: Opener) -> AsyncIterator[Shop]:
-    async with opener(request.param) as shop:
-        shop.app.edge.recent._seconds = 0
-        yield shop
 
 
 # ------------------------------------------------------------------ beside leased operations
