@@ -9,6 +9,7 @@ import copy
 import gzip
 import io
 import logging
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -290,6 +291,32 @@ def test_with_httpx_an_answer_that_cannot_be_decoded_is_asked_for_again(
     assert answer.json() == {"n": 2}
     assert len(server.seen) == 2
     assert len(set(server.keys)) == 1
+
+
+@HTTPX
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [201, 400])
+def test_what_is_large_once_it_is_decoded_is_not_all_held_at_once(
+    library: Any, status: int
+) -> None:
+    """Whoever reads it as a stream has not asked for all of it."""
+    raw, large = gzip.compress(bytes(32 * 1024 * 1024)), 16 * 1024 * 1024
+    stream = library.ByteStream(raw)
+
+    def answer(request: Any) -> Any:
+        return library.Response(status, headers={"content-encoding": "gzip"}, stream=stream)
+
+    transport = retrying(library.MockTransport(answer))
+    with library.Client(transport=transport) as client:
+        tracemalloc.start()
+        try:
+            with client.stream("POST", "https://api.test/orders") as response:
+                held = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert response.status_code == status
+    assert held < large
 
 
 @HTTPX

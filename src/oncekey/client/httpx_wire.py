@@ -15,7 +15,7 @@ from typing import Any
 from oncekey.client.mark import Mark
 from oncekey.client.place import Outgoing
 from oncekey.client.sender import LATE, Outcome, Plan, Sender
-from oncekey.client.verdict import Broken, Reply
+from oncekey.client.verdict import BODY_BYTES_MAX, Broken, Reply
 from oncekey.probes import probe
 
 EXTENSION = "oncekey"
@@ -23,6 +23,7 @@ EXTENSION = "oncekey"
 _NO_LIMITS = dict.fromkeys(("connect", "read", "write", "pool"))
 _SHORTEST_S = 0.001
 """To a socket, no time at all means not to wait for it, which is another error."""
+_PIECE_BYTES = 1_024
 _ENDLESS, _CODED = b"text/event-stream", b"content-encoding"
 
 
@@ -232,18 +233,24 @@ class Exchange:
 
     def _whole(self, response: Any, raw: bytes, is_coded: bool) -> Reply:
         response.stream = self._library.ByteStream(raw)
-        status, body = response.status_code, b""
-        if status >= 400:
-            with contextlib.suppress(self._library.DecodingError):  # its status says enough
-                body = self._decoded(response, raw)
-        elif is_coded:
-            self._decoded(response, raw)  # half an answer is none
-        return Reply(status, response.headers, body, response)
+        body = self._decoded(response, raw) if is_coded else raw
+        return Reply(response.status_code, response.headers, body, response)
 
     def _decoded(self, response: Any, raw: bytes) -> bytes:
-        made = self._library.Response(response.status_code, headers=response.headers, content=raw)
-        content: bytes = made.content
-        return content
+        """As much of it as a refusal has. To its end, for half an answer is none; of one that fails
+        the status says enough. In small pieces: each may be a thousand times as large.
+        """
+        pieces = (raw[at : at + _PIECE_BYTES] for at in range(0, len(raw), _PIECE_BYTES))
+        status, body = response.status_code, b""
+        made = self._library.Response(status, headers=response.headers, content=pieces)
+        try:
+            for piece in made.iter_bytes():
+                if len(body) <= BODY_BYTES_MAX:  # what is longer is none
+                    body += piece
+        except self._library.DecodingError:
+            if status < 400:
+                raise
+        return body
 
     def _broken(self, error: Exception) -> Broken:
         """What a retry may cure; anything else is raised."""
