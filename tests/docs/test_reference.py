@@ -58,6 +58,7 @@ WORDS = (
     *("key", "tenant", "operation", "scope", "record id", "fingerprint", "record", "attempt"),
     *("claim", "lease", "fence", "complete", "release", "replay", "in flight", "mismatch"),
     *("unknown", "step", "retention", "sweep", "recover", "profile"),
+    *("intent", "journal", "settle", "inbox", "outbox"),
 )
 
 
