@@ -355,10 +355,11 @@ def greeting(plan: Plan, kept: bool) -> str:
     """Where it is, and what to try."""
     files = "" if kept else " (removed at the end; --data DIR keeps them)"
     key = plan.api_key or "$KEY"
+    page = "how it works    {}/explain" if plan.database else "checkout page   {}/"
     lines = [
         f"payments is on {plan.url}, Ctrl-C ends it.",
         "",
-        f"  checkout page   {plan.url}/",
+        f"  {page.format(plan.url)}",
         f"  documentation   {plan.url}/docs",
         f"  key of the API  {plan.api_key or 'make one: ./dev payments account create NAME'}",
         f"  card network    {plan.network_url}/transactions",

@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from payments.network import Network
-from payments.supervisor import Keeper
+from payments.supervisor import Keeper, Plan, greeting
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 from tests.servers.process import free_port
 
@@ -114,6 +115,15 @@ def test_a_crowd_needs_a_key_that_works() -> None:
     )
     assert status == 1
     assert "payments account create" in said
+
+
+def test_a_database_of_ones_own_is_greeted_without_a_checkout_page(tmp_path: Path) -> None:
+    """It pays with a key that does not work there."""
+    here = Plan(tmp_path, 8000, 8001, database="", redis="", workers=1, api_key="sk_test_local")
+    there = replace(here, database="postgresql://db/shop", api_key="")
+    assert "checkout page   http://127.0.0.1:8000/\n" in greeting(here, kept=True)
+    assert "checkout" not in greeting(there, kept=True)
+    assert "http://127.0.0.1:8000/explain\n" in greeting(there, kept=True)
 
 
 # ------------------------------------------------------------------------------------------ keeping
