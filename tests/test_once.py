@@ -256,6 +256,28 @@ def test_or_the_application_is_asked(world: World, learned: Any, gives: Any) -> 
     assert world.runs == []
 
 
+@pytest.mark.parametrize(
+    ("learned", "gives"),
+    [(Answer(200, (), b'"learned"'), "learned"), (Learned.NOT_DONE, "ran")],
+    ids=["an answer", "not done"],
+)
+async def test_or_the_application_is_asked_and_awaited(
+    world: World, learned: Any, gives: str
+) -> None:
+    async def find_out(attempt: oncekey.Attempt) -> Any:
+        return learned
+
+    @once(world.runtime, key="{x}", policy=Policy(recovery="ask", ask=find_out))
+    async def pay(x: str) -> str:
+        world.runs.append(x)
+        return "ran"
+
+    with world.death():
+        await pay("a")
+    assert await pay("a") == await pay("a") == gives
+    assert world.runs == (["a"] if gives == "ran" else [])
+
+
 def test_p7_without_a_store_nothing_runs(world: World) -> None:
     runtime = Runtime(Unreachable())
 

@@ -25,7 +25,7 @@ from flask.views import MethodView
 from flask.views import View as FlaskView
 
 import oncekey
-from oncekey import Attempt, Misuse, Policy, probes
+from oncekey import Attempt, Learned, Misuse, Policy, probes
 from oncekey.clock import FakeClock
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Scan
@@ -568,6 +568,41 @@ def test_a_view_may_be_routed_with_its_mark_and_without() -> None:
 
 
 # ------------------------------------------------------------------------------------- asking
+
+
+@pytest.mark.parametrize(
+    ("learned", "told", "runs"),
+    [
+        (Answer(201, ((b"location", b"/orders/7"),), b"it was done"), (201, b"it was done"), 1),
+        (Learned.NOT_DONE, (200, b"run 2"), 2),
+        (Learned.UNKNOWN, (409, None), 1),
+    ],
+    ids=["an answer", "not done", "unknown"],
+)
+def test_ask_finds_out_what_became_of_an_attempt_that_died(
+    learned: Any, told: tuple[int, bytes | None], runs: int
+) -> None:
+    clock = FakeClock()
+    policy = Policy(recovery="ask", ask=lambda attempt: learned, lease_s=30)
+    world = World(store=MemoryStore(clock), policy=policy)
+
+    @world.app.post("/orders")
+    def order() -> str:
+        if world.run() == 1:
+            raise KeyboardInterrupt
+        return f"run {world.runs}"
+
+    with pytest.raises(KeyboardInterrupt):
+        world.ask("k1")
+    clock.advance(30)
+    settled, again = world.ask("k1"), world.ask("k1")
+    status, body = told
+    assert (settled.status, settled.replayed, world.runs) == (status, False, runs)
+    assert (again.status, again.replayed) == (status, body is not None)
+    if body is not None:
+        assert settled.body == again.body == body
+        assert settled.all("location") == again.all("location")
+    assert oncekey.current_or_none() is None
 
 
 @pytest.mark.parametrize("fails", [TypeError, KeyboardInterrupt])
