@@ -9,6 +9,8 @@ import asyncpg
 import pytest
 from django.db import connections
 from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import oncekey
 from oncekey import Policy, atomic, migrate, open_store, single_tenant
@@ -91,6 +93,21 @@ def test_p12_a_url_is_no_pool_and_is_not_shown(kind: Any) -> None:
     said = str(refused.value)
     assert said.startswith(f"{kind.__name__}(…) takes a")
     assert "secret" not in said
+
+
+def test_an_engine_of_the_other_kind_or_a_session_is_refused() -> None:
+    engine = create_engine("postgresql+psycopg://db.internal/shop")
+    awaited = create_async_engine("postgresql+asyncpg://db.internal/shop")
+    maker = sessionmaker(engine)
+    for given in (awaited, async_sessionmaker(awaited), Session(engine), scoped_session(maker), 7):
+        with pytest.raises(
+            Misuse, match=r"^SQLAlchemy\(…\) takes an engine, or a sessionmaker, not"
+        ):
+            atomic.SQLAlchemy(given)
+    for other in (engine, maker, AsyncSession(awaited)):
+        with pytest.raises(Misuse, match=r"^AsyncSQLAlchemy\(…\) takes an async engine, or an"):
+            atomic.AsyncSQLAlchemy(other)
+    assert atomic.SQLAlchemy(maker).engine == atomic.AsyncSQLAlchemy(awaited).engine == "postgres"
 
 
 async def test_an_async_adapter_is_refused_under_wsgi(postgres_url: str) -> None:

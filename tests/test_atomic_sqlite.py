@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, event
+from sqlalchemy.orm import sessionmaker
 
 from oncekey import probes
-from oncekey.atomic import unit
+from oncekey.atomic import SQLAlchemy, unit
 from oncekey.atomic.exclusive import Exclusive, Overdue
 from tests.atomic_shop import Opener, leased, new_key, opener
 
@@ -118,6 +120,26 @@ async def test_p4_p6_who_could_not_end_its_transaction_is_undone_and_holds_nothi
         shop.write = original
         assert (await shop.order(key)).status == 201
         assert shop.orders() == 1
+
+
+@pytest.mark.parametrize("begins", ["BEGIN", "BEGIN IMMEDIATE"])
+async def test_an_engine_that_begins_by_itself_can_be_used(opener: Opener, begins: str) -> None:
+    """As SQLAlchemy's documentation has it, for savepoints on sqlite3."""
+    async with opener("Session on sqlite3") as shop:
+        engine = create_engine(shop.place.url)
+
+        @event.listens_for(engine, "connect")
+        def connect(db: Any, _: object) -> None:
+            db.isolation_level = None
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Any) -> None:
+            connection.exec_driver_sql(begins)
+
+        shop.app.edge.adapter = SQLAlchemy(sessionmaker(engine))
+        assert [(await shop.order("k1")).replayed for _ in range(2)] == [False, True]
+        assert shop.orders() == 1
+        engine.dispose()
 
 
 def test_a_connection_that_is_closed_meanwhile_does_not_end_who_watches(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def _enter(store: Any, connection: Any, atomic: Any) -> sqlite3.Connection | Non
         return None
     connection.ensure_connection()
     db: sqlite3.Connection = connection.connection
+    join.must_be_same_file(store, db.execute)
     store.place.set_up(db)
     atomic.__enter__()
     db.execute(_WRITE)  # a transaction that begins by reading may find later that it cannot write

@@ -25,9 +25,10 @@ class SQLAlchemy:
     awaited = False
 
     def __init__(self, source: Any) -> None:
-        must_open(source, "SQLAlchemy(…) takes an engine, or a sessionmaker")
+        takes = "SQLAlchemy(…) takes an engine, or a sessionmaker"
+        engine = _engine_of(source, takes, awaited=False)
         self._open = source if callable(source) else source.connect
-        self.engine = _engine(source.kw.get("bind") if callable(source) else source)
+        self.engine = _name_of(engine)
 
     def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _SQLAlchemy | None:
         byte = Byte.take(store.place.path, record_id) if self.engine == "sqlite" else None
@@ -52,6 +53,9 @@ class SQLAlchemy:
         if self.engine != "sqlite":
             return None
         db = connection.connection.driver_connection
+        join.must_be_same_file(store, db.execute)
+        if db.in_transaction:  # by an event of the application's, and empty
+            db.execute("ROLLBACK")
         store.place.set_up(db)
         db.execute("BEGIN IMMEDIATE")
         return db
@@ -124,9 +128,10 @@ class AsyncSQLAlchemy:
     awaited = True
 
     def __init__(self, source: Any) -> None:
-        must_open(source, "AsyncSQLAlchemy(…) takes an async engine, or an async_sessionmaker")
+        takes = "AsyncSQLAlchemy(…) takes an async engine, or an async_sessionmaker"
+        engine = _engine_of(source, takes, awaited=True)
         self._open = source if callable(source) else source.connect
-        self.engine = _engine(source.kw.get("bind") if callable(source) else source)
+        self.engine = _name_of(engine)
         if self.engine == "sqlite":
             raise Misuse(
                 "AsyncSQLAlchemy cannot bound a transaction of aiosqlite: use SQLAlchemy(engine) "
@@ -157,8 +162,18 @@ class _AsyncSQLAlchemy(AsyncLent):
             await self.connection.flush()
 
 
-def _engine(bind: Any) -> str:
-    if bind is None:
+def _engine_of(source: Any, takes: str, *, awaited: bool) -> Any:
+    """The engine behind it. Raises `Misuse` for what is none, or of the other kind."""
+    must_open(source, takes)
+    engine = source.kw.get("bind") if hasattr(source, "kw") else source
+    if engine is None:
         raise Misuse("the session factory has no engine: write sessionmaker(engine)")
-    name: str = bind.dialect.name
+    opens = hasattr(engine, "dialect") and hasattr(engine, "dispose")
+    if not opens or hasattr(engine, "sync_engine") is not awaited:
+        raise Misuse(f"{takes}, not a {type(engine).__name__}")
+    return engine
+
+
+def _name_of(engine: Any) -> str:
+    name: str = engine.dialect.name
     return _ENGINES.get(name, name)

@@ -315,7 +315,7 @@ def _sqlite(store: Store, connection: sqlite3.Connection) -> Ask:
         cursor.row_factory = None
         return cursor.execute(statement, given)
 
-    _same_file(store, execute)
+    must_be_same_file(store, execute)
     if not connection.in_transaction:
         if connection.isolation_level is None or getattr(connection, "autocommit", -1) is True:
             raise _not_begun('connection.execute("BEGIN IMMEDIATE")')
@@ -328,7 +328,8 @@ def _file_ask(execute: Callable[..., Any]) -> Ask:
     return lambda question: question(file)
 
 
-def _same_file(store: Any, execute: Callable[..., Any]) -> None:
+def must_be_same_file(store: Any, execute: Callable[..., Any]) -> None:
+    """Raise `Misuse` for a connection to another file of SQLite than the store's."""
     path = next(row[2] for row in execute("PRAGMA database_list").fetchall() if row[1] == "main")
     if not path or not os.path.samefile(path, store.place.path):
         raise Misuse(
@@ -391,7 +392,7 @@ def _through_cursors(store: Store, connection: Any) -> Ask:
         cursor.execute(statement, given)
         return cursor
 
-    _same_file(store, execute)
+    must_be_same_file(store, execute)
     driver = connection.connection.driver_connection
     if not driver.in_transaction:
         if driver.isolation_level is None:
