@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeGuard
 
 from oncekey.client.budget import Buckets, RetryBudget
@@ -44,7 +44,7 @@ class Retries:
     backoff_s_max: float = 20.0
 
     def __post_init__(self) -> None:
-        must_be_limits("Retries", {name: getattr(self, name) for name in self.__slots__})
+        must_be_limits("Retries", asdict(self))
 
 
 @value

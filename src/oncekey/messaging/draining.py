@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from oncekey import guard
 from oncekey.clock import Clock
@@ -55,7 +55,7 @@ class Limits:
     retry_s_max: float = 60.0
 
     def __post_init__(self) -> None:
-        must_be_limits("Limits", {name: getattr(self, name) for name in self.__slots__})
+        must_be_limits("Limits", asdict(self))
         for name in ("lease_s", "retry_s_max"):
             if getattr(self, name) > DUE_S_MAX:
                 raise Misuse(f"{name}={getattr(self, name)}: at most {DUE_S_MAX:g} s")

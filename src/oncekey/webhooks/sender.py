@@ -21,6 +21,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from oncekey.clock import Clock, SystemClock
@@ -53,8 +54,7 @@ class SendLimits:
     body_bytes_max: int = 1_048_576
 
     def __post_init__(self) -> None:
-        names: tuple[str, ...] = self.__slots__  # type: ignore[attr-defined]
-        must_be_limits("SendLimits", {name: getattr(self, name) for name in names})
+        must_be_limits("SendLimits", asdict(self))
 
 
 @value
