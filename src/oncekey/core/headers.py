@@ -16,6 +16,9 @@ from oncekey.core.record import Answer
 
 Lines = list[tuple[bytes, bytes]]
 
+BODILESS = (204, 304)
+"""Statuses whose answers have no body, whatever the application says."""
+
 # True of one connection, or of one moment: the server writes them anew for every message.
 _OF_ONE_MESSAGE = frozenset(
     b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade http2-settings "
@@ -147,7 +150,7 @@ def _lines(answer: Answer, profile: Profile, added: Lines) -> Lines:
 
 def _length(status: int, body: bytes) -> Lines:
     """Content-Length, but for the statuses that must not have one."""
-    bare = status < 200 or status in (204, 304)
+    bare = status < 200 or status in BODILESS
     return [] if bare else [(b"content-length", b"%d" % len(body))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from oncekey.core.headers import BODILESS
 from oncekey.core.record import Answer
 
 _UNBOUNDED = b"text/event-stream"
@@ -13,6 +14,7 @@ class Capture:
     """An answer as it comes from the application."""
 
     __slots__ = (
+        "_bodiless",
         "_bytes_max",
         "_chunks",
         "_size",
@@ -26,6 +28,7 @@ class Capture:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self._bodiless = False
         self._chunks: list[bytes] = []
         self._size = 0
         self.status = 0
@@ -44,6 +47,9 @@ class Capture:
         self._chunks, self._size = [], 0
         self.status = int(status)  # frameworks pass on names of the standard library's for it
         self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+        self._bodiless = self.status in BODILESS
+        if self._bodiless:  # no server sends what is forbidden
+            self.headers = [line for line in self.headers if line[0] != b"content-length"]
         self.endless = False
         for name, value in self.headers:
             if name == b"content-type" and value.lower().startswith(_UNBOUNDED):
@@ -53,7 +59,8 @@ class Capture:
         """Collect a part; True when the answer is known as far as it will be kept."""
         if self.status == 0:
             raise RuntimeError("the application sent a body before it sent a status")
-        part = bytes(chunk)  # itself, unless it is a view of memory that is used again
+        # Itself, unless it is a view of memory that is used again.
+        part = b"" if self._bodiless else bytes(chunk)
         self._chunks.append(part)
         self._size += len(part)
         self.complete = last
