@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,30 @@ def test_an_interrupted_follower_is_not_made_the_leader(
     assert outcomes([leading, *following]) == [b"a", b"c"][: 1 + later]
     assert gatherer.ask(D) == b"d"
     assert [B] not in store.asked
+
+
+def test_a_follower_that_is_interrupted_when_it_was_made_the_leader_leaves_an_heir(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            super().wait(timeout)
+            raise Interrupted
+
+    store = Scripted()
+    gatherer = Gatherer(store)
+    store.open.clear()
+    leading = threads.submit(gatherer.ask, A)
+    assert store.under_way.acquire(timeout=PATIENCE_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(gather, "threading", SimpleNamespace(Event=Interrupting))
+        interrupted = threads.submit(gatherer.ask, B)
+        wait_until(lambda: queued(gatherer) == 1)
+    following = threads.submit(gatherer.ask, C)
+    wait_until(lambda: queued(gatherer) == 2)
+    store.open.set()
+    first, second, third = outcomes([leading, interrupted, following])
+    assert (first, type(second), third) == (b"a", Interrupted, b"c")
 
 
 def _raise_interrupted(signum: int, frame: object) -> None:

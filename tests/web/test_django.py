@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,7 +26,9 @@ from django.views import View
 
 import oncekey
 from oncekey import Misuse, Policy, probes
+from oncekey.clock import FakeClock
 from oncekey.errors import StoreUnavailable
+from oncekey.stores.memory import MemoryStore
 from oncekey.web import marks
 from oncekey.web.django import idempotent, not_idempotent
 from oncekey.web.django.claim import views
@@ -499,6 +502,28 @@ def leaving_after(event: asyncio.Event, app: Any) -> Any:
         await app(scope, wait, send)
 
     return left
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_ask_finds_out_what_became_of_an_attempt_that_died(site: Site, done: bool) -> None:
+    learned = oncekey.Answer(201, (), b"it was done") if done else oncekey.Learned.NOT_DONE
+    clock = FakeClock()
+    site.oncekey["store"] = MemoryStore(clock)
+    site.oncekey["policy"] = Policy(recovery="ask", ask=lambda attempt: learned, lease_s=30)
+
+    def order(request: HttpRequest) -> HttpResponse:
+        if site.run() == 1:
+            raise asyncio.CancelledError  # as if its process had died
+        return HttpResponse(b"run %d" % site.runs, status=201)
+
+    site.route("orders", site.both(order))
+    with contextlib.suppress(asyncio.CancelledError):
+        site.ask("k1")
+    clock.advance(30)
+    settled, again = site.ask("k1"), site.ask("k1")
+    assert settled.body == again.body == (b"it was done" if done else b"run 2")
+    assert (settled.status, settled.replayed) == (201, False)
+    assert (again.status, again.replayed) == (201, True)
 
 
 @pytest.mark.parametrize("store_down", ["refuse", "run"])
