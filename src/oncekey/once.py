@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from oncekey.calls import SINGLE_TENANT, Calls
+from oncekey.calls import SINGLE_TENANT, Calls, must_run_when_called
 from oncekey.core.expression import Source
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
@@ -165,11 +165,7 @@ def _check(function: Any) -> None:
         raise Misuse("@oncekey.once stands below @classmethod and @staticmethod, not above")
     if not callable(function) or inspect.isclass(function):
         raise Misuse(f"@oncekey.once guards functions and methods, not {function!r:.80}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise Misuse(
-            f"{function.__qualname__} is a generator: its results come one by one and cannot be "
-            "kept as one. Return a list"
-        )
+    must_run_when_called(function)
 
 
 _named: WeakKeyDictionary[Runtime, WeakValueDictionary[str, Any]] = WeakKeyDictionary()

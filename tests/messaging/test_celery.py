@@ -212,6 +212,16 @@ def test_wrong_settings_are_told_when_the_task_is_made(
         app.task(base=base, lazy=False, **options)(task)
 
 
+@pytest.mark.parametrize("bind", [True, False])
+def test_a_task_that_would_never_run_is_refused(bind: bool) -> None:
+    def task(*given: int) -> Iterator[int]:
+        yield from given
+
+    app = Celery("t", set_as_current=False)
+    with pytest.raises(Misuse, match="task is a generator"):
+        app.task(base=once_task(Runtime("memory://")), lazy=False, bind=bind)(task)
+
+
 def test_a_task_that_runs_eagerly_is_refused_to_its_caller() -> None:
     runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
     app.conf.task_always_eager = True

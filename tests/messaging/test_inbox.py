@@ -243,6 +243,18 @@ def test_an_account_that_is_none_is_misuse(world: World, tenant: Any) -> None:
         world.inbox().handle_sync("m1", world.ship, tenant=tenant)
 
 
+async def test_a_handler_that_would_never_run_is_refused(world: World, handle: Handle) -> None:
+    """Calling a generator does nothing: the message would count as handled."""
+
+    def ship() -> Iterator[None]:
+        world.ship()
+        yield
+
+    with pytest.raises(Misuse, match="ship is a generator"):
+        await handle(world.inbox(), "m1", ship)
+    assert await handle(world.inbox(), "m1", world.ship) == Handled("shipped")
+
+
 def test_an_inbox_has_a_name(world: World) -> None:
     with pytest.raises(Misuse, match="name"):
         Inbox(world.runtime, name="")

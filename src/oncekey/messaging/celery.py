@@ -29,7 +29,7 @@ from celery.exceptions import (  # type: ignore[import-untyped]
     SoftTimeLimitExceeded,
 )
 
-from oncekey.calls import SINGLE_TENANT, Calls
+from oncekey.calls import SINGLE_TENANT, Calls, must_run_when_called
 from oncekey.core.expression import Source
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
@@ -107,6 +107,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
                 f"{cls.name}: acks_late=False acknowledges a task before it ran, and loses it when "
                 "its worker dies: leave that setting to once_task"
             )
+        must_run_when_called(getattr(run, "__func__", run))
         plain = run.__func__ if isinstance(run, staticmethod) else partial(run, cls)
         cls._settings = cls.settings(plain)
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from oncekey import operation as operations
-from oncekey.calls import SINGLE_TENANT
+from oncekey.calls import SINGLE_TENANT, must_run_when_called
 from oncekey.core import arguments as canonical
 from oncekey.core import key as keys
 from oncekey.core.key import BadKey
@@ -121,7 +121,7 @@ class Inbox:
         handler raises is raised, and so is `StoreUnavailable`: have the message delivered again.
         """
         call = self._call(message_id, tenant, payload)
-        return _told(await self._operation.run(call, partial(handler, *args)))
+        return _told(await self._operation.run(call, _work(handler, args)))
 
     def handle_sync(
         self,
@@ -133,7 +133,7 @@ class Inbox:
     ) -> Outcome:
         """`handle` for consumers that block."""
         call = self._call(message_id, tenant, payload)
-        return _told(self._operation.run_sync(call, partial(handler, *args)))
+        return _told(self._operation.run_sync(call, _work(handler, args)))
 
     async def handle_in(
         self,
@@ -151,7 +151,7 @@ class Inbox:
         database. Commit, then acknowledge; roll back on every exception. A crash leaves nothing.
         """
         call = self._call(message_id, tenant, payload)
-        return _told(await self._operation.run_in(transaction, call, partial(handler, *args)))
+        return _told(await self._operation.run_in(transaction, call, _work(handler, args)))
 
     def handle_in_sync(
         self,
@@ -164,7 +164,7 @@ class Inbox:
     ) -> Outcome:
         """`handle_in` for consumers that block."""
         call = self._call(message_id, tenant, payload)
-        return _told(self._operation.run_in_sync(transaction, call, partial(handler, *args)))
+        return _told(self._operation.run_in_sync(transaction, call, _work(handler, args)))
 
     def _call(self, message_id: str, tenant: str, payload: bytes) -> Call:
         name = self._operation.name
@@ -179,6 +179,11 @@ class Inbox:
         if not tenant or not isinstance(tenant, str):
             raise Misuse(f"{name}: tenant={tenant!r} is no account; leave it out if there is one")
         return Call(tenant, name, key, canonical.payload(payload))
+
+
+def _work(handler: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    must_run_when_called(handler)
+    return partial(handler, *args)
 
 
 def _told(outcome: operations.Outcome) -> Outcome:
