@@ -412,5 +412,14 @@ def test_storage_that_is_stuck_after_the_answer_does_not_hide_it(node: Node) -> 
 
 
 def test_no_time_at_all_is_no_time(node: Node) -> None:
-    with pytest.raises(AssertionError, match="shelfS is 0: give more than 0"):
+    with pytest.raises(AssertionError, match="shelfS is 0: give a number, more than 0"):
         told(node, [PAY], options={"shelfS": 0})
+
+
+@pytest.mark.parametrize(
+    "options", [{"retries": {"budgetS": "90"}}, {"retentionS": "3600"}], ids=["budget", "retention"]
+)
+def test_times_are_numbers(node: Node, options: dict[str, Any]) -> None:
+    """Seconds that are text would be written behind the time, not added to it."""
+    with pytest.raises(AssertionError, match=r'S is "\d+": give a number, more than 0'):
+        told(node, [PAY], options=options)

@@ -202,8 +202,9 @@ export class Client {
     this.#buckets = new Buckets({ ...RETRY_BUDGET, ...options.budget });
     const { shelf, shelfS = 10, retentionS = 24 * 3600 } = options;
     this.#intents = new Intents(shelf, shelfS, retentionS, this.#world);
-    for (const [name, value] of Object.entries({ shelfS, ...this.#retries })) {
-      if (!(value > 0)) throw new TypeError(`${name} is ${value}: give more than 0`);
+    for (const [name, value] of Object.entries({ shelfS, retentionS, ...this.#retries })) {
+      if (typeof value === "number" && value > 0) continue;
+      throw new TypeError(`${name} is ${JSON.stringify(value)}: give a number, more than 0`);
     }
   }
 
