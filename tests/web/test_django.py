@@ -673,6 +673,15 @@ def test_a_middleware_that_is_missing_or_not_the_last_is_told_by_the_check(wsgi:
         assert "CsrfViewMiddleware" in warning.msg
 
 
+def test_policies_by_route_that_apply_to_nothing_are_told_by_the_check(wsgi: Site) -> None:
+    wsgi.route("orders/<int:number>", lambda request, number: told({}))
+    names = ("POST /orders/{number}", "POST /order/{number}")
+    wsgi.oncekey["routes"] = {name: {"recovery": "block"} for name in names}
+    [warning] = check()
+    assert warning.id == "oncekey.W002"
+    assert warning.msg.startswith("routes['POST /order/{number}']: the application has no such")
+
+
 def test_the_application_brings_the_check_and_the_command(wsgi: Site, tmp_path: Path) -> None:
     file = tmp_path / "keys.db"
     settings = {"store": f"sqlite:///{file}", "tenant": "oncekey.single_tenant"}

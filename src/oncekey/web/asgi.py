@@ -36,7 +36,7 @@ from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
-from oncekey.web.routed import check_marks
+from oncekey.web.routed import check_marks, warn_unfound
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
@@ -211,7 +211,7 @@ class IdempotencyMiddleware:
                 return
             if message["type"] == "lifespan.startup.complete":
                 try:
-                    check_marks(self.lifespan.get("app"))
+                    self._check_routes(self.lifespan.get("app"))
                     await self.start()
                 except (StoreUnfit, Misuse) as error:
                     self._unfit = error
@@ -221,6 +221,10 @@ class IdempotencyMiddleware:
             await send(message)
 
         return starting
+
+    def _check_routes(self, app: Any) -> None:
+        check_marks(app)
+        warn_unfound(app, self.edge.routes)
 
     def _draining(self, receive: Receive) -> Receive:
         async def draining() -> Message:

@@ -51,7 +51,7 @@ from oncekey.web.marks import (
 from oncekey.web.messages import Receive, Scope, Send
 from oncekey.web.recover import LateRunner
 from oncekey.web.request import GUARDED, Request
-from oncekey.web.routed import HEEDS, check_marks, routes_of
+from oncekey.web.routed import HEEDS, check_marks, routes_of, warn_unfound
 from oncekey.web.routes import Route
 
 __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
@@ -117,6 +117,7 @@ class Idempotency:
         """
         check_marks(app)
         self._check_guards(app)
+        warn_unfound(app, self.edge.routes)
         await self.guard.start()
         try:
             yield

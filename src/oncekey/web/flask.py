@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast, overload
 from flask import Flask, current_app, has_request_context, request
 from flask import Request as FlaskRequest
 from flask.wrappers import Response
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 
 from oncekey import learning
 from oncekey.atomic import Adapter
@@ -40,7 +41,8 @@ from oncekey.web import marks
 from oncekey.web.edge import check_callable
 from oncekey.web.marks import Mark, mark_of, mark_on, not_idempotent
 from oncekey.web.request import GUARDED, Request
-from oncekey.web.routes import Route
+from oncekey.web.routed import tell_unfound
+from oncekey.web.routes import Finds, Route
 from oncekey.web.views import Views, Visit
 
 __all__ = ["Oncekey", "idempotent", "not_idempotent"]
@@ -95,7 +97,12 @@ class Oncekey:
         app.before_request_funcs.setdefault(None, []).insert(0, self._read_body)
         dispatch = app.dispatch_request
 
+        @functools.cache
+        def look_once() -> None:  # at the first request: until then there may be more routes
+            tell_unfound(self.views.edge.routes, _finder(app))
+
         def dispatch_guarded() -> Any:
+            look_once()
             rule = request.url_rule
             view = None if rule is None else app.view_functions.get(rule.endpoint)
             if view is None:
@@ -223,6 +230,21 @@ def _check_order(app: Flask, inside: Callable[..., Any]) -> None:
     if not any(inspect.unwrap(view) is inspect.unwrap(inside) for view in views):
         name = getattr(inside, "__name__", inside)
         raise Misuse(f"{name} was marked after it was routed: put @idempotent below the route")
+
+
+def _finder(app: Flask) -> Finds:
+    urls = app.url_map.bind("")
+
+    def finds(method: str | None, path: str) -> bool:
+        try:
+            urls.match(path, method or "POST")
+        except MethodNotAllowed:
+            return method is None
+        except HTTPException:  # also a redirect: what it leads to is written otherwise
+            return app.url_map.host_matching
+        return True
+
+    return finds
 
 
 def _answered(view: Callable[[], Any]) -> Response:

@@ -1,17 +1,26 @@
-"""Routed: the routes of a Starlette or FastAPI application, and whether a mark on an endpoint has
-an effect there. Who set one believes that its endpoint is guarded, and by which rules.
+"""Routed: the routes of a Starlette or FastAPI application, and whether a mark on an endpoint, or a
+policy by route, has an effect there. Who set one believes that its endpoint is guarded, and by
+which rules.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 from oncekey.errors import Misuse
+from oncekey.web.edge import log
 from oncekey.web.marks import mark_of
+from oncekey.web.routes import Finds, Routes
 
 HEEDS = "_oncekey_heeds"
 """On a route that heeds marks: whether it found one when it was made."""
+
+UNFOUND = (
+    "the application has no such route, so these rules apply to nothing. Write it as the "
+    "application's own routes are written"
+)
 
 _WITHIN_MAX = 10
 """How deep routers and mounts are looked through that include each other."""
@@ -27,6 +36,40 @@ def routes_of(router: Any, within: int = 0) -> Iterator[Any]:
             yield route
         elif within < _WITHIN_MAX:
             yield from routes_of(included, within + 1)
+
+
+def warn_unfound(app: Any, routes: Routes) -> None:
+    """`tell_unfound`, of an application whose routes can be gone through."""
+
+    def finds(method: str | None, path: str) -> bool:
+        scope = {"type": "http", "method": method or "POST", "path": path, "root_path": ""}
+        return _leads(app, {**scope, "headers": [], "query_string": b""}, method is not None)
+
+    if hasattr(app, "routes"):
+        tell_unfound(routes, finds)
+
+
+def tell_unfound(routes: Routes, finds: Finds) -> None:
+    """Tell of policies that apply to nothing: of a route that is written otherwise, most likely."""
+    with contextlib.suppress(Exception):  # a route of a kind that wants to know more of a request
+        for written in routes.unfound(finds):
+            log.warning("routes={%r: …}: %s", written, UNFOUND)
+
+
+def _leads(router: Any, scope: dict[str, Any], by_method: bool) -> bool:
+    """Whether a request gets to a route, or to what nobody can look through."""
+    for route in router.routes:
+        match, inner = route.matches(dict(scope))
+        if hasattr(route, "host_regex"):
+            return True
+        if match.name == "NONE":
+            continue
+        if getattr(route, "routes", ()):
+            if _leads(route, {**scope, **inner}, by_method):
+                return True
+        elif match.name == "FULL" or not by_method:
+            return True
+    return False
 
 
 def check_marks(app: Any) -> None:

@@ -9,8 +9,9 @@ it is mounted. Names have it, so that two mounts of one application do not share
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from oncekey.core.policy import Policy, as_policy
 from oncekey.core.value import value
@@ -20,6 +21,12 @@ from oncekey.web.request import within
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 _STRANGE = re.compile(r"[{}<>*]")
+_USUAL = ("1", "a", "00000000-0000-4000-8000-000000000000")
+_PATHS_MAX = 100
+
+
+Finds = Callable[[str | None, str], bool]
+"""Tells whether an application has a route for a method, or any, and a path."""
 
 
 @value
@@ -56,6 +63,13 @@ class Routes:
         rest = "any other route" if self._templates else "any route"
         return [*found, rest] if condition(self._default) else found
 
+    def unfound(self, finds: Finds) -> list[str]:
+        """The templates, as they are written, to which the application has no route: their rules
+        apply to nothing.
+        """
+        lost = (t for t in self._templates if not any(finds(t.method, p) for p in _paths(t.text)))
+        return [f"{t.method} {t.text}" if t.method else t.text for t in lost]
+
     def match(self, method: str, path: str, root: str = "") -> Route:
         """The route of a request to `path`, in an application that is mounted at `root`."""
         if self._templates:
@@ -65,6 +79,14 @@ class Routes:
                     mounted = path.removesuffix(inner)
                     return Route(f"{method} {mounted}{template.text}", template.policy)
         return Route(f"{method} {path}", self._default)
+
+
+def _paths(text: str) -> Iterator[str]:
+    """Paths that a template stands for: some of what variables usually are."""
+    first, *rest = _VARIABLE.split(text)
+    for values in itertools.islice(itertools.product(_USUAL, repeat=len(rest)), _PATHS_MAX):
+        pairs = zip(values, rest, strict=True)
+        yield first + "".join(value + piece for value, piece in pairs)
 
 
 def as_policies(given: object) -> dict[str, Policy]:

@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.http import HttpRequest
+from django.urls import Resolver404, resolve
 from django.utils.module_loading import import_string
 
 from oncekey.atomic import Django
@@ -20,6 +21,8 @@ from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
 from oncekey.web.edge import check_callable
 from oncekey.web.request import Request
+from oncekey.web.routed import UNFOUND
+from oncekey.web.routes import Routes
 from oncekey.web.views import Views
 
 MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
@@ -167,12 +170,25 @@ def _in_a_loop() -> bool:
 def check(**_: Any) -> list[CheckMessage]:
     """Wrong settings, before the first request finds them."""
     try:
-        views().close()
+        made = views()
+        made.close()
     except OncekeyError as error:
         return [Error(str(error), id="oncekey.E001")]
     except ImportError as error:
         return [Error(f"settings.ONCEKEY needs a package: {error}", id="oncekey.E001")]
-    return _check_place()
+    return _check_place() + _check_routes(made.edge.routes)
+
+
+def _check_routes(routes: Routes) -> list[CheckMessage]:
+    def finds(method: str | None, path: str) -> bool:
+        try:
+            resolve(path)
+        except Resolver404:
+            return False
+        return True
+
+    unfound = routes.unfound(finds)
+    return [Warning(f"routes[{each!r}]: {UNFOUND}", id="oncekey.W002") for each in unfound]
 
 
 def _check_place() -> list[CheckMessage]:
