@@ -74,6 +74,18 @@ def test_a_function_that_is_interrupted_did_not_say_that_it_failed(world: World)
         assert found.state is state
 
 
+async def test_nor_did_one_that_is_cancelled_within(world: World) -> None:
+    @once(world.runtime, key="{x}", name="f", policy=Policy(recovery="block"))
+    async def pay(x: str) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await pay("a")
+    found = world.look("a")
+    assert found
+    assert found.state is State.RUNNING
+
+
 def test_p6_a_signal_before_it_began_leaves_nobody_who_renews_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,22 @@ async def test_e38_an_exception_releases_after_failure() -> None:
     assert (await ask(world.app, "k1")).json() == {"run": 2}
 
 
+async def test_under_block_a_handler_that_was_cut_off_is_not_run_again() -> None:
+    """It did not say that it failed: its effect may have happened."""
+    world = World(policy=Policy(recovery="block", lease_s=10))
+
+    async def handler(receive: Any, send: Any) -> None:
+        raise asyncio.CancelledError
+
+    world.handler = handler
+    with pytest.raises(asyncio.CancelledError):
+        await ask(world.app, "k1")
+    assert (await ask(world.app, "k1")).kind == "in-flight"
+    world.clock.advance(11)
+    assert (await ask(world.app, "k1")).kind == "outcome-unknown"
+    assert world.runs == 1
+
+
 async def test_an_application_that_never_answers_is_released() -> None:
     world = World()
 

@@ -185,6 +185,23 @@ def test_p5_who_raises_keeps_its_key_unless_it_says_that_nothing_happened(
     assert (other.status, world.runs) == ((201, 2) if says_so else (422, 1))
 
 
+def test_under_block_a_handler_that_was_cut_off_is_not_run_again() -> None:
+    """It did not say that it failed: its effect may have happened."""
+    world = World(policy=Policy(recovery="block", lease_s=10))
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        raise SystemExit(1)  # as servers do to workers that take too long
+
+    world.handler = handler
+    with pytest.raises(SystemExit):
+        ask_wsgi(world.app, "k1")
+    assert ask_wsgi(world.app, "k1").kind == "in-flight"
+    world.clock.advance(11)
+    assert ask_wsgi(world.app, "k1").kind == "outcome-unknown"
+    assert world.runs == 1
+    world.app.close()
+
+
 def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
     closed: list[bool] = []
 
