@@ -32,8 +32,8 @@ from oncekey.once import once
 from oncekey.runtime import Runtime
 from oncekey.stores.migrate import migrate
 from oncekey.stores.url import open_store
-from oncekey.web.edge import single_tenant
 from oncekey.web.request import Request
+from oncekey.web.tenant import single_tenant
 
 __all__ = [
     "PROFILES",

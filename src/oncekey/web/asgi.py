@@ -31,7 +31,7 @@ from oncekey.stores.base import Store
 from oncekey.web import messages
 from oncekey.web.application import check_asgi
 from oncekey.web.asgi_run import Run
-from oncekey.web.edge import Edge, Tenant, log
+from oncekey.web.edge import Edge, log
 from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
@@ -40,6 +40,7 @@ from oncekey.web.routed import check_marks, warn_unfound
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
+from oncekey.web.tenant import Tenant
 
 DRAIN_S_MAX = 30.0
 

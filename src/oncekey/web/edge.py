@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from oncekey.atomic import Adapter, AsyncUnit, Unit, check
 from oncekey.attempt import Attempt, failed_honestly
@@ -44,6 +43,7 @@ from oncekey.web.capture import Capture
 from oncekey.web.recent import BODY_BYTES_MAX, RECENT_S, Asked, Recent
 from oncekey.web.request import Request
 from oncekey.web.routes import Route, Routes
+from oncekey.web.tenant import Tenant, check_callable
 
 log = logging.getLogger("oncekey")
 
@@ -60,21 +60,6 @@ _FINISHED_ALONE = ("resume", "ask")
 _MAY_PASS = frozenset({404, 408, 409, 425, 429})
 TOLD_MAX = 100
 """About so many operations is told that their requests are too large to keep."""
-
-Tenant = Callable[[Request], Any]
-
-
-def single_tenant(request: object) -> str:
-    """For an application that has no accounts: everybody shares one namespace of keys."""
-    return "single"
-
-
-def check_callable(tenant: object) -> None:
-    if not callable(tenant):
-        raise Misuse(
-            "tenant=… takes a function from the request to the stable id of its account, never "
-            "a token or an address; tenant=oncekey.single_tenant says that there is only one"
-        )
 
 
 class Edge:

@@ -38,7 +38,6 @@ from oncekey.stores.base import Store
 from oncekey.web import messages, openapi
 from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
 from oncekey.web.asgi_late import LateRun
-from oncekey.web.edge import check_callable
 from oncekey.web.marks import (
     Marked,
     adapter_of_routes,
@@ -53,6 +52,7 @@ from oncekey.web.recover import LateRunner
 from oncekey.web.request import GUARDED, Request
 from oncekey.web.routed import HEEDS, check_marks, routes_of, warn_unfound
 from oncekey.web.routes import Route
+from oncekey.web.tenant import check_callable
 
 __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
 

@@ -38,11 +38,11 @@ from oncekey.events import Hook
 from oncekey.stores.base import Store
 from oncekey.web import environ as environs
 from oncekey.web import marks
-from oncekey.web.edge import check_callable
 from oncekey.web.marks import Mark, mark_of, mark_on, not_idempotent
 from oncekey.web.request import GUARDED, Request
 from oncekey.web.routed import tell_unfound
 from oncekey.web.routes import Finds, Route
+from oncekey.web.tenant import check_callable
 from oncekey.web.views import Views, Visit
 
 __all__ = ["Oncekey", "idempotent", "not_idempotent"]

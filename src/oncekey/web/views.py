@@ -30,10 +30,11 @@ from oncekey.events import Hook
 from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.web.capture import Capture
-from oncekey.web.edge import UNSTORED, Edge, Tenant, log
+from oncekey.web.edge import UNSTORED, Edge, log
 from oncekey.web.marks import Mark, Marked, adapter_of_routes
 from oncekey.web.request import Request
 from oncekey.web.routes import Route
+from oncekey.web.tenant import Tenant
 
 _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 

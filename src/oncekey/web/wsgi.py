@@ -40,7 +40,7 @@ from oncekey.stores.base import Store
 from oncekey.web import environ as environs
 from oncekey.web.application import check_wsgi
 from oncekey.web.capture import Capture
-from oncekey.web.edge import UNSTORED, Edge, Tenant, log
+from oncekey.web.edge import UNSTORED, Edge, log
 from oncekey.web.environ import Environ
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import WsgiRunner
@@ -48,6 +48,7 @@ from oncekey.web.request import GUARDED, Request, check_guarded_once
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
+from oncekey.web.tenant import Tenant
 
 StartResponse = Callable[..., Any]
 Write = Callable[[bytes], Any]

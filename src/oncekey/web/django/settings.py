@@ -19,10 +19,10 @@ from oncekey.atomic import Django
 from oncekey.core.policy import Policy
 from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
-from oncekey.web.edge import check_callable
 from oncekey.web.request import Request
 from oncekey.web.routed import UNFOUND
 from oncekey.web.routes import Routes
+from oncekey.web.tenant import check_callable
 from oncekey.web.views import Views
 
 MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"

@@ -1,0 +1,25 @@
+"""The tenant function: from a request to the stable account that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.errors import Misuse
+from oncekey.web.request import Request
+
+Tenant = Callable[[Request], Any]
+
+
+def single_tenant(request: object) -> str:
+    """For an application that has no accounts: everybody shares one namespace of keys."""
+    return "single"
+
+
+def check_callable(tenant: object) -> None:
+    """`Misuse` for what cannot be called, such as the name of an account."""
+    if not callable(tenant):
+        raise Misuse(
+            "tenant=… takes a function from the request to the stable id of its account, never "
+            "a token or an address; tenant=oncekey.single_tenant says that there is only one"
+        )
