@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import uuid
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -240,6 +241,26 @@ async def test_e11_the_key_may_travel_in_the_query() -> None:
     assert (await ask(world.app, None, query=query)).status == 201
     assert (await ask(world.app, None, query=query)).replayed
     assert world.runs == 1
+
+
+async def test_e2_a_query_with_two_keys_is_refused() -> None:
+    world = World(profile="gcp")
+    query = b"requestId=8e03978e-40d5-43e8-bc93-6894a57f9324"
+    assert (await ask(world.app, None, query=query + b"&" + query)).status == 400
+    assert (world.runs, world.stored()) == (0, 0)
+
+
+@pytest.mark.parametrize(("ago_s", "status"), [(60, 201), (86_400, 412), (None, 400)])
+async def test_what_was_first_sent_longer_ago_than_is_remembered_is_refused(
+    ago_s: int | None, status: int
+) -> None:
+    world = World(profile="azure")
+    lines = [(b"repeatability-request-id", b"8e03978e-40d5-43e8-bc93-6894a57f9324")]
+    if ago_s is not None:
+        sent = formatdate(world.clock.wall() - ago_s, usegmt=True)
+        lines.append((b"repeatability-first-sent", sent.encode()))
+    assert (await ask(world.app, None, headers=lines)).status == status
+    assert (world.runs, world.stored()) == ((1, 1) if status == 201 else (0, 0))
 
 
 async def test_field_digests_name_what_differs_and_never_values() -> None:

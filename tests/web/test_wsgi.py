@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from email.utils import formatdate
 from typing import Any
 
 import flask
@@ -380,6 +381,33 @@ def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None
     assert (refused.status, refused.kind, world.runs) == (503, "store-unavailable", 0)
     store.deaf = False
     assert ask_wsgi(world.app, "k1", {"another": "request"}).status == 201
+    world.app.close()
+
+
+def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None:
+    store = Flaky(FakeClock())
+    world = World(store=store, policy=Policy(lease_s=0.2, recovery="block"))
+    world.app.edge.guard._clock = oncekey.clock.SystemClock()
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        store.before = [down(True)] * 100
+        return world.counting(environ, start_response)
+
+    world.handler = handler
+    answered = ask_wsgi(world.app, "k1")
+    assert (answered.status, answered.header("idempotency-stored")) == (201, "false")
+    assert world.runs == 1
+    world.app.close()
+
+
+def test_what_was_first_sent_longer_ago_than_is_remembered_is_refused() -> None:
+    world = World(profile="azure")
+    variables: dict[str, Any] = {
+        "HTTP_REPEATABILITY_REQUEST_ID": "8e03978e-40d5-43e8-bc93-6894a57f9324",
+        "HTTP_REPEATABILITY_FIRST_SENT": formatdate(world.clock.wall() - 86_400, usegmt=True),
+    }
+    assert ask_wsgi(world.app, **variables).status == 412
+    assert (world.runs, world.stored()) == (0, 0)
     world.app.close()
 
 
