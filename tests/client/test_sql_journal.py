@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from django.conf import settings
 from django.db import connections, transaction
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from oncekey import probes
@@ -471,6 +472,32 @@ async def test_async_connections_are_told_the_way(journal: SqlJournal, tmp_path:
         key = await connection.run_sync(lambda within: journal.key(PAY, within=within))
     async with engine.begin() as connection:
         assert await connection.run_sync(lambda within: journal.key(PAY, within=within)) == key
+    await engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("database", "driver"),
+    [("postgres", "asyncpg"), ("postgres", "psycopg"), ("mariadb", "asyncmy")],
+)
+async def test_sessions_of_async_drivers(
+    journal: SqlJournal, database: str, driver: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(f"{database}_url")
+    dialect = "postgresql" if database == "postgres" else "mysql"
+    engine = create_async_engine(f"{dialect}+{driver}:{url.partition(':')[2]}")
+    name = f"{driver}/{uuid.uuid4()}"
+    keys = []
+    for _ in range(2):
+        async with AsyncSession(engine) as session, session.begin():
+            await session.run_sync(lambda within: journal.create(within=within))
+            begun = await session.run_sync(lambda within: journal.begin(name, within=within))
+            keys.append(begun.key)
+    assert len(set(keys)) == 1
+    async with AsyncSession(engine) as session, session.begin():
+        await session.run_sync(lambda within: journal.settle(name, within=within, key=keys[0]))
+        assert await session.run_sync(lambda within: journal.find(name, within=within)) is None
+        left = await session.run_sync(lambda within: journal.unsettled(within=within, after=begun))
+        assert name not in {each.name for each in left}
     await engine.dispose()
 
 

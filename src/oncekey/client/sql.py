@@ -33,7 +33,8 @@ _DIALECTS = {
     "mariadb": "mysql",
 }
 """By the name of a driver, or what SQLAlchemy and Django call a database."""
-_STYLES = ("qmark", "format", "pyformat", "numeric", "named")
+_STYLES = ("qmark", "format", "pyformat", "numeric", "numeric_dollar", "named")
+"""Those of DB-API, and what SQLAlchemy calls that of asyncpg."""
 
 
 @value
@@ -66,6 +67,8 @@ def _mark(style: str, number: int) -> str:
             return "?"
         case "numeric":
             return f":{number}"
+        case "numeric_dollar":
+            return f"${number}"
         case "named":
             return f":p{number}"
         case _:
