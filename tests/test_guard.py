@@ -70,6 +70,47 @@ def world() -> World:
     return World()
 
 
+# ----------------------------------------------------------------- a process that stands still
+
+
+@pytest.mark.parametrize("lapses", [0, 1])
+def test_p1_whoever_slept_for_a_lease_while_it_claimed_does_not_run(lapses: int) -> None:
+    """Another may have run it by then, and answered."""
+    world = World()
+    for _ in range(lapses):
+        world.execute()
+        world.clock.advance(LEASE_S)
+    claim = world.guard.claim(CALL, world.policy)
+
+    def sleep(question: Any) -> Any:
+        answer = world.ask(question)
+        if isinstance(question, Insert | Swap):
+            world.clock.advance(LEASE_S)
+        return answer
+
+    late = world.drive(world.guard.begin(CALL, world.policy, claim), sleep)
+    assert isinstance(late, Refuse)
+    assert late.problem.kind is Kind.STORE_UNAVAILABLE
+    assert late.lost_claim == claim
+    world.drive(world.guard.forget(claim))
+    assert world.execute().attempt.attempt == 1 + 2 * lapses
+
+
+def test_p1_a_recoverer_that_slept_for_a_lease_does_not_run_it() -> None:
+    world = World(recovery="resume")
+    world.execute()
+    world.clock.advance(LEASE_S)
+
+    def sleep(question: Any) -> Any:
+        answer = world.ask(question)
+        world.clock.advance(LEASE_S)
+        return answer
+
+    looked_at, orphan = world.clock.monotonic(), world.found()
+    taking = world.guard.take_up(orphan, CALL, world.policy, looked_at)
+    assert world.drive(taking, sleep) is None
+
+
 # ---------------------------------------------------------------------- the store goes down
 
 

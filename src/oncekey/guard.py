@@ -133,7 +133,9 @@ class Guard(Admission):
                 yield from self.heed(claim, runs=True, heard_of=True)
                 decision = yield from self.let_run(decision, call)
                 if isinstance(decision, Execute):
-                    return decision
+                    if not self._overslept(decision.attempt):
+                        return decision
+                    decision = Refuse(refusals.store_down(), lost_claim=claim)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
         except StoreError as error:
@@ -300,6 +302,12 @@ class Guard(Admission):
             )
         )
 
+    def _overslept(self, attempt: Attempt) -> bool:
+        """Whether its lease is over before it began, as where this process stood still while its
+        claim was under way: another may have run it by now, and answered.
+        """
+        return not attempt.policy.atomic and self._clock.monotonic() >= attempt.lease_until
+
     # ----------------------------------------------------------------------- without a client
 
     def take_up(
@@ -325,7 +333,7 @@ class Guard(Admission):
         if action is not Action.RUN_AGAIN and action is not Action.ASK:
             return None
         taken = yield from self._take(orphan, claim, policy, looked_at)
-        if not isinstance(taken, Execute):
+        if not isinstance(taken, Execute) or self._overslept(taken.attempt):
             return None
         if self.must_not_run(taken.attempt, call):
             yield from self.give_up(taken.attempt, call)

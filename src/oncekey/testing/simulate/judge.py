@@ -112,6 +112,8 @@ class Judge:
             raise Violation("P6", f"{task} believes to be {attempt}, lapses {attempt.lapses}")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
+        if attempt.lease_until <= task.worker.clock.monotonic():
+            raise Violation("P1", f"{task} begins {task.ghost}, and knows that its lease is over")
         expiring.runs(task)
         task.runs_at = self._kernel.now
         self._believes(task, attempt)
@@ -219,9 +221,11 @@ class Judge:
     def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
         kind = refusal.problem.kind
         if kind is Kind.STORE_UNAVAILABLE:
+            took_s = self._kernel.now - task.started_at
+            if refusal.lost_claim is not None and self._overslept(task, took_s):
+                return
             if not task.failures:
                 raise Violation("P6", f"{task} says that the store is down; it always answered")
-            took_s = self._kernel.now - task.started_at
             if task.failures < ASKS_MAX and took_s < PATIENCE_S - BACKOFF_S_MAX and not superseded:
                 raise Violation("P9", f"{task} gave up after {task.failures} tries")
             if not task.asks and task.policy.store_down == "run" and task.work is None:
@@ -261,6 +265,11 @@ class Judge:
                 "P7" if free else "P5",
                 f"{task} is told {kind.value}; it met {how} request, {situation}",
             )
+
+    def _overslept(self, task: Task, took_s: float) -> bool:
+        """Whether what it claimed had lapsed before it could begin."""
+        left_s = self._oracle.lease_left_s(task)
+        return took_s >= task.policy.lease_s or left_s is None or left_s <= 0
 
     def _in_flight(self, task: Task, note: Note, *, superseded: bool) -> None:
         situation = note.situation
