@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.client.sql import Asker
+from oncekey.client.sql import Asker, asker
+from oncekey.errors import Misuse
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from oncekey.client.sql import Asker
         ("format", "a = %s AND b = %s", (1, 2)),
         ("pyformat", "a = %s AND b = %s", (1, 2)),
         ("numeric", "a = :1 AND b = :2", (1, 2)),
+        ("numeric_dollar", "a = $1 AND b = $2", (1, 2)),
         ("named", "a = :p1 AND b = :p2", {"p1": 1, "p2": 2}),
     ],
 )
@@ -27,3 +29,13 @@ def test_parameters_are_written_as_the_driver_wants_them(
     Asker("", style, lambda *question: asked.append(question)).do("a = ? AND b = ?", 1, 2)
 
     assert asked == [(statement, given)]
+
+
+def test_a_connection_that_nobody_here_can_ask_is_told_the_way() -> None:
+    """As asyncpg's own: it has cursors, and commits by other means."""
+
+    class Connection:
+        def cursor(self) -> None: ...
+
+    with pytest.raises(Misuse, match="that blocks"):
+        asker(Connection())

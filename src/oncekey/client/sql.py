@@ -89,7 +89,8 @@ def asker(connection: Any) -> Asker:
 
 
 def _by_driver(connection: Any) -> Asker:
-    blocks = hasattr(connection, "cursor") and not iscoroutinefunction(connection.commit)
+    commit = getattr(connection, "commit", None)  # asyncpg's has cursors, and no such word
+    blocks = hasattr(connection, "cursor") and callable(commit) and not iscoroutinefunction(commit)
     for cls in type(connection).__mro__ if blocks else ():
         names = cls.__module__.split(".")
         for length in range(len(names), 0, -1):
