@@ -165,7 +165,7 @@ def _signing_on(secrets: list[Object], now: int, until: int) -> list[Object]:
 
 def _check_url(request: Request, whose: str, url: str) -> None:
     senders: Senders = request.app.state.senders
-    objection = senders.of(whose).objection(url)
+    objection = senders.objection(whose, url)
     if objection is not None:
         raise invalid(f"Nothing can be sent to this URL: {objection}", "url", "url_invalid")
 

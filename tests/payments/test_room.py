@@ -1,12 +1,15 @@
 """What waits for the card network keeps nobody from doing what does not need it."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.payments.api import Api, serving
+from oncekey.webhooks import Sender
+from payments.senders import LOOKUPS_MAX
+from tests.payments.api import WAIT_S_MAX, Api, serving
 from tests.payments.test_races import Together
 
 pytestmark = pytest.mark.slow
@@ -54,3 +57,27 @@ def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     with serving(tmp_path) as api:
         assert api.post("charges", CHARGE, "late").status_code == 200
+
+
+def test_slow_names_of_webhooks_keep_nobody_from_paying(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Semaphore(0), threading.Event()
+
+    def slow(_: Sender, url: str) -> str | None:
+        asked.release()
+        assert answers.wait(WAIT_S_MAX)
+        return None
+
+    monkeypatch.setattr(Sender, "objection", slow)
+    with serving(tmp_path, threads_max=8) as api:  # six of them for changes
+        together = Together()
+        said = {"url": "https://hooks.example.com/", "enabled_events[]": "charge.failed"}
+        for _ in range(6):
+            together.start(api.post, "webhook_endpoints", said)
+        for _ in range(LOOKUPS_MAX):
+            assert asked.acquire(timeout=WAIT_S_MAX)
+        together.until_answered(6 - LOOKUPS_MAX)
+        assert api.charged(900)["paid"]
+        answers.set()
+        assert together.statuses() == [200] * LOOKUPS_MAX + [503] * (6 - LOOKUPS_MAX)
