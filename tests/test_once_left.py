@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import oncekey
-from oncekey import InFlight, Policy, Runtime, once
+from oncekey import InFlight, Policy, Runtime, StoreUnavailable, once
 from oncekey.clock import FakeClock
 from oncekey.core.op import Op
 from oncekey.core.record import State
@@ -23,6 +23,7 @@ from oncekey.core.verbs import Insert, Requested, Verb
 from oncekey.recoverer import Ending, Recoverer
 from oncekey.stores.memory import MemoryStore
 from tests.once_world import END_S_MAX, World, world
+from tests.stores.unreliable import Unheard
 
 __all__ = ["world"]
 
@@ -112,6 +113,30 @@ async def test_p7_a_call_cancelled_while_it_begins_forgets_its_claim(world: Worl
         store.answers.set()
         await runtime.background.drain(END_S_MAX)
         assert await pay("a") == "paid"
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_p7_a_claim_whose_reply_was_lost_is_released(world: World, awaited: bool) -> None:
+    store = Unheard(world.clock)
+    async with Runtime(store, clock=world.clock) as runtime:
+
+        async def waits(x: str) -> str:
+            return "paid"
+
+        def blocks(x: str) -> str:
+            return "paid"
+
+        async def pay() -> str:
+            guarded = once(runtime, key="{x}", name="f")
+            if awaited:
+                return await guarded(waits)("a")
+            return await asyncio.to_thread(guarded(blocks), "a")
+
+        with pytest.raises(StoreUnavailable):
+            await pay()
+        assert await asyncio.to_thread(store.given_back.wait, END_S_MAX)
+        store.heard = True
+        assert await pay() == "paid"
 
 
 def test_p1_many_threads_one_run(world: World) -> None:

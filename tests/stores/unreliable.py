@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
+from oncekey.clock import Clock
+from oncekey.core.record import State
+from oncekey.core.verbs import Insert, Swap
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 
@@ -30,3 +34,22 @@ class Failing(MemoryStore):
             raise StoreUnavailable("no answer")
         self.left -= 1
         return (yield from super().perform(verbs))
+
+
+class Unheard(MemoryStore):
+    """Carries claims out, of which nobody hears until it is told to be `heard`; and tells when one
+    was given back.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self.heard = False
+        self.given_back = threading.Event()
+
+    def perform(self, verbs: Any) -> Any:
+        outcomes = yield from super().perform(verbs)
+        if any(isinstance(verb, Swap) and verb.to is State.RELEASED for verb in verbs):
+            self.given_back.set()
+        if not self.heard and any(isinstance(verb, Insert) for verb in verbs):
+            raise StoreUnavailable("no answer", sent=True)
+        return outcomes

@@ -25,6 +25,7 @@ from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency, idempotent
 from oncekey.web.flask import idempotent as views_idempotent
 from tests.orphans import LEASE_S, Shop, nobody, service
+from tests.stores.unreliable import Unheard
 from tests.web.fastapi_world import Order, World, account_of, ordering, stopping
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +145,15 @@ async def test_a_stream_that_is_not_guarded_learns_that_its_client_has_left() ->
         return {"left": await request.is_disconnected()}
 
     assert (await world.ask(None, {"item": "tea"})).json() == {"left": True}
+
+
+async def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None:
+    store = Unheard()
+    world = ordering(store=store)
+    assert ((await world.ask("k1")).kind, world.runs) == ("store-unavailable", 0)
+    assert await asyncio.to_thread(store.given_back.wait, 20)
+    store.heard = True
+    assert (await world.ask("k1", {"item": "coffee"})).status == 201
 
 
 async def test_ask_finds_out_what_became_of_an_attempt_that_died() -> None:

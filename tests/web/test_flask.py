@@ -25,7 +25,7 @@ from flask.views import MethodView
 from flask.views import View as FlaskView
 
 import oncekey
-from oncekey import Attempt, Learned, Misuse, Policy, probes
+from oncekey import Attempt, Learned, Misuse, Policy, guard, probes
 from oncekey.clock import FakeClock
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Scan
@@ -35,6 +35,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.web import marks
 from oncekey.web.flask import Oncekey, idempotent, not_idempotent
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.stores.unreliable import Unheard
 from tests.web.client import Reply, ask_wsgi
 
 
@@ -568,6 +569,33 @@ def test_a_view_may_be_routed_with_its_mark_and_without() -> None:
 
 
 # ------------------------------------------------------------------------------------- asking
+
+
+def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None:
+    store = Unheard()
+    world = ordering(store=store)
+    assert (world.ask("k1").kind, world.runs) == ("store-unavailable", 0)
+    assert store.given_back.wait(20)
+    store.heard = True
+    assert world.ask("k1", {"another": "request"}).status == 201
+
+
+def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(name: str) -> None:
+        if name == "after_insert":
+            raise KeyboardInterrupt
+
+    store = Unheard()
+    store.heard = True
+    world = ordering(store=store)
+    with monkeypatch.context() as patched:
+        patched.setattr(guard, "probe", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            world.ask("k1")
+    assert store.given_back.wait(20)
+    assert world.ask("k1", {"another": "request"}).status == 201
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from oncekey import Policy, guard
 from oncekey.clock import FakeClock
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Count, Insert, Scan
+from oncekey.core.verbs import Count, Scan
 from oncekey.errors import Misuse
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.stores.unreliable import Unheard
 from tests.web.asgi_world import Flaky, down
 from tests.web.client import Reply, ask_wsgi
 
@@ -329,12 +330,6 @@ def test_an_error_page_that_comes_too_late_is_refused() -> None:
     world.app.close()
 
 
-def _join_forgetting() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "oncekey-forget":
-            thread.join(20)
-
-
 def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +341,9 @@ def test_p7_who_is_interrupted_before_its_claim_is_answered_spends_nothing(
         patched.setattr(guard, "probe", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask_wsgi(world.app, "k1")
-    _join_forgetting()
+    for thread in threading.enumerate():
+        if thread.name == "oncekey-forget":
+            thread.join(20)
     assert world.states() == [State.RELEASED]
     assert ask_wsgi(world.app, "k1", {"another": "request"}).status == 201
 
@@ -361,25 +358,13 @@ def test_e42_what_runs_unprotected_says_so() -> None:
     world.app.close()
 
 
-class Deaf(MemoryStore):
-    """Of an insert that it carried out nobody hears."""
-
-    deaf = True
-
-    def perform(self, verbs: Any) -> Any:
-        outcomes = yield from super().perform(verbs)
-        if self.deaf and any(isinstance(verb, Insert) for verb in verbs):
-            raise down(True)
-        return outcomes
-
-
 def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None:
-    store = Deaf()
+    store = Unheard()
     world = World(store=store)
     refused = ask_wsgi(world.app, "k1")
-    _join_forgetting()
     assert (refused.status, refused.kind, world.runs) == (503, "store-unavailable", 0)
-    store.deaf = False
+    assert store.given_back.wait(20)
+    store.heard = True
     assert ask_wsgi(world.app, "k1", {"another": "request"}).status == 201
     world.app.close()
 
