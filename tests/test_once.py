@@ -351,12 +351,21 @@ RUNTIME = Runtime("memory://")
         (lambda: once(RUNTIME, key="{x}", policy=Policy(atomic=True))(function), "complete_in"),
         (lambda: once(RUNTIME, key="{x}", policy=Policy(scope="tenant"))(function), "another's"),
         (lambda: once(RUNTIME, key="{x}", name=7)(function), "name is a text"),  # type: ignore[arg-type]
+        (lambda: once(RUNTIME, key="{x}", name="a\0b")(function), "name is a text"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_what_is_written_wrongly_is_told_at_once(decorate: Callable[[], Any], says: str) -> None:
     with pytest.raises(Misuse, match=says):
         decorate()
+
+
+@pytest.mark.parametrize("tenant", ["a\0b", "\ud800", "x" * 1001])
+def test_a_tenant_that_no_store_keeps_is_refused(tenant: str) -> None:
+    """Each store refused it in its own words, or with an error of its driver."""
+    guarded = once(RUNTIME, key="{x}", tenant=lambda x: tenant, name="f")(function)
+    with pytest.raises(Misuse, match="its tenant is longer than 1000 characters, or holds some"):
+        guarded("order-17")
 
 
 @pytest.mark.parametrize("x", [None, "", " ", "null", "undefined", "{x}", ["a"], 1.5, True])

@@ -13,6 +13,7 @@ from oncekey.core import key as keys
 from oncekey.core.expression import Chosen, Expression, Source
 from oncekey.core.key import BadKey
 from oncekey.core.policy import Policy
+from oncekey.core.scope import TENANT_CHARS_MAX, is_kept
 from oncekey.decision import Call
 from oncekey.errors import Misuse
 
@@ -71,9 +72,15 @@ class Calls:
         key = keys.derive(self._key(arguments) if self._key else name)
         if isinstance(key, BadKey):
             raise Misuse(f"{self._operation}: {key.reason}")
+        tenant = self._tenant(arguments)
+        if not is_kept(tenant, TENANT_CHARS_MAX):
+            raise Misuse(
+                f"{self._operation}: its tenant is longer than {TENANT_CHARS_MAX} characters, or "
+                "holds some that no store keeps"
+            )
         same = canonical.canonical(self._same(arguments) if self._same else arguments)
         return Call(
-            self._tenant(arguments),
+            tenant,
             self._operation,
             key,
             canonical.fingerprint(same),

@@ -24,6 +24,7 @@ from oncekey.core.op import Op
 from oncekey.core.policy import Policy, Verdict, as_policy
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer
+from oncekey.core.scope import OPERATION_CHARS_MAX, is_kept
 from oncekey.core.value import value
 from oncekey.decision import (
     Bypass,
@@ -128,8 +129,11 @@ class Operation:
                 "operations on a store, runtime = oncekey.Runtime('sqlite:///keys.db'), and pass "
                 "that"
             )
-        if not isinstance(name, str):
-            raise Misuse(f"an operation's name is a text, not a {type(name).__name__}")
+        if not is_kept(name, OPERATION_CHARS_MAX):
+            raise Misuse(
+                f"an operation's name is a text of at most {OPERATION_CHARS_MAX} characters, which "
+                f"a store can keep, not {name!r:.80}"
+            )
         self.runtime = runtime
         self.name = name
         self.policy = as_policy(policy).settled()

@@ -11,12 +11,12 @@ import pytest
 import oncekey
 from oncekey import Policy
 from oncekey.core.record import State
+from oncekey.core.scope import OPERATION_CHARS_MAX
 from oncekey.core.verbs import Scan
 from oncekey.events import OutcomeUnknown
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.edge import OPERATION_CHARS_MAX
 from oncekey.web.flask import Oncekey
 from oncekey.web.recent import RECENT_S
 from tests.web.asgi_world import World, counted, held, inner_lifespan, tenant_of

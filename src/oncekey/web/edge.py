@@ -7,7 +7,6 @@ refusal must not have cost anything. And back: what an answer means for its reco
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 
 from oncekey.atomic import Adapter, AsyncUnit, Unit, check
@@ -33,6 +32,7 @@ from oncekey.core.problem import Kind, Problem
 from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
+from oncekey.core.scope import OPERATION_CHARS_MAX, TENANT_CHARS_MAX, is_kept
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.guard import Call, Finished, Given, Refuse, Replay, Stored, Unstored
@@ -47,12 +47,6 @@ from oncekey.web.tenant import Tenant, check_callable
 
 log = logging.getLogger("oncekey")
 
-# No store keeps these in a text, and replacing them would make different paths equal.
-_UNREADABLE = re.compile("[\0\ud800-\udfff]")
-
-TENANT_CHARS_MAX = 1_000
-OPERATION_CHARS_MAX = 10_000
-"""Not every server limits the path, which is the name of what no route template matches."""
 UNSTORED = (b"idempotency-stored", b"false")
 
 _FINISHED_ALONE = ("resume", "ask")
@@ -197,13 +191,13 @@ class Edge:
         body: bytes,
         asked: Asked | None,
     ) -> Call | Problem:
-        if len(route.operation) > OPERATION_CHARS_MAX or _UNREADABLE.search(request.path):
+        if not is_kept(route.operation, OPERATION_CHARS_MAX) or not is_kept(request.path):
             return Problem(
                 Kind.MALFORMED_REQUEST,
                 f"The request's path is longer than {OPERATION_CHARS_MAX} characters, or holds "
                 "bytes that are not UTF-8, or a zero byte. Send a shorter one, encoded as UTF-8.",
             )
-        if len(tenant) > TENANT_CHARS_MAX or _UNREADABLE.search(tenant):
+        if not is_kept(tenant, TENANT_CHARS_MAX):
             return Problem(
                 Kind.MALFORMED_REQUEST,
                 f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
