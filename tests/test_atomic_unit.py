@@ -1,14 +1,16 @@
-"""Driving one atomic operation: connections that break while they are lent."""
+"""Driving one atomic operation: connections that break while they are lent, and a cache beside."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from oncekey import atomic
-from tests.atomic_shop import Opener, Shop, new_key, opener
+from tests.atomic_shop import KINDS, Opener, Shop, new_key, opener, place_of
 
 __all__ = ["opener"]
 
@@ -63,3 +65,19 @@ async def test_a_rollback_of_what_is_gone_fails_nobody(
     assert (await shop.order(key)).replayed
     assert shop.orders() == 1
     assert "its pool has taken it back" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "sqlite3 in threads", "asyncpg"])
+async def test_a_tiered_store_looks_into_no_cache_within_a_transaction(
+    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str, kind: str
+) -> None:
+    place = place_of(kind, request, tmp_path)
+    given = "&" if "?" in place.url else "?"
+    cache = quote(f"{redis_url}?prefix={new_key()}", safe="")
+    async with KINDS[kind][1](place.url.partition("?")[0]) as opened:
+        shop = Shop(kind, place, opened, f"tiered+{place.url}{given}cache={cache}")
+        key = new_key()
+        assert (await shop.order(key)).status == 201
+        assert (await shop.order(key)).replayed
+        assert shop.orders() == shop.runs == 1
+        await shop.close()

@@ -21,6 +21,7 @@ from oncekey.decision import Execute
 from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores import join, mysql_atomic
 from oncekey.stores.base import Store
+from oncekey.stores.cached import Cached
 from oncekey.stores.outage import Outage
 
 CALLERS = "any"
@@ -130,6 +131,8 @@ class Unit:
                 return self._roll_back()
             if kind is Flush:
                 return transaction and transaction.flush()
+            if kind is Cached and not question.needed:
+                return None  # what has the id looks into no cache
             return transaction and transaction.ask(question)
         except Exception as error:
             raise _judged(error, question, self._adapter) from error
@@ -215,6 +218,8 @@ class AsyncUnit:
                 return await self._roll_back()
             if kind is Flush:
                 return transaction and await self._do(transaction.flush)
+            if kind is Cached and not question.needed:
+                return None
             return transaction and await self._do(transaction.ask, question)
         except Exception as error:
             raise _judged(error, question, self._adapter) from error

@@ -46,9 +46,10 @@ from oncekey.core.verbs import (
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import redis
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
+from oncekey.stores.cached import Cached
 from oncekey.stores.redis_calls import Command
 from oncekey.stores.redis_connection import Endpoint
-from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, Cached, TieredConnection
+from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, TieredConnection
 from oncekey.stores.tiered_entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
 from oncekey.stores.url import open_store
 

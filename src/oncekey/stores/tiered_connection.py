@@ -11,11 +11,10 @@ from typing import Any
 
 from oncekey.clock import Clock
 from oncekey.core.op import arun, run
-from oncekey.core.value import value
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AsyncConnection, Connection, Store
+from oncekey.stores.cached import Cached
 from oncekey.stores.outage import Outage
-from oncekey.stores.redis_calls import Command
 from oncekey.stores.redis_connection import (
     AsyncRedisConnection,
     Endpoint,
@@ -25,14 +24,6 @@ from oncekey.stores.redis_connection import (
 
 REST_S = 1.0
 """How long a cache is left alone that did not answer."""
-
-
-@value
-class Cached:
-    """A question to the cache. → the replies; None if there are none, unless they are `needed`."""
-
-    commands: list[Command]
-    needed: bool = False
 
 
 class Cache:
