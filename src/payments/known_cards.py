@@ -18,7 +18,7 @@ from payments.reading import values
 _MAY_HOLD_ONE = re.compile(rb"[0-9](?:(?:[ +-]|%20|%2[Dd])?[0-9]){11}")
 """Most bodies do not, and are not read twice."""
 _NUMBER = re.compile(r"[0-9]{12,30}")
-_GIVEN_AS = frozenset({"number", "payment_method", "source", "token"})
+_GIVEN_AS = frozenset({"card", "number", "payment_method", "source", "token"})
 """The names under which a card is given."""
 
 

@@ -25,6 +25,7 @@ def written(api: Api, number: str) -> list[str]:
     [
         ("charges", {**PRICE, "source": {"number": "{}", **EXPIRY}}, "source[number]"),
         ("charges", {**PRICE, "source": "{}"}, "source"),
+        ("charges", {**PRICE, "card": "{}"}, "card"),
         ("tokens", {"card": {"number": "{}", **EXPIRY}}, "card[number]"),
         (
             "payment_intents",
