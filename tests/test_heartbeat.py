@@ -58,6 +58,14 @@ class World:
         return found
 
 
+def test_who_has_ended_is_not_kept_until_its_next_renewal() -> None:
+    world = World()
+    world.heartbeat.add(world.attempt)
+    world.heartbeat.drop(world.attempt)
+    assert world.heartbeat._schedule.next_at() is None
+    world.heartbeat.stop()
+
+
 def test_no_batch_renews_one_record_twice() -> None:
     """A zombie and its successor in one process: each is renewed in a batch of its own."""
     world, batches = World(), list[int]()

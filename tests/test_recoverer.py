@@ -5,6 +5,7 @@ unknown.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from oncekey import events
+from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Due, Requested
 from oncekey.errors import Misuse
@@ -255,6 +257,31 @@ async def test_blocked_operations_become_unknown() -> None:
     assert any(isinstance(event, events.OutcomeUnknown) for event in shopping.events)
 
 
+async def test_p1_of_two_that_declare_it_unknown_one_does() -> None:
+    shopping = service(Shop(), recovery="block")
+    shopping.abandon()
+    recoverers = [shopping.recoverer() for _ in range(2)]
+    for act in ("round", "settle"):
+        await asyncio.gather(*(getattr(recoverer, act)() for recoverer in recoverers))
+
+    endings = [recovered.ending for recovered in shopping.endings]
+    assert endings == [Ending.UNKNOWN, Ending.TAKEN]
+    told = [event for event in shopping.events if isinstance(event, events.OutcomeUnknown)]
+    assert len(told) == 1
+
+
+async def test_what_a_newer_release_wrote_is_left_to_it() -> None:
+    shop = Shop()
+    shopping = service(shop)
+    orphan = shopping.abandon()
+    row = shopping.store._rows[orphan]
+    row.claim = dataclasses.replace(row.claim, fingerprint_version=99)
+
+    assert await shopping.recover() == [(Ending.LEFT, "another release wrote it")]
+    assert shopping.look(orphan).lapsed
+    assert shop.runs == []
+
+
 async def test_a_handler_that_is_not_registered_any_more(caplog: pytest.LogCaptureFixture) -> None:
     """Other services, and the next release, get their time before the outcome is unknown."""
     before = Shop()
@@ -463,6 +490,30 @@ async def test_p6_an_error_that_nobody_foresaw_does_not_end_it(
     assert "cannot be looked for: cached plan" in caplog.text
 
 
+async def test_p6_one_that_cannot_be_taken_up_does_not_keep_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(MemoryStore):
+        bad: bytes | None = None
+
+        def perform(self, verbs: Any) -> Any:
+            if any(isinstance(verb, Requested) and verb.id == self.bad for verb in verbs):
+                raise ValueError("nobody foresaw it")
+            return (yield from super().perform(verbs))
+
+    shop, clock = Shop(), FakeClock()
+    store = Broken(clock)
+    shopping = service(shop, store=store)
+    shopping.clock = clock
+    store.bad = shopping.abandon("bad")
+    shopping.abandon("good")
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+    assert "was not taken up: nobody foresaw it" in caplog.text
+    store.bad = None
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+    assert [run["key"] for run in shop.runs] == ["good", "bad"]
+
+
 async def test_a_store_that_nobody_works_on_is_told(caplog: pytest.LogCaptureFixture) -> None:
     await Recoverer(MemoryStore()).round()
 
@@ -512,7 +563,8 @@ def test_embedded_in_a_thread() -> None:
     shopping = service(Known(), "wsgi")
     with Recoverer(shopping.store, every_s=0.01):
         orphan = shopping.abandon()
-        assert finished.wait(5)
+        assert finished.wait(20)
+    assert "oncekey-recoverer" not in {thread.name for thread in threading.enumerate()}
     assert shopping.look(orphan).state is State.COMPLETED
 
 
