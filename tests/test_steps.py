@@ -21,7 +21,7 @@ from oncekey.guard import Call, Execute, Guard, Refuse
 from oncekey.heartbeat import Heartbeat
 from oncekey.ports import Ports, in_thread
 from oncekey.runtime import Runtime
-from oncekey.steps import STEP_BYTES_MAX, child_key, current_child_key
+from oncekey.steps import STEP_BYTES_MAX, child_key, current_child_key, digest_of
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 
@@ -384,6 +384,12 @@ def test_child_keys_stay_what_they_are() -> None:
     """Another release may finish what this one began: whoever is called must know the key again."""
     assert child_key(bytes(32), "charge") == "f728920c-3c9e-86f7-bf73-ef819d27e5e3"
     assert child_key(bytes(32), "charge", 2) == "12d9d3fd-a486-8435-9b17-547ca7f9886f"
+
+
+def test_digests_of_steps_stay_what_they_are() -> None:
+    """Else what an earlier release has begun could be finished by none after it."""
+    digest = digest_of("charge", ((7,), {"to": "ann"}))
+    assert digest.hex() == "2457aadceac731ffde55ca8f360cff50"
 
 
 def test_e47_a_child_key_is_the_same_over_all_attempts_and_differs_otherwise() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import ipaddress
 import uuid
 from collections import deque
@@ -18,6 +19,7 @@ import pydantic
 import pytest
 
 from oncekey.core import arguments
+from oncekey.core.fingerprint import Fingerprint
 from oncekey.errors import Misuse
 
 
@@ -108,3 +110,14 @@ def test_calls_and_payloads_are_never_the_same() -> None:
     assert arguments.fingerprint(b"1") != arguments.payload(b"1")
     assert arguments.payload(b"1") == arguments.payload(b"1")
     assert arguments.payload(b"1") != arguments.payload(b"2")
+
+
+def test_version_1_stays_what_it_is() -> None:
+    """What another release kept is compared with these: other bytes would refuse every retry."""
+    given = [("a", 1.5, Decimal("1.50"), {"b": None}), {}]
+    text = b'[["a",1.5,["decimal.Decimal","1.50"],{"b":null}],{}]'
+    assert arguments.canonical(given) == text
+    framed = b"19:oncekey/arguments/1%d:%b" % (len(text), text)
+    assert arguments.fingerprint(text) == Fingerprint(1, hashlib.sha256(framed).digest())
+    framed = b"17:oncekey/payload/14:body"
+    assert arguments.payload(b"body") == Fingerprint(1, hashlib.sha256(framed).digest())

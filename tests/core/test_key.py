@@ -276,6 +276,11 @@ def test_record_ids_stay_what_they_are() -> None:
     )
 
 
+def test_derived_keys_stay_what_they_are() -> None:
+    digest = hashlib.sha256(b"13:oncekey/key/13:a b").hexdigest()
+    assert derive("a b") == f"sha256:{digest}"
+
+
 def test_p12_logs_show_a_short_hash_that_is_no_part_of_a_record_id() -> None:
     assert re.fullmatch(r"[0-9a-f]{12}", short_hash(UUID))
     assert short_hash("a") != short_hash("b")
