@@ -81,6 +81,17 @@ def test_content_goes_when_its_retention_is_over_and_not_before() -> None:
     assert world.refused(call) == "key-expired"
 
 
+def test_the_key_goes_too_where_no_body_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_expiry.ANSWER", Answer(201, ((b"location", b"/1"),), None))
+    world = Fader()
+    [call] = world.keys(1)
+    world.chore()
+    assert world.content_of(call) == ("k0", None)
+    world.clock.advance(DUE_S)
+    world.chore()
+    assert world.content_of(call) == BLANK
+
+
 def test_the_tombstone_ends_when_it_would_have() -> None:
     world = Fader()
     [call] = world.keys(1)

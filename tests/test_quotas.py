@@ -19,7 +19,7 @@ from oncekey.core.verbs import Count, Find, Insert, Scan, Sweep
 from oncekey.decision import Call, Execute, Refuse, Replay
 from oncekey.errors import Refusal
 from oncekey.guard import Guard
-from oncekey.quotas import READ_S_MAX, READ_S_MIN
+from oncekey.quotas import READ_S_MAX, READ_S_MIN, TOGETHER
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
@@ -246,32 +246,52 @@ def test_counts_are_records_that_expire_by_themselves_and_are_not_the_tenants() 
     assert sum(Gatherer(world.store).ask(Count()).values()) == 0
 
 
+def reads(process: Process) -> int:
+    """What the chore asks its store for."""
+    before = Line.perform_all
+    seen: list[Find] = []
+
+    def noting(line: Line, verbs: Any) -> list[Any]:
+        seen.extend(verb for verb in verbs if isinstance(verb, Find))
+        return before(line, verbs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Line, "perform_all", noting)
+        process.chore()
+    return len(seen)
+
+
 def test_the_store_is_asked_only_with_reason() -> None:
     world = World(records_max=1000)
     process = world.process()
-
-    def reads() -> int:
-        before = Line.perform_all
-        seen: list[Find] = []
-
-        def noting(line: Line, verbs: Any) -> list[Any]:
-            seen.extend(verb for verb in verbs if isinstance(verb, Find))
-            return before(line, verbs)
-
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Line, "perform_all", noting)
-            process.chore()
-        return len(seen)
-
     process.done("k1")
-    assert reads() > 0
+    assert reads(process) > 0
     process.done("k2")
-    assert reads() == 0
+    assert reads(process) == 0
     admitted(process, 130, "many")
-    assert reads() > 0
+    assert reads(process) > 0
     world.clock.advance(READ_S_MAX)
-    assert reads() > 0
-    assert READ_S_MIN < READ_S_MAX
+    assert reads(process) > 0
+
+
+def test_who_is_refused_is_looked_at_again_soon() -> None:
+    world = World(records_max=10)
+    process = world.process()
+    admitted(process, 11)
+    assert reads(process) > 0
+    world.clock.advance(READ_S_MIN - 1)
+    assert reads(process) == 0
+    world.clock.advance(1)
+    assert reads(process) > 0
+
+
+def test_all_tenants_are_looked_at_however_many_there_are() -> None:
+    process = World(records_max=10).process()
+    process.done("k", "one")
+    for_one = reads(process)
+    for number in range(TOGETHER):
+        process.done("k", f"other{number}")
+    assert reads(process) == for_one * TOGETHER
 
 
 # ---------------------------------------------------------------------------------- unkindness
