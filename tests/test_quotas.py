@@ -289,9 +289,9 @@ def test_all_tenants_are_looked_at_however_many_there_are() -> None:
     process = World(records_max=10).process()
     process.done("k", "one")
     for_one = reads(process)
-    for number in range(TOGETHER):
+    for number in range(TOGETHER + 1):
         process.done("k", f"other{number}")
-    assert reads(process) == for_one * TOGETHER
+    assert reads(process) == for_one * (TOGETHER + 1)
 
 
 # ---------------------------------------------------------------------------------- unkindness

@@ -266,6 +266,16 @@ def test_who_has_only_the_hashed_id_can_blank_a_record_for_good(store: SealedSto
     assert [each.tenant for each in ask(store, Scan(10, tenant="acct_1"))[0]] == ["acct_1"]
 
 
+def test_p5_an_account_that_is_named_like_a_hash_is_not_taken_for_the_one_it_is_of(
+    store: SealedStore,
+) -> None:
+    completed(store)
+    [[shown]] = ask(store, Scan(10))
+    ask(store, Insert(claim(tenant=shown.tenant)))
+    assert len(ask(store, Scan(10, tenant="acct_1"))[0]) == 1
+    assert len(ask(store, Scan(10))[0]) == 2
+
+
 # ---------------------------------------------------------------------------------------- rotation
 
 
