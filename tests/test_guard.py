@@ -21,7 +21,7 @@ from oncekey.core.verbs import Find, Found, Insert, Peek, Refused, Swap, Verb, W
 from oncekey.decision import Bypass, Call, Execute, Refuse, Replay
 from oncekey.errors import StoreUnavailable
 from oncekey.events import Event, Hooks, OutcomeUnknown
-from oncekey.guard import Guard
+from oncekey.guard import ROUNDS_MAX, Guard
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 
@@ -313,6 +313,22 @@ def test_an_insert_that_lands_before_the_take_over_has_been_running_since(world:
     assert isinstance(decision, Execute)
     assert decision.attempt.lease_until <= asked_at + LEASE_S
     assert (decision.attempt.attempt, decision.attempt.age_s) == (1, 0.0)
+
+
+def test_p11_a_record_that_changes_at_every_look_is_not_looked_at_for_ever(world: World) -> None:
+    world.drive(world.guard.abandon(world.execute().attempt, no_effect=False))
+    swaps: list[Swap] = []
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Swap):  # somebody was quicker, and failed as well
+            swaps.append(question)
+            return Refused(world.found())
+        return world.ask(question)
+
+    decision = world.drive(world.guard.begin(CALL, world.policy), ask)
+    assert isinstance(decision, Refuse)
+    assert decision.problem.retryable
+    assert len(swaps) == ROUNDS_MAX
 
 
 # ------------------------------------------------------------------- a clock that was set back
