@@ -396,8 +396,11 @@ def test_what_was_first_sent_longer_ago_than_is_remembered_is_refused() -> None:
     world.app.close()
 
 
-def test_p7_whose_account_is_not_known_is_refused_and_nothing_is_stored() -> None:
-    world = World(tenant=lambda request: None)
+@pytest.mark.parametrize("account", [None, ""])
+def test_p7_whose_account_is_not_known_is_refused_and_nothing_is_stored(
+    account: str | None,
+) -> None:
+    world = World(tenant=lambda request: account)
     refused = ask_wsgi(world.app, "k1")
     assert (refused.status, refused.kind) == (401, "no-tenant")
     assert (world.runs, world.stored()) == (0, 0)
