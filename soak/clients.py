@@ -1,0 +1,136 @@
+"""Callers who lose patience and ask again with the same key, at any worker."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import httpx
+
+from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen
+from soak.ledger import Id
+
+_LASTS_S = (0.0, 0.0, 0.3, 0.6, 1.2, 1.8, 4.2)
+_ATOMIC_S_MAX = 0.05
+_PATIENCES_S = (0.15, 0.5, 1.5, 4.0, 12.0)
+_SLOWER_TRIES_MAX = 10
+"""Every try waits longer than the one before, up to here: a slow machine must come to work, too."""
+_HEALED_PATIENCE_S = 30.0
+_HEALED_S_MAX = 120.0
+"""Once nothing fails any more, everybody has an answer by then, also on a slow machine."""
+_FINAL = (ANSWER, "mismatch", "outcome-unknown")
+_PROBLEM = "urn:oncekey:problem:"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What several callers want at once: one of them, at times, something else by the same key."""
+
+    id: Id
+    seconds: float
+    failures: int
+    """How many attempts fail before one does not."""
+    callers: int
+    later_s: float
+    """When somebody asks once more, after all have been answered."""
+
+
+def order_of(seed: int, number: int, routes: Sequence[str]) -> Order:
+    """The same seed and number are the same order. Accounts share their keys, two by two."""
+    chance = Random(f"{seed}/{number}")
+    id_ = Id(f"account-{number % 2}", chance.choice(routes), f"order-{number // 2}")
+    seconds, failures = chance.choice(_LASTS_S), 1 if chance.random() < 0.1 else 0
+    if id_.route == "atomic":  # a file has one writer; and what is rolled back is not counted
+        seconds, failures = min(seconds, _ATOMIC_S_MAX), 0
+    callers = chance.choice((1, 2, 2, 3, 4))
+    return Order(id_, seconds, failures, callers, chance.uniform(0, 3))
+
+
+@dataclass(slots=True)
+class Clients:
+    """All callers of a soak, and what they saw."""
+
+    seed: int
+    ports: Sequence[int]
+    routes: Sequence[str]
+    seen: list[Seen] = field(default_factory=list)
+    orders: int = 0
+    healed_at: float | None = None
+    """Set by whoever knows that nothing fails any more."""
+
+    async def run(self, at_once: int, until: float) -> None:
+        """New orders until that moment, then to the end of those that are under way."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http,  # noqa: S113
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(at_once):
+                group.create_task(self._keep_ordering(http, until))
+
+    async def _keep_ordering(self, http: httpx.AsyncClient, until: float) -> None:
+        while time.monotonic() < until:
+            self.orders += 1
+            number = self.orders
+            order = order_of(self.seed, number, self.routes)
+            calls = (self._call(http, order, f"{number}/{n}", n == 3) for n in range(order.callers))
+            await asyncio.gather(*calls)
+            await asyncio.sleep(order.later_s)
+            await self._call(http, order, f"{number}/later", False)
+
+    async def _call(
+        self, http: httpx.AsyncClient, order: Order, caller: str, changed: bool
+    ) -> None:
+        """Ask until there is a final word."""
+        chance = Random(f"{self.seed}/{caller}")
+        for tries in itertools.count(1):
+            seen = await self._ask(http, order, chance, changed)
+            self.seen.append(seen)
+            if seen.kind in _FINAL:
+                return
+            if self.healed_at is not None and seen.sent > self.healed_at + _HEALED_S_MAX:
+                self.seen.append(Seen(order.id, seen.asked, seen.sent, seen.got, GAVE_UP))
+                return
+            await asyncio.sleep(chance.uniform(0.02, 0.5) * min(tries, _SLOWER_TRIES_MAX))
+
+    async def _ask(
+        self, http: httpx.AsyncClient, order: Order, chance: Random, changed: bool
+    ) -> Seen:
+        account, route, key = order.id
+        name = f"{account} {key}{' changed' if changed else ''}"
+        patience_s = chance.choice(_PATIENCES_S) if self.healed_at is None else _HEALED_PATIENCE_S
+        url = f"http://127.0.0.1:{chance.choice(self.ports)}/{route}"
+        body = {"name": name, "seconds": order.seconds, "failures": order.failures}
+        sent = time.monotonic()
+        try:
+            async with asyncio.timeout(patience_s):
+                headers = {"Idempotency-Key": key, "X-Account": account}
+                got = await http.post(url, json=body, headers=headers)
+        except TimeoutError:
+            return Seen(order.id, name, sent, time.monotonic(), NO_ANSWER)
+        except httpx.TransportError:
+            return Seen(order.id, name, sent, time.monotonic(), CUT)
+        return _read(Seen(order.id, name, sent, time.monotonic(), ODD), got)
+
+
+def _read(seen: Seen, got: httpx.Response) -> Seen:
+    """What a caller was told, in the words of the judge."""
+    common = seen.id, seen.asked, seen.sent, seen.got
+    try:
+        told = got.json()
+    except json.JSONDecodeError:
+        told = {}
+    if got.status_code == 201:
+        digest = hashlib.sha256(got.content).hexdigest()
+        stored = got.headers.get("idempotency-stored") != "false"
+        return Seen(*common, ANSWER, digest, told["order"], told["run"], stored)
+    if "error" in told:
+        return Seen(*common, FAILED)
+    kind = str(told.get("type", ""))
+    return Seen(*common, kind.removeprefix(_PROBLEM) if kind.startswith(_PROBLEM) else ODD)

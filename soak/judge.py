@@ -1,0 +1,214 @@
+"""What broke a promise: found in the ledger, in what callers saw and in the rows, without I/O.
+
+One thing no library can prevent, and it is set aside: a process that stands still between the
+guard's last look at its lease and the handler's first line. Such a run is `belated`: it was claimed
+in time, and its lease was over when it began.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from oncekey.core.problem import Kind
+from soak.ledger import Entry, Id
+
+ANSWER, FAILED = "answer", "failed"  # by the handler
+NO_ANSWER, CUT = "no answer in time", "cut off"
+GAVE_UP, ODD = "gave up", "not documented"  # which must not be
+ALWAYS = {Kind.MISMATCH, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED, NO_ANSWER, CUT, GAVE_UP, ODD}
+"""What a caller may be told at any time, or what another rule objects to."""
+DOCUMENTED = {ANSWER, FAILED, NO_ANSWER, CUT, *Kind}
+_SLACK_S = 0.005
+"""Stores measure leases by clocks of their own, which run a little faster or slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request, and what its caller was told: a refusal's kind, or one of the words above."""
+
+    id: Id
+    asked: str
+    """The name of the order that was sent."""
+    sent: float
+    got: float
+    kind: str
+    digest: str = ""
+    """Of the answer's bytes."""
+    told: str = ""
+    """The name of the order that the answer is about."""
+    run: str = ""
+    stored: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    promise: str
+    id: Id
+    what: str
+
+
+@dataclass(slots=True)
+class Run:
+    """All that the ledger has of one run."""
+
+    name: str
+    began: Entry
+    lease_until: float = 0.0
+    """The latest end of its lease that it was told of: it lives until then, at least."""
+    failed_at: float | None = None
+    ended_at: float | None = None
+    effects: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    @property
+    def belated(self) -> bool:
+        return self.began.claimed_at < self.began.lease_until <= self.began.at
+
+    def failed_before(self, other: Run) -> bool:
+        return self.failed_at is not None and self.failed_at <= other.began.at
+
+
+def runs_of(entries: Iterable[Entry]) -> dict[Id, list[Run]]:
+    """The runs of each operation, in the order in which they began."""
+    runs: dict[str, Run] = {}
+    for entry in sorted(entries, key=lambda entry: entry.at):
+        run = runs.setdefault(entry.run, Run(entry.run, entry))
+        run.lease_until = max(run.lease_until, entry.lease_until)
+        match entry.what:
+            case "failed":
+                run.failed_at = entry.at
+            case "end":
+                run.ended_at = entry.at
+            case "effect":
+                run.effects.append(entry.step)
+            case "kept":
+                run.kept.append(entry.step)
+    found: dict[Id, list[Run]] = defaultdict(list)
+    for run in runs.values():
+        found[run.began.id].append(run)
+    return found
+
+
+def judge(
+    entries: Iterable[Entry], seen: Iterable[Seen], rows: Iterable[Sequence[str]] = ()
+) -> list[Violation]:
+    """Every violation, by operation. `rows` are account, key and run of what was committed."""
+    runs = runs_of(entries)
+    told: dict[Id, list[Seen]] = defaultdict(list)
+    for one in sorted(seen, key=lambda one: one.got):
+        told[one.id].append(one)
+    committed: dict[Id, list[str]] = defaultdict(list)
+    for account, key, run in rows:
+        committed[Id(account, "atomic", key)].append(run)
+    violations = []
+    for id_ in sorted({*runs, *told, *committed}):
+        case = Case(id_, runs.get(id_, []), told[id_], committed[id_])
+        violations += [Violation(promise, id_, what) for promise, what in case.objections()]
+    return violations
+
+
+Objections = Iterator[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operation: how it ran, in order, and what its callers were told, in order."""
+
+    id: Id
+    runs: list[Run]
+    seen: list[Seen]
+    committed: list[str]
+
+    def objections(self) -> Objections:
+        """Each as the promise that was broken, and how."""
+        if self.id.route == "atomic":  # what died or lost is rolled back: its runs are no effects
+            yield from self._rows()
+        else:
+            yield from self._owners()
+            yield from self._late()
+            yield from self._again()
+        if self.id.route == "block":
+            yield from self._blocked()
+        yield from self._steps()
+        yield from self._answers()
+        yield from self._settled()
+        yield from self._endings()
+
+    @property
+    def answers(self) -> list[Seen]:
+        return [one for one in self.seen if one.kind == ANSWER]
+
+    # ------------------------------------------------------------------------ of the ledger alone
+
+    def _owners(self) -> Objections:
+        for first, second in pairwise(run for run in self.runs if not run.belated):
+            if second.began.fence <= first.began.fence:
+                fences = f"{first.began.fence} was followed by {second.began.fence}"
+                yield "P2", f"fences only rise, but {fences}"
+            left_s = first.lease_until - second.began.at
+            if left_s > _SLACK_S and not first.failed_before(second):
+                yield "P1", f"a second run began while the first had {left_s:.3f} s of its lease"
+
+    def _late(self) -> Objections:
+        for run in self.runs:
+            late_s = run.began.claimed_at - run.began.lease_until
+            if late_s >= 0:
+                yield "P1", f"run {run.name} began, though its claim came {late_s:.3f} s too late"
+
+    def _blocked(self) -> Objections:
+        for first, second in pairwise(self.runs):
+            if not first.failed_before(second):
+                yield "P6", f"it ran again, though nobody knew how run {first.name} ended"
+
+    def _steps(self) -> Objections:
+        for run in self.runs:
+            earlier = (other for other in self.runs if other.began.fence < run.began.fence)
+            for step in sorted({step for other in earlier for step in other.kept}):
+                if step in run.effects:
+                    yield "P6", f"step {step!r} was kept, and taken again by run {run.name}"
+
+    # ----------------------------------------------------------------------------- of the answers
+
+    def _answers(self) -> Objections:
+        if len({one.digest for one in self.answers}) > 1:
+            yield "P3", f"different answers, of the runs {sorted({o.run for o in self.answers})}"
+        ended = {run.name for run in self.runs if run.ended_at is not None}
+        for name in sorted({one.run for one in self.answers} - ended):
+            yield "P4", f"the answer is of run {name}, which did not end"
+        for one in self.answers:
+            if one.told != one.asked:
+                yield "P5", f"who asked for {one.asked!r} was answered about {one.told!r}"
+
+    def _again(self) -> Objections:
+        """Nothing begins once an answer was given."""
+        recorded = [one.got for one in self.answers if one.stored]
+        for run in self.runs:
+            if recorded and run.began.at > recorded[0] and not run.belated:
+                late_s = run.began.at - recorded[0]
+                yield "P3", f"run {run.name} began {late_s:.3f} s after an answer was given"
+
+    def _settled(self) -> Objections:
+        """After the last word nobody is told anything else."""
+        for word in (ANSWER, Kind.OUTCOME_UNKNOWN):
+            said = [one.got for one in self.seen if one.kind == word and one.stored]
+            for one in self.seen:
+                if said and one.sent > said[0] and one.stored and one.kind not in {word, *ALWAYS}:
+                    yield "P3", f"after {word!s} a retry was told {one.kind!s}"
+
+    def _endings(self) -> Objections:
+        for one in self.seen:
+            if one.kind == GAVE_UP:
+                yield "P6", "a caller had no answer, long after nothing failed any more"
+            elif one.kind == Kind.OUTCOME_UNKNOWN and self.id.route != "block":
+                yield "P6", "its outcome was said to be unknown, though it may run again"
+            elif one.kind not in DOCUMENTED:
+                yield "P6", "a caller was told what is not documented"
+
+    def _rows(self) -> Objections:
+        if len(self.committed) > 1:
+            yield "P2", f"rows of several runs were committed: {self.committed}"
+        for name in sorted({one.run for one in self.answers} - set(self.committed)):
+            yield "P4", f"run {name} was answered, and its row is not committed"

@@ -1,0 +1,71 @@
+"""The processes that serve the application: started, killed, frozen and thawed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_LOG_CHARS_MAX = 3000
+
+
+class Worker:
+    """One process. Its port stays open and its own over all lives: whoever calls while it is down
+    waits until it is back.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        """`arguments` are those of `soak.application`, without the port."""
+        self._arguments = arguments
+        self._log = log
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port: int = self._listening.getsockname()[1]
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self) -> None:
+        descriptor = self._listening.fileno()
+        # The kernel kills it when we end, even by SIGKILL; a session of its own keeps Ctrl-C
+        # from reaching it before us.
+        guard = shutil.which("setpriv")
+        command = [guard, "--pdeathsig", "KILL"] if guard else []
+        command += [sys.executable, "-m", "soak.application", *self._arguments, str(descriptor)]
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """At once, frozen or not."""
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def check(self) -> None:
+        """Raise if it ended and nobody killed it."""
+        if self._process.poll() is not None:
+            said = self._log.read_text(errors="replace")[-_LOG_CHARS_MAX:]
+            raise RuntimeError(f"worker {self.pid} ended with {self._process.returncode}:\n{said}")
+
+    def close(self) -> None:
+        self.kill()
+        self._listening.close()

@@ -1,0 +1,29 @@
+"""What a seed says of a soak: the same faults and the same orders, each time."""
+
+from __future__ import annotations
+
+import pytest
+
+from soak import engines
+from soak.clients import order_of
+from soak.faults import OF_FILES, OF_SERVERS, OF_WORKERS, plan
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_a_seed_plans_the_same_faults(engine: str) -> None:
+    planned = plan(7, 300.0, engine, 3)
+    assert planned == plan(7, 300.0, engine, 3)
+    assert planned != plan(8, 300.0, engine, 3)
+    likely = OF_WORKERS | (OF_FILES if engine == "sqlite" else OF_SERVERS)
+    assert {fault.what for fault in planned} == set(likely)
+    assert {fault.which for fault in planned} == {0, 1, 2}
+    assert all(0 <= fault.after_s < 300 for fault in planned)
+
+
+def test_a_seed_makes_the_same_orders_and_accounts_share_keys() -> None:
+    routes = engines.routes("sqlite")
+    orders = [order_of(7, number, routes) for number in range(200)]
+    assert orders == [order_of(7, number, routes) for number in range(200)]
+    assert {order.id.route for order in orders} == set(routes)
+    assert orders[4].id.key == orders[5].id.key
+    assert len({order.id for order in orders}) == len(orders)
