@@ -73,27 +73,57 @@ def world() -> World:
 # ----------------------------------------------------------------- a process that stands still
 
 
+def asleep(
+    world: World, times: int, then: Callable[[], object] = lambda: None
+) -> Callable[[Any], Any]:
+    """Asks, and then stands still for a lease, so often; then something else happens."""
+    left = times
+
+    def ask(question: Any) -> Any:
+        nonlocal left
+        answer = world.ask(question)
+        if isinstance(question, Insert | Swap) and left:
+            left -= 1
+            world.clock.advance(LEASE_S)
+            then()
+        return answer
+
+    return ask
+
+
 @pytest.mark.parametrize("lapses", [0, 1])
-def test_p1_whoever_slept_for_a_lease_while_it_claimed_does_not_run(lapses: int) -> None:
-    """Another may have run it by then, and answered."""
+def test_p1_whoever_sleeps_for_a_lease_again_and_again_does_not_run(lapses: int) -> None:
     world = World()
     for _ in range(lapses):
         world.execute()
         world.clock.advance(LEASE_S)
     claim = world.guard.claim(CALL, world.policy)
-
-    def sleep(question: Any) -> Any:
-        answer = world.ask(question)
-        if isinstance(question, Insert | Swap):
-            world.clock.advance(LEASE_S)
-        return answer
-
-    late = world.drive(world.guard.begin(CALL, world.policy, claim), sleep)
+    late = world.drive(world.guard.begin(CALL, world.policy, claim), asleep(world, 9))
     assert isinstance(late, Refuse)
     assert late.problem.kind is Kind.STORE_UNAVAILABLE
     assert late.lost_claim == claim
     world.drive(world.guard.forget(claim))
     assert world.execute().attempt.attempt == 1 + 2 * lapses
+
+
+def test_p1_whoever_slept_for_a_lease_while_it_claimed_asks_for_another_before_it_runs() -> None:
+    world = World()
+    begun = world.drive(world.guard.begin(CALL, world.policy), asleep(world, 1))
+    assert isinstance(begun, Execute)
+    assert begun.attempt.lease_until == world.clock.monotonic() + LEASE_S
+    assert not world.found().lapsed
+
+
+def test_p1_whoever_slept_for_a_lease_does_not_run_what_another_has_taken_over() -> None:
+    world = World()
+    heirs: list[Execute] = []
+    late = world.drive(
+        world.guard.begin(CALL, world.policy),
+        asleep(world, 1, then=lambda: heirs.append(world.execute())),
+    )
+    assert isinstance(late, Refuse)
+    assert late.problem.kind is Kind.STORE_UNAVAILABLE
+    assert world.found().fence == heirs[0].attempt.fence
 
 
 def test_p1_a_recoverer_that_slept_for_a_lease_does_not_run_it() -> None:

@@ -133,7 +133,7 @@ class Guard(Admission):
                 yield from self.heed(claim, runs=True, heard_of=True)
                 decision = yield from self.let_run(decision, call)
                 if isinstance(decision, Execute):
-                    if not self._overslept(decision.attempt):
+                    if (yield from self._may_begin(decision.attempt)):
                         return decision
                     decision = Refuse(refusals.store_down(), lost_claim=claim)
         except StoreUnavailable as error:
@@ -302,11 +302,19 @@ class Guard(Admission):
             )
         )
 
-    def _overslept(self, attempt: Attempt) -> bool:
-        """Whether its lease is over before it began, as where this process stood still while its
-        claim was under way: another may have run it by now, and answered.
+    def _may_begin(self, attempt: Attempt) -> Op[bool]:
+        """Whether it still owns its record. Where its lease is over before it began, as after this
+        process stood still while its claim was under way, another may have run it by now, and
+        answered: the store is asked for a lease that begins now, unless `run_s_max` is over too.
         """
-        return not attempt.policy.atomic and self._clock.monotonic() >= attempt.lease_until
+        now = self._clock.monotonic()
+        if attempt.policy.atomic or now < attempt.lease_until:
+            return True
+        if now - attempt.claimed_at >= attempt.policy.run_s_max:
+            return False
+        outcome = yield from self._ask(self.renewal(attempt), attempt)
+        owned = self.renewed(attempt, outcome, now)
+        return owned and self._clock.monotonic() < attempt.lease_until
 
     # ----------------------------------------------------------------------- without a client
 
@@ -333,7 +341,7 @@ class Guard(Admission):
         if action is not Action.RUN_AGAIN and action is not Action.ASK:
             return None
         taken = yield from self._take(orphan, claim, policy, looked_at)
-        if not isinstance(taken, Execute) or self._overslept(taken.attempt):
+        if not isinstance(taken, Execute) or not (yield from self._may_begin(taken.attempt)):
             return None
         if self.must_not_run(taken.attempt, call):
             yield from self.give_up(taken.attempt, call)

@@ -253,7 +253,7 @@ class Oracle:
     def _renew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         ran_s = self._kernel.now - ghost.claimed_at
-        if ran_s > task.policy.run_s_max + RENEWAL_S_MAX and not late:
+        if task.ran and ran_s > task.policy.run_s_max + RENEWAL_S_MAX and not late:
             raise Violation("P11", f"{task} is renewed, though it has hung for {ran_s:.1f} s")
         since_s = self._kernel.now - ghost.renewed_at
         calm = self._faults.last_at < task.started_at
