@@ -106,7 +106,7 @@ class AsyncSqliteConnection:
             try:
                 return self._connection.ask_at_once(timed)
             except Busy:
-                pass
+                pass  # somebody writes: that is waited for in the thread, not in the event loop
             except (StoreUnavailable, StoreUnfit):
                 await self._do(self._connection.close)  # which may take its time
                 raise
