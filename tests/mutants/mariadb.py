@@ -6,8 +6,8 @@ from tests.mutants.table import Mutant
 
 ATOMIC = "stores/mysql_atomic.py"
 OUTBOX = "messaging/outbox_mysql.py"
-FAULTS = "tests/test_atomic_faults.py"
-LEASED = "tests/test_atomic_leased.py"
+FAULTS = "tests/atomic/test_faults.py"
+LEASED = "tests/atomic/test_leased.py"
 INBOX_TESTS = "tests/messaging/test_inbox.py"
 INBOX_MYSQL_TESTS = "tests/messaging/test_inbox_mysql.py"
 SHELF_TESTS = "tests/messaging/test_shelf.py"

@@ -30,7 +30,7 @@ from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.url import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.atomic_shop import django_alias
+from tests.atomic.shop import django_alias
 from tests.places import postgres_place
 from tests.stores.joining import KINDS, MARIADB, ORDER, POSTGRES, World, call, do, prepared
 from tests.web.client import ask

@@ -1,6 +1,7 @@
 """Sealed records commit with the caller's rows like any others: joined, and in atomic mode.
 
-The tests are those of `test_join.py` and `test_atomic.py`, over places whose records are sealed.
+The tests are those of `test_join.py` and `tests/atomic/test_adapters.py`, over places whose records
+are sealed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import pytest
 
 from oncekey import Policy, Runtime
 from oncekey.messaging import Inbox
-from tests import atomic_shop, test_atomic
+from tests.atomic import shop as atomic_shop
+from tests.atomic import test_adapters
 from tests.places import Place, sqlite_place
 from tests.servers.mariadb import mysql_connection
 from tests.stores import elapse, test_join
@@ -121,11 +123,11 @@ ATOMIC = (
     *atomic_shop.marked("asyncmy"),
 )
 COMMITTED: list[Callable[[atomic_shop.Shop], Any]] = [
-    test_atomic.test_p3_rows_and_answer_are_there_together_and_replayed,
-    test_atomic.test_a_handler_that_raises_leaves_nothing,
-    test_atomic.test_a_concurrent_duplicate_is_told_in_flight_at_once,
-    test_atomic.test_p5_another_request_is_told_apart_once_the_first_has_committed,
-    test_atomic.test_a_crowd_of_replays_gets_the_answer,
+    test_adapters.test_p3_rows_and_answer_are_there_together_and_replayed,
+    test_adapters.test_a_handler_that_raises_leaves_nothing,
+    test_adapters.test_a_concurrent_duplicate_is_told_in_flight_at_once,
+    test_adapters.test_p5_another_request_is_told_apart_once_the_first_has_committed,
+    test_adapters.test_a_crowd_of_replays_gets_the_answer,
 ]
 
 

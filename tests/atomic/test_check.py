@@ -17,7 +17,7 @@ from oncekey import Policy, atomic, migrate, open_store, single_tenant
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, wsgi
-from tests.atomic_shop import Opener, django_alias, new_key, opener
+from tests.atomic.shop import Opener, django_alias, new_key, opener
 from tests.places import mariadb_place, postgres_place
 from tests.servers.mariadb import mysql_connection
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from oncekey import atomic
-from tests.atomic_shop import KINDS, Opener, Shop, new_key, opener, place_of
+from tests.atomic.shop import KINDS, Opener, Shop, new_key, opener, place_of
 
 __all__ = ["opener"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.core.record import State
-from tests.atomic_shop import (
+from tests.atomic.shop import (
     AT_ONCE_S,
     KINDS,
     MARIADB,

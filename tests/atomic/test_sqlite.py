@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 from oncekey import probes
 from oncekey.atomic import SQLAlchemy, unit
 from oncekey.atomic.exclusive import Exclusive, Overdue
-from tests.atomic_shop import Opener, leased, new_key, opener
+from tests.atomic.shop import Opener, leased, new_key, opener
 
 __all__ = ["opener"]
 

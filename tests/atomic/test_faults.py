@@ -14,7 +14,7 @@ import pytest
 from oncekey import atomic
 from oncekey.atomic.lent import AsyncLent
 from oncekey.notices import Notices
-from tests.atomic_shop import (
+from tests.atomic.shop import (
     KINDS,
     POSTGRES,
     Opener,

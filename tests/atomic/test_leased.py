@@ -12,7 +12,7 @@ from oncekey.core.policy import Policy, Verdict
 from oncekey.core.record import Answer, State
 from oncekey.guard import Execute
 from oncekey.runtime import Runtime
-from tests.atomic_shop import (
+from tests.atomic.shop import (
     AT_ONCE_S,
     LEASE_S,
     Opener,
