@@ -1,1 +1,1 @@
-"""The documentation, read as data: `tests/test_docs.py` holds it to the code."""
+"""The documentation, read as data, and held to the code."""

@@ -1,6 +1,6 @@
 """The documentation is true: examples run, links lead somewhere, tests that it names exist.
 
-That nothing is left out of the reference is for `tests/docs/test_reference.py`.
+That nothing is left out of the reference is for `test_reference.py`.
 """
 
 from __future__ import annotations
