@@ -186,3 +186,16 @@ def told(body: Any, status: int = 200) -> HttpResponse:
 
 def body_of(request: HttpRequest) -> Any:
     return json.loads(request.body)
+
+
+def ordering(site: Site) -> Site:
+    """With one view: `POST /orders`."""
+
+    def order(request: HttpRequest) -> HttpResponse:
+        response = told({"run": site.run()}, 201)
+        response["Location"] = "/orders/1"
+        response.set_cookie("basket", "1")
+        return response
+
+    site.route("orders", site.both(order))
+    return site

@@ -1,0 +1,108 @@
+"""`settings.ONCEKEY`, what the check says of it, and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.test.utils import override_settings
+
+from oncekey import Misuse
+from oncekey.web.django.claim import views
+from oncekey.web.django.settings import check
+from tests.web.django.site import Site, told
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (None, "settings.ONCEKEY is missing"),
+        ({}, "has no 'store'"),
+        ({"store": "memory://"}, "has no 'tenant'"),
+        ({"store": "keys.db", "tenant": "oncekey.single_tenant"}, "such as sqlite:///keys.db"),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": ["POST /orders"]},
+            "policies by route",
+        ),
+        ({"store": "memory://", "tenant": "tests.nothing.account_of"}, "tests.nothing"),
+        ({"store": "memory://", "tenant": 7}, "takes a function"),
+        ({"store": "nowhere://", "tenant": "oncekey.single_tenant"}, "nowhere"),
+        ({"store": "memory://", "tenant": "oncekey.single_tenant", "lease": 3}, "lease"),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "policy": {"lease": 3}},
+            "policy takes an oncekey.Policy",
+        ),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "quota": {"records": 3}},
+            "quota takes an oncekey.Quota",
+        ),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "hooks": "shop.hooks.tell"},
+            "takes a list of functions",
+        ),
+        (
+            {
+                "store": "memory://",
+                "tenant": "oncekey.single_tenant",
+                "hooks": ["oncekey.metrics.LoggingHook"],
+            },
+            "LoggingHook is a class",
+        ),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "atomic": "shop"},
+            "'shop', which DATABASES has not: name one of default",
+        ),
+        (
+            {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": {"orders": {}}},
+            "write a route as",
+        ),
+    ],
+)
+def test_wrong_settings_are_told_by_the_check(wsgi: Site, setting: Any, said: str) -> None:
+    with override_settings(ONCEKEY=setting):
+        [message] = check()
+        assert message.id == "oncekey.E001"
+        assert said in message.msg
+        with pytest.raises(Misuse):
+            views()
+
+
+def test_a_quota_may_be_given_by_its_fields(wsgi: Site) -> None:
+    setting = {"store": "memory://", "tenant": "oncekey.single_tenant"}
+    with override_settings(ONCEKEY={**setting, "quota": {"records_max": 1}}):
+        made = views()
+        assert made.runtime.guard.quotas is not None
+        made.close()
+
+
+def test_a_middleware_that_is_missing_or_not_the_last_is_told_by_the_check(wsgi: Site) -> None:
+    assert check() == []
+    with override_settings(MIDDLEWARE=wsgi.middleware[:2]):
+        assert [message.id for message in check()] == ["oncekey.E002"]
+    with override_settings(MIDDLEWARE=[*wsgi.middleware[1:], wsgi.middleware[0]]):
+        [warning] = check()
+        assert warning.id == "oncekey.W001"
+        assert "CsrfViewMiddleware" in warning.msg
+
+
+def test_policies_by_route_that_apply_to_nothing_are_told_by_the_check(wsgi: Site) -> None:
+    wsgi.route("orders/<int:number>", lambda request, number: told({}))
+    names = ("POST /orders/{number}", "POST /order/{number}")
+    wsgi.oncekey["routes"] = {name: {"recovery": "block"} for name in names}
+    [warning] = check()
+    assert warning.id == "oncekey.W002"
+    assert warning.msg.startswith("routes['POST /order/{number}']: the application has no such")
+
+
+def test_the_application_brings_the_check_and_the_command(wsgi: Site, tmp_path: Path) -> None:
+    file = tmp_path / "keys.db"
+    settings = {"store": f"sqlite:///{file}", "tenant": "oncekey.single_tenant"}
+    with override_settings(INSTALLED_APPS=["oncekey.web.django"], ONCEKEY=settings):
+        assert run_checks() == []
+        call_command("oncekey_migrate", verbosity=0)
+        assert file.exists()
+        with override_settings(ONCEKEY={}):
+            assert [message.id for message in run_checks()] == ["oncekey.E001"]
