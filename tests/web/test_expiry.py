@@ -18,7 +18,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
 from tests.core.test_key_age import uuid7_of
-from tests.web import test_wsgi
+from tests.web import wsgi_world
 from tests.web.asgi_world import World
 from tests.web.client import Reply, ask, ask_wsgi
 
@@ -138,7 +138,7 @@ async def test_e49_over_asgi() -> None:
 
 
 def test_e49_over_wsgi() -> None:
-    world = test_wsgi.World(quota=ONE)
+    world = wsgi_world.World(quota=ONE)
     assert [ask_wsgi(world.app, key).status for key in ("k1", "k2")] == [201, 429]
     world.app.close()
 
