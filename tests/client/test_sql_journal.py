@@ -8,21 +8,12 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-import django
-import psycopg
-import pymysql
 import pytest
-from django.conf import settings
-from django.db import connections, transaction
-from psycopg.rows import dict_row
-from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from oncekey import probes
 from oncekey.client import Client, Retries, SqlJournal
@@ -32,144 +23,15 @@ from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
 from oncekey.errors import Misuse, Unknown
+from tests.client.sql_ways import WAYS, Open, drivers_own, way_of
 from tests.client.wire import Scripted, scripted
 
-if not settings.configured:
-    settings.configure()
-    django.setup()
-
 pytestmark = pytest.mark.slow
-
 T = TypeVar("T")
 PAY = "order-42/pay"
 API = "https://api.test"
 BESIDE = "https://beside.test"
-Open = Callable[[], AbstractContextManager[Any]]
-"""One transaction: it commits at the end of its block, and rolls back if that fails."""
-
-
-def _mysql(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    return {
-        "host": parts.hostname,
-        "port": parts.port,
-        "user": parts.username,
-        "password": parts.password,
-        "database": parts.path.lstrip("/"),
-    }
-
-
-def _drivers_own(connect: Callable[[], Any]) -> Open:
-    @contextmanager
-    def opened() -> Iterator[Any]:
-        with closing(connect()) as connection:
-            try:
-                yield connection
-            except BaseException:
-                connection.rollback()
-                raise
-            connection.commit()
-
-    return opened
-
-
-def _of_sqlalchemy(url: str, kind: str) -> Open:
-    engine = create_engine(url)
-
-    @contextmanager
-    def opened() -> Iterator[Any]:
-        if kind == "connection":
-            with engine.begin() as connection:
-                yield connection
-        elif kind == "session":
-            with Session(engine) as session, session.begin():
-                yield session
-        else:
-            scoped = scoped_session(sessionmaker(engine))
-            with scoped.begin():
-                yield scoped
-            scoped.remove()
-        engine.dispose()
-
-    return opened
-
-
-def _of_django(name: str, database: dict[str, Any]) -> Open:
-    @contextmanager
-    def opened() -> Iterator[Any]:
-        connections.databases[name] = connections.configure_settings({"default": database})[
-            "default"
-        ]
-        try:
-            with transaction.atomic(using=name):
-                yield name
-        finally:
-            connections[name].close()
-
-    return opened
-
-
-def _postgres_of_django(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path.lstrip("/"),
-        "USER": parts.username,
-        "PASSWORD": parts.password,
-        "HOST": parts.hostname,
-        "PORT": parts.port,
-    }
-
-
-def _way(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
-    database, _, kind = way.partition(" ")
-    if database == "sqlite":
-        match kind:
-            case "sqlite3":
-                return _drivers_own(lambda: sqlite3.connect(path))
-            case "django":
-                options = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path)}
-                return _of_django("journal-sqlite", options)
-            case _:
-                return _of_sqlalchemy(f"sqlite:///{path}", kind)
-    url: str = request.getfixturevalue(f"{database}_url")
-    if database == "postgres":
-        match kind:
-            case "psycopg":
-                return _drivers_own(lambda: psycopg.connect(url))
-            case "dict_row":
-                return _drivers_own(lambda: psycopg.connect(url, row_factory=dict_row))
-            case "django":
-                return _of_django("journal-postgres", _postgres_of_django(url))
-            case _:
-                return _of_sqlalchemy(url.replace("postgresql:", "postgresql+psycopg:"), kind)
-    match kind:
-        case "pymysql":
-            return _drivers_own(lambda: pymysql.connect(**_mysql(url)))
-        case "DictCursor":
-            rows = pymysql.cursors.DictCursor
-            return _drivers_own(lambda: pymysql.connect(**_mysql(url), cursorclass=rows))
-        case _:
-            parts = urlsplit(url)._replace(scheme="mysql+pymysql")
-            return _of_sqlalchemy(parts.geturl(), kind)
-
-
-WAYS = (
-    "sqlite sqlite3",
-    "sqlite connection",
-    "sqlite session",
-    "sqlite scoped",
-    "sqlite django",
-    "postgres psycopg",
-    "postgres dict_row",
-    "postgres connection",
-    "postgres session",
-    "postgres django",
-    "mariadb pymysql",
-    "mariadb DictCursor",
-    "mariadb connection",
-    "mariadb session",
-)
+NAMES = (PAY, "a", "b", "c", "Order", "order", "order ", "öl ☂")
 
 
 @pytest.fixture
@@ -183,16 +45,13 @@ def journal(clock: FakeClock) -> SqlJournal:
 
 
 def _opened(way: str, request: pytest.FixtureRequest, path: Path) -> Open:
-    begin = _way(way, request, path)
+    begin = way_of(way, request, path)
     with begin() as within:
         SqlJournal().create(within=within)
     with begin() as within:
         SqlJournal().create(within=within)  # again, as every start of a service does
         SqlJournal().settle(*NAMES, within=within)
     return begin
-
-
-NAMES = (PAY, "a", "b", "c", "Order", "order", "order ", "öl ☂")
 
 
 @pytest.fixture(params=WAYS)
@@ -366,7 +225,7 @@ def test_a_key_that_the_server_has_forgotten_is_refused(
 def test_what_is_known_of_a_provider_counts_until_it_says_otherwise(
     journal: SqlJournal, clock: FakeClock, tmp_path: Path, profile: str
 ) -> None:
-    begin = _drivers_own(lambda: sqlite3.connect(tmp_path / "shop.db"))
+    begin = drivers_own(lambda: sqlite3.connect(tmp_path / "shop.db"))
     with begin() as within:
         journal.create(within=within)
         known = PROFILES[profile].relied_s

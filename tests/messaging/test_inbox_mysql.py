@@ -14,7 +14,7 @@ from oncekey import StoreUnavailable
 from oncekey.core.op import run
 from oncekey.core.verbs import Sweep
 from oncekey.messaging import Busy, Handled
-from tests.messaging.test_inbox import Shop, message_id, on_mysql, place, shop
+from tests.messaging.inbox_shop import Shop, message_id, on_mysql, place, shop
 
 __all__ = ["message_id", "place", "shop"]
 

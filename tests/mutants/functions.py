@@ -10,6 +10,7 @@ ONCE_TESTS = "tests/test_once.py"
 ONCE_ATTEMPT_TESTS = "tests/test_once_attempt.py"
 ONCE_LEFT_TESTS = "tests/test_once_left.py"
 INBOX_TESTS = "tests/messaging/test_inbox.py"
+JOINED_TESTS = "tests/messaging/test_inbox_joined.py"
 
 _MUTANTS = (
     Mutant(
@@ -139,7 +140,7 @@ _MUTANTS = (
         "messaging/draining.py",
         "                case Unreachable(error) if row.message.topic not in blamed:\n",
         "                case Unreachable(error):\n",
-        "tests/messaging/test_publisher.py",
+        "tests/messaging/test_publisher_failures.py",
         "test_a_topic_that_alone_cannot_be_reached_is_to_blame and sqlite",
     ),
     Mutant(
@@ -179,7 +180,7 @@ _MUTANTS = (
         OPERATION,
         "    if not isinstance(outcome, Ran):\n",
         "    if False:\n",
-        INBOX_TESTS,
+        JOINED_TESTS,
         "test_p2_rows_of_a_delivery_that_lost_its_message_must_be_rolled_back and postgres",
         server="postgres",
     ),
@@ -188,7 +189,7 @@ _MUTANTS = (
         OPERATION,
         "        if attempt.verdict not in (None, Verdict.KEEP):\n",
         "        if False:\n",
-        INBOX_TESTS,
+        JOINED_TESTS,
         "test_what_cannot_be_rolled_back_by_a_word_is_misuse and sqlite",
     ),
 )

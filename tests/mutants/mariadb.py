@@ -8,7 +8,7 @@ ATOMIC = "stores/mysql_atomic.py"
 OUTBOX = "messaging/outbox_mysql.py"
 FAULTS = "tests/atomic/test_faults.py"
 LEASED = "tests/atomic/test_leased.py"
-INBOX_TESTS = "tests/messaging/test_inbox.py"
+JOINED_TESTS = "tests/messaging/test_inbox_joined.py"
 INBOX_MYSQL_TESTS = "tests/messaging/test_inbox_mysql.py"
 SHELF_TESTS = "tests/messaging/test_shelf.py"
 _DELIVERIES = "test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits and mariadb"
@@ -82,7 +82,7 @@ _MUTANTS = (
         ATOMIC,
         "yield Question(statements, at_once=True)",
         "yield Question(statements)",
-        INBOX_TESTS,
+        JOINED_TESTS,
         _DELIVERIES,
         server="mariadb",
     ),
@@ -91,7 +91,7 @@ _MUTANTS = (
         ATOMIC,
         "take = _TAKE if callers else _LOOK_AND_TAKE",
         "take = _LOOK_AND_TAKE",
-        INBOX_TESTS,
+        JOINED_TESTS,
         _DELIVERIES,
         server="mariadb",
     ),

@@ -1,4 +1,4 @@
-"""What DynamoDB can do to records beyond the contract: no clock, lost answers, large ones."""
+"""What DynamoDB can do to records beyond the contract: large ones in parts, and lost answers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from typing import Any
 from weakref import WeakSet
 
 import pytest
-from botocore.exceptions import ClientError
 
 from oncekey import open_store
-from oncekey.clock import FakeClock
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import (
     AppendStep,
     Count,
     Done,
-    Due,
     Find,
     Found,
     Insert,
     Inserted,
-    Peek,
     Purge,
     Refused,
     Requested,
@@ -37,180 +33,21 @@ from oncekey.core.verbs import (
 from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.dynamodb import open_url
 from oncekey.stores.dynamodb_calls import Call
-from oncekey.stores.dynamodb_connection import Driver, DynamoConnection, Tries
-from oncekey.stores.dynamodb_dates import Dates
+from oncekey.stores.dynamodb_connection import DynamoConnection
 from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
 from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
 from oncekey.testing.contract import Case, Subject
-from oncekey.testing.contract.subject import FACES, Face, SyncFace
+from oncekey.testing.contract.subject import FACES, Face
 from tests.servers.ministack import table_url
 from tests.servers.process import free_port
 from tests.stores import dynamodb_kit
+from tests.stores.dynamodb_cases import Look, case, items, record_of
 from tests.stores.wire import Wire
+
+__all__ = ["case", "items"]
 
 pytestmark = pytest.mark.slow
 LARGE = bytes(range(256)) * 4096
-
-
-@pytest.fixture(params=list(FACES))
-def case(request: pytest.FixtureRequest, dynamodb: Subject) -> Iterator[Case]:
-    face: Face = FACES[request.param](dynamodb.store)
-    yield Case(dynamodb, face)
-    face.close()
-
-
-@pytest.fixture
-def items(dynamodb_url: str) -> Callable[[bytes], list[dict[str, Any]]]:
-    """All items of a record, behind the store's back."""
-
-    def look(record_id: bytes) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = dynamodb_kit.client(dynamodb_url).query(
-            TableName=dynamodb_kit.name_of(dynamodb_url),
-            KeyConditionExpression="id = :id",
-            ExpressionAttributeValues={":id": {"B": record_id}},
-        )["Items"]
-        return found
-
-    return look
-
-
-Look = Callable[[bytes], list[dict[str, Any]]]
-
-
-def _record(found: list[dict[str, Any]]) -> dict[str, Any]:
-    [item] = [item for item in found if item["part"]["B"] == b"r"]
-    return item
-
-
-# ---------------------------------------------------------------------------------- observed leases
-
-
-@pytest.fixture
-def other(dynamodb_url: str) -> Iterator[Case]:
-    """Another process, which has seen nothing yet."""
-    subject = dynamodb_kit.subject(dynamodb_url)
-    face = SyncFace(subject.store)
-    yield Case(subject, face)
-    face.close()
-
-
-def test_p6_another_process_needs_one_lease_of_its_own(case: Case, other: Case) -> None:
-    """Two leases at most: one for its owner, one for whoever waits for it."""
-    record = case.begin()
-    case.lapse()
-    assert case.find(record.id).lapsed
-    first_look = other.find(record.id)
-    assert first_look.lease_left_s == other.about(other.lease_s)
-    other.refused(other.take(first_look), first_look)
-    other.lapse()
-    assert other.ask(Peek(record.id)).lease_left_s <= 0
-    assert other.done(other.take(other.find(record.id))).attempt == 2
-    assert isinstance(case.ask(case.complete(record)), Refused)
-
-
-def test_p1_a_renewal_that_nobody_saw_defeats_a_take_over(case: Case, other: Case) -> None:
-    record = case.begin()
-    seen = other.find(record.id)
-    case.done(case.renew(record))
-    other.lapse()
-    outcome = other.ask(other.take(seen))
-    assert isinstance(outcome, Refused)
-    assert outcome.record is not None
-    assert (outcome.record.beat, outcome.record.token) == (1, record.token)
-    assert outcome.record.lease_left_s == other.about(other.lease_s)
-
-
-def test_p8_who_never_looked_takes_nothing_over(case: Case, other: Case) -> None:
-    """However certain it is: a clock somewhere else is no proof here."""
-    record = case.begin()
-    case.lapse()
-    for move in (other.take(case.find(record.id)), other.doubt(case.find(record.id))):
-        assert isinstance(other.ask(move), Refused)
-    other.lapse()  # it was looked at when it was refused
-    assert isinstance(other.ask(other.take(record)), Done)
-
-
-@pytest.mark.parametrize("recovery", ["rerun", "resume"])
-def test_p6_one_process_has_watched_for_all(
-    case: Case, other: Case, dynamodb_url: str, recovery: str
-) -> None:
-    """Its sweep says so in the record: a retry may come to any process, or a recoverer be new."""
-    record = case.begin(case.claim(recovery=recovery))
-    case.lapse()
-    lapsed = case.find(record.id)
-    assert case.ask(Sweep(10)) == 0
-    case.same(case.find(record.id), lapsed)
-    assert other.ask(Peek(record.id)).lease_left_s <= 0
-    assert other.ask(Due(10, abandoned=True)) == ([record.id] if recovery == "resume" else [])
-    assert other.done(other.take(other.find(record.id))).attempt == 2
-    assert other.find(record.id).lease_left_s == other.about(other.lease_s)
-
-
-def test_p1_a_renewal_makes_it_void_that_a_lease_was_seen_to_end(case: Case, other: Case) -> None:
-    record = case.begin()
-    case.lapse()
-    assert case.ask(Sweep(10)) == 0
-    assert other.find(record.id).lapsed
-    case.done(case.renew(record))
-    assert isinstance(other.ask(other.take(record)), Refused)
-    assert other.find(record.id).lease_left_s == other.about(other.lease_s)
-
-
-def test_p1_a_lease_that_was_renewed_unseen_is_not_said_to_have_ended(
-    case: Case, other: Case
-) -> None:
-    record = case.begin()
-    other.find(record.id)
-    case.done(case.renew(record))
-    other.lapse()
-    assert other.ask(Sweep(10)) == 0
-    assert case.find(record.id).lease_left_s == case.about(case.lease_s)
-
-
-def test_a_recoverer_sees_what_is_abandoned_by_watching_it(case: Case, other: Case) -> None:
-    record = case.begin(case.claim(recovery="resume"))
-    plain = case.begin()
-    assert other.ask(Due(10, abandoned=True)) == []
-    other.lapse()
-    assert other.ask(Due(10, abandoned=True)) == [record.id]
-    assert other.ask(Due(10)) == [record.id]
-    other.lapse()
-    assert set(other.ask(Due(10))) == {record.id, plain.id}
-
-
-def test_stores_by_one_url_watch_together(dynamodb: Subject, dynamodb_url: str) -> None:
-    """A recoverer and the application that it recovers for are two stores of one process."""
-    one, two = open_url(dynamodb_url), open_url(dynamodb_url)
-    assert one._verbs.sightings is two._verbs.sightings
-
-
-def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
-    """Its dates come from the answers: all agree, however far their own clocks are ahead."""
-    found: list[Record] = []
-    for ahead_s in (0.0, 86_400.0):
-        clock = dynamodb_kit.Ahead()
-        clock.seconds = ahead_s
-        subject = Subject(open_url(dynamodb_url, clock=clock))
-        face = SyncFace(subject.store)
-        case = Case(subject, face)
-        record_id = found[0].id if found else case.stage(State.COMPLETED).id
-        found.append(case.find(record_id))
-        face.close()
-    assert found[0].expires_in_s == pytest.approx(found[1].expires_in_s, abs=20)
-    assert found[0].age_s == pytest.approx(found[1].age_s, abs=20)
-
-
-def test_dates_are_asked_for_and_heard_by_one_clock() -> None:
-    """Else every answer would look as if the server's clock had been set back."""
-    clock, dates = dynamodb_kit.Ahead(), Dates(FakeClock(start=500.0))
-    clock.seconds = 86_400.0
-    driver = Driver("t", dates, clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=1)
-    tries = Tries(driver, Call("get_item", {}))
-    assert tries.asked_at == 500.0
-    busy = {"Error": {"Code": "ThrottlingException", "Message": "slow down"}}
-    _, delay_s = tries.after(ClientError(busy, "GetItem"))
-    assert delay_s is not None
-    assert tries.asked_at == 500.0 + delay_s
 
 
 # ------------------------------------------------------------------------------------- what is kept
@@ -218,7 +55,7 @@ def test_dates_are_asked_for_and_heard_by_one_clock() -> None:
 
 def test_garbage_is_left_to_the_time_to_live(case: Case, items: Look) -> None:
     for state in State:
-        item = _record(items(case.stage(state).id))
+        item = record_of(items(case.stage(state).id))
         assert int(item["ttl"]["N"]) == int(item["expires"]["N"]) // 1_000_000 + 1
 
 
@@ -228,7 +65,7 @@ def test_p10_what_has_parts_is_kept_from_the_time_to_live(case: Case, items: Loo
     case.ask(AppendStep(stepped.id, stepped.fence, stepped.token, Step("charge", b"d", b"r")))
     case.done(case.release(stepped))
     for record in (stepped, asked):
-        assert "N" not in _record(items(record.id))["ttl"]
+        assert "N" not in record_of(items(record.id))["ttl"]
     case.expire()
     assert case.ask(Sweep(10)) == 2
     assert items(stepped.id) == items(asked.id) == []
@@ -258,7 +95,7 @@ def test_a_large_body_is_in_pieces_that_go_by_themselves(case: Case, items: Look
     record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
     pieces = [item for item in items(record.id) if item["part"]["B"][:1] == b"b"]
     assert b"".join(piece["data"]["B"] for piece in pieces) == LARGE
-    expires = int(_record(items(record.id))["expires"]["N"]) / 1_000_000
+    expires = int(record_of(items(record.id))["expires"]["N"]) / 1_000_000
     assert all(int(piece["ttl"]["N"]) > expires for piece in pieces)
     assert case.ask(Purge("acct_1", 10)) == 1
     assert [item["part"]["B"] for item in items(record.id)] == [b"r"]

@@ -1,18 +1,14 @@
-"""Sealed stores: who can open what, how secrets rotate, and that whatever does not open is refused.
+"""Sealed stores: who can open what, and how sealing is switched on.
 
-That they keep the contract is for `test_sealed_contract.py`, what is left to be seen in their files
-for `test_sealed_leaks.py`.
+How secrets rotate is for `test_book.py`, what is refused because it was changed for
+`test_sealed_tampering.py`, that they keep the contract for `test_sealed_contract.py`, what is left
+to be seen in their files for `test_sealed_leaks.py`.
 """
 
 from __future__ import annotations
 
-import itertools
-import sqlite3
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +17,8 @@ import pytest
 from oncekey import open_store
 from oncekey.clock import FakeClock
 from oncekey.core import lifecycle
-from oncekey.core.notice import BOOK, NOTICE_ID, notice_claim
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Claim, Record, State, Step
+from oncekey.core.notice import BOOK, NOTICE_ID
+from oncekey.core.record import Answer, Claim, State, Step
 from oncekey.core.secret import CLOSED
 from oncekey.core.verbs import (
     AppendStep,
@@ -33,9 +28,7 @@ from oncekey.core.verbs import (
     Find,
     Found,
     Insert,
-    Inserted,
     Purge,
-    Refused,
     Requested,
     Scan,
     Steps,
@@ -43,62 +36,14 @@ from oncekey.core.verbs import (
     Sweep,
     When,
 )
-from oncekey.errors import CorruptRecord, Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores.base import AGAIN
-from oncekey.stores.gather import Gatherer
+from oncekey.errors import CorruptRecord, Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
-from oncekey.stores.sqlite import SqliteStore
 from oncekey.testing.contract.subject import new_id, new_token
 from tests.stores.sealed_kit import SECOND, SECRET, ask, prepare
+from tests.stores.sealed_world import ANSWER, claim, clock, complete, completed, inner, store
 
-STRANGER = "a secret of somebody else of enough characters"
-ANSWER = Answer(201, ((b"location", b"/orders/1"),), b"created")
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def inner(clock: FakeClock) -> MemoryStore:
-    return MemoryStore(clock)
-
-
-@pytest.fixture
-def store(inner: MemoryStore) -> SealedStore:
-    return SealedStore(inner, [SECRET])
-
-
-def claim(**changes: Any) -> Claim:
-    made = Claim(
-        id=new_id(),
-        token=new_token(),
-        tenant="acct_1",
-        operation="POST /orders",
-        key="order-17",
-        fingerprint=b"\x01" * 32,
-        fingerprint_version=1,
-        lease_s=30.0,
-        retention_s=600.0,
-        field_digests={"amount": "ab12"},
-    )
-    return replace(made, **changes)
-
-
-def complete(claimed: Claim, fence: int = 1, answer: Answer = ANSWER) -> Swap:
-    held = lifecycle.Held(claimed.id, fence, claimed.token)
-    return lifecycle.complete(held, answer, retention_s=600.0, resource_id="order_1")
-
-
-def completed(store: Any, **changes: Any) -> Claim:
-    """A claim whose record is completed."""
-    claimed = claim(**changes)
-    [inserted] = ask(store, Insert(claimed))
-    assert isinstance(inserted, Inserted)
-    assert ask(store, complete(claimed, inserted.fence)) == [Done(inserted.fence)]
-    return claimed
+__all__ = ["clock", "inner", "store"]
 
 
 # ------------------------------------------------------------------------------ who may open what
@@ -274,297 +219,6 @@ def test_p5_an_account_that_is_named_like_a_hash_is_not_taken_for_the_one_it_is_
     ask(store, Insert(claim(tenant=shown.tenant)))
     assert len(ask(store, Scan(10, tenant="acct_1"))[0]) == 1
     assert len(ask(store, Scan(10))[0]) == 2
-
-
-# ---------------------------------------------------------------------------------------- rotation
-
-
-def test_secrets_rotate_while_old_and_new_processes_run(inner: MemoryStore) -> None:
-    """Each step of a rotation, beside the processes of the step before."""
-    steps = [[SECRET], [SECRET, SECOND], [SECOND, SECRET], [SECOND]]
-    stores = [SealedStore(inner, secrets) for secrets in steps]
-    known: list[Claim] = []
-    for before, after in itertools.pairwise(stores):
-        for one, other in ((before, after), (after, before)):
-            claimed = completed(one)
-            [found] = ask(other, Insert(replace(claimed, token=new_token())))
-            assert isinstance(found, Found), "an id depends on a secret"
-            assert found.record.answer == ANSWER
-            known.append(claimed)
-    for claimed in known[-2:]:  # sealed by the second: the first is not needed any more
-        assert ask(stores[-1], Find(claimed.id))[0].answer == ANSWER
-
-
-def test_a_step_begun_under_one_secret_is_ended_under_another(inner: MemoryStore) -> None:
-    old, new = SealedStore(inner, [SECRET, SECOND]), SealedStore(inner, [SECOND, SECRET])
-    claimed = claim()
-    begun = AppendStep(claimed.id, 1, claimed.token, Step("pay", b"d", None))
-    ended = AppendStep(claimed.id, 1, claimed.token, Step("pay", b"d", b"paid"))
-    ask(old, Insert(claimed), begun)
-    [_, steps] = ask(new, ended, Steps(claimed.id))
-    assert steps == [Step("pay", b"d", b"paid")]
-
-
-def test_a_record_sealed_by_a_secret_that_is_gone_is_refused(inner: MemoryStore) -> None:
-    """As where somebody rotates in one step, or too early: nothing runs twice."""
-    prepare(SealedStore(inner, [SECRET, SECOND]))
-    claimed = completed(SealedStore(inner, [SECOND]))
-    with pytest.raises(CorruptRecord, match="which this process was not given: add it"):
-        ask(SealedStore(inner, [SECRET]), Insert(claimed))
-
-
-def test_a_record_sealed_by_a_secret_that_is_gone_hides_no_others(inner: MemoryStore) -> None:
-    """What the secret would open is not shown in a list anyway."""
-    prepare(SealedStore(inner, [SECRET, SECOND]))
-    for secret in (SECRET, SECOND):
-        completed(SealedStore(inner, [secret]))
-    [shown] = ask(SealedStore(inner, [SECRET]), Scan(10))
-    assert [record.key for record in shown] == [CLOSED, CLOSED]
-    assert ask(SealedStore(inner, [SECRET]), Purge("acct_1", 10)) == [2]
-
-
-def test_a_wrong_secret_is_refused_and_changes_nothing(inner: MemoryStore) -> None:
-    claimed = completed(SealedStore(inner, [SECRET]))
-    for _ in range(2):
-        with pytest.raises(StoreUnfit, match="none of the secrets that were given opens"):
-            ask(SealedStore(inner, [STRANGER]), Insert(claimed))
-    assert ask(SealedStore(inner, [SECRET]), Find(claimed.id))[0].answer == ANSWER
-    assert ask(inner, Count())[0][State.COMPLETED] == 2
-
-
-def test_of_processes_that_make_the_book_at_once_all_use_one() -> None:
-    """One is stopped after each of its questions, and another comes first."""
-    for stopped_after in range(4):
-        shared = MemoryStore()
-        slow, quick = SealedStore(shared, [SECRET]), SealedStore(shared, [SECRET, SECOND])
-        slow.inner = _Interrupted(shared, stopped_after, partial(prepare, quick))
-        claimed = completed(slow)
-        assert ask(quick, Find(claimed.id))[0].answer == ANSWER
-
-
-class _Interrupted(MemoryStore):
-    """Lets somebody else go first, once, after so many verbs."""
-
-    def __init__(self, shared: MemoryStore, after: int, then: Callable[[], None]) -> None:
-        self._shared, self._after, self._then = shared, after, then
-
-    def perform(self, verbs: Any) -> Any:
-        if self._after == 0:
-            self._then()
-        self._after -= 1
-        return (yield from self._shared.perform(verbs))
-
-
-def test_a_process_that_died_over_the_book_holds_nobody_up(inner: MemoryStore) -> None:
-    ask(inner, Insert(notice_claim(BOOK, new_token(), 600.0)))
-    claimed = completed(SealedStore(inner, [SECRET]))
-    assert ask(SealedStore(inner, [SECRET]), Find(claimed.id))[0].answer == ANSWER
-
-
-def test_a_store_that_was_used_without_sealing_is_refused(inner: MemoryStore) -> None:
-    """Its records would not be found: what is retried would run again."""
-    completed(inner)
-    with pytest.raises(StoreUnfit, match="holds records, but not the id key"):
-        prepare(SealedStore(inner, [SECRET]))
-
-
-def test_a_process_writes_a_lost_book_again_and_refuses_another(inner: MemoryStore) -> None:
-    store = SealedStore(inner, [SECRET])
-    claimed = completed(store)
-    del inner._rows[NOTICE_ID]
-    with pytest.raises(StoreUnfit, match="the store has lost its book: restore it"):
-        prepare(SealedStore(inner, [SECRET]))
-    prepare(store)
-    assert ask(SealedStore(inner, [SECRET]), Find(claimed.id))[0].answer == ANSWER
-    inner._rows.clear()
-    prepare(SealedStore(inner, [SECRET]))
-    with pytest.raises(StoreUnfit, match="another id key than when this process started"):
-        prepare(store)
-
-
-def test_a_book_that_is_set_back_to_its_beginning_is_not_made_anew(inner: MemoryStore) -> None:
-    """A replica that lagged behind: records are there, the book is as it was before it was
-    finished. Another id key would find none of them.
-    """
-    store = SealedStore(inner, [SECRET])
-    claimed = completed(store)
-    del inner._rows[NOTICE_ID]
-    ask(inner, Insert(notice_claim(BOOK, new_token(), 600.0)))
-    with pytest.raises(StoreUnfit, match="the store has lost its book: restore it"):
-        prepare(SealedStore(inner, [SECRET]))
-    prepare(store)
-    assert ask(SealedStore(inner, [SECRET]), Find(claimed.id))[0].answer == ANSWER
-
-
-def test_a_callers_transaction_never_makes_the_book(inner: MemoryStore) -> None:
-    """It may be rolled back; a process would go on with an id key that nobody has."""
-    store = SealedStore(inner, [SECRET])
-    with closing(inner.connect()) as connection:
-        with pytest.raises(StoreUnfit, match="run `oncekey migrate` on it, with its secrets"):
-            run(store.perform([Find(new_id())]), connection.ask)
-        run(store.migrate(), connection.ask)
-        other = SealedStore(inner, [SECRET])
-        assert run(other.perform([Find(new_id())]), connection.ask) == [None]
-
-
-# -------------------------------------------------------------------------------------- tampering
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "keys.db"
-
-
-@pytest.fixture
-def raw(path: Path) -> Iterator[Callable[..., None]]:
-    """To change what is kept behind the store's back."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA busy_timeout = 20000")
-
-        def change(statement: str, *given: Any) -> None:
-            assert db.execute(statement, given).rowcount
-
-        yield change
-
-
-TOUCHED = {
-    "claims.id": "UPDATE oncekey_claims SET id = zeroblob(32) WHERE operation = 'POST /orders'",
-    "claims.tenant": "UPDATE oncekey_claims SET tenant = 'acct_2'",
-    "claims.operation": "UPDATE oncekey_claims SET operation = 'POST /refunds'",
-    "claims.key": "UPDATE oncekey_claims SET key = 'b' || substr(key, 2)",
-    "claims.key, plain": "UPDATE oncekey_claims SET key = 'order-17'",
-    "claims.fingerprint": "UPDATE oncekey_claims SET fingerprint = zeroblob(60)",
-    "claims.fingerprint, plain": "UPDATE oncekey_claims SET fingerprint = zeroblob(32)",
-    "claims.fingerprint_version": "UPDATE oncekey_claims SET fingerprint_version = 2",
-    "claims.recovery": "UPDATE oncekey_claims SET recovery = 'rerun'",
-    "claims.schema_version": "UPDATE oncekey_claims SET schema_version = 2",
-    "claims.token": "UPDATE oncekey_claims SET token = zeroblob(16)",
-    "answers.status": "UPDATE oncekey_answers SET status = 200",
-    "answers.resource_id": "UPDATE oncekey_answers SET resource_id = 'order_2'",
-    "answers.headers": "UPDATE oncekey_answers SET headers = x'010001000000016162'",
-    "answers.body": "UPDATE oncekey_answers SET body = substr(body, 1, length(body) - 1)",
-    "answers.body, plain": "UPDATE oncekey_answers SET body = CAST('created' AS BLOB)",
-    "answers.body, empty": "UPDATE oncekey_answers SET body = x''",
-}
-
-
-@pytest.mark.parametrize("field", TOUCHED)
-def test_p12_whatever_was_changed_is_refused_and_not_run(
-    path: Path, raw: Callable[..., None], field: str
-) -> None:
-    store = SealedStore(SqliteStore(path), [SECRET])
-    claimed = completed(store, recovery="block")
-    statement = TOUCHED[field]
-    where = " AND " if "WHERE" in statement else " WHERE "
-    ours = f"n = (SELECT n FROM oncekey_claims WHERE operation <> '{BOOK}')"
-    raw(statement + where + ours)
-    retry = Insert(replace(claimed, token=new_token()))
-    if field == "claims.id":  # that is to remove it: nobody can tell
-        assert isinstance(ask(store, retry)[0], Inserted)
-        return
-    with pytest.raises(CorruptRecord):
-        ask(store, retry)
-    with pytest.raises(CorruptRecord):
-        ask(store, Find(claimed.id))
-
-
-@pytest.mark.parametrize("column", ["name", "digest", "result"])
-def test_p12_a_step_that_was_changed_is_not_taken_for_another(
-    path: Path, raw: Callable[..., None], column: str
-) -> None:
-    store = SealedStore(SqliteStore(path), [SECRET])
-    claimed = claim()
-    ask(
-        store,
-        Insert(claimed),
-        *(
-            AppendStep(claimed.id, 1, claimed.token, Step(name, b"d", name.encode()))
-            for name in ("pay", "mail")
-        ),
-    )
-    other = f"(SELECT {column} || '' FROM oncekey_steps WHERE at = 2)"
-    if column == "name":
-        raw("UPDATE oncekey_steps SET name = 'x' WHERE at = 1")
-    else:
-        raw(f"UPDATE oncekey_steps SET {column} = CAST({other} AS BLOB) WHERE at = 1")
-    with pytest.raises(CorruptRecord):
-        ask(store, Steps(claimed.id))
-
-
-def test_p12_a_request_that_was_changed_or_moved_is_not_run(
-    path: Path, raw: Callable[..., None]
-) -> None:
-    store = SealedStore(SqliteStore(path), [SECRET])
-    one, two = (claim(recovery="resume", request=name) for name in (b"one", b"two"))
-    ask(store, Insert(one), Insert(two))
-    raw(
-        "UPDATE oncekey_requests SET request = (SELECT request FROM oncekey_requests WHERE n = 3) "
-        "WHERE n = 2"
-    )
-    with pytest.raises(CorruptRecord):
-        ask(store, Requested(one.id))
-    assert ask(store, Requested(two.id)) == [b"two"]
-
-
-def test_p12_an_answer_does_not_open_under_another_record(
-    path: Path, raw: Callable[..., None]
-) -> None:
-    store = SealedStore(SqliteStore(path), [SECRET])
-    one = completed(store)
-    completed(store, token=one.token)
-    raw(
-        "UPDATE oncekey_answers SET body = (SELECT body FROM oncekey_answers WHERE n = 3) "
-        "WHERE n = 2"
-    )
-    with pytest.raises(CorruptRecord, match="does not open"):
-        ask(store, Find(one.id))
-
-
-def test_what_does_not_open_fails_alone(path: Path, raw: Callable[..., None]) -> None:
-    """Its neighbours in a batch are served, and nothing of theirs is asked twice."""
-    store = SealedStore(SqliteStore(path), [SECRET])
-    bad, good, new = completed(store), completed(store), claim()
-    raw("UPDATE oncekey_answers SET status = 500 WHERE n = 2")
-    with closing(store.connect()) as connection:
-        verbs = [Insert(replace(each, token=new_token())) for each in (bad, good, new)]
-        first, second, third = run(store.perform(verbs), connection.ask)
-    assert first is AGAIN
-    assert isinstance(second, Found)
-    assert isinstance(third, Inserted)
-    with closing(Gatherer(store)) as gatherer, pytest.raises(CorruptRecord):
-        gatherer.ask(verbs[0])
-
-
-def test_p9_a_second_look_that_fails_denies_no_claim_of_its_batch() -> None:
-    """Told that nothing was sent, its handler might run beside it (`store_down="run"`)."""
-
-    class Busy(MemoryStore):
-        def perform(self, verbs: Any) -> Any:
-            if type(verbs[0]) is Requested:
-                raise StoreUnavailable("busy", sent=False)
-            return (yield from super().perform(verbs))
-
-    store = SealedStore(Busy(), [SECRET])
-    orphan, new = claim(recovery="resume", request=b"POST"), claim()
-    ask(store, Insert(orphan))
-    [[shown]] = ask(store, Scan(1))
-    with closing(store.connect()) as connection:
-        found, inserted = run(store.perform([Find(shown.id), Insert(new)]), connection.ask)
-    assert found is AGAIN
-    assert isinstance(inserted, Inserted)
-
-
-def test_one_id_in_two_forms_is_changed_once_in_a_batch(store: SealedStore) -> None:
-    claimed = claim()
-    ask(store, Insert(claimed))
-    [[shown]] = ask(store, Scan(1))
-    held = [lifecycle.Held(given, 1, claimed.token) for given in (claimed.id, shown.id)]
-    swaps = [lifecycle.release(each, no_effect=False, retention_s=600.0) for each in held]
-    with closing(store.connect()) as connection:
-        assert run(store.perform(swaps), connection.ask) == [Done(1), AGAIN]
-        [refused] = run(store.perform([swaps[1]]), connection.ask)
-    assert isinstance(refused, Refused)
-    assert isinstance(refused.record, Record)
 
 
 # ------------------------------------------------------------------------------------ switching on

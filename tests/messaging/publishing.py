@@ -1,0 +1,39 @@
+"""A broker that remembers, and a publisher whose time is made to pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from oncekey.messaging.draining import Limits
+from oncekey.messaging.message import Message
+from oncekey.messaging.publisher import Publisher
+from tests.messaging.desks import Desk
+
+LEASE_S = 30.0
+
+
+class Broker:
+    """Remembers what it was given, and refuses what a test tells it to."""
+
+    def __init__(self) -> None:
+        self.got: list[Message] = []
+        self.refuses: Callable[[Message], Exception | None] = lambda message: None
+        self._mutex = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        with self._mutex:
+            if error := self.refuses(message):
+                raise error
+            self.got.append(message)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for message in self.got]
+
+
+def publisher(desk: Desk, publish: Callable[[Message], Any], **limits: Any) -> Publisher:
+    """One whose delays are all 0: tests make time pass by `elapse`."""
+    given = Limits(**{"lease_s": LEASE_S, **limits})
+    return Publisher(desk.outbox, publish, limits=given, chance=lambda: 0.0)

@@ -1,0 +1,218 @@
+"""Messages that cannot be published: put off, parked, or not to blame for an outage."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from oncekey.errors import Misuse
+from oncekey.messaging.draining import Limits
+from oncekey.messaging.message import Message
+from oncekey.messaging.publisher import Publisher
+from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
+from tests.messaging.publishing import LEASE_S, Broker, publisher
+
+__all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]
+
+
+def test_a_poisonous_message_is_parked_and_listed_and_can_be_retried(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = desk.put("orders", b"poison", key="a")
+    desk.put("orders", b"after it", key="a")
+    broker = Broker()
+    broker.refuses = lambda m: ValueError("too odd") if m.payload == b"poison" else None
+    with caplog.at_level(logging.ERROR, "oncekey"):
+        done = publisher(desk, broker, attempts_max=3).drain_sync()
+    assert (done.failed, done.parked, done.published) == (3, 1, 1)
+    assert "parked after 3 attempts: ValueError: too odd" in caplog.text
+    assert broker.payloads == [b"after it"]  # what is parked holds up nobody
+    [parked] = desk.outbox.parked_sync()
+    assert parked.message.id == poison.id
+    assert parked.message.attempts == 3
+    assert parked.error == "ValueError: too odd"
+    assert 0 <= parked.age_s < 60
+
+    broker.refuses = lambda message: None
+    assert desk.outbox.retry_sync([poison.id]) == 1
+    publisher(desk, broker).drain_sync()
+    assert broker.got[-1].id == poison.id
+    assert desk.outbox.parked_sync() == []
+
+
+def test_what_kills_its_workers_is_parked_too(desk: Desk) -> None:
+    desk.put("orders", b"deadly")
+
+    def die(message: Message) -> None:
+        raise SystemExit
+
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            publisher(desk, die, attempts_max=2).drain_sync()
+        desk.elapse(LEASE_S)
+    broker = Broker()
+    assert publisher(desk, broker, attempts_max=2).drain_sync().parked == 1
+    assert broker.got == []
+    [parked] = desk.outbox.parked_sync()
+    assert "its workers died" in parked.error
+
+
+def test_what_kills_its_workers_takes_no_others_with_it(desk: Desk) -> None:
+    with desk.connect() as connection:
+        for payload in (b"fine", b"fine", b"deadly", b"fine", b"fine"):
+            desk.outbox.put_sync(connection, "orders", payload)
+    published: Counter[str] = Counter()
+
+    def die(message: Message) -> None:
+        if message.payload == b"deadly":
+            raise SystemExit
+        published[message.id] += 1
+
+    for _ in range(10):
+        with contextlib.suppress(SystemExit):
+            publisher(desk, die, attempts_max=3).drain_sync()
+        desk.elapse(LEASE_S)
+
+    assert [parked.message.payload for parked in desk.outbox.parked_sync()] == [b"deadly"]
+    assert len(published) == 4
+    assert max(published.values()) <= 2, "once before its worker died, and once alone"
+
+
+def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
+    with desk.connect() as connection:
+        for i in range(5):
+            desk.outbox.put_sync(connection, "orders", b"%d" % i)
+    asked: list[Message] = []
+
+    def away(message: Message) -> Exception:
+        asked.append(message)
+        return ConnectionError("away")
+
+    broker = Broker()
+    broker.refuses = away
+    worker = publisher(desk, broker, attempts_max=2)
+    for _ in range(5):
+        done = worker.drain_sync()
+        assert done.outage == "ConnectionError: away"
+        assert done.failed == done.parked == 0
+    assert 5 <= len(asked) <= 3 + 4  # once it is known, one message is enough to find out
+    broker.refuses = lambda message: None
+    assert worker.drain_sync().published == 5
+    assert {message.attempts for message in broker.got} == {1}
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_topic_that_alone_cannot_be_reached_is_to_blame(desk: Desk, colour: str) -> None:
+    """Its messages neither hold up all others nor wait for ever, unseen."""
+    poison = {desk.put("nowhere", b"poison").id for _ in range(3)}
+    broker = Broker()
+    broker.refuses = lambda m: TimeoutError("no leader") if m.id in poison else None
+
+    async def publish(message: Message) -> None:
+        broker(message)
+
+    worker = publisher(desk, broker if colour == "sync" else publish, attempts_max=2)
+    for _ in range(20):  # until another was published, it looks like an outage
+        desk.put("orders", b"1")
+        if colour == "sync":
+            worker.drain_sync()
+        else:
+            asyncio.run(worker.drain())
+        if len(parked := desk.outbox.parked_sync()) == len(poison):
+            break
+    assert {each.message.id for each in parked} == poison
+    assert {each.error for each in parked} == {"TimeoutError: no leader"}
+
+
+async def test_a_publication_that_cancels_itself_has_failed(desk: Desk) -> None:
+    desk.put("orders", b"1")
+
+    async def publish(message: Message) -> None:
+        raise asyncio.CancelledError("the client was closed")
+
+    done = await publisher(desk, publish, attempts_max=3).drain()
+    assert (done.failed, done.parked) == (3, 1)
+
+
+async def test_a_worker_that_is_cancelled_ends(desk: Desk) -> None:
+    desk.put("orders", b"1")
+    begun = asyncio.Event()
+
+    async def publish(message: Message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    worker = asyncio.create_task(publisher(desk, publish).run())
+    await begun.wait()
+    worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    assert desk.waiting() == 1
+
+
+@pytest.mark.parametrize(("said", "kept"), [("a\x00b", r"a\x00b"), ("a\udc80b", r"a\udc80b")])
+def test_whatever_a_failure_says_can_be_kept(desk: Desk, said: str, kept: str) -> None:
+    desk.put("orders", b"1")
+    broker = Broker()
+    broker.refuses = lambda message: ValueError(said)
+    assert publisher(desk, broker, attempts_max=2).drain_sync().parked == 1
+    [parked] = desk.outbox.parked_sync()
+    assert parked.error == f"ValueError: {kept}"
+
+
+def test_p11_what_a_failure_says_is_bounded(
+    sqlite_desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    sqlite_desk.put("orders\nERROR all is lost", b"1")
+    broker = Broker()
+    broker.refuses = lambda message: ValueError("x" * 100_000)
+    publisher(sqlite_desk, broker, attempts_max=2).drain_sync()
+    assert len(caplog.text) < 3_000
+    assert len(caplog.text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"concurrency_max": 0}, "concurrency_max=0"),
+        ({"publish_s_max": 0}, "publish_s_max=0"),
+        ({"publish_s_max": 11.0}, "may be begun by another worker too"),
+        ({"poll_s": "3"}, "poll_s='3'"),
+        ({"publish": "amqp://"}, "a function of one message"),
+        ({"limits": 3}, "takes a Limits"),
+        ({"outages": [OSError]}, "takes a tuple"),
+    ],
+)
+def test_limits_that_cannot_hold_are_told(
+    sqlite_desk: Desk, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(Misuse, match=says):
+        Publisher(sqlite_desk.outbox, **{"publish": Broker(), **given})
+
+
+def test_a_url_in_place_of_an_outbox_is_refused_without_its_password() -> None:
+    with pytest.raises(Misuse, match="not a str") as refused:
+        Publisher("postgresql://shop:s3cret@db/shop", Broker())  # type: ignore[arg-type]
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["lease_s", "retry_s_max"])
+def test_nothing_is_put_off_for_longer_than_an_hour(name: str) -> None:
+    with pytest.raises(Misuse, match=f"{name}=3601: at most 3600 s"):
+        Limits(**{name: 3601})
+
+
+async def test_a_publication_that_hangs_is_given_up(desk: Desk) -> None:
+    desk.put("orders", b"1")
+
+    async def hangs(message: Message) -> None:
+        await asyncio.Event().wait()
+
+    done = await Publisher(desk.outbox, hangs, publish_s_max=0.01).drain()
+    assert done.outage == "TimeoutError: "
+    assert desk.waiting() == 1

@@ -1,0 +1,41 @@
+"""A table of DynamoDB as its tests ask it: by a store, and behind its back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from oncekey.testing.contract import Case, Subject
+from oncekey.testing.contract.subject import FACES, Face
+from tests.stores import dynamodb_kit
+
+Look = Callable[[bytes], list[dict[str, Any]]]
+
+
+@pytest.fixture(params=list(FACES))
+def case(request: pytest.FixtureRequest, dynamodb: Subject) -> Iterator[Case]:
+    face: Face = FACES[request.param](dynamodb.store)
+    yield Case(dynamodb, face)
+    face.close()
+
+
+@pytest.fixture
+def items(dynamodb_url: str) -> Look:
+    """All items of a record, behind the store's back."""
+
+    def look(record_id: bytes) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = dynamodb_kit.client(dynamodb_url).query(
+            TableName=dynamodb_kit.name_of(dynamodb_url),
+            KeyConditionExpression="id = :id",
+            ExpressionAttributeValues={":id": {"B": record_id}},
+        )["Items"]
+        return found
+
+    return look
+
+
+def record_of(found: list[dict[str, Any]]) -> dict[str, Any]:
+    [item] = [item for item in found if item["part"]["B"] == b"r"]
+    return item

@@ -1,0 +1,64 @@
+"""A sealed store in memory, and records in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oncekey.clock import FakeClock
+from oncekey.core import lifecycle
+from oncekey.core.record import Answer, Claim
+from oncekey.core.verbs import Done, Insert, Inserted, Swap
+from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sealed import SealedStore
+from oncekey.testing.contract.subject import new_id, new_token
+from tests.stores.sealed_kit import SECRET, ask
+
+ANSWER = Answer(201, ((b"location", b"/orders/1"),), b"created")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def inner(clock: FakeClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def store(inner: MemoryStore) -> SealedStore:
+    return SealedStore(inner, [SECRET])
+
+
+def claim(**changes: Any) -> Claim:
+    made = Claim(
+        id=new_id(),
+        token=new_token(),
+        tenant="acct_1",
+        operation="POST /orders",
+        key="order-17",
+        fingerprint=b"\x01" * 32,
+        fingerprint_version=1,
+        lease_s=30.0,
+        retention_s=600.0,
+        field_digests={"amount": "ab12"},
+    )
+    return replace(made, **changes)
+
+
+def complete(claimed: Claim, fence: int = 1, answer: Answer = ANSWER) -> Swap:
+    held = lifecycle.Held(claimed.id, fence, claimed.token)
+    return lifecycle.complete(held, answer, retention_s=600.0, resource_id="order_1")
+
+
+def completed(store: Any, **changes: Any) -> Claim:
+    """A claim whose record is completed."""
+    claimed = claim(**changes)
+    [inserted] = ask(store, Insert(claimed))
+    assert isinstance(inserted, Inserted)
+    assert ask(store, complete(claimed, inserted.fence)) == [Done(inserted.fence)]
+    return claimed

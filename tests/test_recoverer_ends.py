@@ -1,0 +1,258 @@
+"""A recoverer at work: its bounds, its setbacks, how it stops, and where it is embedded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from oncekey.clock import FakeClock
+from oncekey.core.record import State
+from oncekey.core.verbs import Due, Requested
+from oncekey.errors import Misuse
+from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
+from oncekey.stores.memory import MemoryStore
+from tests.orphans import LEASE_S, Shop, service
+from tests.stores.unreliable import Failing
+
+# -------------------------------------------------------------------------------- bounds, ends
+
+
+async def test_p11_so_many_run_at_once() -> None:
+    running, most = 0, 0
+
+    class Slow(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await super().asgi(scope, receive, send)
+            running -= 1
+
+    shop = Slow()
+    shopping = service(shop)
+    for n in range(12):
+        shopping.abandon(f"k{n}")
+    await shopping.recover(concurrency=3)
+
+    assert most == 3
+    assert len(shop.runs) == 12
+
+
+def test_p11_setbacks_grow_and_are_bounded() -> None:
+    setbacks = Setbacks()
+    waits = []
+    for _ in range(12):
+        setbacks.add(b"id", 0.0, chance=1.0)
+        waits.append(next(wait for wait in range(1000) if not setbacks.waits(b"id", float(wait))))
+    assert waits[:4] == [2, 4, 8, 16]
+    assert waits[-1] == BACKOFF_S_MAX
+    for n in range(SETBACKS_MAX):
+        setbacks.add(n.to_bytes(4), 0.0, chance=1.0)
+    assert len(setbacks) == SETBACKS_MAX
+    assert b"id" not in setbacks
+
+
+async def test_setbacks_do_not_starve_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncekey.recoverer.ROWS_MAX", 3)
+    shop = Shop(failure=RuntimeError())
+    shopping = service(shop)
+    recoverer = Recoverer(shopping.store, chance=lambda: 1.0)
+    for n in range(3):
+        shopping.abandon(f"bad{n}")
+    await recoverer.round()
+    await recoverer.settle()
+    shopping.clock.advance(LEASE_S)
+    shop.failure = None
+    good = shopping.abandon("good")
+    await recoverer.round()
+    await recoverer.settle()
+
+    assert shopping.look(good).state is State.COMPLETED
+
+
+async def test_a_handler_that_runs_is_waited_for_when_it_is_time_to_stop() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await go_on.wait()
+            await super().asgi(scope, receive, send)
+
+    shopping = service(Slow())
+    orphan = shopping.abandon("k1")
+    shopping.abandon("k2")
+    recoverer = shopping.recoverer(concurrency=1)
+    running = asyncio.create_task(recoverer.run())
+    await begun.wait()
+    recoverer.stop()
+    await asyncio.sleep(0)
+    go_on.set()
+
+    assert await running == 0
+    assert [recovered.ending for recovered in shopping.endings] == [Ending.FINISHED]
+    assert shopping.look(orphan).state is State.COMPLETED
+
+
+async def test_p11_one_that_does_not_end_is_not_waited_for_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begun = asyncio.Event()
+
+    class Hung(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    shopping = service(Hung())
+    orphan = shopping.abandon()
+    recoverer = shopping.recoverer(drain_s_max=0.01)
+    running = asyncio.create_task(recoverer.run())
+    await begun.wait()
+    recoverer.stop()
+
+    assert await running == 1
+    assert "did not end within 0.01 s" in caplog.text
+    assert shopping.look(orphan).state is State.RUNNING
+
+
+async def test_a_store_that_is_down_is_told_once_and_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Failing()
+    store.down = True
+    shopping = service(Shop(), store=store)
+    recoverer = shopping.recoverer()
+    await recoverer.round()
+    await recoverer.round()
+    assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 1
+
+    store.down = False
+    await recoverer.round()
+    store.down = True
+    await recoverer.round()
+    assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 2
+
+
+async def test_p6_an_error_that_nobody_foresaw_does_not_end_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a driver's own, while tables are changed under it: the next round must come."""
+
+    looked, again = list[Any](), asyncio.Event()
+
+    class Broken(MemoryStore):
+        def perform(self, verbs: Any) -> Any:
+            if isinstance(verbs[0], Due):
+                looked.append(verbs)
+                if len(looked) == 1:
+                    raise ValueError("cached plan must not change result type")
+                again.set()
+            return (yield from super().perform(verbs))
+
+    async with service(Shop(), store=Broken()).recoverer(every_s=0.001), asyncio.timeout(20):
+        await again.wait()
+    assert "cannot be looked for: cached plan" in caplog.text
+
+
+async def test_p6_one_that_cannot_be_taken_up_does_not_keep_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(MemoryStore):
+        bad: bytes | None = None
+
+        def perform(self, verbs: Any) -> Any:
+            if any(isinstance(verb, Requested) and verb.id == self.bad for verb in verbs):
+                raise ValueError("nobody foresaw it")
+            return (yield from super().perform(verbs))
+
+    shop, clock = Shop(), FakeClock()
+    store = Broken(clock)
+    shopping = service(shop, store=store)
+    shopping.clock = clock
+    store.bad = shopping.abandon("bad")
+    shopping.abandon("good")
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+    assert "was not taken up: nobody foresaw it" in caplog.text
+    store.bad = None
+    assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
+    assert [run["key"] for run in shop.runs] == ["good", "bad"]
+
+
+async def test_a_store_that_nobody_works_on_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    await Recoverer(MemoryStore()).round()
+
+    assert "name it as the middleware does" in caplog.text
+
+
+def test_misuse_is_told() -> None:
+    with pytest.raises(Misuse, match="hand over the store itself"):
+        Recoverer("memory://")
+    with pytest.raises(Misuse, match="more than 0"):
+        Recoverer(MemoryStore(), every_s=0)
+    with pytest.raises(Misuse, match="more than 0"):
+        Recoverer(MemoryStore(), concurrency=0)
+    for name in ("patience_s", "drain_s_max"):
+        with pytest.raises(Misuse, match=f"{name}='30': must be a number of seconds"):
+            Recoverer(MemoryStore(), **{name: "30"})  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------- embedded
+
+
+async def test_embedded_in_an_event_loop(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "oncekey")
+    finished = asyncio.Event()
+
+    class Known(Shop):
+        async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+            await super().asgi(scope, receive, send)
+            finished.set()
+
+    shopping = service(Known())
+    async with Recoverer(shopping.store, every_s=0.01):
+        orphan = shopping.abandon()
+        await asyncio.wait_for(finished.wait(), 5)
+    assert shopping.look(orphan).state is State.COMPLETED
+    assert "was abandoned and is finished now: status 201" in caplog.text
+
+
+def test_embedded_in_a_thread() -> None:
+    finished = threading.Event()
+
+    class Known(Shop):
+        def wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
+            finished.set()
+            return super().wsgi(environ, start_response)
+
+    shopping = service(Known(), "wsgi")
+    with Recoverer(shopping.store, every_s=0.01):
+        orphan = shopping.abandon()
+        assert finished.wait(20)
+    assert "oncekey-recoverer" not in {thread.name for thread in threading.enumerate()}
+    assert shopping.look(orphan).state is State.COMPLETED
+
+
+async def test_an_application_of_another_event_loop_is_not_run_in_this_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shop = Shop()
+    shopping = service(shop)
+    shopping.edge.runtime.ports()  # it is served here
+    orphan = shopping.abandon()
+
+    def elsewhere() -> list[tuple[Ending, str]]:
+        return asyncio.run(shopping.recover())
+
+    [(ending, reason)] = await asyncio.to_thread(elsewhere)
+
+    assert ending is Ending.FAILED
+    assert "another event loop" in reason
+    assert shopping.look(orphan).lapses == 0
+    assert shop.runs == []
