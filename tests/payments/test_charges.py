@@ -110,6 +110,13 @@ def test_what_is_only_authorised_can_be_captured_once_and_in_part(api: Api) -> N
     ]
 
 
+@pytest.mark.parametrize(("said", "captured"), [("False", False), ("True", True)])
+def test_truth_is_understood_as_older_clients_for_python_write_it(
+    api: Api, said: str, captured: bool
+) -> None:
+    assert api.charged(900, capture=said)["captured"] is captured
+
+
 def test_a_charge_that_failed_is_not_captured(api: Api) -> None:
     said = {"amount": 900, "currency": "eur", "source": "tok_chargeDeclined", "capture": "false"}
     failed = api.refused("charges", said, 402)["charge"]
@@ -131,6 +138,7 @@ def test_a_charge_that_failed_is_not_captured(api: Api) -> None:
         ({"currency": "zzz"}, "currency", "parameter_invalid"),
         ({"currency": None}, "currency", "parameter_missing"),
         ({"capture": "perhaps"}, "capture", "parameter_invalid"),
+        ({"capture": "1"}, "capture", "parameter_invalid"),
         ({"surprise": "1"}, "surprise", "parameter_unknown"),
         ({"source": "tok_unknown"}, "source", "resource_missing"),
         ({"source": None}, "source", "parameter_missing"),
