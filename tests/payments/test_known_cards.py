@@ -68,6 +68,17 @@ def test_one_that_is_written_with_spaces_is_found_in_what_cannot_be_read_too(api
     assert written(api, "4929+1234+5678+9012") == []
 
 
+@pytest.mark.parametrize(
+    "typed",
+    ["4929.1234.5678.9013", "4929\u00a01234\u00a05678\u00a09013", "4929\u20111234 56789013\t"],
+)
+def test_however_it_is_typed_or_copied_it_is_written_nowhere(api: Api, typed: str) -> None:
+    wrong = {**PRICE, "source": {"number": typed, **EXPIRY, "cvc": "718293"}}
+    for refused in (api.post("charges", flat(wrong)), api.post_json("charges", wrong)):
+        assert refused.json()["error"]["code"] == "incorrect_number"
+    assert written(api, "718293") == []
+
+
 def test_other_long_numbers_are_no_cards(api: Api) -> None:
     said = PRICE | {"source": "tok_visa", "description": "order 4929123456780000"}
     made = api.made("charges", said | {"metadata[number]": "4929 1234 5678 0001"})
