@@ -156,6 +156,11 @@ class Admission:
         elif (other := _other_account(scope, account)) is not None:
             message = f"This key acts for {account.id} alone, not for {other[:100]!r}."
             await refuse(send, 403, message, code="account_invalid")
+        elif not scope["path"].isprintable():
+            # The router passes over a line's end behind a path; oncekey and the limits do not, and
+            # would take it for another endpoint, with other rules.
+            message = f"Unrecognized request URL ({scope['method']}: {scope['path'][:200]!r})."
+            await refuse(send, 404, message)
         else:
             scope.setdefault("state", {})["account"] = account
             await self._admit(account.tenant, scope, receive, send)

@@ -43,6 +43,15 @@ def test_what_is_not_the_api_needs_no_account(api: Api, path: str) -> None:
     assert answer.status_code in (404, 405)
 
 
+@pytest.mark.parametrize("path", ["customers", "charges"])
+def test_p7_a_path_with_a_line_end_is_no_endpoint(api: Api, path: str) -> None:
+    """The router alone would take it for the same one; its rules and its limits are others'."""
+    rows = api.count(path)
+    refused = api.post(f"{path}%0A", SAID if path == "charges" else {"name": "Ada"}, "line-end")
+    assert (refused.status_code, api.count(path)) == (404, rows)
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
 @pytest.mark.slow
 def test_without_idempotency_the_same_handlers_run_and_a_retry_charges_again(
     tmp_path: Path,

@@ -39,6 +39,14 @@ def test_a_path_that_the_server_handed_over_without_its_root_is_taken_as_it_is()
     assert operation(routes, "POST", "/apiorders", "/api") == ("POST /apiorders", "rerun")
 
 
+def test_a_line_end_behind_a_path_leads_around_no_rule() -> None:
+    """Starlette's router, for one, passes over it."""
+    routes = Routes(Policy(), {"POST /orders": BLOCKED, "POST /orders/{id}/pay": BLOCKED})
+    assert operation(routes, "POST", "/orders\n") == ("POST /orders", "block")
+    assert operation(routes, "POST", "/orders/7/pay\n") == ("POST /orders/{id}/pay", "block")
+    assert operation(routes, "POST", "/orders\n\n") == ("POST /orders\n\n", "rerun")
+
+
 def test_whoever_names_a_method_wants_it_guarded() -> None:
     routes = Routes(Policy(), {"DELETE /orders/{id}": Policy()})
     assert "DELETE" in routes.match("DELETE", "/orders/7").policy.methods

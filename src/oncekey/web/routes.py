@@ -113,7 +113,9 @@ def _compile(text: str, policy: Policy, default: Policy) -> _Template:
             f"routes={{{text!r}: …}}: {strange[0]!r} has no meaning here; a variable is written "
             "{name} and stands for one path segment"
         )
-    pattern = re.compile("[^/]+".join(re.escape(piece) for piece in pieces))
+    # Routers whose patterns end in `$`, as Starlette's do, pass over a line's end behind a path: it
+    # must not lead around the rules of the route.
+    pattern = re.compile("[^/]+".join(re.escape(piece) for piece in pieces) + "\n?")
     settled = policy.over(default).settled()
     if method is not None and method not in settled.methods:
         # Whoever names a method wants it guarded.
