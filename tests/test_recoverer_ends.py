@@ -12,7 +12,7 @@ import pytest
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.core.verbs import Due, Requested
-from oncekey.errors import Misuse
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
 from oncekey.stores.memory import MemoryStore
 from tests.orphans import LEASE_S, Shop, service
@@ -161,6 +161,21 @@ async def test_p6_an_error_that_nobody_foresaw_does_not_end_it(
     assert "cannot be looked for: cached plan" in caplog.text
 
 
+async def test_an_outage_is_told_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    class Down(MemoryStore):
+        def perform(self, verbs: Any) -> Any:
+            if any(isinstance(verb, Requested) for verb in verbs):
+                raise StoreUnavailable("it is down", sent=False)
+            return (yield from super().perform(verbs))
+
+    shopping = service(Shop(), store=Down(clock := FakeClock()))
+    shopping.clock = clock
+    shopping.abandon("order-1")
+    assert await shopping.recover() == []
+    assert "was not taken up: it is down" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 async def test_p6_one_that_cannot_be_taken_up_does_not_keep_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -179,7 +194,7 @@ async def test_p6_one_that_cannot_be_taken_up_does_not_keep_the_others(
     store.bad = shopping.abandon("bad")
     shopping.abandon("good")
     assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
-    assert "was not taken up: nobody foresaw it" in caplog.text
+    assert "was not taken up: nobody foresaw it\nTraceback" in caplog.text
     store.bad = None
     assert await shopping.recover() == [(Ending.FINISHED, "status 201")]
     assert [run["key"] for run in shop.runs] == ["good", "bad"]

@@ -31,7 +31,7 @@ from oncekey.core.printable import printable
 from oncekey.core.record import Record, State
 from oncekey.core.value import value
 from oncekey.core.verbs import Done, Due, Find, Requested
-from oncekey.errors import Misuse
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.guard import chance
 from oncekey.holding import unknown_retention_s
 from oncekey.registry import Orphan, Runner, registry_of
@@ -265,7 +265,8 @@ class Recoverer:
         try:
             recovered = await self._recover(record_id)
         except Exception as error:  # whatever it is, the others must go on
-            _log.warning("an abandoned operation was not taken up: %s", error, exc_info=True)
+            outage = isinstance(error, StoreUnavailable)  # it says all there is to know
+            _log.warning("an abandoned operation was not taken up: %s", error, exc_info=not outage)
             self._setbacks.add(record_id, self._clock.monotonic(), self._chance())
             return
         if recovered is not None:

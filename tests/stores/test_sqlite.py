@@ -299,6 +299,16 @@ def test_p11_who_writes_keeps_nobody_from_opening_a_file_that_is_up_to_date(
             assert another.ask(Find(claim("order-1").id)) is not None
 
 
+def test_a_file_in_which_a_table_has_our_name_says_what_to_do(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE oncekey_claims (mine)")
+    with (
+        contextlib.closing(Gatherer(SqliteStore(path))) as gatherer,
+        pytest.raises(StoreUnfit, match=r"oncekey_claims already exists: name another file"),
+    ):
+        gatherer.ask(Insert(claim("order-1")))
+
+
 def test_a_file_that_lost_a_table_says_so(path: Path, gatherer: Gatherer) -> None:
     gatherer.ask(Insert(claim("order-1")))
     gatherer.close()

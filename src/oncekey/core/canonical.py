@@ -111,9 +111,9 @@ def _number(text: str) -> int | float | list[float]:
         exact = Decimal(text)
     except InvalidOperation:  # an exponent of twenty digits
         return [nan, *text.encode()]
-    # Only finite ones: 1e999999999 as an integer would fill the memory.
-    if abs(value) != float("inf") and exact == (whole := int(exact)):
-        return whole
+    # Only what a float can hold: 1e999999999 as an integer would fill the memory.
+    if value.is_integer() and exact == exact.to_integral_value():
+        return int(exact)
     return value if exact == Decimal(repr(value)) else [nan, *text.encode()]
 
 

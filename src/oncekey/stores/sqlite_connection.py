@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import tempfile
 import threading
@@ -175,8 +176,11 @@ def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
         ) from error
     if advice := _UNAVAILABLE.get(code):
         raise StoreUnavailable(f"{path}: {error}: {advice}", sent=sent) from error
-    if str(error).startswith("no such "):  # table or column: it has the code of any wrong statement
+    # Of these two the code is that of any wrong statement.
+    if re.match("no such (table|column)", text := str(error)):
         code = sqlite3.SQLITE_CORRUPT
+    elif re.match("table oncekey_.* already exists", text):  # and is somebody else's
+        code = sqlite3.SQLITE_NOTADB
     if advice := _UNFIT.get(code):
         raise StoreUnfit(f"{path}: {error}: {advice}") from error
 
