@@ -27,14 +27,7 @@ from bench import (
 from bench.rounds import Settings
 from bench.subject import failures
 from bench.table import Section
-from tests.servers import (
-    Server,
-    Unavailable,
-    find_tool,
-    start_mariadb,
-    start_postgres,
-    start_redis,
-)
+from tests.servers import Server, Unavailable, find_tool, start_mariadb, start_postgres, start_redis
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -102,10 +102,7 @@ class Asking:
                 outcome = yield from self._ask_to_keep(verb, attempt)
             except TooLong:
                 raise
-            except (
-                StoreUnavailable,
-                StoreUnfit,
-            ) as error:  # unfit: while another server takes over
+            except (StoreUnavailable, StoreUnfit) as error:  # unfit while another server takes over
                 self._note(verb, attempt, asked, error)
                 delay = full_jitter(ask, 0.05, 1.0, self._chance())
                 if self._clock.monotonic() + delay > until and ask > 0:

@@ -29,14 +29,7 @@ from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Policy
 from oncekey.core.quota import Quota
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
-from oncekey.core.verbs import (
-    Done,
-    Find,
-    Insert,
-    Inserted,
-    Peek,
-    Refused,
-)
+from oncekey.core.verbs import Done, Find, Insert, Inserted, Peek, Refused
 from oncekey.decision import (
     Bypass,
     Call,
@@ -125,24 +118,17 @@ class Guard(Admission):
             looked_at = self._clock.monotonic()
             yield from self.heed(claim, runs=False)
             claimed = yield from self._claim_or_find(claim, call, policy, heard_of=False)
-            if isinstance(claimed, Execute | Refuse):
-                decision = claimed
-            else:
+            if isinstance(claimed, Record):
                 decision = yield from self._consider(claimed, claim, call, policy, looked_at)
+            else:
+                decision = claimed
             if isinstance(decision, Execute):
-                yield from self.heed(claim, runs=True, heard_of=True)
-                decision = yield from self.let_run(decision, call)
-                if isinstance(decision, Execute):
-                    if (yield from self._may_begin(decision.attempt)):
-                        return decision
-                    decision = Refuse(refusals.store_down(), lost_claim=claim)
+                decision = yield from self._let_begin(decision, claim, call)
         except StoreUnavailable as error:
             decision = self._store_down(claim, policy, error)
-        except StoreError as error:
+        except StoreError as error:  # the claim may have been made before
             _log.error("requests with a key are refused: %s", error)
-            decision = Refuse(
-                refusals.store_down(), lost_claim=claim
-            )  # it may have been made before
+            decision = Refuse(refusals.store_down(), lost_claim=claim)
         if isinstance(decision, Refuse):
             self.tallies.count(self.tallies.conflicts, claim.id)
             self._emit(events.Declined, claim, reason=str(decision.problem.kind))
@@ -221,7 +207,7 @@ class Guard(Admission):
     def _insert(self, claim: Claim, policy: Policy, *, heard_of: bool) -> Op[Execute | Record]:
         insert, asked_at = Insert(claim), self._clock.monotonic()
         probe("before_insert")
-        try:
+        try:  # as `_ask` does, without its generator: every request passes here
             outcome = yield insert
         except StoreUnavailable as error:
             outcome = yield from self._ask_again(insert, claim, asked_at, error, heard_of=heard_of)
@@ -301,6 +287,16 @@ class Guard(Admission):
                 claimed_at=claimed_at,
             )
         )
+
+    def _let_begin(
+        self, claimed: Execute, claim: Claim, call: Call
+    ) -> Op[Execute | Replay | Refuse]:
+        """What was claimed begins, unless it must not run, or is not owned any more."""
+        yield from self.heed(claim, runs=True, heard_of=True)
+        decision = yield from self.let_run(claimed, call)
+        if isinstance(decision, Execute) and not (yield from self._may_begin(decision.attempt)):
+            return Refuse(refusals.store_down(), lost_claim=claim)
+        return decision
 
     def _may_begin(self, attempt: Attempt) -> Op[bool]:
         """Whether it still owns its record. Where its lease is over before it began, as after this

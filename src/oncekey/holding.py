@@ -17,7 +17,6 @@ from oncekey.attempt import Attempt
 from oncekey.clock import Clock
 from oncekey.core import fingerprint as fingerprints
 from oncekey.core import lifecycle, refusals
-from oncekey.core.key import short_hash
 from oncekey.core.lifecycle import Action
 from oncekey.core.op import Op, Pause
 from oncekey.core.policy import Learned, Policy, Verdict
@@ -376,15 +375,13 @@ class Holding(Asking):
             raise AssertionError(f"a completed record without an answer: {record.id.hex()}")
         self.tallies.count(self.tallies.replays, record.id)
         if self._hooks:
-            self._hooks(
-                events.Replayed(
-                    operation=record.operation,
-                    key_hash=short_hash(record.key),
-                    status=answer.status,
-                    first_attempt_age_s=record.age_s + ago_s,
-                    attempt=record.attempt,
-                    earlier_replays=record.replays,
-                )
+            self._emit(
+                events.Replayed,
+                record,
+                status=answer.status,
+                first_attempt_age_s=record.age_s + ago_s,
+                attempt=record.attempt,
+                earlier_replays=record.replays,
             )
         return Replay(bare(answer), answer_left_s(record) - ago_s, record)
 

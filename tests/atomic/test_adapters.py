@@ -11,16 +11,7 @@ from pathlib import Path
 import pytest
 
 from oncekey.core.record import State
-from tests.atomic.shop import (
-    AT_ONCE_S,
-    KINDS,
-    MARIADB,
-    POSTGRES,
-    SQLITE,
-    Shop,
-    marked,
-    place_of,
-)
+from tests.atomic.shop import AT_ONCE_S, KINDS, MARIADB, POSTGRES, SQLITE, Shop, marked, place_of
 
 pytestmark = pytest.mark.anyio
 LEASE_S = 30.0

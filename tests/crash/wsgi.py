@@ -17,15 +17,7 @@ from werkzeug.wrappers import Request, Response
 from oncekey import Policy, current, single_tenant
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests import observing
-from tests.crash.server import (
-    BOOKED,
-    POLL_S,
-    Ledger,
-    ask_for,
-    described,
-    open_sealed,
-    receipt,
-)
+from tests.crash.server import BOOKED, POLL_S, Ledger, ask_for, described, open_sealed, receipt
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication

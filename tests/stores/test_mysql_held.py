@@ -10,17 +10,7 @@ import pytest
 
 from oncekey.core.op import run
 from oncekey.core.record import Record, State, Step
-from oncekey.core.verbs import (
-    AppendStep,
-    Done,
-    Find,
-    Found,
-    Insert,
-    Inserted,
-    Purge,
-    Steps,
-    Sweep,
-)
+from oncekey.core.verbs import AppendStep, Done, Find, Found, Insert, Inserted, Purge, Steps, Sweep
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
 from oncekey.stores.sql_batch import RowHeld

@@ -6,14 +6,7 @@ import pytest
 
 from oncekey.core.record import Answer, Record, State
 from oncekey.decision import Replay
-from oncekey.web.recent import (
-    BODY_BYTES_MAX,
-    REPLAY_BYTES_MAX,
-    REPLAYS_MAX,
-    Asked,
-    Known,
-    Recent,
-)
+from oncekey.web.recent import BODY_BYTES_MAX, REPLAY_BYTES_MAX, REPLAYS_MAX, Asked, Known, Recent
 
 RECORD = Record(
     id=bytes(32),

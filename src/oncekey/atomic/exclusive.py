@@ -120,9 +120,7 @@ class Exclusive:
                 return
             self._overdue = self._denies = True
             self._ender = threading.get_ident()
-            with contextlib.suppress(
-                sqlite3.Error
-            ):  # whoever was denied its end may have closed it
+            with contextlib.suppress(sqlite3.Error):  # who was denied its end may have closed it
                 self._db.set_authorizer(self._authorise)  # also for what was prepared before
                 self._db.interrupt()
                 self._db.execute("ROLLBACK")

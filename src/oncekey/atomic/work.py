@@ -25,17 +25,7 @@ from oncekey.core.op import Op, Pause
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer, Claim, Glimpse, Record, State
 from oncekey.core.value import value
-from oncekey.core.verbs import (
-    Done,
-    Find,
-    Found,
-    Insert,
-    Inserted,
-    Peek,
-    Refused,
-    Swap,
-    Verb,
-)
+from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Refused, Swap, Verb
 from oncekey.decision import Bypass, Execute, Finished, Given, Refuse, Unstored
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, TooLong
 from oncekey.probes import probe

@@ -22,14 +22,7 @@ from typing import Any, Final, Literal
 from oncekey.core import key as keys
 from oncekey.core.key import BadKey
 from oncekey.core.policy import INHERIT, Policy, keep_success
-from oncekey.core.problem import (
-    DOCS_URL,
-    MEANINGS,
-    Kind,
-    Problem,
-    json_bytes,
-    reply_headers,
-)
+from oncekey.core.problem import DOCS_URL, MEANINGS, Kind, Problem, json_bytes, reply_headers
 from oncekey.core.record import Answer
 from oncekey.core.shapes import SHAPES, Shape
 from oncekey.errors import Misuse

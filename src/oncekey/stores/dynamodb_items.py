@@ -22,14 +22,7 @@ from __future__ import annotations
 import hashlib
 
 from oncekey.core.framing import as_bytes
-from oncekey.core.record import (
-    Answer,
-    Claim,
-    Record,
-    State,
-    decode_headers,
-    encode_headers,
-)
+from oncekey.core.record import Answer, Claim, Record, State, decode_headers, encode_headers
 from oncekey.core.verbs import Swap
 from oncekey.errors import CorruptRecord, StoreError, TooLong
 from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, s, text

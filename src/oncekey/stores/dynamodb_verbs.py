@@ -36,17 +36,7 @@ from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable
 from oncekey.stores import dynamodb_items as items
 from oncekey.stores import dynamodb_parts as parts
 from oncekey.stores.base import INSERT_ROUNDS_MAX
-from oncekey.stores.dynamodb_calls import (
-    Call,
-    Denied,
-    Item,
-    Update,
-    b,
-    key,
-    n,
-    projection,
-    s,
-)
+from oncekey.stores.dynamodb_calls import Call, Denied, Item, Update, b, key, n, projection, s
 from oncekey.stores.dynamodb_dates import Dates
 from oncekey.stores.observed import Sightings
 

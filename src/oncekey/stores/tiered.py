@@ -32,17 +32,7 @@ from oncekey.core.framing import as_bytes
 from oncekey.core.notice import MAC_KEY_ID, NOTICE_ID, notice_claim, notice_swap
 from oncekey.core.op import Op
 from oncekey.core.record import TOKEN_BYTES, Record, State
-from oncekey.core.verbs import (
-    Count,
-    Find,
-    Found,
-    Insert,
-    Purge,
-    Scan,
-    Swap,
-    Verb,
-    When,
-)
+from oncekey.core.verbs import Count, Find, Found, Insert, Purge, Scan, Swap, Verb, When
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import redis
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store

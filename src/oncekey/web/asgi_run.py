@@ -16,17 +16,7 @@ from oncekey import learning
 from oncekey.attempt import Attempt
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer
-from oncekey.guard import (
-    Bypass,
-    Call,
-    Execute,
-    Finished,
-    Given,
-    Refuse,
-    Replay,
-    Stored,
-    Unstored,
-)
+from oncekey.guard import Bypass, Call, Execute, Finished, Given, Refuse, Replay, Stored, Unstored
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.web import messages

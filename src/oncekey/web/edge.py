@@ -286,9 +286,7 @@ class Edge:
             return attempt.verdict
         if says_transient(capture.headers, self.profile):
             return Verdict.FAILED
-        if (
-            capture.status == 404 and not capture.matched
-        ):  # the router's refusal, not the handler's answer
+        if capture.status == 404 and not capture.matched:  # the router refused, no handler ran
             verdict = Verdict.NO_EFFECT
         else:
             verdict = attempt.policy.keep(capture.status)

@@ -25,15 +25,7 @@ from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.events import Hook
-from oncekey.guard import (
-    Bypass,
-    Call,
-    Execute,
-    Finished,
-    Given,
-    Refuse,
-    Replay,
-)
+from oncekey.guard import Bypass, Call, Execute, Finished, Given, Refuse, Replay
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.stores.base import Store

@@ -21,14 +21,7 @@ from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.messaging import Busy, Inbox, Outcome, Then
 from oncekey.runtime import Runtime
-from oncekey.webhooks.signature import (
-    TOLERANCE_S,
-    Genuine,
-    Refused,
-    Scheme,
-    signed_headers,
-    verify,
-)
+from oncekey.webhooks.signature import TOLERANCE_S, Genuine, Refused, Scheme, signed_headers, verify
 
 RETENTION_S = 30 * 86_400.0
 """Longer than any sender goes on by itself, and than most people take to press "send again"."""

@@ -24,14 +24,7 @@ from oncekey.testing.simulate.faults import Fault, Faults
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.parts import REAL, Parts
-from oncekey.testing.simulate.scenario import (
-    LEASE_S,
-    Errand,
-    Intent,
-    Plan,
-    Scenario,
-    policy_of,
-)
+from oncekey.testing.simulate.scenario import LEASE_S, Errand, Intent, Plan, Scenario, policy_of
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import Session
 from oncekey.testing.simulate.wire import Message

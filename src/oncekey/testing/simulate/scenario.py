@@ -113,7 +113,6 @@ def policy_of(
 _RECOVERIES: tuple[Literal["rerun", "block", "resume"], ...] = ("rerun", "block", "resume")
 _IN_FLIGHTS: tuple[Literal["refuse", "wait"], ...] = ("refuse", "wait")
 _STORE_DOWNS: tuple[Literal["refuse", "run"], ...] = ("refuse", "run")
-_SCOPES: tuple[Literal["operation", "tenant"], ...] = ("operation", "tenant")
 _LAPSES_MAX = (1, 2, 2, 5, 5)
 
 

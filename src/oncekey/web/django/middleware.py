@@ -12,14 +12,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from oncekey.web.django.claim import (
-    State,
-    claim,
-    claim_sync,
-    prepare,
-    state_of,
-    views,
-)
+from oncekey.web.django.claim import State, claim, claim_sync, prepare, state_of, views
 from oncekey.web.django.responses import collect, collect_sync, first, response_of
 from oncekey.web.marks import check_kind, mark_on
 from oncekey.web.views import Visit

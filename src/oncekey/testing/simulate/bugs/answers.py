@@ -16,13 +16,7 @@ from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import Call, Guard, Stored
-from oncekey.testing.simulate.bugs.planting import (
-    Pliable,
-    as_found,
-    changing,
-    deciding,
-    planted,
-)
+from oncekey.testing.simulate.bugs.planting import Pliable, as_found, changing, deciding, planted
 from oncekey.testing.simulate.edge import Edge
 from oncekey.testing.simulate.parts import Parts
 from oncekey.testing.simulate.task import Task

@@ -16,12 +16,7 @@ from oncekey.core.policy import Policy
 from oncekey.core.record import Claim, Record, State
 from oncekey.core.verbs import Find, Found, Insert, Sweep
 from oncekey.guard import Execute, Guard, Refuse
-from oncekey.testing.simulate.bugs.planting import (
-    Pliable,
-    deciding,
-    planted,
-    swapping,
-)
+from oncekey.testing.simulate.bugs.planting import Pliable, deciding, planted, swapping
 from oncekey.testing.simulate.edge import Edge
 from oncekey.testing.simulate.heart import Heart
 from oncekey.testing.simulate.parts import Parts

@@ -12,13 +12,7 @@ from oncekey.core.verbs import Done, Find, Found, Insert, Refused, Swap, Sweep, 
 from oncekey.guard import Guard
 from oncekey.stores.gather import Queue, Ticket
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.simulate.bugs.planting import (
-    Pliable,
-    as_found,
-    changing,
-    planted,
-    swapping,
-)
+from oncekey.testing.simulate.bugs.planting import Pliable, as_found, changing, planted, swapping
 from oncekey.testing.simulate.parts import Parts
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.wire import StoreClock
