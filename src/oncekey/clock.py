@@ -1,25 +1,33 @@
 """The only place that reads time.
 
 Three clocks, for three questions. *Monotonic* measures how long something took in this process.
-*Boot* measures leases between processes of one machine: it does not jump when somebody sets the
-wall clock. *Wall* gives dates to people and measures retention, which must survive a reboot.
+*Boot* measures leases between processes of one machine. Neither jumps when somebody sets the wall
+clock, and both go on while the machine sleeps, as the leases in a store do: who wakes must know
+that his is over. *Wall* gives dates to people and measures retention, which must survive a reboot.
 """
 
 from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+
+# Where the system has no clock that counts sleep, its monotonic clock is the nearest: a lease then
+# lasts longer over a suspend, which delays a take-over but never allows one too early.
+_sleepless: Callable[[], float] = time.monotonic
+if hasattr(time, "CLOCK_BOOTTIME"):
+    _sleepless = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
 class Clock(Protocol):
     """What the engine and the embedded stores ask of time."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; never goes back in one process."""
+        """Seconds from an arbitrary start, sleep included; never goes back in one process."""
 
     def boot(self) -> float:
         """Seconds since the machine booted, the same for all its processes, sleep included."""
@@ -34,15 +42,8 @@ class Clock(Protocol):
 class SystemClock:
     """The real clocks of this machine."""
 
-    monotonic = staticmethod(time.monotonic)
+    monotonic = boot = staticmethod(_sleepless)
     wall = staticmethod(time.time)
-
-    @staticmethod
-    def boot() -> float:
-        # Where the system has no clock that counts sleep, its monotonic clock is the nearest: a
-        # lease then lasts longer over a suspend, which delays a take-over but never allows one too
-        # early.
-        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
     @staticmethod
     @functools.cache
