@@ -352,6 +352,9 @@ def test_every_node_of_a_cluster(doctor: Doctor) -> None:
             client.config_set("maxmemory-policy", "allkeys-lru")
         what = f"eviction of 127.0.0.1:{node.port}"
         doctor.refuses(cluster.url, what, "allkeys-lru", "eviction")
+        ran = doctor.oncekey("doctor", node.url)
+        assert (ran.code, ran.out) == (2, "")
+        assert "write redis+cluster:// instead" in ran.err
 
 
 def test_the_primary_that_a_sentinel_names(doctor: Doctor) -> None:

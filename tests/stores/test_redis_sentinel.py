@@ -54,6 +54,18 @@ def test_any_sentinel_that_answers_will_do(watched: WatchedRedis, face: Any) -> 
         assert asked.ask(Find(b"i" * 32)) is None
 
 
+def test_who_looks_asks_every_sentinel_although_another_puts_the_living_one_first() -> None:
+    dead, living = ("127.0.0.1", 1), ("127.0.0.1", 2)
+    store = open_url(f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{SERVICE}")
+    one, other = store.prepare(), store.prepare()
+    assert next(one)[0] == next(other)[0] == dead
+
+    assert other.throw(StoreUnavailable("down"))[0] == living
+    other.send([(b"127.0.0.1", b"3")])
+
+    assert one.throw(StoreUnavailable("down"))[0] == living
+
+
 def test_where_no_sentinel_answers_nothing_was_sent(face: Any) -> None:
     store = open_url(f"redis+sentinel://127.0.0.1:{free_port()}/{SERVICE}")
     with contextlib.closing(face(store)) as asked, pytest.raises(StoreUnavailable) as told:

@@ -15,6 +15,7 @@ from oncekey.core.record import State
 from oncekey.core.verbs import Count, Done, Found, Insert, Scan
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import join
+from oncekey.stores.postgres_sql import Question
 from oncekey.stores.tiered import ENTRY_BYTES_MAX, WAITING_MAX, TieredStore
 from oncekey.stores.url import open_store
 from oncekey.testing.contract import (
@@ -196,11 +197,24 @@ def test_a_url_names_both_tiers(redis_url: str, tmp_path: Path) -> None:
         assert case.find(record.id).answer == ANSWER
 
 
+def test_each_tier_reads_its_options_in_its_own_way(postgres_url: str) -> None:
+    """A space is `%20` for libpq, and a `+` is one in a password."""
+    given = "allow=unsafe-durability&options=-c%20statement_timeout%3D5000"
+    cache = "cache=redis://:pass+word@127.0.0.1:6379/0"
+    store = open_store(f"tiered+{postgres_url}?{given}&{cache}")
+    assert isinstance(store, TieredStore)
+    assert store._cache.endpoint.options["password"] == "pass+word"
+    with contextlib.closing(store.truth.connect()) as connection:
+        [[told]] = connection.ask(Question("SHOW statement_timeout"))
+    assert told == "5s"
+
+
 @pytest.mark.parametrize(
     ("query", "why"),
     [
         ("", "needs a cache"),
         ("cache=redis%2Bcluster://h1,h2", "is one server"),
+        ("cache=redis+cluster://h1,h2", "is one server"),
         ("cache=redis://h&cache_timeout_s=soon", "cannot be read"),
     ],
 )

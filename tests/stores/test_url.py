@@ -152,6 +152,43 @@ def test_an_option_that_cannot_be_read_is_misuse(url: str) -> None:
         open_store(url)
 
 
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "postgresql://u@h/db?timeout_s",
+        "mysql://u@h/db?connect_timeout_s",
+        "redis://h/0?timeout_s",
+        "redis://h/0?connect_timeout_s",
+        "redis+cluster://h?timeout_s",
+        "redis+sentinel://h/service?timeout_s",
+        "dynamodb://table?timeout_s",
+        "dynamodb://table?connect_timeout_s",
+        "tiered+sqlite:///keys.db?cache=redis://h&cache_timeout_s",
+    ],
+)
+def test_p11_what_is_no_time_to_wait_is_misuse(option: str, given: str) -> None:
+    with pytest.raises(Misuse, match=f"timeout_s={float(given)} is no time to wait"):
+        open_store(f"{option}={given}")
+
+
+@pytest.mark.parametrize("given", ["-1", "nan", "inf"])
+def test_p11_the_patience_with_dynamodb_has_an_end(given: str) -> None:
+    with pytest.raises(Misuse, match="patience_s"):
+        open_store(f"dynamodb://table?region=eu-central-1&patience_s={given}")
+
+
+@pytest.mark.parametrize("url", ["redis://h/shop", "rediss://h/-1", "redis+cluster://h/shop"])
+def test_a_database_of_redis_that_is_no_number_is_not_the_first_one(url: str) -> None:
+    with pytest.raises(Misuse, match="no number"):
+        open_store(url)
+
+
+def test_a_number_of_replicas_is_no_less_than_none() -> None:
+    with pytest.raises(Misuse, match="wait_replicas=-1"):
+        open_store("redis://h/0?wait_replicas=-1")
+
+
 @pytest.mark.parametrize(
     "url", ["rediss://h/0?ssl_cert_reqs=maybe", "redis://h/0?protocol=9", "redis://h/0?nonsense=1"]
 )

@@ -17,6 +17,7 @@ Many at once
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -35,6 +36,7 @@ from oncekey.stores.dynamodb_verbs import Verbs
 from oncekey.stores.dynamodb_walk import Walker
 from oncekey.stores.finding import Examination, Sample
 from oncekey.stores.observed import Sightings, sightings_of
+from oncekey.stores.sql import check_waits
 
 LANES = 16
 """Over how many connections the verbs of a kind are spread: while one batch is under way, the next
@@ -73,6 +75,9 @@ class DynamoStore:
         """What is not given (region, credentials) is found as AWS's tools find it: in the
         environment, in `~/.aws`, or from the machine's role.
         """
+        check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
+        if not 0 <= patience_s < math.inf:
+            raise Misuse(f"patience_s={patience_s} is no time to wait: give seconds, 0 for none")
         self.durability = _ELSEWHERE if endpoint and "amazonaws." not in endpoint else _AMAZON
         self._address = f"dynamodb://{table}"
         if region:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,12 @@ def open_url(url: str) -> RedisStore:
             f"this {scheme}:// URL cannot be read: timeouts and counts must be numbers, and "
             "special characters in the password percent-encoded"
         ) from None
+    path = rest.partition("?")[0].rpartition("@")[2].partition("/")[2]
+    if base != "unix" and form != "sentinel" and not re.fullmatch(r"\d*/?", path):
+        raise Misuse(  # the driver would take the first one
+            f"this {scheme}:// URL names a database that is no number: write {scheme}://host/0, "
+            "and to keep applications apart by name ?prefix=name"
+        )
     options |= {name: parts.pop(name) for name in _PLACE if name in parts}
     options |= {
         name: parts.pop(name) for name in _SENTINEL_OPTIONS if form == "sentinel" and name in parts
@@ -62,8 +69,7 @@ def open_url(url: str) -> RedisStore:
     if form == "cluster":
         return ClusterStore(addresses, **_without(options, "host", "port"))
     if form == "sentinel":
-        service = rest.partition("?")[0].rpartition("@")[2].partition("/")[2]
-        return SentinelStore(addresses, service, **_without(options, "host", "port"))
+        return SentinelStore(addresses, path, **_without(options, "host", "port"))
     return RedisStore(**options)
 
 

@@ -82,7 +82,7 @@ class SentinelStore(RedisStore):
         """The primary, by the first Sentinel that knows it."""
         question = [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)]
         reasons = []
-        for sentinel in self._sentinels:
+        for sentinel in self._sentinels:  # which is replaced, never changed: others look as well
             try:
                 (reply,) = yield sentinel, question
             except StoreUnavailable as error:
@@ -92,8 +92,8 @@ class SentinelStore(RedisStore):
                 reasons.append(f"{sentinel[0]}:{sentinel[1]} says {reply or 'that it knows none'}")
                 continue
             # The next connection asks first whoever could answer this time.
-            self._sentinels.remove(sentinel)
-            self._sentinels.insert(0, sentinel)
+            others = [other for other in self._sentinels if other != sentinel]
+            self._sentinels = [sentinel, *others]
             host, port = reply
             return host.decode(), int(port)
         why = "; ".join(reasons)

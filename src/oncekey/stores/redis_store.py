@@ -49,6 +49,7 @@ from oncekey.stores.redis_connection import (
     TryAgainError,
 )
 from oncekey.stores.redis_walk import Walker
+from oncekey.stores.sql import check_waits
 
 _log = logging.getLogger("oncekey")
 
@@ -98,6 +99,9 @@ class RedisStore:
             raise Misuse(
                 f"prefix={prefix!r}: 1 to 64 letters, digits and _ . : {{ }} - are allowed"
             )
+        check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
+        if wait_replicas < 0:
+            raise Misuse(f"wait_replicas={wait_replicas} is no number of replicas")
         if wait_replicas and not 0.001 <= wait_timeout_s < timeout_s:
             raise Misuse(f"wait_timeout_s={wait_timeout_s} must be below timeout_s={timeout_s}")
         self.prefix = prefix
@@ -248,11 +252,13 @@ class RedisStore:
     # ---------------------------------------------------------------------------------- fitness
 
     def prepare(self) -> Op[None]:
-        info = yield from self._examine()
+        yield from self._check_cluster((yield from self._examine()))
+        yield from self._schema()
+
+    def _check_cluster(self, info: Mapping[str, str]) -> Op[None]:
         if info.get("cluster_enabled") == "1":
             (reply,) = yield from self.ask_all([("CLUSTER", "INFO")])
             fitness.check_cluster(fitness.read_info(reply), self._address)
-        yield from self._schema()
 
     def _examine(self) -> Op[Mapping[str, str]]:
         """Check the server by what it says of itself, and return that."""
@@ -305,6 +311,7 @@ class RedisStore:
 
     def examine(self) -> Op[Examination]:
         looked = yield from redis_look.look(self.prefix)
+        yield from self._check_cluster(looked.info)  # another node may have what is asked next
         return redis_look.examination(
             [("", looked)], (yield from self._noted_schema()), self._wait_replicas, self._address
         )

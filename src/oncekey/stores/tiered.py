@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote
 
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.framing import as_bytes
@@ -39,6 +39,7 @@ from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, 
 from oncekey.stores.cached import Cached
 from oncekey.stores.redis_calls import Command
 from oncekey.stores.redis_connection import Endpoint
+from oncekey.stores.sql import check_waits
 from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, TieredConnection
 from oncekey.stores.tiered_entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
 from oncekey.stores.url import open_store
@@ -282,6 +283,7 @@ _WHOLE: dict[type, Any] = {
 
 SCHEME = "tiered+"
 CACHE_TIMEOUT_S = 0.1
+_OPTIONS = ("cache", "cache_timeout_s")
 
 
 def open_url(url: str) -> TieredStore:
@@ -291,13 +293,20 @@ def open_url(url: str) -> TieredStore:
     what is special in it percent-encoded; `cache_timeout_s` how long it may take to answer.
     """
     place, _, query = url.removeprefix(SCHEME).partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    cache_url, timeout = options.pop("cache", ""), options.pop("cache_timeout_s", "")
-    if not cache_url:
+    ours: dict[str, str] = {}
+    others = []  # as they are written: each store reads its own in its own way
+    for option in filter(None, query.split("&")):
+        name, _, text = option.partition("=")
+        if name in _OPTIONS:
+            ours[name] = unquote(text)  # a `+` is one: passwords have them
+        else:
+            others.append(option)
+    if not ours.get("cache"):
         raise Misuse("a tiered store needs a cache: …?cache=redis://host:6379/0")
-    cache = redis.open_url(cache_url)
+    cache = redis.open_url(ours["cache"])
     if type(cache) is not redis.RedisStore:
         raise Misuse("the cache of a tiered store is one server: write cache=redis://host:6379/0")
-    timeout_s = float(timeout or CACHE_TIMEOUT_S)
-    truth = open_store(f"{place}?{urlencode(options)}" if options else place)
+    timeout_s = float(ours.get("cache_timeout_s") or CACHE_TIMEOUT_S)
+    check_waits(cache_timeout_s=timeout_s)
+    truth = open_store("?".join(filter(None, (place, "&".join(others)))))
     return TieredStore(truth, cache.endpoint.within(timeout_s), prefix=cache.prefix)
