@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -117,6 +118,35 @@ def test_as_released_the_next_retry_runs(oncekey: Oncekey, seed: Seed, tmp_path:
     decision = retry(tmp_path, "order-17")
     assert isinstance(decision, Execute)
     assert decision.attempt.attempt == 2
+
+
+def test_p9_the_store_is_asked_again_if_it_does_not_answer(
+    oncekey: Oncekey, seed: Seed, url: str, tmp_path: Path
+) -> None:
+    record = seed.unknown("order-17")
+    other = sqlite3.connect(tmp_path / "keys.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+
+    class Frees(logging.Handler):
+        """The file is free again once it is told that the store did not answer."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if other.in_transaction:
+                other.execute("ROLLBACK")
+
+    frees = Frees(logging.WARNING)
+    logging.getLogger("oncekey").addHandler(frees)
+    try:
+        ran = oncekey(
+            *("resolve", record.hex(), f"{url}?timeout_s=0.05", "--as", "released", "--yes"),
+            *("--reason", "not there"),
+        )
+    finally:
+        logging.getLogger("oncekey").removeHandler(frees)
+        other.close()
+
+    assert ran.code == 0
+    assert found(tmp_path, record).state is State.RELEASED
 
 
 def test_it_is_told_to_the_log_as_an_event(

@@ -28,6 +28,7 @@ from oncekey.events import Hooks
 from oncekey.guard import Guard
 from oncekey.metrics.logs import LoggingHook
 from oncekey.stores.base import Store
+from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 
 NOTHING = 1
@@ -46,9 +47,10 @@ def resolve(store: Store, args: argparse.Namespace) -> int:
         if not args.yes and not _confirmed(record, steps, args, answer):
             print("nothing was changed", file=sys.stderr)
             return NOT_CONFIRMED
-        guard = Guard(hooks=Hooks([LoggingHook()]))
+    guard = Guard(hooks=Hooks([LoggingHook()]))
+    with closing(Gatherer(store)) as gatherer:
         op = guard.resolve(record, answer, by=by, reason=args.reason)
-        outcome = run(op, lambda verb: line.perform([verb])[0])
+        outcome = run(op, gatherer.ask)
     if isinstance(outcome, Refused):
         now = "gone" if outcome.record is None else state_of(outcome.record)
         raise Misuse(f"it changed at this moment and is {now} now: look again before you decide")
