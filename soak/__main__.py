@@ -2,88 +2,76 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import secrets
 import shutil
 import sys
 import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from soak import engines, faults, ledger, report
+from soak import faults, ledger, report
 from soak.clients import Clients
 from soak.faults import Befell
 from soak.judge import judge
+from soak.ledger import now
+from soak.operator import Operator
 from soak.place import Place
 from soak.report import Outcome
+from soak.settings import Settings, read
 from soak.workers import Worker
 from tests.servers import Unavailable
 
 WORKERS = 3
 ORDERS_AT_ONCE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    engine: str
-    kind: str
-    seconds: float
-    seed: int
-
-    @property
-    def command(self) -> str:
-        """That does the same again, as far as chance can be planned."""
-        what = f"--engine {self.engine} --kind {self.kind}"
-        return f"./dev soak {what} --seconds {self.seconds:g} --seed {self.seed}"
+PUBLISHED_S_MAX = 60.0
 
 
 async def soak(settings: Settings, folder: Path) -> Outcome:
     """The whole of it. The folder keeps the ledger, and what the workers had to say."""
-    began, befallen = time.monotonic(), list[Befell]()
+    began, befallen = now(), list[Befell]()
     book = folder / "ledger"
     async with contextlib.AsyncExitStack() as stack:
-        place = await stack.enter_async_context(Place(settings.engine, folder))
+        place = await stack.enter_async_context(Place(settings, folder))
         workers = []
         for number in range(WORKERS):
-            arguments = settings.kind, settings.engine, place.url, str(book)
+            arguments = settings.as_text(), place.url, str(book)
             workers.append(Worker(arguments, folder / f"worker-{number}.log"))
             stack.callback(workers[-1].close)
         ports = [worker.port for worker in workers]
-        clients = Clients(settings.seed, ports, engines.routes(settings.engine))
+        operator = Operator(settings, place.direct, book)
+        clients = Clients(settings.seed, ports, settings.routes, operator)
         planned = faults.plan(settings.seed, settings.seconds, settings.engine, WORKERS)
-        until = time.monotonic() + settings.seconds
+        until = now() + settings.seconds
         async with asyncio.TaskGroup() as group:
             progress = group.create_task(_progress(clients, befallen, workers))
             calling = group.create_task(clients.run(ORDERS_AT_ONCE, until))
             await faults.inflict_all(planned, place, workers, befallen)
-            clients.healed_at = time.monotonic()
+            clients.healed_at = now()
             await calling
+            await place.published(PUBLISHED_S_MAX)
             progress.cancel()
-        rows = await asyncio.to_thread(place.rows)
+        rows = await place.rows()
     entries = list(ledger.read(book))
     return Outcome(began, entries, clients.seen, befallen, judge(entries, clients.seen, rows))
 
 
 async def _progress(clients: Clients, befallen: list[Befell], workers: list[Worker]) -> None:
     """Tell how far it is until cancelled; raise if a worker ends by itself."""
-    began, shown = time.monotonic(), sys.stderr.isatty()
+    began, shown = now(), sys.stderr.isatty()
     for tick in itertools.count():
         for worker in workers:
             worker.check()
         state = "" if clients.healed_at is None else "; nothing fails any more, the last are served"
         counts = f"{len(clients.seen):,} requests, {clients.orders:,} keys, {len(befallen)} faults"
         if shown or tick % 10 == 0:
-            text = f"  {time.monotonic() - began:3.0f} s: {counts}{state}"
+            text = f"  {now() - began:3.0f} s: {counts}{state}"
             print(f"{text:<90}", end="\r" if shown else "\n", file=sys.stderr, flush=True)
         await asyncio.sleep(1)
 
 
 def main() -> int:
-    settings = _settings()
+    settings = read(None, __doc__)
     print(f"{settings.command}   (Ctrl-C ends it)", file=sys.stderr)
     folder = Path(tempfile.mkdtemp(prefix="oncekey-soak-"))
     try:
@@ -102,17 +90,6 @@ def main() -> int:
     print(f"\n{report.complaints(outcome)}\n\nLedger and logs: {folder}")
     print(f"Again, though no machine interleaves alike: {settings.command}")
     return 1
-
-
-def _settings() -> Settings:
-    parser = argparse.ArgumentParser(prog="./dev soak", description=__doc__)
-    parser.add_argument("--engine", choices=engines.ENGINES, default="sqlite")
-    parser.add_argument("--kind", choices=("asgi", "wsgi"), default="asgi")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long there are faults")
-    parser.add_argument("--seed", type=int, help="of orders and faults (default: a new one)")
-    given = parser.parse_args()
-    seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
-    return Settings(given.engine, given.kind, given.seconds, seed)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import itertools
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -14,7 +13,8 @@ from random import Random
 import httpx
 
 from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen
-from soak.ledger import Id
+from soak.ledger import Id, now
+from soak.operator import Operator
 
 _LASTS_S = (0.0, 0.0, 0.3, 0.6, 1.2, 1.8, 4.2)
 _ATOMIC_S_MAX = 0.05
@@ -24,7 +24,10 @@ _SLOWER_TRIES_MAX = 10
 _HEALED_PATIENCE_S = 30.0
 _HEALED_S_MAX = 120.0
 """Once nothing fails any more, everybody has an answer by then, also on a slow machine."""
-_FINAL = (ANSWER, "mismatch", "outcome-unknown")
+_FINAL = (ANSWER, "mismatch")
+_UNKNOWN = "outcome-unknown"
+_ENDS_MIND = 0.5
+"""How likely a caller is content with not knowing, each time. The others call the operator."""
 _PROBLEM = "urn:oncekey:problem:"
 
 
@@ -48,6 +51,8 @@ def order_of(seed: int, number: int, routes: Sequence[str]) -> Order:
     seconds, failures = chance.choice(_LASTS_S), 1 if chance.random() < 0.1 else 0
     if id_.route == "atomic":  # a file has one writer; and what is rolled back is not counted
         seconds, failures = min(seconds, _ATOMIC_S_MAX), 0
+    if id_.route == "ask":  # what was done and failed would be known as done
+        failures = 0
     callers = chance.choice((1, 2, 2, 3, 4))
     return Order(id_, seconds, failures, callers, chance.uniform(0, 3))
 
@@ -59,6 +64,7 @@ class Clients:
     seed: int
     ports: Sequence[int]
     routes: Sequence[str]
+    operator: Operator
     seen: list[Seen] = field(default_factory=list)
     orders: int = 0
     healed_at: float | None = None
@@ -75,7 +81,7 @@ class Clients:
                 group.create_task(self._keep_ordering(http, until))
 
     async def _keep_ordering(self, http: httpx.AsyncClient, until: float) -> None:
-        while time.monotonic() < until:
+        while now() < until:
             self.orders += 1
             number = self.orders
             order = order_of(self.seed, number, self.routes)
@@ -94,6 +100,10 @@ class Clients:
             self.seen.append(seen)
             if seen.kind in _FINAL:
                 return
+            if seen.kind == _UNKNOWN:
+                if chance.random() < _ENDS_MIND:
+                    return
+                await self.operator.resolve(order.id, seen.asked, released=chance.random() < 0.5)
             if self.healed_at is not None and seen.sent > self.healed_at + _HEALED_S_MAX:
                 self.seen.append(Seen(order.id, seen.asked, seen.sent, seen.got, GAVE_UP))
                 return
@@ -107,16 +117,16 @@ class Clients:
         patience_s = chance.choice(_PATIENCES_S) if self.healed_at is None else _HEALED_PATIENCE_S
         url = f"http://127.0.0.1:{chance.choice(self.ports)}/{route}"
         body = {"name": name, "seconds": order.seconds, "failures": order.failures}
-        sent = time.monotonic()
+        sent = now()
         try:
             async with asyncio.timeout(patience_s):
                 headers = {"Idempotency-Key": key, "X-Account": account}
                 got = await http.post(url, json=body, headers=headers)
         except TimeoutError:
-            return Seen(order.id, name, sent, time.monotonic(), NO_ANSWER)
+            return Seen(order.id, name, sent, now(), NO_ANSWER)
         except httpx.TransportError:
-            return Seen(order.id, name, sent, time.monotonic(), CUT)
-        return _read(Seen(order.id, name, sent, time.monotonic(), ODD), got)
+            return Seen(order.id, name, sent, now(), CUT)
+        return _read(Seen(order.id, name, sent, now(), ODD), got)
 
 
 def _read(seen: Seen, got: httpx.Response) -> Seen:

@@ -1,43 +1,70 @@
-"""The engines that several processes can share, and the caller's own rows in them."""
+"""The engines that several processes can share, and where the caller's own rows are in them."""
 
 from __future__ import annotations
 
 import sqlite3
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
-import psycopg
-import pymysql
+import oncekey
+from oncekey.stores.base import Store
 
-ENGINES = ("sqlite", "postgres", "redis", "mariadb")
-SQL = ("sqlite", "postgres", "mariadb")
-_WAIT_S = 5
+ENGINES = ("sqlite", "postgres", "mariadb", "mysql", "redis", "dynamodb", "tiered")
+ROWS = {
+    "sqlite": "sqlite",
+    "postgres": "postgres",
+    "tiered": "postgres",
+    "mariadb": "mysql",
+    "mysql": "mysql",
+}
+"""Whose SQL an engine has for rows."""
+WAIT_S = 5
+_SECRET = "a text that is long enough but no secret at all"  # noqa: S105
 
 
-def routes(engine: str) -> tuple[str, ...]:
-    """The application's routes, each named after what happens to a run whose process died."""
-    leased = ("rerun", "block", "resume")
-    return (*leased, "atomic") if engine in SQL else leased
+def open_store(store_url: str, *, sealed: bool) -> Store:
+    return oncekey.open_store(store_url, secrets=_SECRET if sealed else None)
+
+
+def open_database(store_url: str) -> Store:
+    """The same without what lies around it: nothing is sealed, nothing copied."""
+    return oncekey.open_store(store_url.removeprefix("tiered+").partition("&cache=")[0])
+
+
+def plain(store_url: str) -> str:
+    """The address of the database, as drivers take it."""
+    return store_url.partition("?")[0].removeprefix("tiered+")
+
+
+def address(store_url: str) -> SplitResult:
+    return urlsplit(plain(store_url))
 
 
 def connect(engine: str, store_url: str) -> Any:
     """A connection of the engine's blocking driver, to where the store is."""
-    url = store_url.partition("?")[0]
-    address = urlsplit(url)
-    match engine:
+    match ROWS[engine]:  # a worker imports only what it needs, to be back sooner
         case "sqlite":
-            return sqlite3.connect(address.path[1:], timeout=_WAIT_S)
+            return sqlite3.connect(address(store_url).path[1:], timeout=WAIT_S)
         case "postgres":
-            return psycopg.connect(url, connect_timeout=_WAIT_S)
-    return pymysql.connect(
-        host=address.hostname,
-        port=address.port or 3306,
-        user=address.username,
-        password=address.password or "",
-        database=address.path[1:],
-        connect_timeout=_WAIT_S,
-        ssl_disabled=True,  # else it reads all certificates that the system trusts, each time
-    )
+            import psycopg
+
+            return psycopg.connect(plain(store_url), connect_timeout=WAIT_S)
+    import pymysql
+
+    # Without ssl_disabled it reads all certificates that the system trusts, each time.
+    return pymysql.connect(**login(store_url), connect_timeout=WAIT_S, ssl_disabled=True)
+
+
+def login(store_url: str) -> dict[str, Any]:
+    """Who asks where, as drivers of MySQL take it."""
+    place = address(store_url)
+    return {
+        "host": place.hostname,
+        "port": place.port,
+        "user": place.username,
+        "password": place.password or "",
+        "database": place.path[1:],
+    }
 
 
 def ask(engine: str, store_url: str, statement: str) -> list[tuple[str, ...]]:

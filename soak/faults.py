@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from soak.place import Place
+from soak.ledger import now
+from soak.place import Place, Site
 from soak.workers import Worker
 
 _EVERY_S = 0.8
@@ -26,11 +26,15 @@ OF_SERVERS = {
     "server frozen": 1,
 }
 """How likely each is, in proportion to the others."""
+FORGETFUL = ("dynamodb",)
+"""The server that stands in for it keeps all in memory: it is not killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`seconds` is how long it lasts, `which` the worker, `count` how many messages it loses."""
+    """`seconds` is how long it lasts, `which` the worker or the server, `count` how many messages
+    it loses.
+    """
 
     after_s: float
     what: str
@@ -52,6 +56,8 @@ def plan(seed: int, seconds: float, engine: str, workers: int) -> list[Fault]:
     """The same seed plans the same faults. How the machine interleaves them it does not plan."""
     chance = Random(seed)
     likely = OF_WORKERS | (OF_FILES if engine == "sqlite" else OF_SERVERS)
+    if engine in FORGETFUL:
+        del likely["server killed"]
     faults: list[Fault] = []
     at_s = chance.uniform(0, 2 * _EVERY_S)
     while at_s < seconds:
@@ -66,12 +72,12 @@ async def inflict_all(
     faults: Sequence[Fault], place: Place, workers: Sequence[Worker], befallen: list[Befell]
 ) -> None:
     """One after the other, some at once. At the end everything is well again."""
-    began = time.monotonic()
+    began = now()
     async with asyncio.TaskGroup() as under_way:
         for fault in faults:
-            await asyncio.sleep(began + fault.after_s - time.monotonic())
+            await asyncio.sleep(began + fault.after_s - now())
             worker = workers[fault.which]
-            befallen.append(Befell(time.monotonic(), fault, worker.pid))
+            befallen.append(Befell(now(), fault, worker.pid))
             under_way.create_task(inflict(fault, place, worker))
     place.heal()
 
@@ -87,17 +93,23 @@ async def inflict(fault: Fault, place: Place, worker: Worker) -> None:
             worker.thaw()
         case "file occupied":
             await place.occupy(fault.seconds)
+        case _:
+            await _inflict_on(place.sites[fault.which % len(place.sites)], fault, place)
+
+
+async def _inflict_on(site: Site, fault: Fault, place: Place) -> None:
+    match fault.what:
         case "replies swallowed":
-            place.proxy.replies_lost += fault.count
+            site.proxy.replies_lost += fault.count
         case "questions eaten":
-            place.proxy.questions_lost += fault.count
+            site.proxy.questions_lost += fault.count
         case "connections reset":
-            place.proxy.reset()
+            site.proxy.reset()
         case "bytes held":
-            place.proxy.flowing.clear()
+            site.proxy.flowing.clear()
             await asyncio.sleep(fault.seconds)
-            place.proxy.flowing.set()
+            site.proxy.flowing.set()
         case "server killed":
-            await place.crash(fault.seconds)
+            await place.crash(site, fault.seconds)
         case "server frozen":
-            await place.stand_still(fault.seconds)
+            await place.stand_still(site, fault.seconds)

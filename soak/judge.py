@@ -7,10 +7,12 @@ in time, and its lease was over when it began.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import inf
+from typing import TypeVar
 
 from oncekey.core.problem import Kind
 from soak.ledger import Entry, Id
@@ -23,6 +25,11 @@ ALWAYS = {Kind.MISMATCH, Kind.STORE_UNAVAILABLE, Kind.UNSETTLED, NO_ANSWER, CUT,
 DOCUMENTED = {ANSWER, FAILED, NO_ANSWER, CUT, *Kind}
 _SLACK_S = 0.005
 """Stores measure leases by clocks of their own, which run a little faster or slower."""
+DOUBTFUL = ("block", "ask", "careful")
+"""Routes whose outcome may be unknown."""
+WITH_ROWS = ("atomic", "joined")
+RESOLVED = ("settled", "released")  # by an operator
+OF_NO_RUN = ("published", *RESOLVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,11 @@ class Seen:
     stored: bool = True
 
 
+T = TypeVar("T", Seen, Entry)
+Part = tuple[str, str]
+"""A run, and which of its rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     promise: str
@@ -61,6 +73,8 @@ class Run:
     failed_at: float | None = None
     ended_at: float | None = None
     effects: list[str] = field(default_factory=list)
+    effect_at: float = inf
+    """The first of them."""
     kept: list[str] = field(default_factory=list)
 
     @property
@@ -74,7 +88,8 @@ class Run:
 def runs_of(entries: Iterable[Entry]) -> dict[Id, list[Run]]:
     """The runs of each operation, in the order in which they began."""
     runs: dict[str, Run] = {}
-    for entry in sorted(entries, key=lambda entry: entry.at):
+    of_runs = (entry for entry in entries if entry.what not in OF_NO_RUN)
+    for entry in sorted(of_runs, key=lambda entry: entry.at):
         run = runs.setdefault(entry.run, Run(entry.run, entry))
         run.lease_until = max(run.lease_until, entry.lease_until)
         match entry.what:
@@ -84,6 +99,7 @@ def runs_of(entries: Iterable[Entry]) -> dict[Id, list[Run]]:
                 run.ended_at = entry.at
             case "effect":
                 run.effects.append(entry.step)
+                run.effect_at = min(run.effect_at, entry.at)
             case "kept":
                 run.kept.append(entry.step)
     found: dict[Id, list[Run]] = defaultdict(list)
@@ -93,21 +109,31 @@ def runs_of(entries: Iterable[Entry]) -> dict[Id, list[Run]]:
 
 
 def judge(
-    entries: Iterable[Entry], seen: Iterable[Seen], rows: Iterable[Sequence[str]] = ()
+    entries: Sequence[Entry], seen: Iterable[Seen], rows: Iterable[Sequence[str]] = ()
 ) -> list[Violation]:
-    """Every violation, by operation. `rows` are account, key and run of what was committed."""
+    """Every violation, by operation. `rows` are account, route, key, run and part of what was
+    committed.
+    """
     runs = runs_of(entries)
-    told: dict[Id, list[Seen]] = defaultdict(list)
-    for one in sorted(seen, key=lambda one: one.got):
-        told[one.id].append(one)
-    committed: dict[Id, list[str]] = defaultdict(list)
-    for account, key, run in rows:
-        committed[Id(account, "atomic", key)].append(run)
+    told = _by_id(sorted(seen, key=lambda one: one.got))
+    resolved = _by_id(entry for entry in entries if entry.what in RESOLVED)
+    published = _by_id(entry for entry in entries if entry.what == "published")
+    committed: dict[Id, list[Part]] = defaultdict(list)
+    for account, route, key, run, part in rows:
+        committed[Id(account, route, key)].append((run, part))
     violations = []
-    for id_ in sorted({*runs, *told, *committed}):
-        case = Case(id_, runs.get(id_, []), told[id_], committed[id_])
+    for id_ in sorted({*runs, *told, *committed, *published}):
+        messages = [(entry.run, entry.step) for entry in published[id_]]
+        case = Case(id_, runs.get(id_, []), told[id_], resolved[id_], committed[id_], messages)
         violations += [Violation(promise, id_, what) for promise, what in case.objections()]
     return violations
+
+
+def _by_id(found: Iterable[T]) -> dict[Id, list[T]]:
+    sorted_: dict[Id, list[T]] = defaultdict(list)
+    for one in found:
+        sorted_[one.id].append(one)
+    return sorted_
 
 
 Objections = Iterator[tuple[str, str]]
@@ -120,18 +146,26 @@ class Case:
     id: Id
     runs: list[Run]
     seen: list[Seen]
-    committed: list[str]
+    resolved: list[Entry]
+    committed: list[Part]
+    published: list[Part]
 
     def objections(self) -> Objections:
         """Each as the promise that was broken, and how."""
-        if self.id.route == "atomic":  # what died or lost is rolled back: its runs are no effects
-            yield from self._rows()
-        else:
+        if self.id.route != "atomic":  # what died or lost is rolled back: its runs are no effects
             yield from self._owners()
             yield from self._late()
             yield from self._again()
-        if self.id.route == "block":
-            yield from self._blocked()
+        if self.id.route in WITH_ROWS:
+            yield from self._rows()
+            yield from self._messages()
+        match self.id.route:
+            case "block":
+                yield from self._blocked()
+            case "ask":
+                yield from self._asked()
+            case "careful":
+                yield from self._careful()
         yield from self._steps()
         yield from self._answers()
         yield from self._settled()
@@ -140,6 +174,9 @@ class Case:
     @property
     def answers(self) -> list[Seen]:
         return [one for one in self.seen if one.kind == ANSWER]
+
+    def resolved_before(self, moment: float) -> bool:
+        return any(entry.at <= moment for entry in self.resolved)
 
     # ------------------------------------------------------------------------ of the ledger alone
 
@@ -158,10 +195,32 @@ class Case:
             if late_s >= 0:
                 yield "P1", f"run {run.name} began, though its claim came {late_s:.3f} s too late"
 
+    def _again_allowed(self, first: Run, second: Run) -> bool:
+        """Whether the first one failed, or an operator let it run again."""
+        return first.failed_before(second) or self._released_before(second)
+
+    def _released_before(self, run: Run) -> bool:
+        """Whether an operator had said by then that it was not done."""
+        released = (entry.at for entry in self.resolved if entry.what == "released")
+        return any(at <= run.began.at for at in released)
+
     def _blocked(self) -> Objections:
         for first, second in pairwise(self.runs):
-            if not first.failed_before(second):
+            if not self._again_allowed(first, second):
                 yield "P6", f"it ran again, though nobody knew how run {first.name} ended"
+
+    def _asked(self) -> Objections:
+        """Whoever takes over asks first, and is told of every effect that is there by then."""
+        for first, second in combinations(self.runs, 2):
+            known = first.effect_at < second.began.claimed_at
+            if known and not self._again_allowed(first, second):
+                yield "P6", f"run {second.name} began, though run {first.name} was known"
+
+    def _careful(self) -> Objections:
+        for first, second in combinations(self.runs, 2):
+            if not self._released_before(second):
+                for step in sorted({*first.effects} & {*second.effects}):
+                    yield "P6", f"step {step!r} was taken again by run {second.name}"
 
     def _steps(self) -> Objections:
         for run in self.runs:
@@ -173,14 +232,24 @@ class Case:
     # ----------------------------------------------------------------------------- of the answers
 
     def _answers(self) -> Objections:
-        if len({one.digest for one in self.answers}) > 1:
-            yield "P3", f"different answers, of the runs {sorted({o.run for o in self.answers})}"
-        ended = {run.name for run in self.runs if run.ended_at is not None}
-        for name in sorted({one.run for one in self.answers} - ended):
+        # What was said not to be recorded gives way to what an operator found out.
+        compared = [one for one in self.answers if one.stored or not self.resolved]
+        if len({one.digest for one in compared}) > 1:
+            yield "P3", f"different answers, of the runs {sorted({o.run for o in compared})}"
+        for name in sorted({one.run for one in self.answers} - self._ended()):
             yield "P4", f"the answer is of run {name}, which did not end"
         for one in self.answers:
             if one.told != one.asked:
                 yield "P5", f"who asked for {one.asked!r} was answered about {one.told!r}"
+
+    def _ended(self) -> set[str]:
+        """The names of what an answer may be of."""
+        ended = {entry.run for entry in self.resolved if entry.what == "settled"}
+        if self.id.route in WITH_ROWS:
+            return ended | {run for run, part in self.committed if part == "answer"}
+        asked = self.id.route == "ask"
+        done = (r for r in self.runs if r.ended_at is not None or (asked and r.effects))
+        return ended | {run.name for run in done}
 
     def _again(self) -> Objections:
         """Nothing begins once an answer was given."""
@@ -191,24 +260,35 @@ class Case:
                 yield "P3", f"run {run.name} began {late_s:.3f} s after an answer was given"
 
     def _settled(self) -> Objections:
-        """After the last word nobody is told anything else."""
+        """After the last word nobody is told anything else, unless an operator had another."""
         for word in (ANSWER, Kind.OUTCOME_UNKNOWN):
             said = [one.got for one in self.seen if one.kind == word and one.stored]
             for one in self.seen:
-                if said and one.sent > said[0] and one.stored and one.kind not in {word, *ALWAYS}:
+                if not said or one.sent <= said[0] or one.kind in {word, *ALWAYS}:
+                    continue
+                if one.stored and (word == ANSWER or not self.resolved_before(one.got)):
                     yield "P3", f"after {word!s} a retry was told {one.kind!s}"
 
     def _endings(self) -> Objections:
         for one in self.seen:
             if one.kind == GAVE_UP:
                 yield "P6", "a caller had no answer, long after nothing failed any more"
-            elif one.kind == Kind.OUTCOME_UNKNOWN and self.id.route != "block":
+            elif one.kind == Kind.OUTCOME_UNKNOWN and self.id.route not in DOUBTFUL:
                 yield "P6", "its outcome was said to be unknown, though it may run again"
             elif one.kind not in DOCUMENTED:
                 yield "P6", "a caller was told what is not documented"
 
+    # -------------------------------------------------------------------------------- of the rows
+
     def _rows(self) -> Objections:
-        if len(self.committed) > 1:
-            yield "P2", f"rows of several runs were committed: {self.committed}"
-        for name in sorted({one.run for one in self.answers} - set(self.committed)):
-            yield "P4", f"run {name} was answered, and its row is not committed"
+        for part, count in Counter(part for _, part in self.committed).items():
+            if count > 1:
+                runs = [run for run, other in self.committed if other == part]
+                yield "P2", f"rows of several runs were committed: {runs}"
+
+    def _messages(self) -> Objections:
+        """Published if and only if it was committed; more than once if somebody died."""
+        for run, part in sorted({*self.committed} - {*self.published}):
+            yield "outbox", f"the message of run {run} ({part}) was not published"
+        for run, part in sorted({*self.published} - {*self.committed}):
+            yield "outbox", f"the message of run {run} ({part}) was published and not committed"

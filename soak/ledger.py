@@ -4,16 +4,18 @@ what happened.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from oncekey.attempt import Attempt
+from oncekey.clock import SystemClock
 
+now = SystemClock.boot
+"""The clock that leases are measured by; all processes of a machine share it."""
 SYNCED = ("begin", "effect", "end")
 """What is on disk before the handler goes on."""
 
@@ -28,10 +30,12 @@ class Id(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line. Times are of the monotonic clock, which all processes of a machine share."""
+    """One line. Times are those of `now`."""
 
     what: str
-    """`begin`, `beat`, `failed` or `end` of a run; `effect` of a step, which is `kept` later."""
+    """`begin`, `beat`, `failed` or `end` of a run; `effect` of a step, which is `kept` later;
+    `published`, the message of a part of a run; `settled` or `released` by an operator.
+    """
     at: float
     id: Id
     run: str
@@ -45,19 +49,44 @@ class Entry:
 
 
 class Ledger:
-    """Lines that processes append to one file."""
+    """Lines that processes append to one file, and beside it the effects that can be asked for."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._known = Path(f"{path}.known")
+        self._known.mkdir(exist_ok=True)
 
-    def note(self, what: str, attempt: Attempt, run: str, claimed_at: float, step: str) -> None:
-        id_ = Id(attempt.tenant, attempt.operation.rpartition("/")[2], attempt.key)
-        times = time.monotonic(), id_, run, attempt.fence, claimed_at, attempt.lease_until
+    def note(
+        self,
+        what: str,
+        id_: Id,
+        run: str,
+        fence: int = 0,
+        claimed_at: float = 0.0,
+        lease_until: float = 0.0,
+        step: str = "",
+    ) -> None:
+        times = now(), id_, run, fence, claimed_at, lease_until
         # One write to a file opened for appending: it survives the death of this process whole.
         line = json.dumps(asdict(Entry(what, *times, os.getpid(), step)))
         os.write(self._file, line.encode() + b"\n")
         if what in SYNCED:
             os.fsync(self._file)
+
+    def keep(self, id_: Id, answer: dict[str, Any]) -> None:
+        """The effect is there, whole, for whoever asks. The first one counts."""
+        draft = self._known / answer["run"]
+        draft.write_text(json.dumps(answer))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, self._known / " ".join(id_))
+
+    def kept(self, id_: Id) -> dict[str, Any] | None:
+        """The effect of this operation, if there was one."""
+        try:
+            answer: dict[str, Any] = json.loads((self._known / " ".join(id_)).read_text())
+        except FileNotFoundError:
+            return None
+        return answer
 
 
 def read(path: Path) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Where the records are: a server behind a proxy, or a file; and what can befall it."""
+"""Where the records are: servers, each behind a proxy, or a file; and what can befall them."""
 
 from __future__ import annotations
 
@@ -6,106 +6,128 @@ import asyncio
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
 from oncekey import migrate
 from soak import engines
+from soak.ledger import now
 from soak.proxy import Proxy
-from tests.servers import Server, start_mariadb, start_postgres, start_redis
+from soak.settings import Settings
+from tests.servers import (
+    Server,
+    start_mariadb,
+    start_ministack,
+    start_mysql,
+    start_postgres,
+    start_redis,
+)
+from tests.servers.ministack import table_url
 
 # Shorter than the faults last: waiting for a store is not what is looked at.
 _FILE_OPTIONS = "timeout_s=1"
 _SERVER_OPTIONS = "timeout_s=1.5&connect_timeout_s=2"
 _TABLE = (
-    "CREATE TABLE effects "
-    "(account VARCHAR(20) NOT NULL, name VARCHAR(40) NOT NULL, run VARCHAR(40) NOT NULL)"
+    "CREATE TABLE effects (account VARCHAR(20) NOT NULL, route VARCHAR(20) NOT NULL, "
+    "name VARCHAR(40) NOT NULL, run VARCHAR(40) NOT NULL, part VARCHAR(20) NOT NULL)"
 )
+_OUTBOX_POLL_S = 0.5
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Site:
+    """A server and the way to it."""
+
+    server: Server
+    proxy: Proxy
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Place:
     """A store for one soak; an async context manager."""
 
-    def __init__(self, engine: str, folder: Path) -> None:
-        self.engine = engine
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
         self.url = f"sqlite:///{folder / 'keys.db'}?{_FILE_OPTIONS}"
         """As the workers reach it."""
-        self._direct = self.url
-        self._server: Server | None = None
-        self._proxy: Proxy | None = None
+        self.direct = self.url
+        """As nothing is lost."""
+        self.sites: Sequence[Site] = ()
         self._thread = ThreadPoolExecutor(1)  # a server dies with the thread that started it
-        self._one_at_a_time = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        starters: dict[str, Callable[[], Server]] = {
-            "postgres": lambda: start_postgres(durable=True),
-            "redis": lambda: start_redis(durable=True),
-            "mariadb": lambda: start_mariadb(durable=True),
-        }
-        if self.engine in starters:
-            self._server = await self._in_thread(starters[self.engine])
-            self._proxy = await Proxy(self._server.port).start()
-            self._direct = self._server.url
-            there, here = f":{self._server.port}/", f":{self._proxy.port}/"
-            self.url = f"{self._direct.replace(there, here)}?{_SERVER_OPTIONS}"
-        await asyncio.to_thread(migrate, self._direct)
-        if self.engine in engines.SQL:
-            await asyncio.to_thread(engines.ask, self.engine, self._direct, _TABLE)
+        servers = [await self._in_thread(start) for start in _STARTERS[self.settings.engine]]
+        self.sites = [Site(server, await Proxy(server.port).start()) for server in servers]
+        if servers:
+            self.direct = _url(self.settings.engine, *(server.url for server in servers))
+            self.url = _url(self.settings.engine, *(_proxied(site) for site in self.sites))
+        store = engines.open_store(self.direct, sealed=self.settings.sealed)
+        await asyncio.to_thread(migrate, store)
+        if self.settings.driver:
+            await asyncio.to_thread(self._ask, _TABLE)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._proxy is not None:
-            await self._proxy.close()
-        if self._server is not None:
-            await self._in_thread(self._server.close)
+        for site in self.sites:
+            await site.proxy.close()
+            await self._in_thread(site.server.close)
         self._thread.shutdown()
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """What atomic handlers have committed: account, key, run."""
-        if self.engine not in engines.SQL:
+    async def rows(self) -> list[tuple[str, ...]]:
+        """What handlers have committed: account, route, key, run, part."""
+        if not self.settings.driver:
             return []
-        return engines.ask(self.engine, self._direct, "SELECT account, name, run FROM effects")
+        statement = "SELECT account, route, name, run, part FROM effects"
+        return await asyncio.to_thread(self._ask, statement)
+
+    async def published(self, seconds_max: float) -> None:
+        """Return when all messages are on their way, or it took too long."""
+        until = now() + seconds_max
+        statement = "SELECT COUNT(*) FROM oncekey_outbox"
+        while self.settings.driver and now() < until:
+            [(left,)] = await asyncio.to_thread(self._ask, statement)
+            if not left:
+                return
+            await asyncio.sleep(_OUTBOX_POLL_S)
+
+    def _ask(self, statement: str) -> list[tuple[str, ...]]:
+        return engines.ask(self.settings.engine, self.direct, statement)
 
     # ----------------------------------------------------------------------- what can befall it
 
-    @property
-    def proxy(self) -> Proxy:
-        assert self._proxy is not None, "a file has no way to it"
-        return self._proxy
-
     def heal(self) -> None:
         """Lose nothing more."""
-        if self._proxy is not None:
-            self._proxy.replies_lost = self._proxy.questions_lost = 0
+        for site in self.sites:
+            site.proxy.replies_lost = site.proxy.questions_lost = 0
 
-    async def crash(self, seconds: float) -> None:
+    async def crash(self, site: Site, seconds: float) -> None:
         """The server loses its power, and is back after a while."""
-        assert self._server is not None
-        async with self._one_at_a_time:
-            await self._in_thread(self._server.kill)
+        async with site.one_at_a_time:
+            await self._in_thread(site.server.kill)
             await asyncio.sleep(seconds)
-            await self._in_thread(self._server.restart)
+            await self._in_thread(site.server.restart)
 
-    async def stand_still(self, seconds: float) -> None:
+    async def stand_still(self, site: Site, seconds: float) -> None:
         """The server's processes are frozen for a while."""
-        assert self._server is not None
-        async with self._one_at_a_time:
-            self._server.signal_all(signal.SIGSTOP)
+        async with site.one_at_a_time:
+            site.server.signal_all(signal.SIGSTOP)
             try:
                 await asyncio.sleep(seconds)
             finally:
-                self._server.signal_all(signal.SIGCONT)
+                site.server.signal_all(signal.SIGCONT)
 
     async def occupy(self, seconds: float) -> None:
         """Somebody else writes to the file, and takes long."""
         await asyncio.to_thread(self._occupy, seconds)
 
     def _occupy(self, seconds: float) -> None:
-        db = engines.connect(self.engine, self._direct)
+        db = engines.connect(self.settings.engine, self.direct)
         try:
             db.execute("BEGIN IMMEDIATE")
             time.sleep(seconds)
@@ -116,3 +138,27 @@ class Place:
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+_STARTERS: dict[str, Sequence[Callable[[], Server]]] = {
+    "sqlite": (),
+    "postgres": (partial(start_postgres, durable=True),),
+    "mariadb": (partial(start_mariadb, durable=True),),
+    "mysql": (partial(start_mysql, durable=True),),
+    "redis": (partial(start_redis, durable=True),),
+    "dynamodb": (start_ministack,),
+    "tiered": (partial(start_postgres, durable=True), start_redis),
+}
+
+
+def _proxied(site: Site) -> str:
+    return site.server.url.replace(f":{site.server.port}", f":{site.proxy.port}")
+
+
+def _url(engine: str, server: str, cache: str = "") -> str:
+    match engine:
+        case "dynamodb":
+            return f"{table_url(server, 'soak')}&{_SERVER_OPTIONS}"
+        case "tiered":
+            return f"tiered+{server}?{_SERVER_OPTIONS}&cache={cache}"
+    return f"{server}?{_SERVER_OPTIONS}"

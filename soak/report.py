@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from soak.faults import OF_WORKERS, Befell
-from soak.judge import Seen, Violation
+from soak.judge import OF_NO_RUN, Seen, Violation
 from soak.ledger import Entry, Id
 
 _TIMELINES_MAX = 3
@@ -73,6 +73,9 @@ def _runs(outcome: Outcome, id_: Id) -> Iterator[tuple[float, str]]:
         if entry.id != id_ or entry.what == "beat":
             continue
         what = f"run {entry.run[:_RUN_CHARS]}: {entry.what} {entry.step}".rstrip()
+        if entry.what in OF_NO_RUN:
+            yield entry.at, what
+            continue
         lease = f"its lease until {entry.lease_until - outcome.began:.3f}"
         if entry.what == "begin":
             what += f", claimed at {entry.claimed_at - outcome.began:.3f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen, judge
@@ -12,6 +13,9 @@ RERUN = Id("account-0", "rerun", "order-1")
 BLOCK = Id("account-0", "block", "order-1")
 RESUME = Id("account-0", "resume", "order-1")
 ATOMIC = Id("account-0", "atomic", "order-1")
+ASK = Id("account-0", "ask", "order-1")
+CAREFUL = Id("account-0", "careful", "order-1")
+JOINED = Id("account-0", "joined", "order-1")
 NAME = "account-0 order-1"
 
 
@@ -32,9 +36,9 @@ GOOD_RUN = [line("begin", 1.0), line("beat", 1.3), line("end", 1.6)]
 
 
 def promises(
-    entries: list[Entry], told: list[Seen] | None = None, rows: list[tuple[str, ...]] | None = None
+    entries: list[Entry], told: list[Seen] | None = None, rows: Sequence[Sequence[str]] = ()
 ) -> list[str]:
-    return [violation.promise for violation in judge(entries, told or [], rows or [])]
+    return [violation.promise for violation in judge(entries, told or [], rows)]
 
 
 def test_what_goes_well_is_not_objected_to() -> None:
@@ -126,14 +130,90 @@ def test_p6_everybody_ends_with_what_is_documented() -> None:
     assert promises([], [seen("outcome-unknown", 1.0, id=BLOCK)]) == []
 
 
+def test_p3_an_operator_may_end_what_was_unknown_and_that_is_the_last_word() -> None:
+    blocked = [replace(entry, id=BLOCK) for entry in GOOD_RUN]
+    settled = line("settled", 3.5, "operator-1", id=BLOCK)
+    told = [seen("outcome-unknown", 3.0, id=BLOCK), seen(ANSWER, 4.0, "operator-1", id=BLOCK)]
+    assert promises([*blocked, settled], told) == []
+    assert promises([*blocked, settled], [*told, seen("outcome-unknown", 5.0, id=BLOCK)]) == ["P3"]
+    other = seen(ANSWER, 5.0, "a", id=BLOCK)
+    assert promises([*blocked, settled], [*told, other]) == ["P3"]
+    unrecorded = seen(ANSWER, 1.6, "a", id=BLOCK, stored=False)
+    assert promises([*blocked, settled], [unrecorded, *told]) == []
+
+
+def test_p4_only_an_operator_answers_for_an_operator() -> None:
+    told = [seen(ANSWER, 4.0, "operator-1", id=BLOCK)]
+    assert promises([line("begin", 1.0, id=BLOCK)], told) == ["P4"]
+    released = line("released", 3.5, "operator-1", id=BLOCK)
+    assert promises([line("begin", 1.0, id=BLOCK), released], told) == ["P4"]
+
+
+def test_p6_what_an_operator_released_may_run_again() -> None:
+    lines = [line("begin", 1.0, id=BLOCK), line("begin", 9.0, "b", 2, id=BLOCK)]
+    assert promises([*lines, line("released", 8.0, "operator-1", id=BLOCK)]) == []
+    assert promises([*lines, line("released", 9.5, "operator-1", id=BLOCK)]) == ["P6"]
+    assert promises([*lines, line("settled", 8.0, "operator-1", id=BLOCK)]) == ["P6"]
+
+
+def test_p6_what_the_application_knows_of_is_not_run_again() -> None:
+    first = [line("begin", 1.0, id=ASK), line("effect", 1.2, id=ASK, step="ask")]
+    second = line("begin", 9.0, "b", 2, id=ASK, claimed_at=8.0, lease_until=9.5)
+    assert promises([*first, second]) == ["P6"]
+    belated = line("effect", 8.5, id=ASK, step="ask", lease_until=2.5)
+    sleeper = [first[0], belated]  # nobody could know of it when they asked
+    assert promises([*sleeper, second]) == []
+    assert promises([*first, second, line("released", 7.0, "operator-1", id=ASK)]) == []
+
+
+def test_p4_an_answer_that_was_asked_for_is_of_a_run_that_had_an_effect() -> None:
+    told = [seen(ANSWER, 5.0, "a", id=ASK)]
+    assert promises([line("begin", 1.0, id=ASK)], told) == ["P4"]
+    effect = line("effect", 1.2, id=ASK, step="ask")
+    assert promises([line("begin", 1.0, id=ASK), effect], told) == []
+
+
+def test_p6_a_step_that_is_taken_at_most_once_is() -> None:
+    first = [line("begin", 1.0, id=CAREFUL), line("effect", 1.0, id=CAREFUL, step="mail")]
+    second = [line("begin", 9.0, "b", 2, id=CAREFUL)]
+    assert promises([*first, *second], [seen("outcome-unknown", 9.5, id=CAREFUL)]) == []
+    again = line("effect", 9.0, "b", 2, id=CAREFUL, step="mail")
+    assert promises([*first, *second, again]) == ["P6"]
+    released = line("released", 8.0, "operator-1", id=CAREFUL)  # who says that it was not done
+    assert promises([*first, *second, again, released]) == []
+
+
 def test_atomic_rows_are_committed_once_and_before_the_answer() -> None:
-    account, _, key = ATOMIC
     died = [line("begin", 0.9, "z", 1, id=ATOMIC)]  # rolled back: no effect of it is left
-    lines = [*died, *(replace(entry, id=ATOMIC) for entry in GOOD_RUN)]
+    published = line("published", 2.0, "a", step="answer", id=ATOMIC)
+    lines = [*died, *(replace(entry, id=ATOMIC) for entry in GOOD_RUN), published]
     told = [seen(ANSWER, 1.6, "a", id=ATOMIC)]
-    assert promises(lines, told, [(account, key, "a")]) == []
-    assert promises(lines, told, []) == ["P4"]
-    assert promises(lines, told, [(account, key, "a"), (account, key, "z")]) == ["P2"]
+    assert promises(lines, told, [(*ATOMIC, "a", "answer")]) == []
+    assert promises(lines[:-1], told, []) == ["P4"]
+    both = [(*ATOMIC, "a", "answer"), (*ATOMIC, "z", "answer")]
+    also = line("published", 2.0, "z", step="answer", id=ATOMIC)
+    assert promises([*lines, also], told, both) == ["P2"]
+
+
+def test_p2_each_part_of_what_is_joined_is_committed_once() -> None:
+    first = [line("begin", 1.0, id=JOINED)]
+    second = [line("begin", 9.0, "b", 2, id=JOINED), line("failed", 9.9, "b", 2, id=JOINED)]
+    published = [line("published", 2.0, "a", step="step", id=JOINED)]
+    published += [line("published", 9.5, "b", step="answer", id=JOINED)]
+    lines, rows = [*first, *second, *published], [(*JOINED, "a", "step"), (*JOINED, "b", "answer")]
+    told = [seen(ANSWER, 9.8, "b", id=JOINED)]  # recorded, though its handler did not hear of it
+    assert promises(lines, told, rows) == []
+    assert promises(lines, [seen(ANSWER, 9.8, "a", id=JOINED)], rows) == ["P4"]
+    again = line("published", 9.5, "b", step="step", id=JOINED)
+    assert promises([*lines, again], told, [*rows, (*JOINED, "b", "step")]) == ["P2"]
+
+
+def test_messages_are_published_if_and_only_if_they_were_committed() -> None:
+    published = line("published", 2.0, "a", step="answer", id=ATOMIC)
+    rows = [(*ATOMIC, "a", "answer")]
+    assert promises([published, replace(published, at=4.0)], [], rows) == []
+    assert promises([], [], rows) == ["outbox"]
+    assert promises([published], [], []) == ["outbox"]
 
 
 def test_accounts_and_routes_that_share_a_key_are_judged_apart() -> None:

@@ -1,0 +1,52 @@
+"""The operator: hears of unknown outcomes, and resolves them one way or the other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import closing
+from pathlib import Path
+
+from oncekey import Answer, StoreUnavailable
+from oncekey.cli.find import find_by_key
+from oncekey.core.op import run
+from oncekey.core.record import State
+from oncekey.guard import Guard
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.line import Line
+from soak import engines
+from soak.calls import OPERATIONS
+from soak.handler import JSON_LINES, answer_of, written
+from soak.ledger import Id, Ledger
+from soak.settings import Settings
+
+
+class Operator:
+    """Reaches the store directly. What it does stands in the ledger before it is done."""
+
+    def __init__(self, settings: Settings, url: str, book: Path) -> None:
+        self._store = engines.open_store(url, sealed=settings.sealed)
+        self._operations = "POST /" if settings.kind in ("asgi", "wsgi") else OPERATIONS
+        self._ledger = Ledger(book)
+        self._count = itertools.count(1)
+
+    async def resolve(self, id_: Id, name: str, *, released: bool) -> None:
+        """Let it run again, or say what its retries get. Nothing where the store is down, or
+        somebody was quicker.
+        """
+        await asyncio.to_thread(self._resolve, id_, name, released)
+
+    def _resolve(self, id_: Id, name: str, released: bool) -> None:
+        by = f"operator-{next(self._count)}"
+        answer = None if released else Answer(201, JSON_LINES, written(answer_of(name, by)))
+        with closing(Line(self._store)) as line, closing(Gatherer(self._store)) as gatherer:
+            try:
+                operation = f"{self._operations}{id_.route}"
+                record = find_by_key(line, id_.account, operation, id_.key)
+                if record is None or record.state is not State.UNKNOWN:
+                    return
+                self._ledger.note("released" if released else "settled", id_, by)
+                resolving = Guard().resolve(record, answer, by=by, reason="it was found out")
+                run(resolving, gatherer.ask)
+            except StoreUnavailable:
+                return
