@@ -127,6 +127,12 @@ class Holding(Asking):
         yield from self.abandon(attempt, no_effect=verdict is Verdict.NO_EFFECT)
         return Given()
 
+    def conclude_failed(self, attempt: Attempt, call: Call) -> Op[Finished]:
+        """The end of a handler that raised: `Given`, unless its outcome was decided before."""
+        no_effect = attempt.verdict is Verdict.NO_EFFECT
+        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
+        return self.conclude(attempt, verdict, None, call)
+
     def _unfinished(self, attempt: Attempt, verdict: Verdict, call: Call) -> Op[Finished]:
         """A recovered attempt did not do it, and no client will try again.
 

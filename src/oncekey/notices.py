@@ -62,5 +62,4 @@ class Notices:
         """Whether this call may have run before, and the store has lost what it knew of it."""
         if self.amnesia is None:
             return False
-        made = made_at(call.key) if call.first_sent is None else call.first_sent
-        return self.amnesia.covers(made, self._clock.wall())
+        return self.amnesia.covers(made_at(call.key, call.first_sent), self._clock.wall())

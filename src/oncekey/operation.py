@@ -353,9 +353,7 @@ class Operation:
 
     def _end_failed(self, attempt: Attempt, call: Call) -> Op[Outcome | None]:
         """`work` raised. None: nothing counts but that."""
-        no_effect = attempt.verdict is Verdict.NO_EFFECT
-        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        finished = yield from self.runtime.guard.conclude(attempt, verdict, None, call)
+        finished = yield from self.runtime.guard.conclude_failed(attempt, call)
         return None if isinstance(finished, Given) else _outcome(finished, None)
 
     def _encode(self, result: Any) -> bytes:

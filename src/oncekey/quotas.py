@@ -128,7 +128,7 @@ class Quotas:
         """Tell the store what was counted, and ask it where there is reason to."""
         included = self._write(line)
         now = self._clock.monotonic()
-        for due in pieces(self._due(now), max(TOGETHER // len(self._lengths or " "), 1)):
+        for due in pieces(self._due(now), max(TOGETHER // max(len(self._lengths), 1), 1)):
             self._read(line, due, included, now)
             if pause():
                 return

@@ -231,14 +231,14 @@ STORES = (
     ),
 )
 
-_CONCLUDE = "await self._record(verdict, kept)\n"
+_CONCLUDE = "await self._record(*self._edge.judged(self._attempt, self._capture))\n"
 
 ENGINE = (
     Mutant(
         "ASGI: the answer is sent before it is recorded",
         "web/asgi_run.py",
-        f"        {_CONCLUDE}\n    async def _record",
-        f"        await self._release(capture.headers)\n        {_CONCLUDE}\n    async def _record",
+        f"        {_CONCLUDE}",
+        f"        await self._release(self._capture.headers)\n        {_CONCLUDE}",
         ASGI,
         "test_p4_nothing_is_sent_before_the_answer_is_recorded",
     ),

@@ -23,7 +23,7 @@ def check_key_age(
     """Why a key of which nothing is known is not run as new; None if it may be."""
     if policy.key_age_s_max is None:
         return None
-    made = made_at(key) if first_sent is None else first_sent
+    made = made_at(key, first_sent)
     if made is None:
         return _undated() if policy.key_time_required else None
     if made - now_wall > policy.clock_skew_s:
@@ -40,7 +40,7 @@ def older_than_memory(
     key: str, first_sent: float | None, at_wall: float, policy: Policy
 ) -> Problem | None:
     """The same of what was begun at a moment, if memory did not reach back to the key's making."""
-    made = made_at(key) if first_sent is None else first_sent
+    made = made_at(key, first_sent)
     if policy.key_age_s_max is None or made is None or at_wall - made <= policy.key_age_s_max:
         return None
     return Problem(

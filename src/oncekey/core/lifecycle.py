@@ -110,8 +110,8 @@ class Action(enum.Enum):
 
 _SAME, _OTHER, _NEWER = Comparison.SAME, Comparison.DIFFERENT, Comparison.UNKNOWN_VERSION
 
-#       found                 same request            other request          unknown fingerprint
-# version
+# What was found; then what the same request gets, what another one gets, and what one gets whose
+# fingerprint cannot be compared.
 _ROWS = (
     (Situation.EXPIRED, Action.START_OVER, Action.START_OVER, Action.START_OVER),
     (Situation.NO_EFFECT, Action.RUN_AGAIN, Action.RUN_AGAIN, Action.RUN_AGAIN),

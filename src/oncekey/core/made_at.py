@@ -12,8 +12,9 @@ _ULID = re.compile(r"[0-7][0-9a-hjkmnp-tv-z]{25}")
 _CROCKFORD = {digit: at for at, digit in enumerate("0123456789abcdefghjkmnpqrstvwxyz")}
 
 
-def made_at(key: str) -> float | None:
-    """Seconds since 1970; None for a key that does not tell.
+def made_at(key: str, first_sent: float | None = None) -> float | None:
+    """Seconds since 1970; None for a key that does not tell. Where a client says when it first sent
+    the request, its word counts.
 
     >>> made_at("018bcfe5-6800-7000-8000-000000000000")
     1700000000.0
@@ -21,6 +22,8 @@ def made_at(key: str) -> float | None:
     1700000000.0
     >>> made_at("order-17")
     """
+    if first_sent is not None:
+        return first_sent
     text = key.lower()
     if uuid := _UUID7.fullmatch(text):
         return int(uuid[1] + uuid[2], 16) / 1000

@@ -75,6 +75,7 @@ class Meaning:
 
 
 _SAME_KEY = "Wait, then send the same request with the same key."
+_DONE = "Do not send it with a new key: it was done. Read what it created."
 
 MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
     {
@@ -114,16 +115,8 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
             "Do not send it with a new key before that is known: it could happen twice.",
         ),
         # Not 410, which makes webhook senders give up on the whole address.
-        Kind.ANSWER_NOT_KEPT: Meaning(
-            "It was done, but its answer was not kept",
-            409,
-            "Do not send it with a new key: it was done. Read what it created.",
-        ),
-        Kind.STALE_ANSWER: Meaning(
-            "It was done, and answered in another version",
-            409,
-            "Do not send it with a new key: it was done. Read what it created.",
-        ),
+        Kind.ANSWER_NOT_KEPT: Meaning("It was done, but its answer was not kept", 409, _DONE),
+        Kind.STALE_ANSWER: Meaning("It was done, and answered in another version", 409, _DONE),
         Kind.NEWER_RECORD: Meaning("A newer release wrote this record", 503, _SAME_KEY),
         Kind.TOO_OLD: Meaning(
             "The request was first sent too long ago",
@@ -131,9 +124,7 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
             "Find out whether the first try took effect before you send it with a new key.",
         ),
         Kind.KEY_EXPIRED: Meaning(
-            "It was done, so long ago that its answer is not kept any more",
-            409,
-            "Do not send it with a new key: it was done. Read what it created.",
+            "It was done, so long ago that its answer is not kept any more", 409, _DONE
         ),
         Kind.OVER_QUOTA: Meaning("The account has too much kept here", 429, _SAME_KEY),
         Kind.STORE_UNAVAILABLE: Meaning("The store of keys does not answer", 503, _SAME_KEY),

@@ -45,13 +45,12 @@ def unknown() -> Problem:
 
 
 def fact_only(record: Record) -> Problem:
-    status = record.answer.status if record.answer else 0
-    headers = dict(record.answer.headers) if record.answer else {}
+    status, location = _answered(record)
     return Problem(
         Kind.ANSWER_NOT_KEPT,
         f"The request with this key was completed with status {status}, but its answer was not "
         "kept. It will not run again; read the resource instead.",
-        location=headers.get(b"location"),
+        location=location,
     )
 
 
@@ -64,14 +63,13 @@ def gone() -> Problem:
 
 
 def stale(record: Record, version: int) -> Problem:
-    status = record.answer.status if record.answer else 0
-    headers = dict(record.answer.headers) if record.answer else {}
+    status, location = _answered(record)
     return Problem(
         Kind.STALE_ANSWER,
         f"The request with this key was completed with status {status}, and answered in version "
         f"{record.schema_version}. This service answers in version {version} now. It will not run "
         "again; read the resource instead.",
-        location=headers.get(b"location"),
+        location=location,
     )
 
 
@@ -123,3 +121,10 @@ def unsettled(lease_left_s: float) -> Problem:
         retryable=True,
         retry_after_s=max(lease_left_s, 1.0),
     )
+
+
+def _answered(record: Record) -> tuple[int, bytes | None]:
+    """The status of what was answered, and where the resource is that it created."""
+    if record.answer is None:
+        return 0, None
+    return record.answer.status, dict(record.answer.headers).get(b"location")

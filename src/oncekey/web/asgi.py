@@ -176,10 +176,7 @@ class IdempotencyMiddleware:
 
     async def _tell_status(self, scope: Scope, send: Send) -> None:
         request = messages.request(scope)
-        tenant = self.edge.tenant(request)
-        if inspect.isawaitable(tenant):
-            tenant = await tenant
-        found = await self.ask(status(self.edge, request, tenant))
+        found = await self.ask(status(self.edge, request, await self._tenant_of(request)))
         await messages.send(send, status_answer(self.edge, found))
 
     async def state_of(self, scope: Scope) -> str | None:
@@ -190,11 +187,13 @@ class IdempotencyMiddleware:
         rate limiter that lets replays pass. Raises `StoreUnavailable`.
         """
         request = messages.request(scope)
-        tenant = self.edge.tenant(request)
-        if inspect.isawaitable(tenant):
-            tenant = await tenant
+        tenant = await self._tenant_of(request)
         state: str | None = await self.ask(state_of(self.edge, request, tenant))
         return state
+
+    async def _tenant_of(self, request: Request) -> Any:
+        tenant = self.edge.tenant(request)
+        return await tenant if inspect.isawaitable(tenant) else tenant
 
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""

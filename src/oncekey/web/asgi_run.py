@@ -189,10 +189,7 @@ class Run:
         if self._cut_off is not None:
             await self._record(*self._cut_off)
             return True
-        no_effect = attempt.verdict is Verdict.NO_EFFECT
-        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        op = self._edge.guard.conclude(attempt, verdict, None, self._call)
-        finished = await self._drive(op)
+        finished = await self._drive(self._edge.guard.conclude_failed(attempt, self._call))
         if isinstance(finished, Given):
             return False
         await self._answer(finished)
@@ -229,12 +226,9 @@ class Run:
 
     async def _conclude(self) -> None:
         """The answer is known as far as it will be kept: record it, then let it go out."""
-        attempt, capture, edge = self._attempt, self._capture, self._edge
         probe("after_handler")
-        capture.matched = messages.matched(self._scope)
-        verdict = edge.verdict(attempt, capture)
-        kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
-        await self._record(verdict, kept)
+        self._capture.matched = messages.matched(self._scope)
+        await self._record(*self._edge.judged(self._attempt, self._capture))
 
     async def _record(self, verdict: Verdict, kept: Answer | None) -> None:
         """Repeated, where the application cut it off by a limit on time of its own: what was

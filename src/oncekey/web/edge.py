@@ -280,8 +280,16 @@ class Edge:
 
     # ------------------------------------------------------------------- judging an answer
 
-    def verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
-        """What an answer means for its record. What the handler said counts most."""
+    def judged(self, attempt: Attempt, capture: Capture) -> tuple[Verdict, Answer | None]:
+        """What an answer means for its record, and what of it is stored, None where nothing is."""
+        verdict = self._verdict(attempt, capture)
+        if verdict is not Verdict.KEEP:
+            return verdict, None
+        headers = kept_headers(capture.headers, attempt.policy, self.profile)
+        return verdict, Answer(capture.status, headers, capture.body())
+
+    def _verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
+        """What the handler said counts most."""
         if attempt.verdict is not None:
             return attempt.verdict
         if says_transient(capture.headers, self.profile):
@@ -301,11 +309,6 @@ class Edge:
     def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
         """Whether a handler that raised may be run again at once."""
         return attempt.policy.atomic or failed_honestly(attempt, error)
-
-    def kept(self, attempt: Attempt, capture: Capture) -> Answer:
-        """What of an answer is stored."""
-        headers = kept_headers(capture.headers, attempt.policy, self.profile)
-        return Answer(capture.status, headers, capture.body())
 
     def first(self, capture: Capture, key: str, stored: Stored) -> list[tuple[bytes, bytes]]:
         """The headers of a first answer, once it is recorded."""
@@ -351,6 +354,13 @@ class Edge:
                 return self.replayed(finished, key)
             case Refuse(problem):
                 return self.refusal(problem)
+
+    def settled(self, finished: Finished, learned: object, capture: Capture, key: str) -> Answer:
+        """What is sent, once `ask` has found out what became of the attempt that died."""
+        if isinstance(learned, Answer):
+            capture.replace(learned)
+        answer = self.answer(finished, capture, key)
+        return answer or Answer(capture.status, tuple(capture.headers), capture.body())
 
     # ------------------------------------------------------------------------ start and end
 

@@ -20,7 +20,7 @@ from oncekey import learning
 from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
@@ -221,11 +221,7 @@ class Views:
         if finished is None:
             return visit
         self.leave(visit)
-        capture = visit.capture
-        if isinstance(learned, Answer):
-            capture.replace(learned)
-        answer = self.edge.answer(finished, capture, visit.call.key)
-        return answer or Answer(capture.status, tuple(capture.headers), capture.body())
+        return self.edge.settled(finished, learned, visit.capture, visit.call.key)
 
     # -------------------------------------------------------------------- after the view
 
@@ -251,8 +247,7 @@ class Views:
             capture.headers.append(UNSTORED)
             return None
         probe("after_handler")
-        verdict = edge.verdict(attempt, capture)
-        kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
+        verdict, kept = edge.judged(attempt, capture)
         return edge.guard.conclude(attempt, verdict, kept, visit.call)
 
     def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:
@@ -272,9 +267,7 @@ class Views:
         attempt, edge = visit.attempt, self.edge
         if attempt is None or attempt.finished or not edge.failed_honestly(attempt, error):
             return None
-        no_effect = attempt.verdict is Verdict.NO_EFFECT
-        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        return edge.guard.conclude(attempt, verdict, None, visit.call)
+        return edge.guard.conclude_failed(attempt, visit.call)
 
     def _survived(self, visit: Visit, error: BaseException, finished: Finished) -> Answer | None:
         if isinstance(finished, Given):

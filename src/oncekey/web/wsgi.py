@@ -19,13 +19,13 @@ from oncekey import learning
 from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op, run
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.events import Hook
-from oncekey.guard import Bypass, Call, Execute, Finished, Given, Refuse, Replay
+from oncekey.guard import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.stores.base import Store
@@ -150,9 +150,8 @@ class IdempotencyMiddleware:
         check_guarded_once(environ.get(GUARDED), registry, claim)
         environ = environs.inner(environ, (registry, claim.id))
         try:
-            decision = (unit or self.edge.runtime).drive_sync(
-                guard.begin(call, route.policy, claim)
-            )
+            drive = (unit or self.edge.runtime).drive_sync
+            decision: Decision = drive(guard.begin(call, route.policy, claim))
         except BaseException:  # a signal's: the insert may have happened, and nobody would own it
             if unit is None:
                 self.edge.runtime.background.forget_sync(claim)
@@ -168,8 +167,6 @@ class IdempotencyMiddleware:
                 return _respond(start_response, self.edge.refusal(problem))
             case Bypass():
                 return self.app(environ, _marking(start_response))
-            case other:
-                raise AssertionError(f"the engine decided {other!r}")
 
     def take_up(self, environ: Environ, route: Route, call: Call, orphan: Orphan) -> bool:
         """Run what no client comes back for; False if there is nothing to run."""
@@ -233,10 +230,9 @@ class IdempotencyMiddleware:
     ) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
         edge = self.edge
-        verdict = edge.verdict(attempt, capture)
-        kept = edge.kept(attempt, capture) if verdict is Verdict.KEEP else None
+        verdict, kept = edge.judged(attempt, capture)
         finished: Finished = drive(edge.guard.conclude(attempt, verdict, kept, call))
-        return self.edge.answer(finished, capture, call.key)
+        return edge.answer(finished, capture, call.key)
 
     def _settle(
         self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
@@ -245,23 +241,16 @@ class IdempotencyMiddleware:
         learned = learning.ask_sync(attempt)
         kept = self.edge.learned(attempt, learned)
         finished = drive(self.edge.guard.learned(attempt, kept, call))
-        if finished is None:
-            return None
-        if isinstance(learned, Answer):
-            capture.replace(learned)
-        answer = self.edge.answer(finished, capture, call.key)
-        return answer or Answer(capture.status, tuple(capture.headers), capture.body())
+        return finished and self.edge.settled(finished, learned, capture, call.key)
 
     def _conclude_failed(
         self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
     ) -> Answer | None:
         """The handler raised. What is to be answered all the same, if there is something."""
-        no_effect = attempt.verdict is Verdict.NO_EFFECT
-        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        finished: Finished = drive(self.edge.guard.conclude(attempt, verdict, None, call))
-        return (
-            None if isinstance(finished, Given) else self.edge.answer(finished, capture, call.key)
-        )
+        finished: Finished = drive(self.edge.guard.conclude_failed(attempt, call))
+        if isinstance(finished, Given):
+            return None
+        return self.edge.answer(finished, capture, call.key)
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = environs.request(environ)
