@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import shutil
 import sys
 import tempfile
@@ -72,6 +73,7 @@ async def _progress(clients: Clients, befallen: list[Befell], workers: list[Work
 
 def main() -> int:
     settings = read(None, __doc__)
+    logging.getLogger("oncekey").addHandler(logging.NullHandler())  # of what the operator meets
     print(f"{settings.command}   (Ctrl-C ends it)", file=sys.stderr)
     folder = Path(tempfile.mkdtemp(prefix="oncekey-soak-"))
     try:

@@ -15,7 +15,7 @@ _EVERY_S = 0.8
 _SHORT_OR_LONG_S = (0.2, 0.5, 1.0, 2.0, 2.5, 4.0)
 """Within a lease of 1.5 s, and beyond it."""
 
-OF_WORKERS = {"worker killed": 3, "worker frozen": 4}
+OF_WORKERS = {"worker killed": 3, "worker replaced": 2, "worker frozen": 4}
 OF_FILES = {"file occupied": 2}
 OF_SERVERS = {
     "replies swallowed": 2,
@@ -87,6 +87,8 @@ async def inflict(fault: Fault, place: Place, worker: Worker) -> None:
         case "worker killed":
             worker.kill()
             worker.start()
+        case "worker replaced":
+            await asyncio.to_thread(worker.replace, fault.seconds)
         case "worker frozen":
             worker.freeze()
             await asyncio.sleep(fault.seconds)

@@ -1,4 +1,4 @@
-"""The processes that serve the application: started, killed, frozen and thawed."""
+"""The processes that serve the application: started, killed, replaced, frozen and thawed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Worker:
         """`arguments` are those of `soak.application`, without the port."""
         self._arguments = arguments
         self._log = log
+        self._stopping = False
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
         self.start()
@@ -54,6 +55,19 @@ class Worker:
         self._process.kill()
         self._process.wait()
 
+    def replace(self, seconds_max: float) -> None:
+        """As a deployment does: it is asked to end, and killed if that takes too long."""
+        old, self._stopping = self._process, True
+        old.terminate()
+        try:
+            old.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            old.kill()
+            old.wait()
+        if self._process is old:  # else it was killed meanwhile, and the next one serves already
+            self.start()
+        self._stopping = False
+
     def freeze(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
 
@@ -61,8 +75,8 @@ class Worker:
         self._process.send_signal(signal.SIGCONT)
 
     def check(self) -> None:
-        """Raise if it ended and nobody killed it."""
-        if self._process.poll() is not None:
+        """Raise if it ended and nobody ended it."""
+        if self._process.poll() is not None and not self._stopping:
             said = self._log.read_text(errors="replace")[-_LOG_CHARS_MAX:]
             raise RuntimeError(f"worker {self.pid} ended with {self._process.returncode}:\n{said}")
 
