@@ -80,6 +80,22 @@ def test_a_chunked_body_is_read_where_the_server_ends_it(world: World) -> None:
     assert too_large.kind == "request-too-large"
 
 
+@pytest.mark.parametrize(
+    "error", [OSError("Invalid chunk header"), ValueError("Bad chunked transfer size: b'zz'")]
+)
+def test_a_body_that_the_server_cannot_read_is_refused(world: World, error: Exception) -> None:
+    """As werkzeug's and cheroot's servers say it of chunks that are broken, or cut off."""
+
+    class Broken:
+        def read(self, size: int) -> bytes:
+            raise error
+
+    chunked: dict[str, Any] = {"CONTENT_LENGTH": "", "wsgi.input_terminated": True}
+    refused = ask_wsgi(world.app, "k1", **{**chunked, "wsgi.input": Broken()})
+    assert (refused.status, refused.kind) == (400, "malformed-request")
+    assert (world.runs, world.stored()) == (0, 0)
+
+
 def test_p5_a_chunked_body_whose_end_nobody_tells_is_not_taken_for_an_empty_one(
     world: World,
 ) -> None:

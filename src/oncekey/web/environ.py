@@ -19,6 +19,11 @@ _LENGTH_NEEDED = Problem(
     "The request comes in chunks, and this server does not tell where they end. Send it with a "
     "Content-Length.",
 )
+_CUT_OFF = Problem(
+    Kind.MALFORMED_REQUEST,
+    "The request's body could not be read to its end: it was cut off, or its chunks are broken. "
+    "Send it again, whole.",
+)
 
 
 def request(environ: Environ) -> Request:
@@ -69,15 +74,10 @@ def read(environ: Environ, limit: int) -> bytes | Problem:
         return _LENGTH_NEEDED if environ.get("HTTP_TRANSFER_ENCODING") else b""
     if length is not None and length > limit:
         return too_large(limit)
-    wanted = limit + 1 if length is None else length
-    chunks: list[bytes] = []
-    while wanted > 0:
-        chunk = environ["wsgi.input"].read(min(wanted, _READ_BYTES))
-        if not chunk:
-            break
-        chunks.append(chunk)
-        wanted -= len(chunk)
-    body = b"".join(chunks)
+    try:
+        body = _take(environ["wsgi.input"], limit + 1 if length is None else length)
+    except (OSError, ValueError):  # as servers say of chunks that are broken, or of a client gone
+        return _CUT_OFF
     if length is None:
         return too_large(limit) if len(body) > limit else body
     if len(body) < length:
@@ -86,6 +86,18 @@ def read(environ: Environ, limit: int) -> bytes | Problem:
             f"The request ended after {len(body)} of the {length} bytes that it declared.",
         )
     return body
+
+
+def _take(source: Any, wanted: int) -> bytes:
+    """So many bytes, or all that there are."""
+    chunks: list[bytes] = []
+    while wanted > 0:
+        chunk = source.read(min(wanted, _READ_BYTES))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        wanted -= len(chunk)
+    return b"".join(chunks)
 
 
 def resupply(environ: Environ, body: bytes) -> Environ:
