@@ -290,6 +290,7 @@ def test_a_store_shows_where_it_is_and_no_password(url: str, shown: str) -> None
         "redis://u:secret@h:1/0?allow=everything",
         "redis://u:secret@h:1/0?wait_replicas=1&wait_timeout_s=60",
         "redis://u:secret@h:1/0?no_such_option=1",
+        "unix://u:secret@",
         "http://u:secret@h:1/0",
     ],
 )

@@ -86,6 +86,12 @@ def test_the_service_must_be_named() -> None:
         open_url("redis+sentinel://127.0.0.1:26379")
 
 
+def test_the_name_of_a_service_is_no_database() -> None:
+    store = open_url("redis+sentinel://127.0.0.1:26379/7?db=2")
+    assert store.endpoint.options["db"] == 2
+    assert open_url("redis+sentinel://127.0.0.1:26379/7").endpoint.options["db"] == 0
+
+
 def test_a_failover_is_noticed_by_whoever_is_connected(face: Any) -> None:
     """Asked for by an operator: the old primary lives on, as a replica."""
     with start_watched_redis() as watched:

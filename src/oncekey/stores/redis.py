@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "allow": lambda text: text.split(","),
 }
 _SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password")
-_PORTS = {"": 6379, "cluster": 6379, "sentinel": 26379}
+_PORTS = {"cluster": 6379, "sentinel": 26379}
 
 
 def open_url(url: str) -> RedisStore:
@@ -46,7 +46,7 @@ def open_url(url: str) -> RedisStore:
         base, form = "unix", ""
     base = _SCHEMES.get(base, base)
     try:
-        addresses, one = _addresses(rest, _PORTS[form]) if form else ([], rest)
+        addresses, one = _addresses(rest, form) if form else ([], rest)
         parts = parse_url(f"{base}://{one}")
         options = {name: read(parts.pop(name)) for name, read in _OPTIONS.items() if name in parts}
     except (ValueError, KeyError):
@@ -55,6 +55,8 @@ def open_url(url: str) -> RedisStore:
             f"this {scheme}:// URL cannot be read: timeouts and counts must be numbers, and "
             "special characters in the password percent-encoded"
         ) from None
+    if base == "unix" and "path" not in parts:  # the driver would take TCP
+        raise Misuse("this unix:// URL names no socket: write unix:///run/redis.sock")
     path = rest.partition("?")[0].rpartition("@")[2].partition("/")[2]
     if base != "unix" and form != "sentinel" and not re.fullmatch(r"\d*/?", path):
         raise Misuse(  # the driver would take the first one
@@ -73,16 +75,19 @@ def open_url(url: str) -> RedisStore:
     return RedisStore(**options)
 
 
-def _addresses(rest: str, port: int) -> tuple[list[Address], str]:
-    """All addresses of a URL, and the rest of it with the first one alone."""
+def _addresses(rest: str, form: str) -> tuple[list[Address], str]:
+    """All addresses of a URL, and the rest of it with the first one alone. What follows Sentinels
+    is the name of a service, and no database.
+    """
     place, mark, query = rest.partition("?")
     user, at, place = place.rpartition("@")
     hosts, slash, path = place.partition("/")
     addresses = []
     for host in hosts.split(","):
         parts = parse_url(f"redis://{host}")
-        addresses.append((parts.get("host", "localhost"), parts.get("port", port)))
-    return addresses, f"{user}{at}{hosts.split(',')[0]}{slash}{path}{mark}{query}"
+        addresses.append((parts.get("host", "localhost"), parts.get("port", _PORTS[form])))
+    database = "" if form == "sentinel" else f"{slash}{path}"
+    return addresses, f"{user}{at}{hosts.split(',')[0]}{database}{mark}{query}"
 
 
 def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
