@@ -21,7 +21,7 @@ from payments.database import Database
 from payments.errors import StripeError
 from payments.limits import Rates
 from payments.serve import CannotServe, Listening, greeting, migrate, serve
-from payments.settings import Settings
+from payments.settings import Settings, make_folder
 from payments.tables import events
 
 _USUAL = Settings()
@@ -96,7 +96,7 @@ def _serve(said: argparse.Namespace) -> int:
 
 def _migrate(said: argparse.Namespace) -> int:
     settings = _where(said)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_folder(settings.data)
     migrate(settings)
     print("All tables are there.")
     return 0

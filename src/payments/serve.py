@@ -29,7 +29,7 @@ from payments.accounts import LOCAL_KEY
 from payments.app import create_app
 from payments.database import Database
 from payments.limits import pool_of
-from payments.settings import Settings
+from payments.settings import Settings, make_folder
 
 log = logging.getLogger("payments")
 
@@ -123,7 +123,7 @@ class Workers(Multiprocess):
 def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -> int:
     """Serve until a signal ends it; `ready` is called once the port is ours. The exit status."""
     check(settings, listening)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_folder(settings.data)
     migrate(settings)
     config = configure(settings, listening)
     try:

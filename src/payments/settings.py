@@ -68,6 +68,16 @@ class Settings:
         return self.database_url or file_url(self.data / "payments.db")
 
 
+def make_folder(data: Path) -> None:
+    """Make the folder of a server's files, if it is not there. `ValueError` if it cannot be."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{data} cannot be the folder of its files ({error.strerror}): choose another by --data"
+        ) from None
+
+
 def file_url(path: Path) -> str:
     """The URL of a SQLite file, whatever the names of its folders are."""
     return f"sqlite:///{quote(str(path.absolute()))}"

@@ -29,7 +29,7 @@ from payments.accounts import LOCAL_KEY
 from payments.child import Child
 from payments.crowd import Crowd, Shop
 from payments.database import Database
-from payments.settings import Settings
+from payments.settings import Settings, make_folder
 from payments.ticker import Ticker
 
 START_S_MAX = 60.0
@@ -148,8 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run until a signal ends it: 0. 1 if it could not be started; the reason is printed."""
     logging.getLogger("oncekey.client").setLevel(logging.ERROR)  # faults are what we are here for
     said = _parser().parse_args(argv)
-    with _folder(said.data) as data:
-        try:
+    try:
+        with _folder(said.data) as data:
             plan = Plan(
                 data,
                 said.port,
@@ -165,10 +165,12 @@ def main(argv: list[str] | None = None) -> int:
                     "`./dev payments account create crowd`, and give it by --key."
                 )
             _check_free(plan.port, "--port")
+            if plan.network_port == plan.port:  # each would get some of the other's requests
+                raise CannotRun(f"Port {plan.port} is the API's: choose another by --network-port.")
             return _run(plan, kept=said.data is not None, traffic=said.traffic)
-        except CannotRun as error:
-            print(error, file=sys.stderr)
-            return 1
+    except CannotRun as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -199,7 +201,10 @@ def _parser() -> argparse.ArgumentParser:
 @contextlib.contextmanager
 def _folder(data: Path | None) -> Iterator[Path]:
     if data is not None:
-        data.mkdir(parents=True, exist_ok=True)
+        try:
+            make_folder(data)
+        except ValueError as error:
+            raise CannotRun(error) from None
         yield data.absolute()
         return
     made = Path(tempfile.mkdtemp(prefix="payments-"))

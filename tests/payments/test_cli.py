@@ -53,6 +53,16 @@ def test_what_cannot_be_done_is_said_plainly(data: str, capsys: pytest.CaptureFi
     assert "--all" in which
 
 
+@pytest.mark.parametrize("command", ["serve", "migrate"])
+def test_a_folder_that_cannot_be_made(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    told = say(capsys, command, "--data", str(file / "data"), status=1)
+    assert "choose another by --data" in told
+
+
 def test_an_event_is_delivered_once_more(data: str, capsys: pytest.CaptureFixture[str]) -> None:
     with post_on("", Path(data)) as post:
         account = post.tenant.removesuffix("/test")

@@ -100,6 +100,25 @@ def test_a_port_that_does_not_exist() -> None:
 
 
 @pytest.mark.slow
+def test_the_api_and_the_network_have_a_port_each() -> None:
+    port = str(free_port())
+    assert in_vain("--port", port, "--network-port", port) == (
+        1,
+        f"Port {port} is the API's: choose another by --network-port.\n",
+    )
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    status, said = in_vain("--data", str(file / "data"))
+    assert status == 1
+    assert said.startswith(f"{file / 'data'} cannot be the folder of its files (")
+    assert "choose another by --data" in said
+
+
+@pytest.mark.slow
 def test_what_does_not_start_says_why() -> None:
     port = str(free_port())
     status, said = in_vain("--port", port, "--database", "postgresql://127.0.0.1:1/nowhere")
