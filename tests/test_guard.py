@@ -19,7 +19,7 @@ from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.verbs import Find, Found, Insert, Peek, Refused, Swap, Verb, When
 from oncekey.decision import Bypass, Call, Execute, Refuse, Replay
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import CorruptRecord, StoreUnavailable
 from oncekey.events import Event, Hooks, OutcomeUnknown
 from oncekey.guard import ROUNDS_MAX, Guard
 from oncekey.stores.gather import Gatherer
@@ -269,6 +269,23 @@ def test_a_lost_claim_that_is_still_on_its_way_is_found(world: World) -> None:
 
     world.drive(world.guard.forget(claim), ask)
     assert world.found().state is State.RELEASED
+
+
+def test_the_search_for_a_lost_claim_ends_where_one_is_found_that_nobody_can_read(
+    world: World,
+) -> None:
+    """P11: as one that was sealed by a secret which this process was not given."""
+    looks = 0
+
+    def ask(question: Any) -> Any:
+        nonlocal looks
+        if isinstance(question, Find):
+            looks += 1
+            raise CorruptRecord("sealed by another secret")
+        return world.ask(question)
+
+    world.drive(world.guard.forget(world.guard.claim(CALL, world.policy)), ask)
+    assert looks == 4
 
 
 def test_the_search_for_a_lost_claim_ends(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from oncekey import Policy, Runtime, once, open_store, single_tenant
 from oncekey.client.keys import ulid, uuid4, uuid7
-from oncekey.clock import FakeClock
+from oncekey.clock import FakeClock, SystemClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.notice import (
     AMNESIA,
@@ -22,6 +23,7 @@ from oncekey.core.notice import (
     encode_amnesia,
     notice_claim,
     notice_swap,
+    read_notice,
 )
 from oncekey.core.op import run
 from oncekey.core.problem import Kind
@@ -37,7 +39,7 @@ from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
 from oncekey.testing.contract.subject import new_token
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.stores.sealed_kit import SECRET, ask
+from tests.stores.sealed_kit import SECOND, SECRET, ask
 from tests.web.client import ask as request
 
 HOUR_S = 3600.0
@@ -327,6 +329,23 @@ def test_the_guard_of_a_sealed_store_is_its_own(world: World) -> None:
         assert pay(1) == {"paid": 1}
         with pytest.raises(Unknown):
             pay(2)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_a_guard_is_understood_although_the_secret_of_its_time_is_gone(raised: bool) -> None:
+    """Raised, or lowered a while ago: it outlasts a rotation, and everybody has to read it."""
+    kept = MemoryStore()
+    before, after = SealedStore(kept, [SECRET]), SealedStore(kept, [SECOND])
+    guard_of(before, Amnesia(SystemClock.wall(), 0.0))
+    if not raised:
+        guard_of(before, None)
+    ask(SealedStore(kept, [SECOND, SECRET]), Find(NOTICE_ID))
+    with Runtime(after) as runtime:
+        pay = once(runtime, key="{order}", name="pay")(_pay)
+        with pytest.raises(Unknown) if raised else nullcontext():
+            pay(1)
+    guard_of(after, None)
+    assert read_notice(*ask(before, Find(NOTICE_ID))) is None
 
 
 def test_p1_processes_of_a_store_that_was_emptied_do_not_work_past_each_other(world: World) -> None:

@@ -26,7 +26,7 @@ from oncekey.core.record import Answer, Claim, Record, State, Step
 from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
-from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
+from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.fading import Fading
 from oncekey.probes import probe
 from oncekey.quotas import Quotas
@@ -317,7 +317,10 @@ class Holding(Asking):
             if look:
                 yield Pause(min(FORGET_S * 4**look, claim.lease_s / ASKS_MAX))
             with contextlib.suppress(StoreError):
-                found = yield Find(claim.id)
+                try:
+                    found = yield Find(claim.id)
+                except CorruptRecord:  # ours could be read
+                    found = None
                 ours = found is not None and found.token == claim.token
                 if ours and found.lapses and found.recovery in ("resume", "ask"):
                     return  # given back, it would be finished by nobody, or run unasked

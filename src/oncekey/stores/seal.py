@@ -16,6 +16,9 @@ scope and the client's key and stands nowhere: the secrets alone open no answer.
 what may have to be finished without its client, and what was written by somebody who knows no more
 than the hashed id, are opened by a key of their own that needs the secrets alone (*recovery*).
 
+The notice, at which every process looks, is sealed by the id key in place of a secret: whoever opens
+the store opens it, whichever secrets were in use when it was written.
+
 State, operation, recovery, versions, fence, token and times stay readable; operation, recovery and
 versions cannot be changed unnoticed, nor the status and the token of an answer.
 """
@@ -31,9 +34,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from oncekey.core.framing import as_bytes, frame
+from oncekey.core.notice import NOTICE_ID
 from oncekey.core.packing import pack, unpack
 from oncekey.core.record import Answer, Claim, Record, State, Step, decode_headers, encode_headers
-from oncekey.core.secret import CLOSED, Secret
+from oncekey.core.secret import CLOSED, Secret, secret
 from oncekey.core.value import value
 from oncekey.errors import CorruptRecord
 from oncekey.stores.envelope import Head, open_envelope, read_head, seal
@@ -59,9 +63,11 @@ class Seal:
     """Seals and opens for one deployment: its secrets, the one that seals first, and its id key."""
 
     def __init__(self, secrets: Sequence[Secret], id_key: bytes) -> None:
-        self._secrets = {secret.id: secret for secret in secrets}
         self._current = secrets[0]
+        self._lasting = secret(id_key.hex())
+        self._secrets = {each.id: each for each in (*secrets, self._lasting)}
         self._id_key = id_key
+        self._notice = self._id(NOTICE_ID)
         self.id = lru_cache(IDS_REMEMBERED)(self._id)
         self._key = lru_cache(IDS_REMEMBERED)(self._derived)
 
@@ -109,7 +115,8 @@ class Seal:
     def _seal_by(
         self, opened_by: bytes, given: bytes, content: bytes, what: bytes, *bound: bytes
     ) -> bytes:
-        secret, sealed_id = self._current, self.id(given)
+        sealed_id = self.id(given)
+        secret = self._lasting if sealed_id == self._notice else self._current
         owner = given if opened_by == _CONTENT else sealed_id
         head = Head(opened_by, secret.id)
         key = self._key(secret, opened_by, owner)
