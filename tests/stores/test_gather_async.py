@@ -11,7 +11,7 @@ import pytest
 
 from oncekey.core.op import Pause
 from oncekey.core.verbs import Find, Verb
-from oncekey.errors import StoreUnavailable, StoreUnfit
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import QUEUE_ROWS_MAX, AsyncGatherer
 from tests.stores.scripted import Scripted, find, ids
@@ -383,3 +383,8 @@ async def test_many_tasks_each_get_their_own_outcome() -> None:
     await asyncio.gather(*clients)
     assert sum(map(len, store.asked)) == 64 * 20
     assert len(store.asked) < 64 * 20 / 2
+
+
+def test_who_runs_in_no_event_loop_of_asyncio_is_told_so() -> None:
+    with pytest.raises(Misuse, match="works with asyncio, not with trio"):
+        AsyncGatherer(Scripted()).ask(A)

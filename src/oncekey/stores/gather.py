@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from oncekey.core.op import Pause
 from oncekey.core.verbs import AppendStep, Insert, Swap, Verb
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import AGAIN, Store
 from oncekey.stores.line import AsyncLine, Line
 from oncekey.stores.outage import Outage
@@ -212,6 +212,12 @@ def _fail(batch: Sequence[Ticket[asyncio.Future[Any]]], error: StoreUnavailable)
             ticket.waiter.set_exception(_copy(error))
 
 
+_ASYNCIO = (
+    "no event loop of asyncio runs here: oncekey works with asyncio, not with trio. Let the server "
+    "run the application in asyncio (hypercorn: --worker-class asyncio)"
+)
+
+
 class AsyncGatherer:
     """A store for async callers: `await gatherer.ask(verb)`."""
 
@@ -224,7 +230,10 @@ class AsyncGatherer:
         """The outcome of a verb; or, for a `Pause`, that time has passed."""
         if type(question) is Pause:
             return asyncio.sleep(question.seconds)
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise Misuse(_ASYNCIO) from None
         if loop is not self._loop:  # a new event loop cannot use the connections of the old one
             self._lanes, self._loop = {}, loop
         waiter: asyncio.Future[Any] = loop.create_future()
