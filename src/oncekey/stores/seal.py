@@ -16,7 +16,7 @@ scope and the client's key and stands nowhere: the secrets alone open no answer.
 what may have to be finished without its client, and what was written by somebody who knows no more
 than the hashed id, are opened by a key of their own that needs the secrets alone (*recovery*).
 
-The notice, at which every process looks, is sealed by the id key in place of a secret: whoever opens
+The notice, at which every process looks, is sealed by the id key in place of a secret: who opens
 the store opens it, whichever secrets were in use when it was written.
 
 State, operation, recovery, versions, fence, token and times stay readable; operation, recovery and
