@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
 from oncekey.clock import Clock
 from oncekey.core import lifecycle
+from oncekey.core.batched import batched
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.reserved import reserved_claim, reserved_id
 from oncekey.core.tombstone import answer_left_s
@@ -29,7 +29,6 @@ from oncekey.stores.base import AGAIN
 from oncekey.stores.line import Line
 
 _log = logging.getLogger("oncekey")
-T = TypeVar("T")
 
 OPERATION = "oncekey/fading"
 EVERY_S = 60.0
@@ -144,7 +143,7 @@ class Fading:
                 break
             if found is AGAIN or found.state is not State.COMPLETED or not _body(found):
                 continue  # somebody was quicker, or died while writing it; or nobody can read it
-            for ids in pieces(sorted(set(_ids(_body(found)))), TOGETHER):
+            for ids in batched(sorted(set(_ids(_body(found)))), TOGETHER):
                 self._blank(line, ids)
                 if pause():
                     return False
@@ -182,15 +181,3 @@ def _body(listed: Record) -> bytes:
 
 def _ids(body: bytes) -> Iterator[bytes]:
     return (body[at : at + _ID_BYTES] for at in range(0, len(body), _ID_BYTES))
-
-
-def pieces(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of at most `size`."""
-    piece: list[T] = []
-    for item in items:
-        piece.append(item)
-        if len(piece) == size:
-            yield piece
-            piece = []
-    if piece:
-        yield piece

@@ -19,6 +19,7 @@ from typing import Any
 
 from oncekey.clock import Clock
 from oncekey.core import lifecycle
+from oncekey.core.batched import batched
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.quota import (
@@ -37,7 +38,6 @@ from oncekey.core.quota import (
 from oncekey.core.record import Answer
 from oncekey.core.reserved import reserved_claim
 from oncekey.core.verbs import Find, Insert, Inserted, Tally
-from oncekey.fading import pieces
 from oncekey.stores.base import AGAIN
 from oncekey.stores.line import Line
 
@@ -128,7 +128,7 @@ class Quotas:
         """Tell the store what was counted, and ask it where there is reason to."""
         included = self._write(line)
         now = self._clock.monotonic()
-        for due in pieces(self._due(now), max(TOGETHER // max(len(self._lengths), 1), 1)):
+        for due in batched(self._due(now), max(TOGETHER // max(len(self._lengths), 1), 1)):
             self._read(line, due, included, now)
             if pause():
                 return
@@ -143,7 +143,7 @@ class Quotas:
             counted, self._counted = self._counted, {}
             included = {tenant: account.added for tenant, account in self._accounts.items()}
         try:
-            for places in pieces(list(counted), TOGETHER):
+            for places in batched(list(counted), TOGETHER):
                 ids = {account_id(*place): place for place in places}
                 self._make(line, ids)
                 records = {id_: counted[place].records for id_, place in ids.items()}

@@ -209,13 +209,7 @@ def _sweep(commands: Commands[argparse.ArgumentParser]) -> None:
         "remove expired records, in small batches; what is live or unresolved stays",
         "sweep sqlite:///keys.db\nsweep --limit 10000 redis://redis.internal/0\nsweep --watch",
     )
-    added.add_argument(
-        "--limit",
-        metavar="N",
-        type=values.rows(ROWS_MAX),
-        default=ROWS_MAX,
-        help="remove at most so many",
-    )
+    _limit(added, ROWS_MAX, ROWS_MAX, "remove at most so many")
     added.add_argument("--watch", action="store_true", help="go on until interrupted")
     added.add_argument(
         "--every-s",
@@ -324,13 +318,7 @@ def _list(commands: Commands[argparse.ArgumentParser]) -> None:
         help="what an operator has to resolve: --state unknown",
     )
     added.add_argument("--tenant", type=values.text, help="only this tenant's records")
-    added.add_argument(
-        "--limit",
-        metavar="N",
-        type=values.rows(LIST_ROWS_MAX),
-        default=LIST_ROWS,
-        help=f"at most so many (default: {LIST_ROWS})",
-    )
+    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
     added.add_argument("--after", metavar="HEX", help="go on after this id")
     _show_keys(added)
 
@@ -348,13 +336,7 @@ def _purge(commands: Commands[argparse.ArgumentParser]) -> None:
         "purge --tenant acme postgresql://oncekey@db.internal/shop",
     )
     added.add_argument("--tenant", required=True, type=values.text)
-    added.add_argument(
-        "--limit",
-        metavar="N",
-        type=values.rows(ROWS_MAX),
-        default=ROWS_MAX,
-        help="blank at most so many",
-    )
+    _limit(added, ROWS_MAX, ROWS_MAX, "blank at most so many")
 
 
 def _secrets(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -422,15 +404,14 @@ def _intents(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="MODULE:FUNCTION",
         help="call it with each intent that may be sent again; those it returns from are settled",
     )
-    added.add_argument(
-        "--limit",
-        metavar="N",
-        type=values.rows(LIST_ROWS_MAX),
-        default=LIST_ROWS,
-        help=f"at most so many (default: {LIST_ROWS})",
-    )
+    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
     _show_keys(added)
     added.set_defaults(run=journals.intents)
+
+
+def _limit(added: argparse.ArgumentParser, default: int, rows_max: int, says: str) -> None:
+    kind = values.rows(rows_max)
+    added.add_argument("--limit", metavar="N", type=kind, default=default, help=says)
 
 
 def _show_keys(added: argparse.ArgumentParser) -> None:

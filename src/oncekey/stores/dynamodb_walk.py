@@ -16,6 +16,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from oncekey.core.batched import batched
 from oncekey.core.framing import as_bytes
 from oncekey.core.op import Op
 from oncekey.core.record import Record, State, Step
@@ -174,8 +175,8 @@ class Walker:
             if "kept" in item:
                 removed += yield from self._remove_whole(item)
         plain = [self._removal(item["id"]["B"]) for item in expired if "kept" not in item]
-        for at in range(0, len(plain), TOGETHER_MAX):
-            removed += yield from self._carried_out(plain[at : at + TOGETHER_MAX])
+        for calls in batched(plain, TOGETHER_MAX):
+            removed += yield from self._carried_out(calls)
         return removed
 
     def _tell_lapsed(self) -> Op[None]:
@@ -219,8 +220,8 @@ class Walker:
         denied = yield from self._verbs.together(members, token)
         if denied is not None:
             return 0
-        for at in range(0, len(rest), TOGETHER_MAX):
-            yield [self._verbs.call("delete_item", **each) for each in rest[at : at + TOGETHER_MAX]]
+        for batch in batched(rest, TOGETHER_MAX):
+            yield [self._verbs.call("delete_item", **each) for each in batch]
         return 1
 
     def _carried_out(self, calls: list[Call]) -> Op[int]:
@@ -297,9 +298,8 @@ class Walker:
             if (blank := _blanked(step)) is not None
         ]
         check = ("ConditionCheck", {"Key": key(record_id), **self._unchanged(item).condition()})
-        for at in range(0, len(writes), TRANSACTION_MAX - 1):
-            members = [check, *writes[at : at + TRANSACTION_MAX - 1]]
-            if (yield from verbs.together(members, record_id)) is not None:
+        for batch in batched(writes, TRANSACTION_MAX - 1):
+            if (yield from verbs.together([check, *batch], record_id)) is not None:
                 return False
         return True
 
@@ -308,8 +308,8 @@ class Walker:
     def _tally(self, verb: Tally) -> Op[None]:
         ids = sorted(verb.replays.keys() | verb.conflicts.keys())
         calls = [self._counted(i, verb.replays.get(i, 0), verb.conflicts.get(i, 0)) for i in ids]
-        for at in range(0, len(calls), TOGETHER_MAX):
-            yield from self._carried_out(calls[at : at + TOGETHER_MAX])
+        for batch in batched(calls, TOGETHER_MAX):
+            yield from self._carried_out(batch)
 
     def _counted(self, record_id: bytes, replays: int, conflicts: int) -> Call:
         return self._verbs.call(

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from oncekey.core.batched import batched
 from oncekey.core.op import Op
 from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
 from oncekey.core.verbs import (
@@ -181,7 +182,7 @@ def _requested(verbs: Sequence[Requested], limits: Limits) -> Op[list[bytes | No
 def _tally(verbs: Sequence[Tally], limits: Limits) -> Op[list[None]]:
     for verb in verbs:
         ids = sorted(verb.replays.keys() | verb.conflicts.keys())
-        for chunk in _chunks(ids):
+        for chunk in batched(ids, CHUNK_ROWS_MAX):
             asked: list[dict[str, Value]] = [
                 {"id": i, "replays": verb.replays.get(i, 0), "conflicts": verb.conflicts.get(i, 0)}
                 for i in chunk
@@ -220,16 +221,12 @@ def _due(verbs: Sequence[Due], limits: Limits) -> Op[list[list[bytes]]]:
     return outcomes
 
 
-def _chunks(ids: Sequence[bytes]) -> list[Sequence[bytes]]:
-    return [ids[at : at + CHUNK_ROWS_MAX] for at in range(0, len(ids), CHUNK_ROWS_MAX)]
-
-
 def _sweep(verbs: Sequence[Sweep], limits: Limits) -> Op[list[int]]:
     outcomes = []
     for verb in verbs:
         rows = yield from _rows(_EXPIRED.format(also="", limit=verb.limit), chore=True)
         removed = 0
-        for ids in _chunks(sorted(row[0] for row in rows)):
+        for ids in batched(sorted(row[0] for row in rows), CHUNK_ROWS_MAX):
             *_, claims = yield from patiently(_removal(ids), alone=True)
             removed += claims.affected
         outcomes.append(removed)
@@ -287,7 +284,7 @@ def _purge(verbs: Sequence[Purge], limits: Limits) -> Op[list[int]]:
             chore=True,
         )
         blanked = 0
-        for ids in _chunks([row[0] for row in rows]):
+        for ids in batched((row[0] for row in rows), CHUNK_ROWS_MAX):
             claims, _ = yield from patiently(_blanking(ids, of_tenant), alone=True)
             blanked += claims.affected
         outcomes.append(blanked)
