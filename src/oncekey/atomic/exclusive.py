@@ -2,7 +2,8 @@
 
 While an atomic handler runs, nobody else writes to the file. So it must not take long, and what it
 does after its time must not count: once rolled back, a connection would commit each statement by
-itself. Both are held by an authorizer, which SQLite asks before it carries out a statement.
+itself. An authorizer, which SQLite asks when it prepares a statement, keeps the handler from ending
+the transaction. An interrupt, which no statement runs past, ends it when its time is over.
 
 Who has which id is told by locks on the bytes of a file beside the database. They belong to an open
 file, not to a process, so that threads and processes meet alike, and the kernel drops them when
@@ -73,6 +74,10 @@ class Exclusive:
         self._denies = False
         self._ended = threading.Event()
         self._overdue = False
+        self._pin: sqlite3.Cursor | None = db.execute("SELECT 'oncekey'")
+        """Never read to its end. While it is open an interrupt lasts, for all that is run, also for
+        what was prepared before; and what the handler closes is not freed yet.
+        """
         db.set_authorizer(self._authorise)
         suspend_at_fork(self)
         watch.add(self, seconds_max)
@@ -98,6 +103,7 @@ class Exclusive:
         watch.drop(self)
         with self._mutex:
             self.check()
+            self._unpin()
             self._ender = threading.get_ident()
             try:
                 yield
@@ -119,16 +125,31 @@ class Exclusive:
             if self._ended.is_set():
                 return
             self._overdue = self._denies = True
-            self._ender = threading.get_ident()
-            with contextlib.suppress(sqlite3.Error):  # who was denied its end may have closed it
-                self._db.set_authorizer(self._authorise)  # also for what was prepared before
-                self._db.interrupt()
-                self._db.execute("ROLLBACK")
-            self._ender = None
+            self._undo()
             self._ended.set()
 
+    def _undo(self) -> None:
+        # The handler may be in the middle of a statement, which may be about to call Python, as for
+        # `_authorise`. So nothing here waits for the connection while it keeps Python to itself, as
+        # `set_authorizer` would. Nothing runs past the interrupt, not even ROLLBACK; but a write
+        # that it stops takes the transaction with it, and this one needs not be parsed.
+        with contextlib.suppress(sqlite3.Error, MemoryError):  # the latter: closed meanwhile
+            self._db.interrupt()
+            self._db.blobopen("oncekey_meta", "fence_floor", 1)
+        try:
+            self._db.interrupt()
+        except sqlite3.Error:  # closed, perhaps by a handler that was denied its end
+            self._unpin()
+
+    def _unpin(self) -> None:
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            with contextlib.suppress(sqlite3.Error):
+                pin.close()
+
     def free(self) -> None:
-        """For a connection that goes back to a pool, unless that has closed it already."""
+        """For a connection that goes back to a pool or is closed, unless it was closed already."""
+        self._unpin()
         with contextlib.suppress(sqlite3.Error):
             self._db.set_authorizer(None)
 

@@ -76,5 +76,6 @@ class _Sqlite:
             self._give_back()  # what is closed is rolled back
 
     def _give_back(self) -> None:
+        self._exclusive.free()
         self._file.close()
         self._byte.close()

@@ -1,0 +1,130 @@
+"""The one writer of a SQLite file: its time is over whatever it is doing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncekey.atomic.exclusive import Exclusive, Overdue
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that has written and not committed."""
+    db = sqlite3.connect(tmp_path / "keys.db", check_same_thread=False, isolation_level=None)
+    db.execute("CREATE TABLE oncekey_meta (fence_floor)")
+    db.execute("CREATE TABLE orders (n)")
+    db.execute("BEGIN IMMEDIATE")
+    db.executemany("INSERT INTO orders VALUES (?)", [(1,), (2,), (3,)])
+    yield db
+    db.close()
+
+
+def others_find(folder: Path) -> list[Any]:
+    """What somebody else finds, who can write at once."""
+    with contextlib.closing(sqlite3.connect(folder / "keys.db", timeout=0)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        return other.execute("SELECT n FROM orders").fetchall()
+
+
+@contextlib.contextmanager
+def soon(exclusive: Exclusive) -> Iterator[None]:
+    """The thread that watches ends it while this one is busy."""
+    watching = threading.Timer(0.1, exclusive.expire)
+    watching.start()
+    yield
+    watching.join()
+
+
+def test_p11_who_is_late_is_rolled_back(writer: sqlite3.Connection, tmp_path: Path) -> None:
+    exclusive = Exclusive(writer, 60.0)
+    exclusive.expire()
+    with pytest.raises(Overdue):
+        exclusive.check()
+    assert others_find(tmp_path) == []
+    exclusive.free()
+    assert writer.execute("SELECT n FROM orders").fetchall() == []
+
+
+def test_p11_who_has_not_read_to_the_end_is_rolled_back(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    exclusive = Exclusive(writer, 60.0)
+    rows = writer.execute("SELECT n FROM orders")
+    assert rows.fetchone() == (1,)
+    exclusive.expire()
+    assert others_find(tmp_path) == []
+    with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        rows.fetchall()
+    exclusive.free()
+
+
+@pytest.mark.parametrize("writes", ["", "INSERT INTO orders "])
+@pytest.mark.parametrize("number", ["n", "same(n)"])
+def test_p11_a_statement_without_an_end_is_ended(
+    writer: sqlite3.Connection, tmp_path: Path, number: str, writes: str
+) -> None:
+    """Also one that calls Python, which the thread that watches must not keep to itself."""
+    writer.create_function("same", 1, lambda n: n)
+    exclusive = Exclusive(writer, 60.0)
+    endless = f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT {number} FROM c) "
+    with soon(exclusive), pytest.raises(sqlite3.OperationalError, match="interrupted"):
+        writer.execute(f"{endless}{writes}SELECT max(n) FROM c")
+    assert others_find(tmp_path) == []
+    exclusive.free()
+
+
+def test_p11_who_prepares_one_statement_after_the_other_is_stopped(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    exclusive = Exclusive(writer, 60.0)
+    write = "INSERT INTO orders SELECT {0} WHERE {0} IN (SELECT n FROM orders)".format
+    with soon(exclusive), pytest.raises(sqlite3.Error):
+        deque(map(writer.execute, map(write, itertools.count())), maxlen=0)
+    assert others_find(tmp_path) == []
+    exclusive.free()
+
+
+def test_p2_what_was_prepared_before_writes_nothing_after(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    exclusive, write = Exclusive(writer, 60.0), "INSERT INTO orders VALUES (4)"
+    writer.execute(write)
+    exclusive.expire()
+    for _ in range(2):
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            writer.execute(write)
+    assert others_find(tmp_path) == []
+    exclusive.free()
+
+
+def test_p11_who_closes_the_connection_holds_nothing_after_its_time(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    exclusive = Exclusive(writer, 60.0)
+    writer.close()
+    exclusive.expire()
+    assert others_find(tmp_path) == []
+    exclusive.free()
+
+
+def test_a_handler_may_use_savepoints_and_drop_tables(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    exclusive = Exclusive(writer, 60.0)
+    writer.execute("SAVEPOINT part")
+    writer.execute("CREATE TABLE part (n)")
+    writer.execute("DROP TABLE part")
+    writer.execute("RELEASE part")
+    with exclusive.ending():
+        writer.execute("COMMIT")
+    exclusive.free()
+    assert others_find(tmp_path) == [(1,), (2,), (3,)]
