@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from oncekey import events
+from oncekey.core.policy import Learned
 from oncekey.core.record import State
 from oncekey.core.verbs import Requested
 from oncekey.guard import Execute
@@ -18,7 +19,7 @@ from oncekey.recoverer import Ending
 from oncekey.registry import Orphan
 from oncekey.web import asgi
 from oncekey.web.recover import AsgiRunner
-from tests.orphans import LEASE_S, TENANT, Shop, nobody, service
+from tests.orphans import LEASE_S, TENANT, Service, Shop, nobody, service
 
 KINDS = ["asgi", "wsgi"]
 
@@ -89,10 +90,8 @@ async def test_what_only_a_retry_runs_again_is_left_to_it() -> None:
 # ------------------------------------------------------------------------------------ one owner
 
 
-async def test_p1_who_comes_too_late_has_finished_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop = Shop()
-    shopping = service(shop)
-    shopping.abandon()
+async def race(shopping: Service, monkeypatch: pytest.MonkeyPatch) -> list[Ending]:
+    """What two recoverers say of one orphan, if the first to look is the last to act."""
     first, late, recover = shopping.recoverer(), shopping.recoverer(), AsgiRunner.recover
 
     async def overtaken(runner: AsgiRunner, orphan: Orphan) -> bool:
@@ -104,9 +103,25 @@ async def test_p1_who_comes_too_late_has_finished_nothing(monkeypatch: pytest.Mo
     monkeypatch.setattr(AsgiRunner, "recover", overtaken)
     await late.round()
     await late.settle()
+    return [recovered.ending for recovered in shopping.endings]
 
-    assert [recovered.ending for recovered in shopping.endings] == [Ending.FINISHED, Ending.TAKEN]
+
+async def test_p1_who_comes_too_late_has_finished_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = Shop()
+    shopping = service(shop)
+    shopping.abandon()
+
+    assert await race(shopping, monkeypatch) == [Ending.FINISHED, Ending.TAKEN]
     assert len(shop.runs) == 1
+
+
+async def test_who_comes_too_late_does_not_say_that_it_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shopping = service(Shop(), recovery="ask", ask=lambda attempt: Learned.UNKNOWN)
+    shopping.abandon()
+
+    assert await race(shopping, monkeypatch) == [Ending.UNKNOWN, Ending.TAKEN]
 
 
 async def test_p1_three_recoverers_at_once_have_one_owner() -> None:

@@ -303,9 +303,11 @@ class Recoverer:
         state = None if found is None else found.state
         if took and found is not None and found.answer is not None and state is State.COMPLETED:
             return self._end(orphan, Ending.FINISHED, f"status {found.answer.status}")
-        if state is State.UNKNOWN:
-            why = "it was refused, or cannot tell how it ended" if took else "it died too often"
+        if took and state is State.UNKNOWN:
+            why = "it was refused, or cannot tell how it ended"
             return self._end(orphan, Ending.UNKNOWN, why)
+        if state is State.UNKNOWN and found is not None and found.attempt == record.attempt:
+            return self._end(orphan, Ending.UNKNOWN, "it died too often")  # and nobody took it
         if took:
             return self._end(orphan, Ending.FAILED, failed)
         if found is not None and found.lapsed and found.fence == record.fence:
