@@ -157,7 +157,7 @@ _ENDS = (
         "holding.py",
         """                if ours and found.lapses and found.recovery in ("resume", "ask"):\n""",
         "                if ours and not found.fence:\n",
-        "tests/test_guard.py",
+        "tests/test_guard_ends.py",
         "test_a_lost_take_over_is_left_to_lapse",
     ),
     Mutant(
