@@ -43,13 +43,14 @@ _BREAKS_A_LINE = re.compile(rb"[\0-\x08\n-\x1f\x7f]")  # a server that refuses i
 def kept_headers(
     headers: Iterable[tuple[bytes, bytes]], policy: Policy, profile: Profile
 ) -> tuple[tuple[bytes, bytes], ...]:
-    """What of a handler's headers is stored, under a settled policy. Names become lower case.
+    """What of a handler's headers is stored, under a settled policy. Names become lower case;
+    blanks around a value are no part of it, and some servers send no message that has them.
 
     Never kept: what belongs to one message, secrets, what this profile writes itself, and lines
     that would break the message they are replayed in. `policy.headers_kept` narrows the rest; of
     what is never kept it can only bring back Set-Cookie, by naming it.
     """
-    lines = [(name.lower(), value) for name, value in headers]
+    lines = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     own, hop_by_hop = profile.own_names, _named_by_connection(lines)
     listed = None if policy.headers_kept is None else tuple(policy.headers_kept)
     kept = [
