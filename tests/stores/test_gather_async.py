@@ -187,6 +187,21 @@ async def test_an_unfit_store_is_not_used() -> None:
     assert await gatherer.ask(A) == b"a"
 
 
+async def test_p11_an_unfit_store_is_connected_to_once_for_all_who_wait() -> None:
+    store = Scripted()
+
+    def unfit() -> None:
+        raise StoreUnfit("run `oncekey migrate`")
+
+    store.unfit = unfit
+    errors = await gathered(start(AsyncGatherer(store), A, B, C))
+    assert [(type(error), str(error)) for error in errors] == [
+        (StoreUnfit, "run `oncekey migrate`")
+    ] * 3
+    assert len({id(error) for error in errors}) == 3
+    assert store.closed == [True]
+
+
 async def test_one_bad_member_fails_alone() -> None:
     def fail(verbs: Sequence[Verb]) -> list[Any]:
         if C in verbs:

@@ -222,6 +222,29 @@ def test_an_unfit_store_is_not_used() -> None:
     assert gatherer.ask(A) == b"a"
 
 
+def test_p11_an_unfit_store_is_connected_to_once_for_all_who_wait(
+    threads: ThreadPoolExecutor,
+) -> None:
+    store = Scripted()
+
+    def then_unfit(verbs: Sequence[Verb]) -> list[Any]:
+        store.unfit = unfit
+        raise StoreUnavailable("restarted", sent=True)
+
+    def unfit() -> None:
+        raise StoreUnfit("run `oncekey migrate`")
+
+    store.answer = then_unfit
+    futures = behind_a(threads, store, Gatherer(store))
+    store.open.set()
+    _, *errors = outcomes(futures)
+    assert [(type(error), str(error)) for error in errors] == [
+        (StoreUnfit, "run `oncekey migrate`")
+    ] * 3
+    assert len({id(error) for error in errors}) == 3
+    assert store.closed == [True, True]
+
+
 def test_one_bad_member_fails_alone(threads: ThreadPoolExecutor) -> None:
     def fail(verbs: Sequence[Verb]) -> list[Any]:
         if C in verbs:

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from oncekey.core.op import Pause
 from oncekey.core.verbs import AppendStep, Insert, Swap, Verb
-from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN, Store
 from oncekey.stores.line import AsyncLine, Line
 from oncekey.stores.outage import Outage
@@ -127,11 +127,15 @@ def _order(ticket: Ticket[Any]) -> bytes:
     return ticket.changes or b""
 
 
-def _copy(error: StoreUnavailable) -> StoreUnavailable:
+def _copy(error: StoreUnavailable | StoreUnfit) -> StoreUnavailable | StoreUnfit:
     """An exception of one's own: raised in several places, one instance would collect all their
     tracebacks.
     """
-    copy = StoreUnavailable(str(error), sent=error.sent)
+    copy = (
+        StoreUnavailable(str(error), sent=error.sent)
+        if isinstance(error, StoreUnavailable)
+        else StoreUnfit(str(error))
+    )
     copy.__cause__ = error.__cause__
     return copy
 
@@ -187,7 +191,9 @@ class _AsyncLane:
             self._outage.noticed(error)
             _fail(batch, error)
         except Exception as error:
-            if len(batch) > 1:  # one bad member fails alone
+            if isinstance(error, StoreUnfit) and not self._line.connected:
+                _fail(batch, error)  # none of them is to blame
+            elif len(batch) > 1:  # one bad member fails alone
                 for ticket in batch:
                     await self._serve([ticket])
             elif not batch[0].waiter.done():
@@ -206,7 +212,9 @@ class _AsyncLane:
         await self._line.close()
 
 
-def _fail(batch: Sequence[Ticket[asyncio.Future[Any]]], error: StoreUnavailable) -> None:
+def _fail(
+    batch: Sequence[Ticket[asyncio.Future[Any]]], error: StoreUnavailable | StoreUnfit
+) -> None:
     for ticket in batch:
         if not ticket.waiter.done():
             ticket.waiter.set_exception(_copy(error))
@@ -361,7 +369,10 @@ class _Lane:
             for ticket in batch:
                 ticket.waiter.settle(None, _copy(error))
         except Exception as error:
-            if len(batch) > 1:  # one bad member fails alone
+            if isinstance(error, StoreUnfit) and not self._line.connected:
+                for ticket in batch:  # none of them is to blame
+                    ticket.waiter.settle(None, _copy(error))
+            elif len(batch) > 1:  # one bad member fails alone
                 for ticket in batch:
                     self._serve([ticket])
             else:

@@ -19,6 +19,11 @@ class Line:
         self._store = store
         self._connection: Connection | None = None
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection; where making one failed, no verb has been sent."""
+        return self._connection is not None
+
     def perform(self, verbs: Sequence[Verb]) -> list[Any]:
         """Carry out verbs of one group; on `StoreUnavailable` the connection is given up."""
         try:
@@ -85,6 +90,10 @@ class AsyncLine:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: AsyncConnection | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
 
     async def perform(self, verbs: Sequence[Verb]) -> list[Any]:
         try:
