@@ -46,12 +46,14 @@ async def soak(settings: Settings, folder: Path) -> Outcome:
         until = now() + settings.seconds
         async with asyncio.TaskGroup() as group:
             progress = group.create_task(_progress(clients, befallen, workers))
+            sweeping = group.create_task(operator.keep_sweeping())
             calling = group.create_task(clients.run(ORDERS_AT_ONCE, until))
             await faults.inflict_all(planned, place, workers, befallen)
             clients.healed_at = now()
             await calling
             await place.published(PUBLISHED_S_MAX)
             progress.cancel()
+            sweeping.cancel()
         rows = await place.rows()
     entries = list(ledger.read(book))
     return Outcome(began, entries, clients.seen, befallen, judge(entries, clients.seen, rows))

@@ -1,17 +1,19 @@
 """The application under attack: orders come in by one edge of oncekey, a route for each way to be
 safe.
 
-python -m soak.application SETTINGS STORE_URL LEDGER LISTENING_FD
+python -m soak.application SETTINGS STORE_URL LEDGER MARK LISTENING_FD
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -37,10 +39,11 @@ from soak.settings import BLOCKING, Settings
 class Application:
     """One worker's: its store, its driver, its ledger, and the two ways to serve them."""
 
-    def __init__(self, settings: Settings, url: str, ledger: Ledger) -> None:
+    def __init__(self, settings: Settings, url: str, ledger: Ledger, mark: Path) -> None:
         self.settings = settings
         self.store = engines.open_store(url, sealed=settings.sealed)
         self.ledger = ledger
+        self._mark = mark
         self.driver = None
         self.outbox = None
         if settings.driver:
@@ -79,7 +82,12 @@ class Application:
         told = json.loads(message.payload)
         self.ledger.note("published", Id(*told["id"]), told["run"], step=told["part"])
 
-    def start_publishing(self) -> None:
+    def begin(self) -> None:
+        """It serves from now on, and says so by its mark."""
+        self._start_publishing()
+        self._mark.write_text(str(os.getpid()))
+
+    def _start_publishing(self) -> None:
         if self.outbox is not None:
             limits = Limits(lease_s=handler.LEASE_S, attempts_max=10_000)
             publisher = Publisher(self.outbox, self.publish, limits=limits)
@@ -108,6 +116,7 @@ def serve_asgi(listening: socket.socket, application: Application) -> None:
         if isinstance(application.driver, drivers.Awaited):
             await application.driver.open()
         async with Recoverer(application.store):
+            application.begin()
             yield
 
     app = Starlette(routes=[Route("/{route}", order, methods=["POST"])], lifespan=lifespan)
@@ -139,14 +148,14 @@ def serve_wsgi(listening: socket.socket, application: Application) -> None:
     if calling is None:
         served = wsgi.IdempotencyMiddleware(app, **application.guarding())
     with Recoverer(application.store):
+        application.begin()
         make_server("127.0.0.1", 0, served, threaded=True, fd=listening.fileno()).serve_forever()
 
 
 def main() -> None:
-    text, url, ledger, descriptor = sys.argv[1:]
+    text, url, ledger, mark, descriptor = sys.argv[1:]
     settings = Settings.of_text(text)
-    application = Application(settings, url, Ledger(ledger))
-    application.start_publishing()
+    application = Application(settings, url, Ledger(ledger), Path(mark))
     serve = serve_wsgi if settings.kind in BLOCKING else serve_asgi
     serve(socket.socket(fileno=int(descriptor)), application)
 

@@ -12,6 +12,7 @@ from random import Random
 
 import httpx
 
+from soak.handler import BRIEF_S
 from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen
 from soak.ledger import Id, now
 from soak.operator import Operator
@@ -53,8 +54,10 @@ def order_of(seed: int, number: int, routes: Sequence[str]) -> Order:
         seconds, failures = min(seconds, _ATOMIC_S_MAX), 0
     if id_.route == "ask":  # what was done and failed would be known as done
         failures = 0
-    callers = chance.choice((1, 2, 2, 3, 4))
-    return Order(id_, seconds, failures, callers, chance.uniform(0, 3))
+    callers, later_s = chance.choice((1, 2, 2, 3, 4)), chance.uniform(0, 3)
+    if id_.route == "brief":
+        later_s *= 2 * BRIEF_S / 3
+    return Order(id_, seconds, failures, callers, later_s)
 
 
 @dataclass(slots=True)

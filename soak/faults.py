@@ -77,6 +77,8 @@ async def inflict_all(
         for fault in faults:
             await asyncio.sleep(began + fault.after_s - now())
             worker = workers[fault.which]
+            if fault.what in OF_WORKERS and not worker.up:
+                continue  # a slow machine would never come to serve
             befallen.append(Befell(now(), fault, worker.pid))
             under_way.create_task(inflict(fault, place, worker))
     place.heal()

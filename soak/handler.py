@@ -20,6 +20,8 @@ from oncekey.events import Event, Started
 from soak.ledger import Id, Ledger, now
 
 LEASE_S = 1.5
+BRIEF_S = 3.0
+"""How long answers of the route `brief` are kept: some retries come after that."""
 BEAT_S = 0.3
 STEPS = ("authorise", "capture", "mail")
 JSON = {"content-type": "application/json"}
@@ -87,6 +89,7 @@ def policies(ledger: Ledger) -> dict[str, Policy]:
         "careful": Policy(recovery="resume"),
         "ask": Policy(recovery="ask", ask=partial(find_out, ledger)),
         "joined": Policy(recovery="resume"),
+        "brief": Policy(recovery="rerun", retention_s=BRIEF_S),
     }
     return {name: policy.over(leased) for name, policy in named.items()}
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from math import inf
 from typing import TypeVar
 
 from oncekey.core.problem import Kind
+from soak.handler import BRIEF_S
 from soak.ledger import Entry, Id
 
 ANSWER, FAILED = "answer", "failed"  # by the handler
@@ -155,7 +156,10 @@ class Case:
         if self.id.route != "atomic":  # what died or lost is rolled back: its runs are no effects
             yield from self._owners()
             yield from self._late()
-            yield from self._again()
+        if self.id.route == "brief":
+            yield from self._brief()
+        else:
+            yield from self._lasting()
         if self.id.route in WITH_ROWS:
             yield from self._rows()
             yield from self._messages()
@@ -168,7 +172,6 @@ class Case:
                 yield from self._careful()
         yield from self._steps()
         yield from self._answers()
-        yield from self._settled()
         yield from self._endings()
 
     @property
@@ -232,10 +235,6 @@ class Case:
     # ----------------------------------------------------------------------------- of the answers
 
     def _answers(self) -> Objections:
-        # What was said not to be recorded gives way to what an operator found out.
-        compared = [one for one in self.answers if one.stored or not self.resolved]
-        if len({one.digest for one in compared}) > 1:
-            yield "P3", f"different answers, of the runs {sorted({o.run for o in compared})}"
         for name in sorted({one.run for one in self.answers} - self._ended()):
             yield "P4", f"the answer is of run {name}, which did not end"
         for one in self.answers:
@@ -250,6 +249,33 @@ class Case:
         asked = self.id.route == "ask"
         done = (r for r in self.runs if r.ended_at is not None or (asked and r.effects))
         return ended | {run.name for run in done}
+
+    def _lasting(self) -> Objections:
+        """There is one answer, and for as long as we look."""
+        # What was said not to be recorded gives way to what an operator found out.
+        compared = [one for one in self.answers if one.stored or not self.resolved]
+        if len({one.digest for one in compared}) > 1:
+            yield "P3", f"different answers, of the runs {sorted({o.run for o in compared})}"
+        if self.id.route != "atomic":
+            yield from self._again()
+        yield from self._settled()
+
+    def _brief(self) -> Objections:
+        """An answer is kept for a while; then another may replace it, and that for good."""
+        told: dict[str, float] = {}
+        for one in self.answers:
+            told.setdefault(one.run, one.got)
+        if len({(one.run, one.digest) for one in self.answers}) > len(told):
+            yield "P3", "different answers of one run"
+        answered = [run for run in self.runs if run.name in told]
+        for first, second in product(answered, self.runs):
+            until = (first.ended_at or inf) + BRIEF_S - _SLACK_S
+            if told[first.name] < second.began.at < until and not second.belated:
+                early_s = until - second.began.at
+                yield "P3", f"run {second.name} began {early_s:.3f} s before an answer expired"
+        for first, second in combinations(answered, 2):
+            if any(o.run == first.name and o.sent > told[second.name] for o in self.answers):
+                yield "P3", f"after the answer of run {second.name} that of {first.name} came back"
 
     def _again(self) -> Objections:
         """Nothing begins once an answer was given."""

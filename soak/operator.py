@@ -1,8 +1,9 @@
-"""The operator: hears of unknown outcomes, and resolves them one way or the other."""
+"""The operator: resolves unknown outcomes, one way or the other, and sweeps."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from oncekey import Answer, StoreUnavailable
 from oncekey.cli.find import find_by_key
 from oncekey.core.op import run
 from oncekey.core.record import State
+from oncekey.core.verbs import Sweep
 from oncekey.guard import Guard
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
@@ -19,6 +21,9 @@ from soak.calls import OPERATIONS
 from soak.handler import JSON_LINES, answer_of, written
 from soak.ledger import Id, Ledger
 from soak.settings import Settings
+
+_SWEEP_EVERY_S = 1.0
+_SWEEP_ROWS_MAX = 1000
 
 
 class Operator:
@@ -35,6 +40,16 @@ class Operator:
         somebody was quicker.
         """
         await asyncio.to_thread(self._resolve, id_, name, released)
+
+    async def keep_sweeping(self) -> None:
+        """Remove what has expired, until cancelled: more often than the workers do."""
+        while True:
+            await asyncio.to_thread(self._sweep)
+            await asyncio.sleep(_SWEEP_EVERY_S)
+
+    def _sweep(self) -> None:
+        with closing(Line(self._store)) as line, contextlib.suppress(StoreUnavailable):
+            line.perform([Sweep(_SWEEP_ROWS_MAX)])
 
     def _resolve(self, id_: Id, name: str, released: bool) -> None:
         by = f"operator-{next(self._count)}"

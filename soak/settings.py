@@ -37,7 +37,7 @@ class Settings:
     @property
     def routes(self) -> tuple[str, ...]:
         """The application's routes, each named after how its runs are made safe."""
-        leased = ("rerun", "block", "resume", "careful", "ask")
+        leased = ("rerun", "block", "resume", "careful", "ask", "brief")
         if not self.driver:
             return leased
         by_caller = {"once": ("joined",), "inbox": ("atomic",)}

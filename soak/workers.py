@@ -20,9 +20,10 @@ class Worker:
     """
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        """`arguments` are those of `soak.application`, without the port."""
+        """`arguments` are those of `soak.application`, without the last two."""
         self._arguments = arguments
         self._log = log
+        self._mark = log.with_suffix(".up")
         self._stopping = False
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]
@@ -32,13 +33,19 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def up(self) -> bool:
+        """Whether it serves already."""
+        return self._mark.exists() and self._mark.read_text() == str(self.pid)
+
     def start(self) -> None:
         descriptor = self._listening.fileno()
         # The kernel kills it when we end, even by SIGKILL; a session of its own keeps Ctrl-C
         # from reaching it before us.
         guard = shutil.which("setpriv")
         command = [guard, "--pdeathsig", "KILL"] if guard else []
-        command += [sys.executable, "-m", "soak.application", *self._arguments, str(descriptor)]
+        command += [sys.executable, "-m", "soak.application", *self._arguments]
+        command += [str(self._mark), str(descriptor)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -16,6 +16,7 @@ ATOMIC = Id("account-0", "atomic", "order-1")
 ASK = Id("account-0", "ask", "order-1")
 CAREFUL = Id("account-0", "careful", "order-1")
 JOINED = Id("account-0", "joined", "order-1")
+BRIEF = Id("account-0", "brief", "order-1")
 NAME = "account-0 order-1"
 
 
@@ -93,6 +94,25 @@ def test_p3_after_the_last_word_nobody_is_told_anything_else() -> None:
     blocked = [replace(entry, id=BLOCK) for entry in GOOD_RUN]
     told = [seen("outcome-unknown", 3.0, id=BLOCK), seen(ANSWER, 4.0, "a", id=BLOCK)]
     assert promises(blocked, told) == ["P3"]
+
+
+def test_p3_an_answer_that_is_kept_for_a_while_may_be_replaced_after_it() -> None:
+    first = [replace(entry, id=BRIEF) for entry in GOOD_RUN]  # its answer is kept until 4.6
+    told = [seen(ANSWER, 1.6, "a", id=BRIEF), seen("in-flight", 5.05, id=BRIEF)]
+    second = [line("begin", 5.0, "b", 2, id=BRIEF), line("end", 5.1, "b", 2, id=BRIEF)]
+    told += [seen(ANSWER, 5.0, "b", id=BRIEF), seen(ANSWER, 5.6, "b", id=BRIEF)]
+    assert promises([*first, *second], told) == []
+    assert promises([*first, *second], [*told, seen(ANSWER, 5.7, "a", id=BRIEF)]) == ["P3"]
+    early = [replace(entry, at=entry.at - 0.5) for entry in second]
+    assert promises([*first, *early], told) == ["P3"]
+    assert promises([*first, *early], told[1:]) == []  # nobody was told of the first
+    other = replace(told[-1], digest="other bytes")
+    assert promises([*first, *second], [*told, other]) == ["P3"]
+
+
+def test_p2_fences_rise_over_what_was_swept() -> None:
+    first = [replace(entry, id=BRIEF) for entry in GOOD_RUN]
+    assert promises([*first, line("begin", 9.0, "b", 1, id=BRIEF)]) == ["P2"]
 
 
 def test_p4_an_answer_has_its_run() -> None:
