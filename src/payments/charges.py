@@ -139,11 +139,7 @@ def update_charge(
         given = asked.given()
         if given.get("customer") is not None:
             sources.existing_customer(connection, whose, given["customer"])
-        if "metadata" in given:
-            given["metadata"] = rows.merged(charge.metadata, given["metadata"])
-        changed = rows.change(connection, charges, whose, id, **given) if given else charge
-        assert changed is not None  # noqa: S101  (it is locked)
-        shown = objects.charge(changed)
+        shown = objects.charge(rows.update(connection, charges, charge, given))
         events.record(connection, whose, "charge.updated", shown, request_id(request))
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)

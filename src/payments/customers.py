@@ -75,11 +75,7 @@ def update_customer(
         customer = rows.get(connection, customers, whose, id, lock=True)
         if customer.deleted:
             raise missing("customer", id)
-        given = asked.given()
-        if "metadata" in given:
-            given["metadata"] = rows.merged(customer.metadata, given["metadata"])
-        changed = rows.change(connection, customers, whose, id, **given) if given else customer
-        shown = objects.customer(changed or customer)
+        shown = objects.customer(rows.update(connection, customers, customer, asked.given()))
         events.record(connection, whose, "customer.updated", shown, request_id(request))
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)

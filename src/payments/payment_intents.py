@@ -292,8 +292,7 @@ def update_payment_intent(
     with database.rows() as connection:
         intent = rows.get(connection, payment_intents, whose, id, lock=True)
         changes = _changes(connection, intent, asked)
-        if changes:
-            intent = rows.change(connection, payment_intents, whose, id, **changes) or intent
+        intent = rows.update(connection, payment_intents, intent, changes)
         shown = _tell(connection, intent, "payment_intent.updated", request_id(request))
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
@@ -316,6 +315,4 @@ def _changes(connection: Connection, intent: Row[Any], asked: IntentUpdate) -> O
         )
         given["payment_method"] = source.payment_method if source else None
         given["status"] = "requires_confirmation" if source else "requires_payment_method"
-    if "metadata" in given:
-        given["metadata"] = rows.merged(intent.metadata, given["metadata"])
     return given

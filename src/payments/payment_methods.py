@@ -109,14 +109,11 @@ def update_payment_method(
     with database.rows() as connection:
         method = rows.get(connection, payment_methods, whose, id, lock=True)
         given = asked.given()
-        if "metadata" in given:
-            given["metadata"] = rows.merged(method.metadata, given["metadata"])
         if asked.billing_details is not None:
             said = asked.billing_details.model_dump(exclude_unset=True)
             given["billing_details"] = _with(method.billing_details, said)
-        if given:
-            method = rows.change(connection, payment_methods, whose, id, **given) or method
-        shown = _told(connection, whose, method, "payment_method.updated", request)
+        changed = rows.update(connection, payment_methods, method, given)
+        shown = _told(connection, whose, changed, "payment_method.updated", request)
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
 
@@ -146,7 +143,7 @@ def detach_payment_method(
         method = rows.get(connection, payment_methods, whose, id, lock=True)
         if method.customer is None:
             raise refused("The payment method you provided is not attached to a customer.")
-        changed = rows.change(connection, payment_methods, whose, id, customer=None)
+        changed = rows.update(connection, payment_methods, method, {"customer": None})
         shown = _told(connection, whose, changed, "payment_method.detached", request)
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)
@@ -170,9 +167,8 @@ def _own(connection: Connection, whose: str, id_: str) -> Row[Any]:
 
 
 def _told(
-    connection: Connection, whose: str, method: Row[Any] | None, kind: str, request: Request
+    connection: Connection, whose: str, method: Row[Any], kind: str, request: Request
 ) -> objects.Object:
-    assert method is not None  # noqa: S101  (it is locked)
     shown = objects.payment_method(method)
     events.record(connection, whose, kind, shown, request_id(request))
     return shown

@@ -193,10 +193,7 @@ def update_refund(
     whose = tenant(request)
     with database.rows() as connection:
         refund = rows.get(connection, refunds, whose, id, lock=True)
-        if "metadata" in asked.given():
-            metadata = rows.merged(refund.metadata, asked.metadata)
-            refund = rows.change(connection, refunds, whose, id, metadata=metadata) or refund
-        shown = objects.refund(refund)
+        shown = objects.refund(rows.update(connection, refunds, refund, asked.given()))
         events.record(connection, whose, "refund.updated", shown, request_id(request))
         expanded(connection, whose, shown, asked.expand)
     return answer(request, shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,12 +38,10 @@ def get(
     `lock`: nobody else changes it before the end of this transaction.
     """
     query = sa.select(table).where(table.c.tenant == tenant, table.c.id == id_)
+    if lock:
+        query = query.with_for_update()
     # Text that no database takes is no id either.
-    found = (
-        connection.execute(query.with_for_update() if lock else query).first()
-        if _sane(id_)
-        else None
-    )
+    found = connection.execute(query).first() if _sane(id_) else None
     if found is None:
         raise missing(_KINDS[table.name], id_, param)
     return found
@@ -67,6 +66,20 @@ def change(
         .values(**values)
         .returning(table)
     ).first()
+
+
+def update(
+    connection: Connection, table: sa.Table, row: Row[Any], given: Mapping[str, Any]
+) -> Row[Any]:
+    """A row that is locked, with what is given in its columns; metadata is merged."""
+    values = dict(given)
+    if "metadata" in values:
+        values["metadata"] = merged(row.metadata, values["metadata"])
+    if not values:
+        return row
+    changed = change(connection, table, row.tenant, row.id, **values)
+    assert changed is not None  # noqa: S101  (it is locked)
+    return changed
 
 
 def merged(old: dict[str, str] | None, given: dict[str, str | None] | None) -> dict[str, str]:

@@ -101,17 +101,17 @@ def update_webhook_endpoint(
 
     def write(connection: Connection) -> tuple[int, Object]:
         endpoint = rows.get(connection, webhook_endpoints, whose, id, lock=True)
-        changed = rows.change(connection, webhook_endpoints, whose, id, **_changes(endpoint, asked))
-        return 200, objects.webhook_endpoint(changed or endpoint)
+        changes = _changes(endpoint, asked)
+        changed = rows.update(connection, webhook_endpoints, endpoint, changes)
+        return 200, objects.webhook_endpoint(changed)
 
     return Work(request, asked, "webhook_endpoint").end(write)
 
 
 def _changes(endpoint: Row[Any], asked: EndpointUpdate) -> dict[str, Any]:
     given = asked.given().items()
-    changes = {name: said for name, said in given if said is not None or name == "description"}
-    if "metadata" in asked.model_fields_set:
-        changes["metadata"] = rows.merged(endpoint.metadata, asked.metadata)
+    blank = ("description", "metadata")  # what may be made so
+    changes = {name: said for name, said in given if said is not None or name in blank}
     disabled = changes.pop("disabled", endpoint.status == "disabled")
     # Whoever enables an endpoint again, or moves it, gives it a new chance.
     return changes | {"status": "disabled" if disabled else "enabled", "failing_since": None}

@@ -51,6 +51,21 @@ _SCHEMA = (
     "retention_s REAL NOT NULL) WITHOUT ROWID",
 )
 
+_INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ASSUME = "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT DO NOTHING"
+_SET = (
+    "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
+    "DO UPDATE SET retention_s = excluded.retention_s"
+)
+_LEARN = f"{_SET} WHERE retention_s < 0 OR excluded.retention_s < retention_s"
+_LEARNT = "SELECT origin, retention_s FROM oncekey_servers"
+_FIND = (
+    "SELECT name, key, begun, origin, note, "
+    "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = i.origin), "
+    "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = ?) "
+    "FROM oncekey_intents i"
+)
+
 
 class Journal:
     """A journal in an SQLite file; for all threads, and for several processes."""
@@ -299,7 +314,6 @@ class Journal:
         self._alone.release()
 
 
-_INSERT = "INSERT INTO oncekey_intents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _unwritten: WeakSet[Journal] = WeakSet()
 """Those that may hold what is settled, and not written."""
 
@@ -309,21 +323,6 @@ def _write_down() -> None:
     """A process that ends in order forgets nothing, though nobody closes its journals."""
     for journal in list(_unwritten):
         journal._written()
-
-
-_ASSUME = "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT DO NOTHING"
-_SET = (
-    "INSERT INTO oncekey_servers VALUES (?, ?) ON CONFLICT (origin) "
-    "DO UPDATE SET retention_s = excluded.retention_s"
-)
-_LEARN = f"{_SET} WHERE retention_s < 0 OR excluded.retention_s < retention_s"
-_LEARNT = "SELECT origin, retention_s FROM oncekey_servers"
-_FIND = (
-    "SELECT name, key, begun, origin, note, "
-    "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = i.origin), "
-    "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = ?) "
-    "FROM oncekey_intents i"
-)
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -255,7 +255,8 @@ def publish_to(broker: Any, **options: Any) -> Callable[[Message], Awaitable[Non
     if _is(broker, "faststream.redis", "RedisBroker"):
         return _to_redis(broker, options)
     raise Misuse(
-        f"{type(broker).__name__} is none of RabbitBroker, NatsBroker, KafkaBroker, Redis…"
+        f"publish_to(…) takes a RabbitBroker, NatsBroker, KafkaBroker or RedisBroker, not a "
+        f"{type(broker).__name__}"
     )
 
 
