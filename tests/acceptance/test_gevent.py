@@ -1,4 +1,4 @@
-"""Under gevent, where threads are greenlets that take turns, as in gunicorn's worker of that name."""
+"""Under gevent, as in gunicorn's worker of that name: threads are greenlets that take turns."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.places import Place
 
 pytestmark = pytest.mark.slow
 
+PATCHED = (sys.executable, "-m", "gevent.monkey")
+
 
 def test_p1_greenlets_run_it_once_and_all_get_its_answer(place: Place) -> None:
     child = subprocess.run(
-        [sys.executable, "-m", "gevent.monkey"]
-        + ["--module", "tests.acceptance.gevent_orders", place.url],
+        [*PATCHED, "--module", "tests.acceptance.gevent_orders", place.url],
         capture_output=True,
         timeout=2 * WAIT_S_MAX,
         text=True,
