@@ -193,6 +193,84 @@ def test_another_order_is_another_charge(page: Page, running: Running) -> None:
     assert await_paid(page, running) != first
 
 
+HOLD = """async () => {
+  const database = await new Promise((done) => {
+    indexedDB.open("oncekey").onsuccess = ({ target }) => done(target.result);
+  });
+  const values = database.transaction("values", "readwrite").objectStore("values");
+  const again = () => {
+    if (!window.letGo) values.get("nothing").onsuccess = again;
+  };
+  again();
+}"""
+"""Whoever wants to write to what all tabs share waits until `letGo`."""
+
+
+def test_what_is_paid_stays_paid_for_a_tab_that_is_late(
+    page: Page, context: BrowserContext, running: Running
+) -> None:
+    page.click("#pay")
+    await_paid(page, running)
+    other, before = opened(context, running), all_captures(running)
+    shows(other, "charges", "1")
+    page.evaluate(HOLD)
+    page.click("#pay")
+    other.click("#another")
+    page.evaluate("letGo = true")
+
+    other.wait_for_selector("#another", state="hidden")
+    page.get_by_text("Paid already").wait_for()
+    assert all_captures(running) == before
+
+
+# ---------------------------------------------------------------------- what the browser keeps
+
+
+@pytest.mark.parametrize("value", ["{broken", "5", '"x"', "{}", "[]", '{"id": 7, "key": 7}'])
+def test_what_is_no_order_is_not_taken_for_one(page: Page, running: Running, value: str) -> None:
+    page.evaluate("(value) => localStorage.setItem('checkout/order', value)", value)
+    page.reload()
+    page.wait_for_selector("#fault-slow")
+    page.click("#pay")
+
+    await_paid(page, running)
+
+
+def test_where_nothing_can_be_kept_nothing_is_sent_and_the_page_says_so(
+    context: BrowserContext, running: Running
+) -> None:
+    """As in a browser whose cookies are off."""
+    context.add_init_script("""
+      const denied = () => { throw new DOMException("denied", "SecurityError"); };
+      Object.defineProperty(window, "localStorage", { get: denied });
+      IDBFactory.prototype.open = denied;
+    """)
+    page, before = opened(context, running), all_captures(running)
+    page.get_by_text("keeps nothing").wait_for()
+    page.evaluate("document.getElementById('says').textContent = ''")
+    page.click("#pay")
+
+    page.get_by_text("keeps nothing").wait_for()
+    assert all_captures(running) == before
+
+
+def test_an_order_whose_key_is_too_old_is_followed_by_another(page: Page, running: Running) -> None:
+    page.evaluate("""async () => {
+      const name = `checkout/${JSON.parse(localStorage.getItem("checkout/order")).id}/pay`;
+      const begun = Date.now() / 1000 - 2 * 86_400;
+      const intent = { name, key: "of-yesterday", begun, origin: location.origin, note: "" };
+      const { usualShelf } = await import("/oncekey.js");
+      await usualShelf().update(`oncekey/intent/${name}`, () => intent);
+    }""")
+    page.reload()
+    page.get_by_text("hours ago").wait_for()
+    page.click("#another")
+    page.get_by_text("hours ago").wait_for(state="detached")
+    page.click("#pay")
+
+    page.get_by_text("Paid").wait_for()
+
+
 # ------------------------------------------------------------------------ whatever goes wrong
 
 
@@ -287,7 +365,7 @@ def test_it_can_be_read_in_light_and_dark(page: Page, running: Running, scheme: 
     assert dark is (scheme == "dark")
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
 def test_nothing_sticks_out(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width

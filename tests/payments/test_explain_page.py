@@ -144,7 +144,7 @@ def test_it_can_be_read_in_light_and_dark(chromium: Browser, paging: Paging, sch
     context.close()
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("width", [320, 360, 768, 1280])
 def test_nothing_sticks_out(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     for number in "123456":

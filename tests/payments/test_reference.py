@@ -69,3 +69,23 @@ def test_it_can_be_used_by_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     route.locator("pre").get_by_text("200").wait_for()
     assert '"object": "balance"' in route.locator("pre").inner_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_nothing_sticks_out(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.locator("details").first.wait_for()
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
+def test_it_works_over_plain_http_too(page: Page) -> None:
+    """From another machine, where browsers have less to offer."""
+    page.add_init_script("delete Crypto.prototype.randomUUID")
+    page.reload()
+    route = page.locator("details", has=page.get_by_text("Create Charge", exact=True))
+    route.locator("summary").click()
+    route.get_by_role("button", name="Send", exact=True).click()
+    route.locator("pre").get_by_text("200").wait_for()

@@ -10,6 +10,9 @@ import { Client, outcomeOf, usualShelf } from "/oncekey.js";
 const PRICE = 2400;
 const KEY = "Bearer sk_test_local"; // works on this machine only
 const ORDER = "checkout/order";
+const ORDER_ID = /^order_\w+$/;
+/** What pressing Pay again does not mend: it was begun too long ago, or the page asked for something else then. */
+const BEYOND_RETRY = new Set(["too-old", "mismatch"]);
 const LOG_MAX = 40;
 
 const PARTS = [
@@ -47,11 +50,30 @@ function newOrder() {
   return { id: `order_${id}`, key: null };
 }
 
+let here = null;
+
 function order() {
-  return JSON.parse(localStorage.getItem(ORDER) ?? "null") ?? changed(newOrder());
+  const now = keptOrder() ?? here;
+  if (now) return now;
+  try {
+    return changed(newOrder());
+  } catch {
+    return here; // nothing can be kept: Pay says so
+  }
+}
+
+/** Null for none, and for what is none: all pages of one address keep their things in one place. */
+function keptOrder() {
+  try {
+    const found = JSON.parse(localStorage.getItem(ORDER));
+    return ORDER_ID.test(found?.id) ? found : null;
+  } catch {
+    return null;
+  }
 }
 
 function changed(now) {
+  here = now;
   localStorage.setItem(ORDER, JSON.stringify(now));
   return now;
 }
@@ -96,25 +118,32 @@ async function pressed() {
   await pay(now);
 }
 
+async function attempted(work) {
+  try {
+    await work();
+  } catch (error) {
+    const isUnkept = error.kind === "no-storage" || error instanceof DOMException;
+    const unkept = "Nothing is sent, because this browser keeps nothing for this page. Allow it to, then reload.";
+    say(isUnkept ? unkept : error.message, "bad");
+    if (BEYOND_RETRY.has(error.kind)) at("another").hidden = false;
+  }
+  refresh();
+}
+
 /**
  * First the key, then the look whether it is paid, and the other way round below: so no tab can come
  * in between with a new key, and pay what another has just paid.
  */
 async function pay(now) {
   say("Paying …");
-  try {
-    const key = await api.key(intentOf(now));
-    const paid = await kept(paidOf(now));
-    if (paid) {
-      await api.settle(intentOf(now), key);
-      return say(`Paid already: ${paid}. Nothing is sent.`, "good");
-    }
-    changed({ ...now, key });
-    await told(now, await api.fetch("/v1/charges", { ...request(now), key }));
-  } catch (error) {
-    say(error.message, "bad");
+  const key = await api.key(intentOf(now));
+  const paid = await kept(paidOf(now));
+  if (paid) {
+    await api.settle(intentOf(now), key);
+    return say(`Paid already: ${paid}. Nothing is sent.`, "good");
   }
-  refresh();
+  changed({ ...now, key });
+  await told(now, await api.fetch("/v1/charges", { ...request(now), key }));
 }
 
 /** The same each time: a key belongs to one request. */
@@ -311,34 +340,40 @@ function listen() {
 
 // ---------------------------------------------------------------------------------------- start
 
-at("pay").addEventListener("click", pressed);
-at("another").addEventListener("click", async () => {
+at("pay").addEventListener("click", () => attempted(pressed));
+at("another").addEventListener("click", () => attempted(another));
+tabs.addEventListener("message", ({ data }) => attempted(data === "another" ? begin : follow));
+
+/** That the one before is paid stays written down: another tab may just be about to pay it. */
+async function another() {
   const before = order();
   changed(newOrder());
-  for (const name of [clicksOf(before), paidOf(before)]) await shelf.update(name, () => undefined);
+  await shelf.update(clicksOf(before), () => undefined);
   tabs.postMessage("another");
   await begin();
   at("pay").focus();
-});
-tabs.addEventListener("message", async ({ data }) => {
-  if (data === "another") return begin();
+}
+
+async function follow() {
   const paid = await draw();
   if (paid) say(`Paid: ${paid}.`, "good");
-  refresh();
-});
+}
 
 async function begin() {
   at("log").replaceChildren();
   at("quiet").hidden = false;
   drawWay();
+  refresh(0);
   const paid = await draw();
   say(paid ? `Paid: ${paid}.` : "", "good");
-  refresh(0);
+}
+
+/** What a reload interrupted goes on, with its key. */
+async function resume() {
+  await begin();
+  if ((await api.unsettled()).some(({ name }) => name === intentOf(order()))) await pay(order());
 }
 
 drawFaults();
 listen();
-await begin();
-if ((await api.unsettled()).some(({ name }) => name === intentOf(order()))) {
-  await pay(order()); // what a reload interrupted goes on, with its key
-}
+await attempted(resume);

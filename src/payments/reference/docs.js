@@ -3,6 +3,12 @@
 
 const TOLD = ["request-id", "original-request", "idempotency-key", "idempotent-replayed", "stripe-should-retry"];
 
+// Not randomUUID(), which only pages have that came by https, or from this machine.
+function random() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 function element(name, attributes = {}, ...inner) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -42,7 +48,7 @@ function explain(kind) {
 }
 
 function row(form, field, place) {
-  const id = `field-${crypto.randomUUID()}`;
+  const id = `field-${random()}`;
   const input = element("input", { id, name: field.path, "data-place": place, autocomplete: "off" });
   if (field.examples) input.value = field.examples[0];
   const label = element("label", { for: id }, element("code", {}, field.path));
@@ -83,7 +89,7 @@ function request(form, path, method) {
   const headers = { Authorization: `Bearer ${document.getElementById("key").value}` };
   const options = { method: method.toUpperCase(), headers };
   if (method === "post") {
-    headers["Idempotency-Key"] = crypto.randomUUID();
+    headers["Idempotency-Key"] = random();
     options.body = new URLSearchParams(of("body"));
   }
   return [query ? `${path}?${query}` : path, options];
