@@ -262,6 +262,27 @@ def test_offline_for_longer_than_the_budget_is_given_up(node: Node) -> None:
     assert len(seen["unsettled"]) == 1
 
 
+LOCAL = ["127.0.0.1:8000", "localhost:8000", "shop.localhost", "[::1]:8000"]
+
+
+@pytest.mark.parametrize("host", LOCAL)
+def test_a_server_on_this_machine_is_reached_offline(node: Node, host: str) -> None:
+    """A computer without any network says that it is offline, and is right."""
+    pay, sick = {**PAY, "url": f"http://{host}/orders"}, {"kind": "status", "status": 503}
+    seen = told(node, [pay], offline=[[0, 500]], isHere=True, faults=[sick, DONE])
+
+    assert [event["what"] for event in seen["events"]] == ["sending", "answered"] * 2
+    assert seen["endings"][0]["status"] == 201
+
+
+@pytest.mark.parametrize("host", [LOCAL[0], "127.0.0.1.example", "localhost.example"])
+def test_who_is_not_reached_offline_is_waited_for(node: Node, host: str) -> None:
+    seen = told(node, [{**PAY, "url": f"http://{host}/orders"}], offline=[[0, 40]])
+
+    assert [at for at, *_ in seen["attempts"]] == ([0, 40] if host in LOCAL else [40])
+    assert seen["endings"][0]["status"] == 201
+
+
 def test_offline_in_the_middle(node: Node) -> None:
     seen = told(
         node, [PAY], faults=[{"kind": "none", "seconds": 2, "status": 201}], offline=[[1, 30]]
