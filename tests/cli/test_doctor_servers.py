@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -16,10 +17,12 @@ from tests.cli.doctor_kit import Doctor
 from tests.servers import Postgres, Redis, start_mariadb, start_postgres, start_redis
 from tests.servers.mariadb import mysql_connection
 from tests.servers.ministack import table_url
+from tests.servers.process import free_port
 from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
 from tests.servers.skipping import or_skip
 from tests.stores import dynamodb_kit
+from tests.stores.sealed_kit import SECRET
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +71,21 @@ def test_behind_a_cache_the_truth_is_looked_at(
     doctor: Doctor, pg: Any, safe_postgres: Postgres, redis_url: str
 ) -> None:
     tiered = f"tiered+{safe_postgres.url}?cache={quote(redis_url)}"
-    assert doctor.findings(tiered)["durability"]["seen"].startswith("fsync = on")
+    found = doctor.findings(tiered)
+    assert found["durability"]["seen"].startswith("fsync = on")
+    assert found["cache"]["level"] == "fine"
+
+
+@pytest.mark.parametrize("secrets", ["", SECRET])
+def test_a_cache_that_does_not_answer(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str, secrets: str
+) -> None:
+    """It is no danger: an application starts, and purges of it are refused."""
+    monkeypatch.setenv("ONCEKEY_SECRETS", secrets)
+    wrong = f"redis://:wrong@{redis_url.rpartition('@')[2]}"
+    for cache, seen in ((f"redis://127.0.0.1:{free_port()}", "cannot connect"), (wrong, "invalid")):
+        url = f"tiered+sqlite:///{tmp_path}/keys.db?cache={cache}"
+        doctor.advises(url, "cache", seen)
 
 
 def test_postgres_that_does_not_sync(doctor: Doctor, oncekey: Oncekey, postgres_url: str) -> None:

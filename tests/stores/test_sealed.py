@@ -224,6 +224,13 @@ def test_p5_an_account_that_is_named_like_a_hash_is_not_taken_for_the_one_it_is_
 # ------------------------------------------------------------------------------------ switching on
 
 
+def test_what_it_survives_is_known_once_the_store_below_has_learnt_it(inner: MemoryStore) -> None:
+    sealed, learnt = SealedStore(inner, [SECRET]), replace(inner.durability, note="learnt since")
+    inner.durability = learnt
+    prepare(sealed)
+    assert sealed.durability == learnt
+
+
 def test_open_store_takes_secrets(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'keys.db'}"
     file = tmp_path / "secrets"

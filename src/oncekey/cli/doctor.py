@@ -38,7 +38,9 @@ LINE_CHARS_MAX = 110
 
 def doctor(url: str, args: argparse.Namespace) -> int:
     store = _opened(url)
-    about, findings = look(store)
+    about, findings = look(_keeper(store))
+    if hasattr(store, "examine_cache"):
+        findings.append(store.examine_cache())
     findings.sort(key=lambda found: list(Level).index(found.level))
     counts = Counter(found.level for found in findings)
     if args.json:
@@ -52,21 +54,20 @@ def doctor(url: str, args: argparse.Namespace) -> int:
     return UNSAFE if counts[Level.UNSAFE] else 0
 
 
-def _opened(url: str) -> Examinable:
+def _opened(url: str) -> Store:
     if url.lower().startswith("memory:"):
-        return cast(Examinable, open_store(url))
-    store = _keeper(opened(url, may_create=False))
-    if not hasattr(store, "examine"):
-        raise Misuse(f"{store.name} is a store that cannot be examined: it has no `examine`")
-    return cast(Examinable, store)
+        return open_store(url)
+    return opened(url, may_create=False)
 
 
-def _keeper(store: Any) -> Any:
+def _keeper(store: Any) -> Examinable:
     """The store that keeps the records: within what seals them, and behind what remembers them."""
     for name in ("inner", "truth"):
         if name in getattr(store, "__dict__", ()):
             return _keeper(getattr(store, name))
-    return store
+    if not hasattr(store, "examine"):
+        raise Misuse(f"{store.name} is a store that cannot be examined: it has no `examine`")
+    return cast(Examinable, store)
 
 
 def look(store: Examinable) -> tuple[str, list[Finding]]:

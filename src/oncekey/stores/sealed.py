@@ -91,6 +91,7 @@ class SealedStore:
         one that this process knows.
         """
         yield from self.inner.prepare()
+        self.durability = self.inner.durability
         yield from self._open()
 
     def migrate(self) -> Op[list[str]]:

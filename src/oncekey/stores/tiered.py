@@ -37,6 +37,7 @@ from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import redis
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
 from oncekey.stores.cached import Cached
+from oncekey.stores.finding import Finding, advice
 from oncekey.stores.redis_calls import Command
 from oncekey.stores.redis_connection import Endpoint
 from oncekey.stores.sql import check_waits
@@ -134,6 +135,23 @@ class TieredStore:
             swap = notice_swap(found, os.urandom(32), token, _KEPT_S)
             yield from self.truth.perform([replace(swap, id=MAC_KEY_ID)])
         raise StoreUnavailable("the key of the tiered store keeps changing", sent=True)
+
+    def examine_cache(self) -> Finding:
+        """What `oncekey doctor` tells of it: nothing that happens to it is unsafe."""
+        reply: Any
+        try:
+            with contextlib.closing(self._cache.endpoint.connect()) as near:
+                (reply,) = near.ask([("PING",)])
+        except StoreUnavailable as error:
+            reply = error
+        if isinstance(reply, Exception):
+            return advice(
+                "cache",
+                str(reply),
+                "replays come from the database, and a purge is refused until it answers",
+                "Start it, or put cache=… in the URL right",
+            )
+        return Finding("cache", f"{self._cache.endpoint} answers")
 
     # ------------------------------------------------------------------------------- perform
 
