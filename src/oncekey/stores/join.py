@@ -241,45 +241,7 @@ def _judged(error: Any) -> Exception:
     return judged
 
 
-_IDENTITY = Question(
-    "SELECT current_database(), 'oncekey_claims'::regclass::oid::int8, "
-    "(SELECT min(applied)::text FROM oncekey_schema)"
-)
-
-
-def _postgres_identity() -> Op[Any]:
-    [row] = yield _IDENTITY
-    return tuple(row)
-
-
-_IDENTITIES: dict[str, Callable[[], Op[Any]]] = {
-    "postgres": _postgres_identity,
-    "mysql": mysql_join.identity,
-}
-
-
-def _identity(store: Store) -> Op[Any]:
-    return _IDENTITIES[store.name]()
-
-
-def _own_identity(store: Store) -> Any:
-    with closing(store.connect()) as connection:
-        return run(_identity(store), connection.ask)
-
-
-def _finds_nothing(store: Store, outcomes: Sequence[Any]) -> bool:
-    """Refused for want of a record: so it always is where the database is another one."""
-    return store.name in _IDENTITIES and any(
-        isinstance(outcome, Refused) and outcome.record is None for outcome in outcomes
-    )
-
-
-def _compare(here: Any, there: Any) -> None:
-    if here != there:
-        raise Misuse(
-            f"the records are in the database {there[0]}, the connection to join is one to "
-            f"{here[0]}, or sees other tables by its search_path: name that one as store=…"
-        )
+# ---------------------------------------------------------------------------------- MySQL
 
 
 def _begun_mysql(store: Store, connection: Any) -> Any:
@@ -345,12 +307,7 @@ def _of_django(store: Store, connection: Any) -> Ask:
     if not connection.in_atomic_block:
         raise _not_begun("with transaction.atomic():")
     connection.ensure_connection()
-    driver = connection.connection
-    if is_of(driver, "psycopg", "Connection") or isinstance(driver, sqlite3.Connection):
-        return blocking(store, driver)
-    if is_of(driver, "pymysql.connections", "Connection"):
-        return blocking(store, driver)
-    raise _unknown(store, driver)
+    return blocking(store, connection.connection)
 
 
 def _of_sqlalchemy(store: Store, connection: Any) -> Ask:
@@ -399,3 +356,46 @@ def _through_cursors(store: Store, connection: Any) -> Ask:
             raise _not_begun("async with engine.begin() as connection:")
         execute("BEGIN IMMEDIATE")
     return _file_ask(execute)
+
+
+# ---------------------------------------------------------------------- the same database
+
+_IDENTITY = Question(
+    "SELECT current_database(), 'oncekey_claims'::regclass::oid::int8, "
+    "(SELECT min(applied)::text FROM oncekey_schema)"
+)
+
+
+def _postgres_identity() -> Op[Any]:
+    [row] = yield _IDENTITY
+    return tuple(row)
+
+
+_IDENTITIES: dict[str, Callable[[], Op[Any]]] = {
+    "postgres": _postgres_identity,
+    "mysql": mysql_join.identity,
+}
+
+
+def _identity(store: Store) -> Op[Any]:
+    return _IDENTITIES[store.name]()
+
+
+def _own_identity(store: Store) -> Any:
+    with closing(store.connect()) as connection:
+        return run(_identity(store), connection.ask)
+
+
+def _finds_nothing(store: Store, outcomes: Sequence[Any]) -> bool:
+    """Refused for want of a record: so it always is where the database is another one."""
+    return store.name in _IDENTITIES and any(
+        isinstance(outcome, Refused) and outcome.record is None for outcome in outcomes
+    )
+
+
+def _compare(here: Any, there: Any) -> None:
+    if here != there:
+        raise Misuse(
+            f"the records are in the database {there[0]}, the connection to join is one to "
+            f"{here[0]}, or sees other tables by its search_path: name that one as store=…"
+        )

@@ -204,14 +204,13 @@ def _write(
     done, locked = _noted(fits), _noted(held)
     refused = [v.id for v in verbs if v.id not in done and (alone or v.id in locked)]
     found = (yield from records(refused, newest=alone)) if refused else {}
-    return [
-        Done(fence)
-        if verb.id in done
-        else Refused(found.get(verb.id))
-        if verb.id in refused
-        else AGAIN
-        for verb, fence in zip(verbs, fences, strict=True)
-    ]
+
+    def outcome(record_id: bytes, fence: int) -> Done | Refused | Again:
+        if record_id in done:
+            return Done(fence)
+        return Refused(found.get(record_id)) if record_id in refused else AGAIN
+
+    return [outcome(verb.id, fence) for verb, fence in zip(verbs, fences, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------- swaps

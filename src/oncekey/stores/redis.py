@@ -55,14 +55,11 @@ def open_url(url: str) -> RedisStore:
             f"this {scheme}:// URL cannot be read: timeouts and counts must be numbers, and "
             "special characters in the password percent-encoded"
         ) from None
-    if base == "unix" and "path" not in parts:  # the driver would take TCP
-        raise Misuse("this unix:// URL names no socket: write unix:///run/redis.sock")
     path = rest.partition("?")[0].rpartition("@")[2].partition("/")[2]
-    if base != "unix" and form != "sentinel" and not re.fullmatch(r"\d*/?", path):
-        raise Misuse(  # the driver would take the first one
-            f"this {scheme}:// URL names a database that is no number: write {scheme}://host/0, "
-            "and to keep applications apart by name ?prefix=name"
-        )
+    if base == "unix":
+        _check_socket(parts)
+    elif form != "sentinel":
+        _check_database(scheme, path)
     options |= {name: parts.pop(name) for name in _PLACE if name in parts}
     options |= {
         name: parts.pop(name) for name in _SENTINEL_OPTIONS if form == "sentinel" and name in parts
@@ -73,6 +70,19 @@ def open_url(url: str) -> RedisStore:
     if form == "sentinel":
         return SentinelStore(addresses, path, **_without(options, "host", "port"))
     return RedisStore(**options)
+
+
+def _check_socket(parts: dict[str, Any]) -> None:
+    if "path" not in parts:  # the driver would take TCP
+        raise Misuse("this unix:// URL names no socket: write unix:///run/redis.sock")
+
+
+def _check_database(scheme: str, path: str) -> None:
+    if not re.fullmatch(r"\d*/?", path):  # the driver would take the first one
+        raise Misuse(
+            f"this {scheme}:// URL names a database that is no number: write {scheme}://host/0, "
+            "and to keep applications apart by name ?prefix=name"
+        )
 
 
 def _addresses(rest: str, form: str) -> tuple[list[Address], str]:
