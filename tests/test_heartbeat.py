@@ -260,6 +260,28 @@ def test_a_listener_that_fails_costs_nobody_else_the_signal(
     assert "a listener failed" in caplog.text
 
 
+def test_who_listens_after_the_loss_is_told_at_once() -> None:
+    world, told = World(run_s_max=60), []
+    world.clock.advance(60)
+    world.beat()
+    world.attempt.on_lost(lambda: told.append(True))
+    assert told == [True]
+
+
+def test_a_loss_is_told_once_and_not_after_the_end() -> None:
+    world, told = World(run_s_max=60), []
+    world.attempt.on_lost(lambda: told.append(True))
+    world.clock.advance(60)
+    world.beat()
+    world.beat()
+    assert told == [True]
+    assert [type(event) for event in world.events].count(LeaseWasLost) == 1
+    ended = World(run_s_max=60)
+    ended.attempt.finished = True
+    assert not ended.attempt.mark_lost()
+    assert not ended.lost()
+
+
 def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -102,6 +102,8 @@ def test_e20_spellings_of_one_value_are_equal(one: str, other: str) -> None:
         ("1e-400", "1e-401"),
         ("1e99999", "1e99998"),
         ("1e-99999999999999999999", "0"),
+        ("1e99999999999999999999", "1e99999999999999999998"),
+        ("1e99999999999999999999", "null"),
         ("1e400", '"1e400"'),
         ('"é"', '"e\u0301"'),
         (r'"\ud800"', r'"\udc00"'),
@@ -235,6 +237,7 @@ def test_e20_a_canonical_form_is_its_own_canonical_form(value: Any, chance: rand
         '{"amount":1,"amount":0.1000000000000000055}',
         '{"amount":0.1000000000000000055,"amount":1e400}',
         '{"amount":[],"b":"","amount":{"c":"d"}}',
+        '{"b":"","amount":1,"amount":2}',
     ],
 )
 def test_e20_a_name_given_twice_is_refused_and_named(text: str) -> None:

@@ -233,9 +233,12 @@ KEEP, FAILED, NO_EFFECT = Verdict.KEEP, Verdict.FAILED, Verdict.NO_EFFECT
 
 #   status  definitive  success     errors too
 VERDICTS = [
+    (199,   NO_EFFECT,  FAILED,     NO_EFFECT),
     (200,   KEEP,       KEEP,       KEEP),
     (201,   KEEP,       KEEP,       KEEP),
     (204,   KEEP,       KEEP,       KEEP),
+    (299,   KEEP,       KEEP,       KEEP),
+    (300,   KEEP,       FAILED,     KEEP),
     (302,   KEEP,       FAILED,     KEEP),
     (307,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
     (308,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
@@ -253,6 +256,7 @@ VERDICTS = [
     (422,   KEEP,       FAILED,     KEEP),
     (425,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
     (429,   NO_EFFECT,  NO_EFFECT,  NO_EFFECT),
+    (499,   KEEP,       FAILED,     KEEP),
     (500,   FAILED,     FAILED,     KEEP),
     (503,   FAILED,     FAILED,     KEEP),
     (599,   FAILED,     FAILED,     KEEP),

@@ -31,7 +31,8 @@ async def test_e26_put_and_delete_are_guarded_when_named() -> None:
     world = World(routes={"DELETE /orders/{id}": Policy()})
     await ask(world.app, "k1", b"", method="DELETE", path="/orders/1")
     assert (await ask(world.app, "k1", b"", method="DELETE", path="/orders/1")).replayed
-    assert not (await ask(world.app, "k1", b"", method="DELETE", path="/other")).replayed
+    for _ in range(2):
+        assert not (await ask(world.app, "k1", b"", method="DELETE", path="/other")).replayed
 
 
 async def test_no_key_passes_through_unless_it_is_required() -> None:

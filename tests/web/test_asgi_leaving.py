@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.testclient import TestClient
 from oncekey import Policy
 from oncekey.core.record import State
 from oncekey.errors import StoreUnfit
-from oncekey.stores.memory import MemoryStore
+from oncekey.stores.memory import AsyncMemoryConnection, MemoryConnection, MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import World, held, inner_lifespan, tenant_of
 from tests.web.client import ask
@@ -163,6 +164,81 @@ async def lifespan(app: Any, *, fail: bool = False) -> list[str]:
 async def test_start_and_shutdown_pass_through() -> None:
     app = IdempotencyMiddleware(inner_lifespan, store=MemoryStore(), tenant=tenant_of)
     assert await lifespan(app) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def test_e35_the_shutdown_waits_for_handlers_whose_clients_have_left() -> None:
+    world, order = World(), []
+    handler, started, go_on = held(world)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await inner_lifespan(scope, receive, send)
+            order.append("the application has ended")
+        else:
+            await handler(receive, send)
+            order.append("the handler has ended")
+
+    world.app.app = app
+    request = asyncio.ensure_future(ask(world.app, "k1"))
+    await started.wait()
+    request.cancel()
+    ending = asyncio.ensure_future(lifespan(world.app))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert order == []
+    go_on.set()
+    assert (await ending)[-1] == "lifespan.shutdown.complete"
+    assert order == ["the handler has ended", "the application has ended"]
+
+
+class Counted(MemoryStore):
+    """How many connections to it are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[object] = set()
+
+    def connect(self) -> MemoryConnection:
+        connection = super().connect()
+        self.open.add(connection)
+        connection.close = lambda: self.open.remove(connection)  # type: ignore[method-assign]
+        return connection
+
+    async def aconnect(self) -> AsyncMemoryConnection:
+        connection = await super().aconnect()
+        self.open.add(connection)
+
+        async def close() -> None:
+            self.open.remove(connection)
+
+        connection.close = close  # type: ignore[method-assign]
+        return connection
+
+
+def running() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("oncekey")}
+
+
+async def test_the_shutdown_ends_all_threads_and_gives_all_connections_back() -> None:
+    store, before = Counted(), running()
+    app = IdempotencyMiddleware(inner_lifespan, store=store, tenant=tenant_of)
+    await app.start()
+    assert store.open
+    assert running() > before
+    await lifespan(app)
+    assert store.open == set()
+    assert running() <= before
+
+
+async def test_without_lifespan_the_first_request_starts_what_runs_beside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    await ask(world.app, None)
+    assert caplog.text == ""
+    for key in ("k1", "k2"):
+        await ask(world.app, key)
+    assert caplog.text.count("a retry runs it again: any route") == 1
 
 
 class Unfit(MemoryStore):

@@ -14,6 +14,7 @@ from oncekey import Policy, Quota
 from oncekey.core.key_age import older_than_memory
 from oncekey.core.verbs import Scan
 from oncekey.stores.gather import Gatherer
+from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
@@ -49,6 +50,22 @@ async def test_a_client_asks_for_a_retention_and_gets_it() -> None:
     world.clock.advance(40)
     assert not await still_kept(world, "usual")
     assert await still_kept(world, "long")
+
+
+@pytest.mark.parametrize(("profile", "kept_s"), [("oncekey", 86_400), ("stripe", 86_390)])
+async def test_retention_counts_from_where_the_profile_says(profile: str, kept_s: int) -> None:
+    """From the end, or from the first use, which was ten seconds before it."""
+    world = World(profile=profile)
+    handler = world.handler
+
+    async def slow(receive: Any, send: Any) -> None:
+        world.clock.advance(10)
+        await handler(receive, send)
+
+    world.handler = slow
+    await send(world, "k1")
+    [record] = Gatherer(world.store).ask(Scan(10))
+    assert record.expires_in_s == kept_s
 
 
 async def test_what_it_got_stands_in_the_answer() -> None:
@@ -135,6 +152,21 @@ async def test_e49_over_asgi() -> None:
     assert (await send(world, "k1")).replayed
     assert world.runs == 1
     assert (await ask(world.app, "k2", headers=[(b"x-account", b"other")])).status == 201
+
+
+async def test_e49_processes_count_together_for_all_routes() -> None:
+    shared: dict[str, Any] = {
+        "quota": Quota(records_max=2),
+        "routes": {"POST /invoices": Policy(retention_s=30 * 86_400)},
+    }
+    one = World(**shared)
+    other = World(**shared, store=one.store)
+    for world, path in ((one, "/invoices"), (other, "/orders")):
+        assert (await ask(world.app, "k1", path=path)).status == 201
+        quotas = world.app.edge.guard.quotas
+        assert quotas is not None
+        quotas.work(Line(one.store), lambda: False)
+    assert (await send(other, "k2")).kind == "quota-exceeded"
 
 
 def test_e49_over_wsgi() -> None:

@@ -26,6 +26,17 @@ def test_what_was_first_sent_longer_ago_than_is_remembered_is_refused() -> None:
     world.app.close()
 
 
+def test_e26_put_and_delete_are_guarded_where_they_are_named() -> None:
+    world = World(routes={"DELETE /orders/{id}": Policy()})
+
+    def replayed(path: str) -> bool:
+        return ask_wsgi(world.app, "k1", b"", method="DELETE", path=path).replayed
+
+    assert [replayed("/orders/1"), replayed("/orders/1")] == [False, True]
+    assert [replayed("/other"), replayed("/other")] == [False, False]
+    world.app.close()
+
+
 @pytest.mark.parametrize("account", [None, ""])
 def test_p7_whose_account_is_not_known_is_refused_and_nothing_is_stored(
     account: str | None,
