@@ -18,6 +18,7 @@ from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
 from oncekey.core.op import Op, Pause
 from oncekey.core.printable import printable
+from oncekey.core.problem import Problem
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import AppendStep, Done, Refused, Swap, Verb
 from oncekey.errors import OncekeyError, StoreUnavailable, StoreUnfit, TooLong
@@ -134,6 +135,11 @@ class Asking:
     ) -> None:
         if self._hooks or event is events.OutcomeUnknown:
             self._hooks(event(operation=about.operation, key_hash=short_hash(about.key), **details))
+
+    def declined(self, operation: str, problem: Problem) -> None:
+        """Tell of a request that was refused before its key was looked up."""
+        if self._hooks:
+            self._hooks(events.Declined(operation, "", str(problem.kind)))
 
     def _note(
         self,

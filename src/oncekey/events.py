@@ -22,6 +22,7 @@ class Event:
 
     operation: str
     key_hash: str
+    """Empty where a request was refused before its key was looked up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,15 @@ def test_levels(caplog: pytest.LogCaptureFixture, event: events.Event, level: st
     assert line.oncekey == event  # type: ignore[attr-defined]
 
 
+def test_a_request_whose_key_was_not_looked_up_has_no_hash(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.DEBUG, "oncekey"):
+        LoggingHook()(events.Declined(OPERATION, "", "invalid-key"))
+
+    assert caplog.messages == [f"{OPERATION} key=-: refused: invalid-key"]
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_line_names_the_operation_and_the_hash(
     caplog: pytest.LogCaptureFixture, kind: type[events.Event]

@@ -83,6 +83,17 @@ def test_p11_operations_after_the_bound_are_other() -> None:
     assert labels == ["GET /0", "GET /1", "GET /2"] + [OTHER] * 7
 
 
+def test_p11_what_is_refused_before_its_key_is_looked_up_takes_no_label_from_others() -> None:
+    """Anybody can send it, to any path: the operations of others would all become "other"."""
+    measure = Measure(operations_max=1)
+    stranger = events.Declined("POST /nowhere", "", "no-tenant")
+    known = events.Declined("POST /orders", "", "missing-key")
+
+    assert measure(stranger) == [(catalogue.REFUSALS, 1, (OTHER, "no-tenant"))]
+    measure(sample(events.Replayed, operation="POST /orders"))
+    assert measure(known) == [(catalogue.REFUSALS, 1, ("POST /orders", "missing-key"))]
+
+
 def test_p11_the_bound_holds_for_many_threads() -> None:
     measure = Measure(operations_max=50)
     seen: list[str] = []

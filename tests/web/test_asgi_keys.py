@@ -12,6 +12,7 @@ import pytest
 
 from oncekey import Policy
 from oncekey.core.canonical import FIELDS_MAX
+from oncekey.events import Declined, Event
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import World, tenant_of
@@ -42,6 +43,18 @@ async def test_no_key_passes_through_unless_it_is_required() -> None:
     assert (refused.status, refused.kind) == (400, "missing-key")
     assert "Idempotency-Key" in refused.json()["detail"]
     assert (world.runs, world.stored()) == (1, 0)
+
+
+async def test_p12_refusals_before_the_claim_are_told_without_the_key() -> None:
+    told: list[Event] = []
+    world = World(policy=Policy(required=True, request_bytes_max=10), hooks=[told.append])
+    await ask(world.app, None)
+    await ask(world.app, "null")
+    await ask(world.app, "k1", b"{")
+    await ask(world.app, "k1", b"x" * 11)
+    await ask(world.app, "k1", headers=[(b"x-account", b"")])
+    kinds = ("missing-key", "invalid-key", "malformed-request", "request-too-large", "no-tenant")
+    assert told == [Declined("POST /orders", "", kind) for kind in kinds]
 
 
 async def test_a_request_without_key_still_gets_its_body() -> None:

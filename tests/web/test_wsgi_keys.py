@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from oncekey import Policy
+from oncekey.events import Declined, Event
 from tests.web.client import ask_wsgi
 from tests.web.wsgi_world import World, world
 
@@ -34,6 +35,19 @@ def test_e26_put_and_delete_are_guarded_where_they_are_named() -> None:
 
     assert [replayed("/orders/1"), replayed("/orders/1")] == [False, True]
     assert [replayed("/other"), replayed("/other")] == [False, False]
+    world.app.close()
+
+
+def test_p12_refusals_before_the_claim_are_told_without_the_key() -> None:
+    told: list[Event] = []
+    world = World(policy=Policy(required=True, request_bytes_max=10), hooks=[told.append])
+    ask_wsgi(world.app, None)
+    ask_wsgi(world.app, "null")
+    ask_wsgi(world.app, "k1", b"{")
+    ask_wsgi(world.app, "k1", b"x" * 11)
+    ask_wsgi(world.app, "k1", HTTP_X_ACCOUNT="")
+    kinds = ("missing-key", "invalid-key", "malformed-request", "request-too-large", "no-tenant")
+    assert told == [Declined("POST /orders", "", kind) for kind in kinds]
     world.app.close()
 
 

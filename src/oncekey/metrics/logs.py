@@ -26,7 +26,7 @@ class LoggingHook:
     def __call__(self, event: events.Event) -> None:
         level = level_of(event)
         if self._logger.isEnabledFor(level):
-            where = f"{printable(event.operation)} key={event.key_hash}"
+            where = f"{printable(event.operation)} key={event.key_hash or '-'}"
             self._logger.log(level, "%s: %s", where, text_of(event), extra={"oncekey": event})
 
 

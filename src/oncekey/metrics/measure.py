@@ -69,6 +69,8 @@ class Measure:
                 label, zeros = self._verbs.label(event.verb)
             case events.Attempted():
                 label, zeros = self._sent.label(event.operation)
+            case events.Declined(key_hash=""):  # which anybody can send, to any path
+                label, zeros = self._served.known(event.operation), ()
             case _:
                 label, zeros = self._served.label(event.operation)
         return [*zeros, *found(event, label)]
@@ -82,6 +84,10 @@ class _Seen:
         self._zeros = zeros
         self._values: set[str] = set()
         self._mutex = threading.Lock()
+
+    def known(self, value: str) -> str:
+        """The label for this value, where it has one; it gets none by this."""
+        return value if value in self._values else OTHER
 
     def label(self, value: str) -> tuple[str, Iterable[Measurement]]:
         """The label for this value; and, where it is a new one, what is to be 0 from now on."""

@@ -135,19 +135,19 @@ class IdempotencyMiddleware:
             await self.app(scope, receive, send)
             return
         if isinstance(key, Problem):
-            await messages.send(send, edge.refusal(key))
+            await messages.send(send, edge.decline(key, route))
             return
         body = await messages.read(receive, request, route.policy.request_bytes_max)
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):
-            await messages.send(send, edge.refusal(body))
+            await messages.send(send, edge.decline(body, route))
             return
         call = await self.call(request, route, key, body)
         if isinstance(call, Answer):
             await messages.send(send, call)
         elif isinstance(call, Problem):
-            await messages.send(send, edge.refusal(call))
+            await messages.send(send, edge.decline(call, route))
         elif call is None:
             await self.app(scope, messages.resupply(body, receive), send)
         else:

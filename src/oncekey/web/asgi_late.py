@@ -61,7 +61,7 @@ class LateRun(Run):
             self._hear_client()
             return None
         if isinstance(call, Problem):
-            return edge.refusal(call)
+            return edge.decline(call, self._route)
         if isinstance(call, Answer):
             return call
         # Who sent it was checked inside: no recoverer could pass there without the client.

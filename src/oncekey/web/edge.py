@@ -329,6 +329,11 @@ class Edge:
         headers = replay_headers(answer, self.profile, key, expires_at)
         return Answer(answer.status, tuple(headers), answer.body)
 
+    def decline(self, problem: Problem, route: Route) -> Answer:
+        """The refusal of a request that does not come as far as the engine; it is told of."""
+        self.guard.declined(route.operation, problem)
+        return self.refusal(problem)
+
     def refusal(self, problem: Problem) -> Answer:
         return profiles.render(problem, self.profile)
 

@@ -204,7 +204,7 @@ class IdempotentRoute(APIRoute):
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):
-            await messages.send(send, guard.edge.refusal(body))
+            await messages.send(send, guard.edge.decline(body, route))
             return
         scope.setdefault("state", {})  # what dependencies leave there is for those outside too
         run = LateRun(guard, scope, receive, send, route, body)

@@ -136,7 +136,7 @@ class Oncekey:
         if edge.may_bring_key(read) or route.policy.required:
             body = environs.read(request.environ, route.policy.request_bytes_max)
             if isinstance(body, Problem):
-                return _response(edge.refusal(body))
+                return _response(edge.decline(body, route))
             request.environ["wsgi.input"] = io.BytesIO(body)
             request.environ["CONTENT_LENGTH"] = str(len(body))
             request.environ[_BODY] = body

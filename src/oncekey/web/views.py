@@ -183,7 +183,7 @@ class Views:
         key = self.edge.key(request, route, body)
         if isinstance(key, str):
             key = self.edge.check_age(request, route) or key
-        return self.edge.refusal(key) if isinstance(key, Problem) else key
+        return self.edge.decline(key, route) if isinstance(key, Problem) else key
 
     def _call(
         self, request: Request, route: Route, tenant: Any, key: str, body: bytes
@@ -192,7 +192,7 @@ class Views:
         known = edge.check_tenant(tenant)
         call = known if isinstance(known, Problem) else edge.call(request, route, known, key, body)
         if isinstance(call, Problem):
-            return edge.refusal(call)
+            return edge.decline(call, route)
         if isinstance(call, Answer):
             return call
         edge.start()

@@ -110,13 +110,13 @@ class IdempotencyMiddleware:
         if key is None and not in_body:
             return self.app(environ, start_response)
         if isinstance(key, Problem):
-            return _respond(start_response, edge.refusal(key))
+            return _respond(start_response, edge.decline(key, route))
         body = environs.read(environ, route.policy.request_bytes_max)
         if isinstance(body, Problem):
-            return _respond(start_response, edge.refusal(body))
+            return _respond(start_response, edge.decline(body, route))
         call = self._call(request, route, key, body)
         if isinstance(call, Problem):
-            return _respond(start_response, edge.refusal(call))
+            return _respond(start_response, edge.decline(call, route))
         if isinstance(call, Answer):
             return _respond(start_response, call)
         environ = environs.resupply(environ, body)

@@ -126,7 +126,8 @@ def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | Htt
             "by WSGI, or open a transaction in the view and use current().complete_in_sync(…)"
         )
     if len(state.body) > route.policy.request_bytes_max:
-        return response_of(views().edge.refusal(too_large(route.policy.request_bytes_max)))
+        refused = too_large(route.policy.request_bytes_max)
+        return response_of(views().edge.decline(refused, route))
     return route
 
 
