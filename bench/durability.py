@@ -20,6 +20,7 @@ from bench.rounds import Settings, say
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from bench.work import COMPLETE, Item, claim
+from oncekey.core.batched import batched
 from oncekey.core.record import State
 from oncekey.core.verbs import Done, Find, Insert, Inserted
 from oncekey.errors import StoreUnavailable
@@ -244,8 +245,7 @@ def _count(url: str, records: list[Item]) -> Count:
 
     async def count() -> int:
         gatherer, kept = AsyncGatherer(open_store(url)), 0
-        for start in range(0, len(records), 256):
-            part = records[start : start + 256]
+        for part in batched(records, 256):
             kept += sum(await asyncio.gather(*(find(gatherer, item) for item in part)))
         await gatherer.close()
         return len(records) - kept

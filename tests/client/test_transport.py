@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib
 import io
@@ -11,8 +10,6 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,44 +19,10 @@ from oncekey.client.forward import through
 from oncekey.clock import FakeClock
 from oncekey.errors import Mismatch, Misuse
 from tests.client.hostile import IN_FLIGHT, MISMATCH
+from tests.client.libraries import QUICK, library, sender, server
 from tests.client.wire import Scripted, scripted
 
-LIBRARIES = ("httpx", "httpx2", "requests", "async httpx", "async httpx2")
-QUICK = Retries(backoff_s=0.001, backoff_s_max=0.002)
-Send = Callable[..., Any]
-
-
-@pytest.fixture
-def server() -> Iterator[Scripted]:
-    with scripted() as served:
-        yield served
-
-
-@contextmanager
-def sender(library: str, **options: Any) -> Iterator[Send]:
-    options = {"retries": QUICK, **options}
-    module = importlib.import_module(library.removeprefix("async "))
-    if library == "requests":
-        with module.Session() as session:
-            session.mount("http://", retrying(module.adapters.HTTPAdapter(), **options))
-            yield session.request
-    elif library.startswith("async"):
-        transport = retrying(module.AsyncHTTPTransport(), **options)
-
-        async def send(method: str, url: str, **more: Any) -> Any:
-            async with module.AsyncClient(transport=transport, follow_redirects=True) as client:
-                return await client.request(method, url, **more)
-
-        yield lambda method, url, **more: asyncio.run(send(method, url, **more))
-    else:
-        transport = retrying(module.HTTPTransport(), **options)
-        with module.Client(transport=transport, follow_redirects=True) as client:
-            yield client.request
-
-
-@pytest.fixture(params=LIBRARIES)
-def library(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+__all__ = ["library", "server"]
 
 
 # ------------------------------------------------------------------------------------- retried
@@ -346,66 +309,6 @@ def test_a_key_of_the_caller_s_own_is_hidden_as_well(library: str, server: Scrip
         server.script = [(303, {"location": f"{other.url}/receipt"})]
         send("POST", f"{server.url}/orders", headers={"Idempotency-Key": "order-17"})
         assert [(seen.method, seen.key) for seen in other.seen] == [("GET", None)]
-
-
-# ---------------------------------------------------------------------------------------- profiles
-
-
-def test_a_key_in_the_body(library: str, server: Scripted) -> None:
-    server.script = ["drop"]
-    with sender(library, profile="square") as send:
-        send("POST", f"{server.url}/v2/payments", json={"amount": 1})
-
-    first, second = (seen.body for seen in server.seen)
-    assert first == second
-    assert first.startswith(b'{"idempotency_key":"0')
-
-
-def test_a_key_in_the_query(library: str, server: Scripted) -> None:
-    server.script = ["drop"]
-    with sender(library, profile="gcp") as send:
-        send("DELETE", f"{server.url}/instances/1?zone=a")
-
-    first, second = (seen.path for seen in server.seen)
-    assert first == second
-    assert first.startswith("/instances/1?zone=a&requestId=0")
-
-
-def test_azure_is_told_when_it_was_first_sent(library: str, server: Scripted) -> None:
-    server.script = ["drop"]
-    with sender(library, profile="azure") as send:
-        send("POST", f"{server.url}/sms")
-
-    names = "repeatability-request-id", "repeatability-first-sent"
-    first, second = ([seen.headers.get(name) for name in names] for seen in server.seen)
-    assert first == second
-    assert None not in first
-
-
-def test_stripe_s_clients_send_keys_with_post_alone(library: str, server: Scripted) -> None:
-    with sender(library, profile="stripe") as send:
-        send("DELETE", f"{server.url}/v1/customers/1")
-
-    assert server.keys == [None]
-
-
-def test_which_methods_change_something_can_be_said(library: str, server: Scripted) -> None:
-    with sender(library, methods=["patch"]) as send:
-        send("POST", f"{server.url}/search")
-        send("PATCH", f"{server.url}/orders/1")
-
-    assert [key is None for key in server.keys] == [True, False]
-
-
-def test_a_request_without_a_place_for_a_key_is_sent_once(
-    library: str, server: Scripted, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.script = [503]
-    with sender(library, profile="square") as send:
-        assert send("POST", f"{server.url}/v2/x").status_code == 503
-
-    assert len(server.seen) == 1
-    assert "wants it in the body's field idempotency_key" in caplog.text
 
 
 # ------------------------------------------------------------------------------------- and besides

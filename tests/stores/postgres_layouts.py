@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import psycopg
+import pytest
 
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import AppendStep, Purge, Requested, Scan, Steps, Tally
@@ -21,6 +22,13 @@ from tests.stores.postgres_kit import Connection
 DAY_S = 86_400.0
 REQUEST = b"POST /orders"
 BY_DAY = ("oncekey_answers", "oncekey_steps_by_day", "oncekey_requests_by_day")
+
+
+@pytest.fixture
+def db(url: str) -> Iterator[Connection]:
+    """To look behind the store's back."""
+    with psycopg.connect(url, autocommit=True) as db:
+        yield db
 
 
 def subject_of(url: str) -> Subject:

@@ -42,6 +42,7 @@ from tests.stores.postgres_layouts import (
     age,
     asking,
     day,
+    db,
     fill,
     look,
     move_one_batch,
@@ -49,6 +50,8 @@ from tests.stores.postgres_layouts import (
     rival_of,
     subject_of,
 )
+
+__all__ = ["db"]
 
 pytestmark = pytest.mark.slow
 CHARGE, MAIL = Step("charge", b"d", b"r"), Step("mail", b"d", None)
@@ -58,12 +61,6 @@ CHARGE, MAIL = Step("charge", b"d", b"r"), Step("mail", b"d", None)
 def url(postgres_url: str) -> Iterator[str]:
     with migrated(postgres_url) as url:
         yield url
-
-
-@pytest.fixture
-def db(url: str) -> Iterator[Connection]:
-    with psycopg.connect(url, autocommit=True) as db:
-        yield db
 
 
 @pytest.fixture

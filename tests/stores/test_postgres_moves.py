@@ -30,11 +30,14 @@ from tests.stores.postgres_layouts import (
     age,
     asking,
     day,
+    db,
     move_one_batch,
     parts,
     rival_of,
     subject_of,
 )
+
+__all__ = ["db"]
 
 pytestmark = pytest.mark.slow
 KEPT = Answer(201, ((b"x", b"1"),), b"kept")
@@ -44,12 +47,6 @@ KEPT = Answer(201, ((b"x", b"1"),), b"kept")
 def url(postgres_url: str) -> Iterator[str]:
     with migrated(postgres_url) as url:
         yield url
-
-
-@pytest.fixture
-def db(url: str) -> Iterator[Connection]:
-    with psycopg.connect(url, autocommit=True) as db:
-        yield db
 
 
 @pytest.fixture

@@ -28,7 +28,9 @@ from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, owner
 from tests.stores.postgres_kit import Connection, database, migrate, unwatched
-from tests.stores.postgres_layouts import REQUEST, parts, subject_of
+from tests.stores.postgres_layouts import REQUEST, db, parts, subject_of
+
+__all__ = ["db"]
 
 pytestmark = pytest.mark.slow
 CHARGE = Step("charge", b"d", b"r")
@@ -68,12 +70,6 @@ def of_before(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def url(postgres_url: str) -> Iterator[str]:
     with database(postgres_url) as url:
         yield url
-
-
-@pytest.fixture
-def db(url: str) -> Iterator[Connection]:
-    with psycopg.connect(url, autocommit=True) as db:
-        yield db
 
 
 @contextmanager

@@ -21,7 +21,9 @@ from oncekey.stores.postgres_layout import INLINE, LAYOUTS, SEPARATE, move
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
 from tests.stores.postgres_kit import TABLES, Connection, migrated, unwatched
-from tests.stores.postgres_layouts import subject_of
+from tests.stores.postgres_layouts import db, subject_of
+
+__all__ = ["db"]
 
 pytestmark = pytest.mark.slow
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
@@ -34,12 +36,6 @@ UNUSUAL: dict[str, Any] = {"lease_s": 29.5, "retention_s": 86_401.0, "fingerprin
 def url(postgres_url: str) -> Iterator[str]:
     with migrated(postgres_url) as url:
         yield url
-
-
-@pytest.fixture
-def db(url: str) -> Iterator[Connection]:
-    with psycopg.connect(url, autocommit=True) as db:
-        yield db
 
 
 @pytest.fixture
