@@ -133,6 +133,21 @@ def test_postgres_that_is_read_only(doctor: Doctor, pg: Any, safe_postgres: Post
     doctor.refuses(f"{safe_postgres.url}?options={options}", "role", "read-only for this role")
 
 
+def test_a_role_that_may_not_even_look(
+    doctor: Doctor, oncekey: Oncekey, pg: Any, safe_postgres: Postgres
+) -> None:
+    """The tables are there: to migrate would not help."""
+    pg.execute("CREATE ROLE stranger LOGIN PASSWORD 'strange'")
+    try:
+        url = f"postgresql://stranger:strange@127.0.0.1:{safe_postgres.port}/postgres"
+        found = doctor.findings(url, code=1)
+        assert found["schema"]["seen"].startswith("not looked at")
+        assert "SELECT on oncekey_schema" in found["privileges"]["seen"]
+        assert "to migrate, it must own them" in oncekey("migrate", url).err
+    finally:
+        pg.execute("DROP ROLE stranger")
+
+
 def test_a_role_that_lacks_privileges(doctor: Doctor, pg: Any, safe_postgres: Postgres) -> None:
     pg.execute("CREATE ROLE reader LOGIN PASSWORD 'read'")
     try:
@@ -142,9 +157,9 @@ def test_a_role_that_lacks_privileges(doctor: Doctor, pg: Any, safe_postgres: Po
         found = doctor.findings(url, code=1)["privileges"]
         assert "DELETE on oncekey_claims" in found["seen"]
         assert "INSERT on oncekey_claims" not in found["seen"]
-        assert "USAGE on oncekey_fences" in found["seen"]
+        assert "USAGE on SEQUENCE oncekey_fences" in found["seen"]
         for statement in found["do"].replace("<role>", "reader").split("; "):
-            pg.execute(statement.replace("oncekey_fences", "SEQUENCE oncekey_fences"))
+            pg.execute(statement)
         assert doctor.findings(url)["privileges"]["seen"] == "all that is needed"
     finally:
         pg.execute("DROP OWNED BY reader")
@@ -269,6 +284,21 @@ def test_a_user_that_lacks_privileges(doctor: Doctor, maria: Any, safe_mariadb: 
     found = doctor.findings(url, code=1)["privileges"]
     assert found["seen"] == "missing: UPDATE, DELETE"
     assert found["do"] == "GRANT UPDATE, DELETE ON <database>.* TO <user>"
+
+
+def test_a_user_that_may_not_even_look(doctor: Doctor, maria: Any, safe_mariadb: Any) -> None:
+    """The tables are there: to migrate would not help."""
+    maria.execute("CREATE OR REPLACE USER stranger@'127.0.0.1' IDENTIFIED BY 'strange'")
+    maria.execute("GRANT CREATE TEMPORARY TABLES ON oncekey.* TO stranger@'127.0.0.1'")
+    url = f"mariadb://stranger:strange@127.0.0.1:{safe_mariadb.port}/oncekey"
+    found = doctor.findings(url, code=1)
+    assert found["schema"]["seen"].startswith("not looked at")
+    assert found["privileges"]["seen"] == "missing: SELECT, INSERT, UPDATE, DELETE"
+    for table in ("claims", "steps", "schema"):
+        maria.execute(f"GRANT ALL ON oncekey.oncekey_{table} TO stranger@'127.0.0.1'")
+    assert doctor.findings(url, code=1)["privileges"]["seen"] == "missing: SELECT, UPDATE"
+    maria.execute("GRANT SELECT, UPDATE ON oncekey.oncekey_fences TO stranger@'127.0.0.1'")
+    assert doctor.findings(url)["privileges"]["seen"] == "all that is needed"
 
 
 def test_mariadb_without_tables(doctor: Doctor, maria: Any, safe_mariadb: Any) -> None:

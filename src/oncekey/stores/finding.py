@@ -120,6 +120,9 @@ def schema(applied: int | None, oldest_reader: int | None, newest: int, address:
     return Finding("schema", f"schema {applied}")
 
 
+UNREAD_SCHEMA = Finding("schema", "not looked at: this user may not read oncekey_schema")
+
+
 # ------------------------------------------------------------------------------- a thorough look
 
 

@@ -43,7 +43,7 @@ from oncekey.stores.mysql_text import Question, Reply
 from oncekey.stores.mysql_write import Limits
 from oncekey.stores.patience import Patience
 from oncekey.stores.sql import check_schema, check_waits, migrations
-from oncekey.stores.sql_batch import RowHeld, group
+from oncekey.stores.sql_batch import Denied, RowHeld, group
 
 DURABILITY = Durability(
     *(True, True, True),
@@ -218,7 +218,7 @@ class MySQLStore:
                     f"{shown} has no oncekey tables: run `oncekey migrate {shown}` ({why})"
                 )
             case 1044 | 1142 | 1143 | 1227:  # not allowed
-                return StoreUnfit(
+                return Denied(
                     f"{shown}: {why}. The user needs SELECT, INSERT, UPDATE and DELETE on the "
                     "oncekey tables, and CREATE and ALTER to migrate"
                 )

@@ -12,10 +12,19 @@ from oncekey.core.op import Op
 from oncekey.core.policy import DEFAULTS
 from oncekey.core.value import value
 from oncekey.errors import StoreUnfit
-from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
+from oncekey.stores.finding import (
+    UNREAD_SCHEMA,
+    Examination,
+    Finding,
+    Risk,
+    Size,
+    advice,
+    unsafe,
+)
 from oncekey.stores.finding import schema as schema_finding
 from oncekey.stores.mysql_text import Question, Reply, Value, literal
 from oncekey.stores.sql import Migration, migrations
+from oncekey.stores.sql_batch import Denied
 
 MYSQL_MIN = (8, 0)
 MARIADB_MIN = (10, 6)
@@ -158,9 +167,10 @@ _LOOK = Question(
 )
 _NOW = Question(("SELECT UNIX_TIMESTAMP(SYSDATE(6))",))
 _PROBES = {
-    "INSERT": "INSERT INTO {0} SELECT * FROM {0} WHERE 1 = 0",
-    "UPDATE": "UPDATE {0} SET id = id WHERE 1 = 0",
-    "DELETE": "DELETE FROM {0} WHERE 1 = 0",
+    "SELECT": ("SELECT 1 FROM {0} WHERE 1 = 0", "schema claims steps fences"),
+    "INSERT": ("INSERT INTO {0} SELECT * FROM {0} WHERE 1 = 0", "claims steps"),
+    "UPDATE": ("UPDATE {0} SET {1} = {1} WHERE 1 = 0", "claims steps fences"),
+    "DELETE": ("DELETE FROM {0} WHERE 1 = 0", "claims steps"),
 }
 """They change nothing, and need what the verbs need."""
 
@@ -169,10 +179,12 @@ BUSY_SHARE = 0.8
 
 def examine(address: str) -> Op[Examination]:
     """Everything: also what is no reason to refuse the server."""
+    denied = False
     try:
         replies = yield PREPARE
         [(applied, oldest_reader)] = replies[1].rows
-    except StoreUnfit:
+    except StoreUnfit as unfit:
+        denied = isinstance(unfit, Denied)
         first, _, last = PREPARE.statements
         found = yield Question((first, last))
         replies, applied, oldest_reader = [found[0], found[0], found[1]], None, None
@@ -182,10 +194,10 @@ def examine(address: str) -> Op[Examination]:
     readable = (applied or 0) >= newest >= (oldest_reader or 0)
     findings = [
         *told.findings(),
-        schema_finding(applied, oldest_reader, newest, address),
+        UNREAD_SCHEMA if denied else schema_finding(applied, oldest_reader, newest, address),
         *_beyond({_text(k): _text(v) for k, v in (*variables.rows, *status.rows)}),
     ]
-    if readable and not told.read_only:
+    if (readable or denied) and not told.read_only:
         findings.append((yield from _privileges()))
     sizes = {_text(name): (int(rows or 0), int(size or 0)) for name, rows, size in tables.rows}
     rows = sizes.get("oncekey_claims", (0, 0))[0]
@@ -200,9 +212,13 @@ def now() -> Op[float | None]:
 
 def _privileges() -> Op[Finding]:
     missing = []
-    for name, probe in _PROBES.items():
+    for name, (probe, tables) in _PROBES.items():
+        asked = [
+            probe.format(f"oncekey_{table}", "removed" if table == "fences" else "id")
+            for table in tables.split()
+        ]
         try:
-            yield Question((probe.format("oncekey_claims"), probe.format("oncekey_steps")))
+            yield Question(tuple(asked))
         except StoreUnfit:
             missing.append(name)
     if missing:

@@ -44,7 +44,7 @@ from oncekey.stores.postgres_layout import begin_inline
 from oncekey.stores.postgres_sql import Limits, Question
 from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql import Migration, check_waits, migrations
-from oncekey.stores.sql_batch import FunctionGone, RowHeld, group
+from oncekey.stores.sql_batch import Denied, FunctionGone, RowHeld, group
 
 MIGRATORS = 31360989905909113
 """The advisory lock of those who migrate."""
@@ -220,9 +220,10 @@ class PostgresStore:
                     sent=sent,
                 )
             case "42501":  # not allowed
-                return StoreUnfit(
+                return Denied(
                     f"{shown}: {why}. The role needs SELECT, INSERT, UPDATE and DELETE on the "
-                    "oncekey tables, and USAGE on their sequences"
+                    "oncekey tables, and USAGE on their sequences; to migrate, it must own them, "
+                    "or be allowed to create them"
                 )
             case state if not self.pgbouncer and (
                 state in _NOT_PASSED_ON or "unsupported startup parameter" in why

@@ -8,11 +8,20 @@ from typing import Any
 from oncekey.core.op import Op
 from oncekey.core.value import value
 from oncekey.errors import StoreUnfit
-from oncekey.stores.finding import Examination, Finding, Risk, Size, advice, unsafe
+from oncekey.stores.finding import (
+    UNREAD_SCHEMA,
+    Examination,
+    Finding,
+    Risk,
+    Size,
+    advice,
+    unsafe,
+)
 from oncekey.stores.finding import schema as schema_finding
 from oncekey.stores.postgres_sql import Question
 from oncekey.stores.postgres_text import STATEMENTS
 from oncekey.stores.sql import migrations
+from oncekey.stores.sql_batch import Denied
 
 VERSION_MIN = 13
 ENCODINGS = ("UTF8", "SQL_ASCII")
@@ -145,7 +154,7 @@ _BEYOND = """SELECT
         AND NOT (t = 'oncekey_schema' AND p <> 'SELECT')
         ORDER BY t, p
     ) || ARRAY(
-        SELECT 'USAGE on oncekey_fences' WHERE to_regclass('oncekey_fences') IS NOT NULL
+        SELECT 'USAGE on SEQUENCE oncekey_fences' WHERE to_regclass('oncekey_fences') IS NOT NULL
         AND NOT has_sequence_privilege(to_regclass('oncekey_fences'), 'USAGE')
     ),
     current_setting('max_connections')::int,
@@ -169,14 +178,18 @@ XID_AGE_MAX = 1_000_000_000
 
 def examine(address: str) -> Op[Examination]:
     """Everything: also what is no reason to refuse the server."""
+    denied = False
     try:
         [row] = yield Question(PREPARE)
-    except StoreUnfit:
+    except StoreUnfit as unfit:
+        denied = isinstance(unfit, Denied)
         [row] = yield Question(_WITHOUT_TABLES)
     server = Server(*row)
     [row] = yield Question(_BEYOND, chore=True)
     beyond = Beyond(*row)
     findings = [*server.findings(address), *beyond.findings()]
+    if denied:
+        findings = [UNREAD_SCHEMA if each.what == "schema" else each for each in findings]
     newest = migrations("postgres")[-1].number
     readable = (server.applied or 0) >= newest >= (server.oldest_reader or 0)
     if readable:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from oncekey.core.op import Op
 from oncekey.core.record import State
 from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb, When
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import StoreUnavailable, StoreUnfit
 
 T = TypeVar("T")
 L = TypeVar("L")
@@ -21,6 +21,10 @@ Handler = Callable[[Any, L], Op[list[Any]]]
 
 class RowHeld(StoreUnavailable):
     """Another transaction held a row for too long; nothing was written."""
+
+
+class Denied(StoreUnfit):
+    """The user of the URL is not allowed what was asked."""
 
 
 class FunctionGone(StoreUnavailable):
