@@ -16,7 +16,7 @@ import pytest
 from oncekey.core.op import run
 from oncekey.core.verbs import Count
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.finding import Risk, insist
+from oncekey.stores.finding import Finding, Level, Risk, insist
 from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.mysql_address import read
 from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
@@ -79,6 +79,14 @@ def test_these_versions_are_fit(version: str) -> None:
 )
 def test_these_versions_are_not(version: str, told: str) -> None:
     assert told in str(unfit(replace(FIT, version=version), Risk.DURABILITY))
+
+
+def test_p4_without_a_binary_log_others_see_what_is_not_on_disk_yet() -> None:
+    def durability(server: Server) -> Finding:
+        return next(found for found in server.findings() if found.what == "durability")
+
+    assert durability(FIT).level is Level.ADVICE
+    assert durability(replace(FIT, log_bin=True, sync_binlog=1)).level is Level.FINE
 
 
 @pytest.mark.parametrize(

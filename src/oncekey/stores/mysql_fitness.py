@@ -96,8 +96,16 @@ class Server:
             seen = f"sync_binlog = {self.sync_binlog}"
             do = "SET GLOBAL sync_binlog = 1, and in the server's configuration"
             return unsafe("durability", seen, forgets, do, Risk.DURABILITY)
-        binlog = ", sync_binlog = 1" if self.log_bin else ", no binary log"
-        return Finding("durability", f"innodb_flush_log_at_trx_commit = {self.flush_log}{binlog}")
+        seen = f"innodb_flush_log_at_trx_commit = {self.flush_log}"
+        if self.log_bin:
+            return Finding("durability", f"{seen}, sync_binlog = 1")
+        return advice(
+            "durability",
+            f"{seen}, no binary log",
+            "InnoDB shows a commit to others before it is on disk, so a retry can be given an "
+            "answer that a crash in the same moment forgets",
+            "Set log_bin, and sync_binlog = 1, in the server's configuration",
+        )
 
     def _packets(self) -> Finding:
         seen = f"max_allowed_packet = {self.packet_bytes_max:,}"
