@@ -110,3 +110,10 @@ def test_what_it_proposes_to_type_works(tmp_path: Path) -> None:
     )
     assert reconciled.returncode == 0, reconciled.stdout + reconciled.stderr
     assert "0 differences" in reconciled.stdout
+
+
+def test_what_a_command_does_not_take_is_refused() -> None:
+    command = [sys.executable, "dev", "check", "--fixx"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S_MAX)
+    assert done.returncode == 1
+    assert done.stderr == "./dev check does not take --fixx. ./dev shows what it takes.\n"

@@ -287,6 +287,15 @@ async def test_an_unprotected_stream_ends_when_its_client_hangs_up() -> None:
     assert ended == ["told"]
 
 
+async def test_e57_a_retry_that_accepts_other_formats_gets_the_stored_answer() -> None:
+    world = World()
+    first = await ask(world.app, "k1", headers=[(b"accept", b"application/json")])
+    other = [(b"accept", b"text/csv"), (b"accept-language", b"de")]
+    again = await ask(world.app, "k1", headers=other)
+    assert (again.status, again.body, again.replayed) == (201, first.body, True)
+    assert again.header("content-type") == first.header("content-type")
+
+
 async def test_e58_an_answer_is_not_coded_for_one_client() -> None:
     world = World()
     seen: list[Any] = []

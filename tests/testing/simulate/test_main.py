@@ -20,6 +20,13 @@ def test_a_campaign_reports_coverage_and_speed(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", ["0", "-5", "many"])
+def test_no_schedules_are_no_proof(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--schedules", number])
+    assert "--schedules: must be a number, from 1 up" in capsys.readouterr().err
+
+
 def test_several_processes_run_the_same_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for processes in ("1", "2"):

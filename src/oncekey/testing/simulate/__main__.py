@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--schedules", type=int, metavar="N", help="how many; 20,000 unless told")
+    add("--schedules", type=_some, metavar="N", help="how many; 20,000 unless told")
     add("--seed", type=int, metavar="S", help="the first seed; without --schedules: this one alone")
     add("--timeline", action="store_true", help="with --seed: what happened, line by line")
     add("--bug", choices=sorted(BUGS), metavar="NAME", help="plant this bug")
@@ -66,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--faults", type=int, default=2, metavar="N", help="with --exhaustive: at most so many")
     add("--processes", "--workers-processes", type=int, default=0, metavar="N", help="cores to use")
     return parser
+
+
+def _some(text: str) -> int:
+    """Of none every promise would have been kept."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError("must be a number, from 1 up")
+    return int(text)
 
 
 def _campaign(seed: int, schedules: int, processes: int) -> int:
