@@ -364,3 +364,15 @@ async def test_sessions_of_async_drivers(
 def test_names_and_notes_are_bounded(journal: SqlJournal, name: str, note: str) -> None:
     with pytest.raises(Misuse, match="1 to 512 characters"):
         journal.key(name, note=note, within=None)
+
+
+def test_a_schema_has_what_its_database_needs_by_any_of_its_names() -> None:
+    assert SqlJournal.schema("mariadb") == SqlJournal.schema("mysql")
+    assert "MEDIUMTEXT" in SqlJournal.schema("mariadb")[0]
+    assert SqlJournal.schema("postgres") == SqlJournal.schema("postgresql")
+
+
+@pytest.mark.parametrize("dialect", ["oracle", "", "PostgreSQL"])
+def test_a_database_that_no_schema_is_known_for_is_answered_with_the_choice(dialect: str) -> None:
+    with pytest.raises(Misuse, match="choose from postgresql, mysql, mariadb, sqlite"):
+        SqlJournal.schema(dialect)

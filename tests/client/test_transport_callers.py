@@ -19,7 +19,7 @@ import pytest
 import requests
 import urllib3
 
-from oncekey.client import Retries, outcome_of, retrying
+from oncekey.client import AsyncClient, Client, Retries, forward, outcome_of, retrying
 from oncekey.client.sender import Sender
 from oncekey.client.transport import Retrying
 from oncekey.clock import FakeClock
@@ -412,3 +412,24 @@ def test_an_adapter_of_somebody_s_own_is_called_as_a_session_calls_it(server: Sc
 def test_an_adapter_that_retries_by_itself_is_refused(own: Any) -> None:
     with pytest.raises(Misuse, match="leave max_retries out"):
         retrying(requests.adapters.HTTPAdapter(max_retries=own))
+
+
+@HTTPX
+@pytest.mark.parametrize("within", [lambda it: it, forward.through], ids=["bare", "with-keys"])
+def test_what_retries_already_is_refused(library: Any, within: Any) -> None:
+    once = within(retrying(library.HTTPTransport()))
+    for wrap in (
+        retrying,
+        lambda it: Client(transport=it),
+        lambda it: AsyncClient(transport=it),
+        lambda it: Client(mounts={"https://": it}),
+    ):
+        with pytest.raises(Misuse, match=r"retrying\(…\)"):
+            wrap(once)
+
+
+@pytest.mark.parametrize("kind", [httpx2.HTTPTransport, requests.adapters.HTTPAdapter])
+@pytest.mark.parametrize("wrap", [retrying, forward.through])
+def test_a_class_in_place_of_a_transport_is_refused(wrap: Any, kind: type) -> None:
+    with pytest.raises(Misuse, match=rf"is a class; make one, {kind.__name__}\(\)"):
+        wrap(kind)

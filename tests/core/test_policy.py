@@ -163,6 +163,11 @@ def test_what_is_counted_is_a_whole_number(name: str) -> None:
     assert refused(**{name: 1e2}) == wanted
 
 
+@pytest.mark.parametrize("name", [*TIMES, *COUNTS])
+def test_true_is_no_number(name: str) -> None:
+    assert f"Policy({name}=True): " in refused(**{name: True})
+
+
 def test_p11_a_client_cannot_ask_for_more_than_a_century_either() -> None:
     assert "retention_declared_s" in refused(retention_declared_s=(1, SECONDS_MAX + 1))
 
@@ -184,7 +189,9 @@ def test_its_fields_alone_are_no_policy() -> None:
 @pytest.mark.parametrize("name", ["methods", "headers_kept"])
 def test_names_are_a_list_and_not_one_string(name: str, given: object) -> None:
     """What can be gone through only once would be no names at all for the next route."""
-    assert f"Policy({name}={given!r}): takes a list of names" in refused(**{name: given})
+    such = {"methods": ["POST"], "headers_kept": ["ETag"]}[name]
+    wanted = f"Policy({name}={given!r}): takes a list of names, such as {such}"
+    assert refused(**{name: given}) == wanted
 
 
 def test_a_key_cannot_be_longer_than_a_key() -> None:

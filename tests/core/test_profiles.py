@@ -189,6 +189,8 @@ def test_a_profile_by_name_or_itself() -> None:
         ({"docs_url": "a b"}, "docs_url"),
         ({"in_flight": 425}, "Profile has no in_flight: choose from"),
         ({"own_names": frozenset()}, "Profile has no own_names"),
+        ({"mismatch": 409}, "mismatch_status"),
+        ({"mismatch_status": "409"}, "must be from 400 to 599, not '409'"),
     ],
 )
 def test_mistakes_are_named_when_a_profile_is_made(changes: dict[str, Any], complaint: str) -> None:

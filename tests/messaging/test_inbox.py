@@ -222,6 +222,13 @@ def test_an_account_that_is_none_is_misuse(world: World, tenant: Any) -> None:
         world.inbox().handle_sync("m1", world.ship, tenant=tenant)
 
 
+@pytest.mark.parametrize("payload", ["order-17", {"order": 17}, None])
+def test_a_payload_that_was_decoded_is_misuse(world: World, payload: Any) -> None:
+    with pytest.raises(Misuse, match=r"payload= is the message's bytes as they came, not a \w+"):
+        world.inbox().handle_sync("m1", world.ship, payload=payload)
+    assert world.runs == []
+
+
 async def test_a_handler_that_would_never_run_is_refused(world: World, handle: Handle) -> None:
     """Calling a generator does nothing: the message would count as handled."""
 

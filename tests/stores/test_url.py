@@ -189,6 +189,13 @@ def test_a_number_of_replicas_is_no_less_than_none() -> None:
         open_store("redis://h/0?wait_replicas=-1")
 
 
+@pytest.mark.parametrize("behind", ["shop", "?timeout_s=3"])
+def test_nothing_stands_behind_memory(behind: str) -> None:
+    """Two of one name would not be one store."""
+    with pytest.raises(Misuse, match="memory:// takes nothing behind it"):
+        open_store(f"memory://{behind}")
+
+
 @pytest.mark.parametrize(
     "url", ["rediss://h/0?ssl_cert_reqs=maybe", "redis://h/0?protocol=9", "redis://h/0?nonsense=1"]
 )

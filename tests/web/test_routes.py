@@ -67,7 +67,11 @@ def test_what_is_no_policy_is_refused_with_its_route() -> None:
 
 
 @pytest.mark.parametrize(
-    "route", ["POST /files/{path:path}", "POST /orders/<id>", "/files/*", "/orders/{order-id}"]
+    "route",
+    [
+        *("POST /files/{path:path}", "POST /orders/<id>", "/files/*", "/orders/{order-id}"),
+        *("POST /orders?draft=1", "POST /orders#new"),
+    ],
 )
 def test_what_would_silently_match_nothing_is_refused(route: str) -> None:
     with pytest.raises(Misuse, match="has no meaning here"):

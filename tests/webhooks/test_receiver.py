@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 from fastapi import FastAPI, Request, Response
 
@@ -220,6 +221,9 @@ def test_misuse(world: World) -> None:
         world.receiver(policy={"recovery": "block"})
     with pytest.raises(Misuse, match="new_secret"):
         world.receiver(secrets=[SECRET, "of another kind"])
+    unread: Any = None
+    with pytest.raises(Misuse, match="the bytes that came"):
+        world.receiver().receive_sync({}, unread, print)
     world.receiver(secrets=["of another kind"], scheme=Scheme.STRIPE)
 
 
@@ -270,6 +274,22 @@ def test_the_sender_delivers_to_a_fastapi_service(world: World) -> None:
         url = f"http://127.0.0.1:{client.port}/hooks"
         statuses = [sender.send(url, world.headers(), body) for body in (BODY, BODY, b"{}")]
     assert [sent.status for sent in statuses if isinstance(sent, Answered)] == [200, 200, 400]
+    assert len(world.events) == 1
+
+
+def test_flask_s_headers_are_taken_as_they_are(world: World) -> None:
+    """They are no Mapping, which type checkers notice."""
+    app, receiver = flask.Flask("shop"), world.receiver()
+
+    @app.post("/hooks")
+    def hooks() -> tuple[bytes, int, dict[str, str]]:
+        request = flask.request
+        receipt = receiver.receive_sync(request.headers, request.get_data(), world.handle)
+        return receipt.body, receipt.status, receipt.headers
+
+    client = app.test_client()
+    for _ in range(2):
+        assert client.post("/hooks", data=BODY, headers=world.headers()).status_code == 200
     assert len(world.events) == 1
 
 

@@ -7,6 +7,7 @@ import doctest
 import json
 import re
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import standardwebhooks
@@ -211,3 +212,22 @@ def test_no_secret_at_all() -> None:
         signed_headers(ID, BODY, [], NOW)
     with pytest.raises(Misuse):
         verify(headers(), BODY, [], NOW)
+
+
+@schemes
+def test_a_secret_that_is_not_in_a_list_is_refused_and_not_taken_letter_by_letter(
+    scheme: Scheme,
+) -> None:
+    guessed = signed_headers(ID, BODY, [OLD[0]], NOW, [Scheme.STRIPE])
+    with pytest.raises(Misuse, match="secrets= is a list"):
+        verify(guessed, BODY, OLD, NOW, scheme=scheme)
+    with pytest.raises(Misuse, match="secrets= is a list"):
+        signed_headers(ID, BODY, "whsec_short", NOW, [scheme])
+
+
+@pytest.mark.parametrize("body", ["{}", {}, None])
+def test_a_body_that_was_decoded_or_parsed_is_refused(body: Any) -> None:
+    with pytest.raises(Misuse, match=r"the bytes that came: .*request\.get_data\(\)"):
+        verify(headers(), body, [OLD], NOW)
+    with pytest.raises(Misuse, match="the bytes that came"):
+        signed_headers(ID, body, [OLD], NOW)

@@ -20,7 +20,7 @@ from oncekey.client.intent import Intent, advertised, where
 from oncekey.client.journal import Journal
 from oncekey.client.mark import Given
 from oncekey.client.sender import Sender
-from oncekey.client.transport import Retrying
+from oncekey.client.transport import around
 from oncekey.errors import Misuse, StoreUnavailable
 
 LIBRARIES = ("httpx2", "httpx")
@@ -55,8 +55,8 @@ def _parted(
         raise Misuse(f"give {', '.join(sorted(of_the_wire))} to the transport that you give")
     inner = make(**of_the_wire) if transport is None else transport
     mounts = (theirs.get("mounts") or {}).items()
-    wrapped = {pattern: each and Retrying(each, sender) for pattern, each in mounts}
-    return sender, {**theirs, "transport": Retrying(inner, sender), "mounts": wrapped}
+    wrapped = {pattern: each and around(each, sender) for pattern, each in mounts}
+    return sender, {**theirs, "transport": around(inner, sender), "mounts": wrapped}
 
 
 class _Intents:

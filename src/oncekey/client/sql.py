@@ -20,13 +20,14 @@ from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.stores.callers import connection_behind, is_of
 
-_DIALECTS = {
+DIALECTS = {
     "sqlite3": "sqlite",
     "sqlite": "sqlite",
     "psycopg": "postgresql",
     "psycopg2": "postgresql",
     "pg8000": "postgresql",
     "postgresql": "postgresql",
+    "postgres": "postgresql",
     "pymysql": "mysql",
     "MySQLdb": "mysql",
     "mysql": "mysql",
@@ -79,11 +80,11 @@ def asker(connection: Any) -> Asker:
     """How to ask on this connection, in the transaction that it has open."""
     connection = connection_behind(connection)
     if is_of(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
-        return Asker(_DIALECTS.get(connection.vendor, ""), "format", _through_cursor(connection))
+        return Asker(DIALECTS.get(connection.vendor, ""), "format", _through_cursor(connection))
     if is_of(connection, "sqlalchemy", "Connection"):
         dialect = connection.dialect
         return Asker(
-            _DIALECTS.get(dialect.name, ""), _known(dialect.paramstyle), connection.exec_driver_sql
+            DIALECTS.get(dialect.name, ""), _known(dialect.paramstyle), connection.exec_driver_sql
         )
     return _by_driver(connection)
 
@@ -96,7 +97,7 @@ def _by_driver(connection: Any) -> Asker:
         for length in range(len(names), 0, -1):
             module = sys.modules.get(".".join(names[:length]))
             if style := getattr(module, "paramstyle", None):
-                dialect = _DIALECTS.get(names[0], "")
+                dialect = DIALECTS.get(names[0], "")
                 return Asker(dialect, _known(style), _through_cursor(connection))
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     raise Misuse(

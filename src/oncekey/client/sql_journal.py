@@ -25,9 +25,9 @@ from oncekey.client import intent as intents
 from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.client.retention import EVERYWHERE
-from oncekey.client.sql import Asker, asker
+from oncekey.client.sql import DIALECTS, Asker, asker
 from oncekey.clock import Clock, SystemClock
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.probes import probe
 
 _LONG_TEXT = {"mysql": "MEDIUMTEXT"}
@@ -79,8 +79,17 @@ class SqlJournal:
     @staticmethod
     def schema(dialect: str) -> list[str]:
         """The statements that make the tables, for whoever has migrations of their own. `dialect`
-        is postgresql, mysql or sqlite.
+        is postgresql, mysql, mariadb or sqlite.
         """
+        known = DIALECTS.get(dialect)
+        if known is None:
+            raise Misuse(
+                f"no schema for {dialect!r}: choose from postgresql, mysql, mariadb, sqlite"
+            )
+        return SqlJournal._schema(known)
+
+    @staticmethod
+    def _schema(dialect: str) -> list[str]:
         text, after = _LONG_TEXT.get(dialect, "TEXT"), _AFTER.get(dialect, "")
         # Names are compared by their digest: columns of text ignore case or trailing blanks on
         # some databases, and two intents would share a key.
@@ -95,7 +104,7 @@ class SqlJournal:
     def create(self, *, within: Any) -> None:
         """Make the tables where they are missing. On MySQL that commits what is open."""
         ask = asker(within)
-        for statement in self.schema(ask.dialect):
+        for statement in self._schema(ask.dialect):
             ask.do(statement)
 
     def key(

@@ -40,10 +40,15 @@ def retrying(transport: T, **options: Any) -> T:
     The options are those of `oncekey.client.sender.Sender`, among them `profile`, `retries`,
     `budget`, `methods`, `keys_as` and `hooks`.
     """
+    return cast(T, around(transport, Sender(**options)))
+
+
+def around(transport: Any, sender: Sender) -> Retrying:
+    """A transport by which this sender sends. Raises `Misuse` for what cannot be inside."""
     must_be_a_transport(transport, "retrying")
     must_not_give_keys(transport)
     must_not_retry(transport)
-    return cast(T, Retrying(transport, Sender(**options)))
+    return Retrying(transport, sender)
 
 
 def outcome_of(response: Any) -> Outcome | None:
@@ -64,6 +69,8 @@ async def _sleep(seconds: float) -> None:
 
 class Retrying(Wrapping):
     """A transport around another one, for whichever library calls it."""
+
+    gives_retries = True
 
     def __init__(
         self,

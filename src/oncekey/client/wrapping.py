@@ -23,6 +23,8 @@ def must_be_a_transport(given: object, what: str) -> None:
             f"httpx2.HTTPTransport())), or the adapter that a session has, session.mount("
             f"'https://', {what}(HTTPAdapter()))"
         )
+    if isinstance(given, type):
+        raise Misuse(f"{what}({given.__name__}): this is a class; make one, {given.__name__}()")
     if not any(callable(getattr(given, way, None)) for way in _WAYS):
         raise Misuse(
             f"{what}(…) takes a transport of httpx or httpx2, such as HTTPTransport(), or "
@@ -37,9 +39,14 @@ def must_not_give_keys(given: object) -> None:
 
 
 def must_not_retry(given: object) -> None:
-    """A misuse, if an adapter of requests retries by itself: its retries know no budget, and each
-    of ours would be several.
+    """A misuse, if one of ours is inside, or an adapter of requests retries by itself: each of our
+    attempts would be several, and those know nothing of this budget.
     """
+    if getattr(given, "gives_retries", False):
+        raise Misuse(
+            "this transport is retrying(…) already, and each attempt would be several: wrap it "
+            "once; Client(…) and AsyncClient(…) do it by themselves"
+        )
     own = getattr(given, "max_retries", None)
     if any(getattr(own, which, None) for which in ("total", "connect", "read", "status", "other")):
         raise Misuse(

@@ -233,9 +233,12 @@ def _check(policy: Policy) -> None:
     for name, choices in _CHOICES.items():
         if getattr(policy, name) not in choices:
             raise Misuse(f"Policy({name}={getattr(policy, name)!r}): choose one of {choices}")
-    for name, names in (("methods", policy.methods), ("headers_kept", policy.headers_kept or ())):
+    for name, names, such in (
+        ("methods", policy.methods, "POST"),
+        ("headers_kept", policy.headers_kept or (), "ETag"),
+    ):
         if not _are_names(names):
-            raise Misuse(f"Policy({name}={names!r}): takes a list of names, such as ['POST']")
+            raise Misuse(f"Policy({name}={names!r}): takes a list of names, such as [{such!r}]")
     if policy.key_chars_min > 255:
         raise Misuse(
             f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
@@ -251,6 +254,8 @@ def _check(policy: Policy) -> None:
 
 
 def _is_number(value: object) -> bool:
+    if isinstance(value, bool):  # which Python takes for 0 and 1
+        return False
     return isinstance(value, int | float) and 0 <= value < math.inf
 
 

@@ -149,7 +149,7 @@ class Profile:
         if unknown:
             raise Misuse(
                 f"Profile has no {', '.join(sorted(unknown))}: choose from "
-                f"{', '.join(sorted(_DERIVABLE))}"
+                f"{', '.join(sorted(_DERIVABLE | _SHORTCUTS))}"
             )
         if policy and policy.retention_s is not INHERIT:
             # Where requests are dated, half of it is the window (`oncekey.core.first_sent`).
@@ -191,6 +191,7 @@ class Profile:
 
 
 _DERIVABLE = frozenset(f.name for f in dataclasses.fields(Profile) if f.init)
+_SHORTCUTS = frozenset({"missing_status", "mismatch_status", "in_flight_status"})
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _URL = re.compile(r"[!-~]+")
 
@@ -213,8 +214,8 @@ def _check(profile: Profile) -> None:
         if name is not None and not _TOKEN.fullmatch(name):
             raise misuse(f"{name!r} is not the name of a header in lower case")
     for kind, status in profile.statuses.items():
-        if not 400 <= status <= 599:
-            raise misuse(f"the status for {kind} must be from 400 to 599, not {status}")
+        if status not in range(400, 600):
+            raise misuse(f"the status for {kind} must be from 400 to 599, not {status!r}")
     if not 1 <= profile.key_chars_max <= keys.CHARS_MAX:
         raise misuse(f"key_chars_max must be from 1 to {keys.CHARS_MAX}")
     if isinstance(profile.shape, str) and profile.shape not in SHAPES:

@@ -178,6 +178,11 @@ class Inbox:
             )
         if not tenant or not isinstance(tenant, str):
             raise Misuse(f"{name}: tenant={tenant!r} is no account; leave it out if there is one")
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise Misuse(
+                f"{name}: payload= is the message's bytes as they came, not a "
+                f"{type(payload).__name__}"
+            )
         return Call(tenant, name, key, canonical.payload(payload))
 
 

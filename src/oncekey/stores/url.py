@@ -122,6 +122,8 @@ def _open_plain(url: str) -> Store:
         raise Misuse(f"{redact(url)}: there is no store for {scheme[0]}. {_choice()}")
     must_be_readable(url, kind.example)
     if kind.module is None:
+        if url[scheme.end() :]:
+            raise Misuse("memory:// takes nothing behind it: every store that is opened so is new")
         return MemoryStore()
     return _open(f"{_ALIASES.get(name, name)}://{url[scheme.end() :]}", kind, kind.module)
 

@@ -20,7 +20,7 @@ from oncekey.web.request import within
 
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
-_STRANGE = re.compile(r"[{}<>*]")
+_STRANGE = re.compile(r"[{}<>*?#]")
 _USUAL = ("1", "a", "00000000-0000-4000-8000-000000000000")
 _PATHS_MAX = 100
 
@@ -110,8 +110,8 @@ def _compile(text: str, policy: Policy, default: Policy) -> _Template:
     if strange := _STRANGE.search("".join(pieces)):
         # Taken literally it would match nothing, and its policy would silently apply to nothing.
         raise Misuse(
-            f"routes={{{text!r}: …}}: {strange[0]!r} has no meaning here; a variable is written "
-            "{name} and stands for one path segment"
+            f"routes={{{text!r}: …}}: {strange[0]!r} has no meaning here; a route is a path, and a "
+            "variable in it is written {name} and stands for one segment"
         )
     # Routers whose patterns end in `$`, as Starlette's do, pass over a line's end behind a path: it
     # must not lead around the rules of the route.

@@ -12,7 +12,7 @@ handler's exceptions are the caller's: whatever turns them into a 500 has the ev
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.clock import Clock, SystemClock
@@ -21,7 +21,17 @@ from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.messaging import Busy, Inbox, Outcome, Then
 from oncekey.runtime import Runtime
-from oncekey.webhooks.signature import TOLERANCE_S, Genuine, Refused, Scheme, signed_headers, verify
+from oncekey.webhooks.signature import (
+    TOLERANCE_S,
+    Genuine,
+    Lines,
+    Refused,
+    Scheme,
+    must_be_raw,
+    must_be_secrets,
+    signed_headers,
+    verify,
+)
 
 RETENTION_S = 30 * 86_400.0
 """Longer than any sender goes on by itself, and than most people take to press "send again"."""
@@ -93,8 +103,7 @@ class Receiver:
         body_bytes_max: int = BODY_BYTES_MAX,
         clock: Clock | None = None,
     ) -> None:
-        if isinstance(secrets, str) or not secrets or not all(isinstance(s, str) for s in secrets):
-            raise Misuse("secrets= is a list of at least one secret, each of them a text")
+        must_be_secrets(secrets)
         if not isinstance(scheme, Scheme):
             raise Misuse("scheme= is Scheme.STANDARD or Scheme.STRIPE")
         signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret is told now, not later
@@ -106,8 +115,9 @@ class Receiver:
         self._body_bytes_max = body_bytes_max
         self._clock = clock or SystemClock()
 
-    def open(self, headers: Mapping[str, str], body: bytes) -> Event | Receipt:
+    def open(self, headers: Lines, body: bytes) -> Event | Receipt:
         """The event, if this is one; else what to answer, which asks nobody to send it again."""
+        must_be_raw(body)
         if len(body) > self._body_bytes_max:
             return Receipt(413, f"larger than {self._body_bytes_max} bytes")
         verified = verify(
@@ -129,7 +139,7 @@ class Receiver:
 
     # ------------------------------------------------------------------------------- handling
 
-    async def receive(self, headers: Mapping[str, str], body: bytes, handler: Handler) -> Receipt:
+    async def receive(self, headers: Lines, body: bytes, handler: Handler) -> Receipt:
         """Verify, call `handler(event)`, sync or async, unless it was called for this event
         before, and tell what to answer. What the handler raises is raised.
         """
@@ -138,7 +148,7 @@ class Receiver:
             return event
         return _receipt(await self._inbox.handle(event.id, handler, event))
 
-    def receive_sync(self, headers: Mapping[str, str], body: bytes, handler: Handler) -> Receipt:
+    def receive_sync(self, headers: Lines, body: bytes, handler: Handler) -> Receipt:
         """`receive` for services that block."""
         event = self.open(headers, body)
         if isinstance(event, Receipt):
@@ -146,7 +156,7 @@ class Receiver:
         return _receipt(self._inbox.handle_sync(event.id, handler, event))
 
     async def receive_in(
-        self, transaction: Any, headers: Mapping[str, str], body: bytes, handler: Handler
+        self, transaction: Any, headers: Lines, body: bytes, handler: Handler
     ) -> Receipt:
         """`receive` within your transaction, in the runtime's own database: the event counts as
         handled if and only if you commit. Commit, then answer; roll back on every exception.
@@ -157,7 +167,7 @@ class Receiver:
         return _receipt(await self._inbox.handle_in(transaction, event.id, handler, event))
 
     def receive_in_sync(
-        self, transaction: Any, headers: Mapping[str, str], body: bytes, handler: Handler
+        self, transaction: Any, headers: Lines, body: bytes, handler: Handler
     ) -> Receipt:
         """`receive_in` for services that block."""
         event = self.open(headers, body)

@@ -19,7 +19,8 @@ import enum
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from oncekey.core.value import value
 from oncekey.errors import Misuse
@@ -64,6 +65,12 @@ class Genuine:
     """The signed id of a Standard Webhook; Stripe's events have theirs in the body."""
 
 
+class Lines(Protocol):
+    """Headers as frameworks have them; those of Flask, and of http.server, are no Mapping."""
+
+    def items(self) -> Iterable[tuple[str, str]]: ...
+
+
 @value
 class Refused:
     """Nothing in this message may be believed."""
@@ -75,6 +82,23 @@ def new_secret(token: Callable[[], bytes] = random_token) -> str:
     """A secret for one endpoint. Show it once, to whom it belongs."""
     material = token() + token()
     return SECRET_PREFIX + base64.b64encode(material[:SECRET_BYTES]).decode()
+
+
+def must_be_secrets(secrets: Collection[str]) -> None:
+    """A misuse, unless it is a list of texts. Of a text alone each letter would be a secret, which
+    anybody can guess.
+    """
+    if isinstance(secrets, str) or not secrets or not all(isinstance(s, str) for s in secrets):
+        raise Misuse("secrets= is a list of at least one secret, each of them a text")
+
+
+def must_be_raw(body: object) -> None:
+    """A misuse, unless these are bytes: what was decoded or parsed is not what was signed."""
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise Misuse(
+            "a webhook's body is the bytes that came: await request.body(), Flask's "
+            f"request.get_data(), Django's request.body; it was given a {type(body).__name__}"
+        )
 
 
 # ------------------------------------------------------------------------------------- signing
@@ -93,7 +117,9 @@ def signed_headers(
     >>> sorted(headers)
     ['Stripe-Signature', 'webhook-id', 'webhook-signature', 'webhook-timestamp']
     """
-    if not 0 < len(secrets) <= SIGNATURES_MAX:
+    must_be_secrets(secrets)
+    must_be_raw(body)
+    if len(secrets) > SIGNATURES_MAX:
         raise Misuse(f"sign with 1 to {SIGNATURES_MAX} secrets, not {len(secrets)}")
     if not _ID.fullmatch(id):
         raise Misuse(f"a webhook's id is visible ASCII without a full stop: {id[:40]!r}")
@@ -141,7 +167,7 @@ def _material(secret: str) -> bytes:
 
 
 def verify(
-    headers: Mapping[str, str],
+    headers: Lines,
     body: bytes,
     secrets: Sequence[str],
     now_wall: float,
@@ -154,8 +180,8 @@ def verify(
     One scheme: a receiver that took either would let whoever repeats a message choose which id it
     is known by.
     """
-    if not secrets:
-        raise Misuse("verify with at least one secret")
+    must_be_secrets(secrets)
+    must_be_raw(body)
     found = _stripe(headers) if scheme is Scheme.STRIPE else _standard(headers)
     if isinstance(found, Flaw):
         return Refused(found)
@@ -186,7 +212,7 @@ class _Signed:
     digests: tuple[bytes, ...]
 
 
-def _stripe(headers: Mapping[str, str]) -> _Signed | Flaw:
+def _stripe(headers: Lines) -> _Signed | Flaw:
     line = _single(headers, "stripe-signature")
     if isinstance(line, Flaw):
         return line
@@ -198,7 +224,7 @@ def _stripe(headers: Mapping[str, str]) -> _Signed | Flaw:
     return _Signed(None, timestamps[0], tuple(digests[:SIGNATURES_MAX]))
 
 
-def _standard(headers: Mapping[str, str]) -> _Signed | Flaw:
+def _standard(headers: Lines) -> _Signed | Flaw:
     lines = []
     for name in ("webhook-id", "webhook-timestamp", "webhook-signature"):
         line = _single(headers, name)
@@ -213,7 +239,7 @@ def _standard(headers: Mapping[str, str]) -> _Signed | Flaw:
     return _Signed(id, timestamp, tuple(digests[:SIGNATURES_MAX]))
 
 
-def _single(headers: Mapping[str, str], wanted: str) -> str | Flaw:
+def _single(headers: Lines, wanted: str) -> str | Flaw:
     """The one line of this name. Of two, this code and another might believe different ones."""
     found = [text for name, text in headers.items() if name.lower() == wanted]
     if not found or not found[0]:
