@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,12 +13,16 @@ from urllib.parse import parse_qs, urlsplit
 import botocore.session
 
 from oncekey.clock import SystemClock
-from oncekey.core.op import run
+from oncekey.core.op import Op, relay, run
+from oncekey.core.verbs import Verb
 from oncekey.stores.dynamodb import DynamoStore, open_url
+from oncekey.stores.dynamodb_calls import Call
 from oncekey.stores.dynamodb_dates import Dates
 from oncekey.stores.observed import Sightings
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
+
+_VARIABLE = re.compile(r"[#:]\w+")
 
 
 class Ahead(SystemClock):
@@ -41,6 +46,33 @@ class DatesAhead(Dates):
         return super().now() + round(self.seconds * 1_000_000)
 
 
+def must_suit_amazon(call: Call) -> None:
+    """Amazon refuses a call whose expressions leave a variable out, or have one that is not given.
+    Emulators carry it out.
+    """
+    members = call.parameters.get("TransactItems", [{"": call.parameters}])
+    for parameters in (each for member in members for each in member.values()):
+        written = [text for name, text in parameters.items() if name.endswith("Expression")]
+        given = {
+            *parameters.get("ExpressionAttributeNames", {}),
+            *parameters.get("ExpressionAttributeValues", {}),
+        }
+        assert set(_VARIABLE.findall(" ".join(written))) == given, (call.method, written, given)
+
+
+def _exact(calls: list[Call]) -> list[Call]:
+    for call in calls:
+        must_suit_amazon(call)
+    return calls
+
+
+class Exact(DynamoStore):
+    """Asks nothing that Amazon would not understand."""
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        return relay(super().perform(verbs), _exact)
+
+
 def subject(url: str) -> Subject:
     """A store that has watched whatever it has seen for as long as it is told to."""
     clock, dates = Ahead(), DatesAhead()
@@ -49,7 +81,9 @@ def subject(url: str) -> Subject:
         dates.seconds += seconds
         clock.seconds += max(seconds, 0.0)  # nobody can set a monotonic clock back
 
-    return Subject(open_url(url, clock=clock, dates=dates), elapse=elapse, observed=True)
+    store = open_url(url, clock=clock, dates=dates)
+    store.__class__ = Exact
+    return Subject(store, elapse=elapse, observed=True)
 
 
 def anew(subject: Subject) -> None:

@@ -121,13 +121,16 @@ def swapped(verb: Swap, fence: int, now: int) -> Update:
     lease_us = round((verb.lease_s or 0.0) * MICROS)
     expires = now + lease_us + round(verb.retention_s * MICROS)
     none = update.given("none", n(0))  # some look at the sum before they look at the condition
-    left = update.given("ttl", n(ttl_s(expires)))
     update.set(
         state=s(verb.to),
         beat=f"if_not_exists({update.name('beat')}, {none}) + {update.given('one', n(1))}",
         expires=n(expires),
-        ttl=f"if_not_exists({update.name('kept')}, {left})",
     )
+    if verb.claim is not None and verb.claim.request is not None:
+        update.set(kept=KEPT, ttl=KEPT)
+    else:  # written only if it stays: Amazon refuses values that no expression has
+        left = update.given("ttl", n(ttl_s(expires)))
+        update.set(ttl=f"if_not_exists({update.name('kept')}, {left})")
     if verb.raise_fence:
         update.set(fence=n(fence))
     if verb.new_token is not None:
@@ -147,8 +150,6 @@ def swapped(verb: Swap, fence: int, now: int) -> Update:
     if verb.claim is not None:
         update.remove(*_OPTIONAL)
         update.set(**brought(verb.claim))
-        if verb.claim.request is not None:
-            update.set(kept=KEPT, ttl=KEPT)
     if verb.to is State.COMPLETED:
         update.remove(*_ANSWER)
         update.set(**answered(verb))
