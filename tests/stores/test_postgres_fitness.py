@@ -23,7 +23,7 @@ from oncekey.stores.postgres_fitness import Server
 from oncekey.stores.postgres_layout import INLINE, layout
 from oncekey.stores.postgres_sql import Question
 from oncekey.stores.sql import Migration, migrations
-from oncekey.stores.sql_batch import RowHeld
+from oncekey.stores.sql_batch import Denied, RowHeld
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.servers import start_postgres
@@ -282,7 +282,7 @@ class DriverError(Exception):
         ("XX000", StoreUnavailable),
         ("55P03", RowHeld),
         ("42P01", StoreUnfit),
-        ("42501", StoreUnfit),
+        ("42501", Denied),
         ("26000", StoreUnfit),
         ("22021", DriverError),  # a text that cannot be kept: the verb's own fault
         ("23514", DriverError),
