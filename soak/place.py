@@ -140,10 +140,12 @@ class Place:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
+_LOGGED = {"log-bin": "log", "sync-binlog": "1"}
+"""Without it a commit is seen before it is on disk: what a retry was given can be forgotten."""
 _STARTERS: dict[str, Sequence[Callable[[], Server]]] = {
     "sqlite": (),
     "postgres": (partial(start_postgres, durable=True),),
-    "mariadb": (partial(start_mariadb, durable=True),),
+    "mariadb": (partial(start_mariadb, durable=True, settings=_LOGGED),),
     "mysql": (partial(start_mysql, durable=True),),
     "redis": (partial(start_redis, durable=True),),
     "dynamodb": (start_ministack,),
