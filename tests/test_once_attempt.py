@@ -214,6 +214,20 @@ def test_a_long_run_is_renewed() -> None:
         assert long("a") >= 4
 
 
+@pytest.mark.anyio
+async def test_a_long_run_in_an_event_loop_is_renewed() -> None:
+    async with Runtime("memory://") as runtime:
+
+        @once(runtime, key="{x}", name="f", policy=Policy(lease_s=0.1))
+        async def long(x: str) -> int:
+            async with asyncio.timeout(20):
+                while (beats := _beats(runtime)) < 4:
+                    await asyncio.sleep(0.005)
+            return beats
+
+        assert await long("a") >= 4
+
+
 def _beats(runtime: Runtime) -> int:
     found: Record = runtime.gatherer.ask(Find(record_id("single", "f", "a")))
     return found.beat

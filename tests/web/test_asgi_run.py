@@ -13,7 +13,7 @@ from oncekey.core.verbs import Swap
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.asgi_world import World, tenant_of
+from tests.web.asgi_world import World, renewals, tenant_of
 from tests.web.client import ask, request_headers, scope_for
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +45,21 @@ class Caller:
         if self.answered:  # as servers say
             raise RuntimeError(f"Unexpected ASGI message {message['type']!r}")
         self.sent.append(message)
+
+
+async def test_p1_a_handler_is_renewed_while_it_runs() -> None:
+    store = MemoryStore()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        async with asyncio.timeout(20):
+            while not renewals(store):
+                await asyncio.sleep(0.01)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = IdempotencyMiddleware(slow, store=store, tenant=tenant_of, policy=Policy(lease_s=1))
+    assert (await ask(app, "k1")).status == 201
+    await app.close()
 
 
 @pytest.mark.parametrize("answer_bytes_max", [1_000, 3])

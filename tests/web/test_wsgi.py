@@ -17,7 +17,7 @@ from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.stores.unreliable import Unheard
-from tests.web.asgi_world import Flaky, down
+from tests.web.asgi_world import Flaky, down, renewals
 from tests.web.client import Reply, ask_wsgi
 from tests.web.wsgi_world import World, tenant_of, world
 
@@ -31,6 +31,21 @@ def test_p3_a_retry_gets_the_same_answer(world: World) -> None:
     assert (first.status, first.body) == (again.status, again.body) == (201, b"\x00\xff")
     assert again.all("link") == [b"<a>", b"<b>"]
     assert (first.replayed, again.replayed, world.runs) == (False, True, 1)
+
+
+def test_p1_a_handler_is_renewed_while_it_runs() -> None:
+    store, waiting = MemoryStore(), threading.Event()
+
+    def slow(environ: Any, start_response: Any) -> Iterable[bytes]:
+        for _ in range(2000):
+            if renewals(store) or waiting.wait(0.01):
+                break
+        start_response("201 Created" if renewals(store) else "500 Not renewed", [])
+        return []
+
+    app = IdempotencyMiddleware(slow, store=store, tenant=tenant_of, policy=Policy(lease_s=1))
+    assert ask_wsgi(app, "k1").status == 201
+    app.close()
 
 
 def test_p4_nothing_is_handed_over_before_the_answer_is_recorded(world: World) -> None:
