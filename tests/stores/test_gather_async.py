@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Sequence
+import types
+from collections.abc import Coroutine, Generator, Sequence
 from typing import Any
 
 import pytest
@@ -68,6 +69,32 @@ async def test_arrivals_during_a_round_trip_share_the_next() -> None:
     store.aopen.set()
     assert await gathered(tasks) == [b"a", b"b", b"c", b"d"]
     assert store.asked == [[A], [B, C, D]]
+
+
+async def test_a_task_that_has_ended_when_it_is_made_leaves_nobody_waiting() -> None:
+    asyncio.get_running_loop().set_task_factory(_eager)  # type: ignore[arg-type]
+    gatherer = AsyncGatherer(Scripted())
+    for verb in (A, B, C):
+        assert await asyncio.wait_for(gatherer.ask(verb), 20) == verb.id
+
+
+def _eager(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **of_task: Any
+) -> asyncio.Future[Any]:
+    """As `asyncio.eager_task_factory` of Python 3.12: what need not wait is done at once."""
+
+    @types.coroutine
+    def rest(waits_for: Any) -> Generator[Any, Any, Any]:
+        yield waits_for
+        return (yield from work)
+
+    try:
+        waits_for = work.send(None)
+    except StopIteration as end:
+        ended = loop.create_future()
+        ended.set_result(end.value)
+        return ended
+    return asyncio.Task(rest(waits_for), loop=loop)
 
 
 async def test_a_connection_is_prepared_once_and_kept() -> None:

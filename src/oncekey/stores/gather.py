@@ -156,12 +156,15 @@ class _AsyncLane:
         self._outage = Outage()
         self._queue: Queue[asyncio.Future[Any]] = Queue(rows_max=rows_max)
         self._worker: asyncio.Task[None] | None = None
+        self._works = False
+        """Told by the worker itself: an eager task may have ended before anybody has it."""
         self._nobody = contextvars.Context()
         """The worker serves everybody: the context of whoever came first must not stick to it."""
 
     def ask(self, verb: Verb, waiter: asyncio.Future[Any]) -> None:
         self._queue.add(Ticket(verb, waiter))
-        if self._worker is None:
+        if not self._works:
+            self._works = True
             self._worker = waiter.get_loop().create_task(self._work(), context=self._nobody)
 
     async def _work(self) -> None:
@@ -181,7 +184,7 @@ class _AsyncLane:
                 _fail(batch, _interrupted(sent=False))
             raise
         finally:
-            self._worker = None
+            self._works = False
 
     async def _serve(self, batch: list[Ticket[asyncio.Future[Any]]]) -> None:
         try:
@@ -207,7 +210,7 @@ class _AsyncLane:
                     ticket.waiter.set_result(outcome)
 
     async def close(self) -> None:
-        if self._worker is not None:
+        if self._works and self._worker is not None:
             await self._worker
         await self._line.close()
 
