@@ -368,6 +368,7 @@ def tell(recovered: Recovered) -> None:
 
 
 def text_of(recovered: Recovered) -> str:
+    """What became of an orphan, and who has to act: the end of a sentence that names it."""
     reason, record = recovered.reason, recovered.record
     match recovered.ending:
         case Ending.FINISHED:

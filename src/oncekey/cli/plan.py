@@ -71,6 +71,7 @@ class Plan:
 
 
 def plan_for(load: Load, measured: Measured) -> Plan:
+    """What an engine needs under this load, by what a record was measured to cost there."""
     cost, records = measured.cost(load.answer_bytes), load.records
     each = CONNECTIONS.get(measured.name)
     made = Plan(

@@ -111,6 +111,7 @@ def encode_amnesia(guard: Amnesia | None) -> bytes:
 
 
 def decode_amnesia(body: bytes | None) -> Amnesia | None:
+    """The inverse of `encode_amnesia`."""
     try:
         said = json.loads(body or b"")
         if said["version"] != 1:

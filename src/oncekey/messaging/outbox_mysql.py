@@ -60,6 +60,8 @@ RETRY = (
 
 
 class MySQLShelf:
+    """A `Shelf` in MySQL or MariaDB."""
+
     def put(self, message: Message) -> Op[None]:
         where = (message.id, lane(message), message.topic, message.key)
         what = (encode_headers(message.headers), message.payload, len(message.payload))

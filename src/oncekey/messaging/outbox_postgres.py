@@ -75,6 +75,8 @@ WHERE parked AND id = ANY($1::uuid[]) RETURNING n
 
 
 class PostgresShelf:
+    """A `Shelf` in PostgreSQL."""
+
     def put(self, message: Message) -> Op[None]:
         headers = encode_headers(message.headers)
         where = (message.id, lane(message), message.topic, message.key)

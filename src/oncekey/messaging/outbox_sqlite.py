@@ -58,6 +58,8 @@ WHERE parked = 1 AND id = ?
 
 
 class SqliteShelf:
+    """A `Shelf` in SQLite."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 

@@ -143,6 +143,7 @@ def privileges(denied: list[str]) -> Finding:
 
 
 def thorough(looked: Looked) -> Iterator[Finding]:
+    """What makes the table safe or not, as `oncekey doctor` shows it."""
     if looked.table:
         yield from findings(looked.table)
         yield _billing(looked.table)

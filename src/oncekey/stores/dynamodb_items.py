@@ -157,6 +157,7 @@ def swapped(verb: Swap, fence: int, now: int) -> Update:
 
 
 def answered(verb: Swap) -> Item:
+    """What a completion adds to its item; of a long body only how it is put together again."""
     item: Item = {}
     if verb.answer is not None:
         item["status"] = n(verb.answer.status)

@@ -199,6 +199,7 @@ def passes(denied: Denied) -> bool:
 
 
 def judged(denied: Denied, address: str) -> StoreError:
+    """What a denial means for the store, and what to do about it."""
     why = f"{address}: {denied.message} ({', '.join(sorted(codes(denied)))})"
     if denied.code == _MISSING:
         return StoreUnfit(f"{why}: run `oncekey migrate {address}`")

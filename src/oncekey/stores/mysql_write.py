@@ -217,6 +217,7 @@ def _write(
 
 
 def claim_row(claim: Claim) -> dict[str, Value]:
+    """A claim's columns; and its deadlines, as microseconds from now."""
     return {
         "tenant": claim.tenant,
         "operation": claim.operation,
@@ -294,6 +295,7 @@ def _owner(verb: Swap) -> dict[str, Value]:
 
 
 def answer_row(verb: Swap) -> dict[str, Value]:
+    """The columns of the kept answer, which only a completion brings; else they are blank."""
     completed = verb.to is State.COMPLETED
     answer = verb.answer if completed else None
     return {

@@ -88,6 +88,7 @@ def _appends(info: Mapping[str, str]) -> Finding:
 
 
 def role(info: Mapping[str, str]) -> Finding:
+    """Whether the server may be written to."""
     told = info.get("role", "master")
     if told != "master":
         primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"

@@ -35,6 +35,7 @@ class Looked:
 
 
 def look(prefix: str) -> Op[Looked]:
+    """Ask a server for all that it may tell; what is denied is left out."""
     questions: list[Command] = [("CONFIG", "GET", name) for name in _SETTINGS]
     info, user, *settings = yield [("INFO",), ("ACL", "WHOAMI"), *questions]
     told = [reply for reply in settings if not isinstance(reply, Exception)]

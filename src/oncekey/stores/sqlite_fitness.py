@@ -176,6 +176,7 @@ class Around:
 
 
 def around(path: str) -> Around:
+    """Look at the file from outside, without opening it."""
     found, disk = os.stat(path), shutil.disk_usage(path)
     wal = f"{os.path.realpath(path)}-wal"  # named after what a link points to
     return Around(

@@ -27,6 +27,7 @@ _CUT_OFF = Problem(
 
 
 def request(environ: Environ) -> Request:
+    """The request as the edge reads it."""
     lines = [
         (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in environ.items()

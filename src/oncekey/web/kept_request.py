@@ -92,6 +92,7 @@ def _harmless(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 
 
 def encode(kept: KeptRequest) -> bytes:
+    """A kept request as bytes, for stores."""
     head = {
         "method": kept.method,
         "scheme": kept.scheme,

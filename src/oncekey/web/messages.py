@@ -22,6 +22,7 @@ _UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
 
 
 def request(scope: Scope) -> Request:
+    """The request as the edge reads it."""
     return Request(
         scope["method"],
         scope["path"],
@@ -85,6 +86,7 @@ def resupply(body: bytes, receive: Receive) -> Receive:
 
 
 async def send(send: Send, answer: Answer) -> None:
+    """Send an answer whole. A client that is gone is no error."""
     with contextlib.suppress(OSError):
         await send(
             {

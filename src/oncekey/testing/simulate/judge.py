@@ -221,15 +221,7 @@ class Judge:
     def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
         kind = refusal.problem.kind
         if kind is Kind.STORE_UNAVAILABLE:
-            took_s = self._kernel.now - task.started_at
-            if refusal.lost_claim is not None and self._overslept(task, took_s):
-                return
-            if not task.failures:
-                raise Violation("P6", f"{task} says that the store is down; it always answered")
-            if task.failures < ASKS_MAX and took_s < PATIENCE_S - BACKOFF_S_MAX and not superseded:
-                raise Violation("P9", f"{task} gave up after {task.failures} tries")
-            if not task.asks and task.policy.store_down == "run" and task.work is None:
-                raise Violation("P6", f"{task} was to run unprotected; the store heard nothing")
+            self._says_down(task, refusal, superseded=superseded)
             return
         if kind is Kind.TOO_OLD:
             known = task.note is not None and task.note.situation not in _FREE
@@ -265,6 +257,17 @@ class Judge:
                 "P7" if free else "P5",
                 f"{task} is told {kind.value}; it met {how} request, {situation}",
             )
+
+    def _says_down(self, task: Task, refusal: Refuse, *, superseded: bool) -> None:
+        took_s = self._kernel.now - task.started_at
+        if refusal.lost_claim is not None and self._overslept(task, took_s):
+            return
+        if not task.failures:
+            raise Violation("P6", f"{task} says that the store is down; it always answered")
+        if task.failures < ASKS_MAX and took_s < PATIENCE_S - BACKOFF_S_MAX and not superseded:
+            raise Violation("P9", f"{task} gave up after {task.failures} tries")
+        if not task.asks and task.policy.store_down == "run" and task.work is None:
+            raise Violation("P6", f"{task} was to run unprotected; the store heard nothing")
 
     def _overslept(self, task: Task, took_s: float) -> bool:
         """Whether what it claimed had lapsed before it could begin."""

@@ -76,6 +76,7 @@ async def _again(taken: bytes, rest: Any) -> AsyncIterator[bytes]:
 
 
 def response_of(answer: Answer) -> HttpResponse:
+    """An answer of ours as Django's. It has one line for each name: several are joined."""
     response = HttpResponse(answer.body or b"", status=answer.status)
     del response["Content-Type"]
     for name, value in answer.headers:

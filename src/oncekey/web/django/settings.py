@@ -51,6 +51,7 @@ def views() -> Views:
 
 
 def read() -> Mapping[str, Any]:
+    """`settings.ONCEKEY`, as it is written. Raises `Misuse` for what is missing or unknown."""
     given = getattr(settings, "ONCEKEY", None)
     if not isinstance(given, Mapping):
         raise Misuse(
