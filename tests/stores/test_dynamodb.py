@@ -354,17 +354,26 @@ def test_addresses_that_say_nothing(url: str) -> None:
         open_store(url)
 
 
-def test_without_credentials_it_says_so(
-    dynamodb_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+@pytest.mark.parametrize(
+    ("place", "wanted"),
+    [
+        ("?region=us-east-1&", r"credentials\. .* as dynamodb://key:secret@table"),
+        ("?", r"region\. Name it as dynamodb://table\?region=eu-central-1"),
+    ],
+    ids=["credentials", "region"],
+)
+def test_what_only_the_environment_can_tell_is_asked_for(
+    dynamodb_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, place: str, wanted: str
 ) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    store = open_url(f"dynamodb://any?region=us-east-1&endpoint={dynamodb_endpoint}")
+    store = open_url(f"dynamodb://any{place}endpoint={dynamodb_endpoint}")
     for make_face in FACES.values():
         face: Face = make_face(store)
-        with pytest.raises(StoreUnfit, match="credentials"):
+        with pytest.raises(StoreUnfit, match=wanted):
             face.ask(Find(b"any"))
         face.close()

@@ -49,6 +49,13 @@ _NOT_SENT = (
     errors.ConnectTimeoutError,
     errors.ProxyConnectionError,
 )
+_TO_DO: dict[type[Exception], str] = {
+    errors.NoRegionError: " Name it as dynamodb://table?region=eu-central-1, or in "
+    "AWS_DEFAULT_REGION",
+    errors.NoCredentialsError: ". Give this process a role, AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, or name them as dynamodb://key:secret@table",
+}
+"""What the driver's own message leaves open."""
 _session_mutex = threading.Lock()
 
 
@@ -139,7 +146,8 @@ class Driver:
             raise self._unfit(error) from error
 
     def _unfit(self, error: Exception) -> StoreUnfit:
-        return StoreUnfit(f"{self._address}: {error}")
+        what = _TO_DO.get(type(error), "")
+        return StoreUnfit(f"{self._address}: {error}{what}")
 
     # ------------------------------------------------------------------------------- answers
 
