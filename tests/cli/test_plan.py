@@ -85,6 +85,32 @@ def test_answers_in_postgres_have_a_part_for_each_day(retention_s: float, parts:
     assert plan_for(Load(10, retention_s, 800), measured("postgres")).parts == parts
 
 
+def test_answers_that_are_kept_for_longer_than_postgres_makes_parts_have_none(
+    oncekey: Oncekey,
+) -> None:
+    assert plan_for(Load(10, 97 * DAY_S, 800), measured("postgres")).parts == 100
+    assert plan_for(Load(10, 97 * DAY_S + 1, 800), measured("postgres")).parts is None
+    said = oncekey("plan", "--rps", "10", "--retention", "365d", "--engine", "postgres").out
+    assert "stay with the layout inline" in said
+    assert "--layout partitioned" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--rps", "0"), "more than 0, at most 10,000,000"),
+        (("--rps", "1", "--answer-bytes", "-1"), "not below 0, at most 100,000,000"),
+        (("--rps", "1", "--retention", "4000d"), "up to ten years"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_what_can(
+    oncekey: Oncekey, given: tuple[str, ...], said: str
+) -> None:
+    refused = oncekey("plan", *given)
+    assert refused.code == 2
+    assert said in refused.err
+
+
 def test_redis_is_split_by_memory_or_by_its_one_thread() -> None:
     assert plan_for(BIG, measured("redis")).parts == 47  # 1,037 GB in 32 GB each, 70 % of it
     assert plan_for(Load(10_000, DAY_S, 800, node_gb=64), measured("redis")).parts == 24

@@ -29,6 +29,8 @@ PROCESS_RPS = 500.0
 PARTITION_BYTES, PARTITION_UNITS = 10e9, 1000.0
 """What Amazon says that a partition of DynamoDB holds and takes in a second."""
 DAY_S = 86_400.0
+DAYS_MAX = 100
+"""So many parts are made at most (schema/postgres/partitioned.sql): what expires later has none."""
 LINE_CHARS_MAX = 110
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": DAY_S, "w": 7 * DAY_S}
@@ -99,7 +101,8 @@ def _parts(load: Load, engine: str, cost: Cost) -> int | None:
     stored = load.records * cost.stored_bytes
     match engine:
         case "postgres":  # today's, one for each day on which answers expire, and two ahead
-            return math.ceil(load.retention_s / DAY_S) + 3
+            days = math.ceil(load.retention_s / DAY_S) + 3
+            return days if days <= DAYS_MAX else None
         case "redis":  # each node has one thread for commands
             by_memory = stored / (load.node_gb * 1e9 * BUSY_SHARE)
             by_cpu = load.rps * (cost.server_cpu_us or 0) / 1e6 / BUSY_SHARE
@@ -109,6 +112,9 @@ def _parts(load: Load, engine: str, cost: Cost) -> int | None:
             return max(1, math.ceil(stored / PARTITION_BYTES), math.ceil(units / PARTITION_UNITS))
         case _:
             return None
+
+
+_IN_MEMORY = "the indexes should fit in memory, or each new key reads a page from disk"
 
 
 def _notes(load: Load, measured: Measured, made: Plan) -> Iterator[str]:
@@ -129,13 +135,19 @@ def _notes(load: Load, measured: Measured, made: Plan) -> Iterator[str]:
                     "was measured"
                 )
             yield "one machine, with all processes on it"
+        case "postgres" if made.parts is None:
+            yield (
+                f"kept for more than {DAYS_MAX - 3} days, answers gain nothing from parts by day: "
+                "stay with the layout inline"
+            )
+            yield _IN_MEMORY
         case "postgres":
             yield (
                 f"{parts} parts are for answers by day, with `oncekey migrate --layout "
                 "partitioned`; claims stay in one table. Measured in the layout inline, which has "
                 "no parts"
             )
-            yield "the indexes should fit in memory, or each new key reads a page from disk"
+            yield _IN_MEMORY
         case "mysql":
             yield "one primary writes; nothing splits it"
             yield "with a binary log, reckon on the log a second time"
@@ -291,7 +303,8 @@ def _number(most: float, least: float = 1e-9) -> Callable[[str], float]:
         except ValueError:
             given = math.nan
         if not least <= given <= most:
-            raise argparse.ArgumentTypeError(f"must be a number, at most {most:,.0f}")
+            lowest = "not below 0" if least == 0 else "more than 0"
+            raise argparse.ArgumentTypeError(f"must be a number, {lowest}, at most {most:,.0f}")
         return given
 
     return number
@@ -300,5 +313,5 @@ def _number(most: float, least: float = 1e-9) -> Callable[[str], float]:
 def _time(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if found is None or not 0 < (seconds := float(found[1]) * _UNITS_S[found[2]]) <= 3_660 * DAY_S:
-        raise argparse.ArgumentTypeError("write it as 90s, 30m, 24h or 7d")
+        raise argparse.ArgumentTypeError("write it as 90s, 30m, 24h or 7d, up to ten years")
     return seconds

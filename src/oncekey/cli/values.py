@@ -42,7 +42,9 @@ def seconds(most: int = 86_400) -> Callable[[str], float]:
         except ValueError:
             time_s = 0.0
         if not 0 < time_s <= most:
-            raise argparse.ArgumentTypeError(f"must be a number of seconds, at most {most}")
+            raise argparse.ArgumentTypeError(
+                f"must be a number of seconds, more than 0, at most {most}"
+            )
         return time_s
 
     return read
