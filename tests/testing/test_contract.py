@@ -17,7 +17,7 @@ from oncekey.core.verbs import Find, Insert
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Case, StoreContract, Subject
 from oncekey.testing.contract.subject import FACES, SyncFace
-from tests.testing.mutants import CAUGHT_BY
+from tests.testing.mutant_stores import CAUGHT_BY
 
 TESTS = [name for name in dir(StoreContract) if name.startswith("test_")]
 
