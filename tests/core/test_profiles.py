@@ -259,6 +259,7 @@ def test_e14_what_a_browser_must_be_allowed_to_send() -> None:
         "Repeatability-First-Sent",
     )
     assert PROFILES["square"].cors_allow_headers == ()  # the key travels in the body
+    assert PROFILES["aws"].cors_allow_headers == ("X-Amz-Target",)
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -165,7 +165,7 @@ class Profile:
     @property
     def cors_allow_headers(self) -> tuple[str, ...]:
         """Request headers that a script on another origin must be allowed to send."""
-        headers = (self.key_in, self.first_sent_in)
+        headers = (self.key_in, self.first_sent_in, self.target_in)
         return tuple(header.name for header in headers if isinstance(header, Header))
 
     @property
