@@ -3,7 +3,7 @@
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey.core.secret import read_secrets
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.url import KINDS, as_store, open_store, redact, scrub
+from tests.stores.sealed_kit import SECRET
 
 PASSWORD = "hunter2"
 
@@ -144,6 +146,40 @@ def test_p12_what_cannot_be_opened_is_refused_without_its_password(url: str) -> 
 
     assert PASSWORD not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://user:{PASSWORD}@host/db",
+        f"mysql://user:{PASSWORD}@host/db",
+        f"redis://user:{PASSWORD}@host/0",
+        f"redis+cluster://user:{PASSWORD}@h1,h2",
+        f"redis+sentinel://user:{PASSWORD}@h1,h2/service?sentinel_password={PASSWORD}",
+        f"dynamodb://key:{PASSWORD}@table?region=eu-central-1",
+        f"tiered+sqlite:///keys.db?cache=redis://:{PASSWORD}@host/0",
+    ],
+)
+def test_p12_no_part_of_a_store_shows_a_password_or_a_secret(url: str) -> None:
+    """Error trackers keep the local names of a traceback as `repr` shows them."""
+    store = open_store(url, secrets=SECRET)
+    [secret] = read_secrets(SECRET)
+    hidden = (PASSWORD, SECRET, *map(repr, (secret.content, secret.recovery, secret.wrapping)))
+    parts = list(_parts(store))
+    assert secret in parts
+    for part in parts:
+        assert not any(text in repr(part) for text in hidden), type(part)
+
+
+def _parts(whole: Any, depth: int = 0) -> Iterator[Any]:
+    """A store, and all objects of ours that it holds."""
+    yield whole
+    slots = getattr(whole, "__slots__", ())
+    held = [*getattr(whole, "__dict__", {}).values(), *(getattr(whole, name) for name in slots)]
+    for each in held:
+        for one in each if isinstance(each, tuple) else [each]:
+            if type(one).__module__.startswith("oncekey") and depth < 4:
+                yield from _parts(one, depth + 1)
 
 
 @pytest.mark.parametrize("url", ["sqlite:///keys.db?timeout_s=soon", "redis://h/0?timeout_s=soon"])

@@ -32,6 +32,9 @@ class Secret:
     recovery: bytes
     wrapping: bytes
 
+    def __repr__(self) -> str:
+        return f"Secret({self.id.hex()})"  # error trackers keep what stands in local names
+
 
 def secret(text: str) -> Secret:
     """The keys of one secret."""

@@ -21,6 +21,9 @@ class Address:
     unix_socket: str | None = None
     tls: ssl.SSLContext | None = None
 
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"  # error trackers keep what stands in local names
+
     @property
     def shown(self) -> str:
         return redact(self.url)

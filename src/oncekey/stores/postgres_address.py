@@ -27,6 +27,9 @@ class Address:
 
     libpq: str
 
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"  # error trackers keep what stands in local names
+
     @property
     def asyncpg(self) -> str:
         """The same for asyncpg."""

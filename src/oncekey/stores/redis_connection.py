@@ -81,6 +81,9 @@ class Endpoint:
     timeout_s: float
     connect_timeout_s: float
 
+    def __repr__(self) -> str:
+        return f"Endpoint({str(self)!r})"  # error trackers keep what stands in local names
+
     def __str__(self) -> str:
         db = self.options.get("db", 0)
         if self.kind == "unix":
