@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import oncekey
-from oncekey import Mismatch, Misuse, NotKept, Policy, Runtime, Unknown, once
+from oncekey import Mismatch, Misuse, NotKept, Policy, Runtime, Unknown, once, probes
 from oncekey.core.key import record_id
 from oncekey.core.record import Record, State
 from oncekey.core.verbs import Find
@@ -216,16 +216,18 @@ def test_a_long_run_is_renewed() -> None:
 
 @pytest.mark.anyio
 async def test_a_long_run_in_an_event_loop_is_renewed() -> None:
+    renewed = threading.Event()
     async with Runtime("memory://") as runtime:
 
-        @once(runtime, key="{x}", name="f", policy=Policy(lease_s=0.1))
-        async def long(x: str) -> int:
-            async with asyncio.timeout(20):
-                while (beats := _beats(runtime)) < 4:  # noqa: ASYNC110  (a thread renews it)
-                    await asyncio.sleep(0.005)
-            return beats
+        @once(runtime, key="{x}", policy=Policy(lease_s=1))
+        async def long(x: str) -> bool:
+            return await asyncio.to_thread(renewed.wait, 20)
 
-        assert await long("a") >= 4
+        probes.arm("before_renew", renewed.set)
+        try:
+            assert await long("a")
+        finally:
+            probes.disarm()
 
 
 def _beats(runtime: Runtime) -> int:

@@ -64,12 +64,6 @@ class World:
         return int(sum(Gatherer(self.store).ask(Count()).values()))
 
 
-def renewals(store: MemoryStore) -> int:
-    """How often the one record of a store was renewed."""
-    [record] = Gatherer(store).ask(Scan(2))
-    return int(record.beat)
-
-
 def tenant_of(request: oncekey.Request) -> str | None:
     return request.headers.get("x-account", "acme")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from oncekey import Policy
+from oncekey import Policy, probes
 from oncekey.core.record import State
 from oncekey.core.verbs import Swap
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.web.asgi_world import World, renewals, tenant_of
+from tests.web.asgi_world import World, tenant_of
 from tests.web.client import ask, request_headers, scope_for
 
 pytestmark = pytest.mark.anyio
@@ -48,18 +49,22 @@ class Caller:
 
 
 async def test_p1_a_handler_is_renewed_while_it_runs() -> None:
-    store = MemoryStore()
+    renewed = threading.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
-        async with asyncio.timeout(20):
-            while not renewals(store):  # noqa: ASYNC110  (a thread renews it)
-                await asyncio.sleep(0.01)
-        await send({"type": "http.response.start", "status": 201, "headers": []})
+        status = 201 if await asyncio.to_thread(renewed.wait, 20) else 500
+        await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    app = IdempotencyMiddleware(slow, store=store, tenant=tenant_of, policy=Policy(lease_s=1))
-    assert (await ask(app, "k1")).status == 201
-    await app.close()
+    app = IdempotencyMiddleware(
+        slow, store=MemoryStore(), tenant=tenant_of, policy=Policy(lease_s=1)
+    )
+    probes.arm("before_renew", renewed.set)
+    try:
+        assert (await ask(app, "k1")).status == 201
+    finally:
+        probes.disarm()
+        await app.close()
 
 
 @pytest.mark.parametrize("answer_bytes_max", [1_000, 3])

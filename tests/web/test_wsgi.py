@@ -10,14 +10,14 @@ import flask
 import pytest
 
 import oncekey
-from oncekey import Policy, guard
+from oncekey import Policy, guard, probes
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.stores.unreliable import Unheard
-from tests.web.asgi_world import Flaky, down, renewals
+from tests.web.asgi_world import Flaky, down
 from tests.web.client import Reply, ask_wsgi
 from tests.web.wsgi_world import World, tenant_of, world
 
@@ -34,18 +34,21 @@ def test_p3_a_retry_gets_the_same_answer(world: World) -> None:
 
 
 def test_p1_a_handler_is_renewed_while_it_runs() -> None:
-    store, waiting = MemoryStore(), threading.Event()
+    renewed = threading.Event()
 
     def slow(environ: Any, start_response: Any) -> Iterable[bytes]:
-        for _ in range(2000):
-            if renewals(store) or waiting.wait(0.01):
-                break
-        start_response("201 Created" if renewals(store) else "500 Not renewed", [])
+        start_response("201 Created" if renewed.wait(20) else "500 Not renewed", [])
         return []
 
-    app = IdempotencyMiddleware(slow, store=store, tenant=tenant_of, policy=Policy(lease_s=1))
-    assert ask_wsgi(app, "k1").status == 201
-    app.close()
+    app = IdempotencyMiddleware(
+        slow, store=MemoryStore(), tenant=tenant_of, policy=Policy(lease_s=1)
+    )
+    probes.arm("before_renew", renewed.set)
+    try:
+        assert ask_wsgi(app, "k1").status == 201
+    finally:
+        probes.disarm()
+        app.close()
 
 
 def test_p4_nothing_is_handed_over_before_the_answer_is_recorded(world: World) -> None:
