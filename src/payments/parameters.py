@@ -28,7 +28,7 @@ OVERLAP_S = 86_400
 OVERLAP_S_MAX = 7 * 86_400
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _TRUTH = {"true": True, "false": False, "True": True, "False": False}
-"""As forms write it; with a capital, Stripe's clients for Python up to 11."""
+"""As forms write it; with a capital, Stripe's clients for Python before 12.1."""
 
 
 def _whole(value: object) -> object:

@@ -223,6 +223,33 @@ def test_what_is_paid_stays_paid_for_a_tab_that_is_late(
     assert all_captures(running) == before
 
 
+def test_an_answer_that_is_late_says_nothing_of_the_next_order(
+    page: Page, context: BrowserContext, running: Running
+) -> None:
+    other, held = opened(context, running), list[Any]()
+    page.evaluate("""() => {
+      window.said = [];
+      const says = document.getElementById("says");
+      new MutationObserver(() => said.push(says.textContent)).observe(says, { childList: true });
+    }""")
+    page.route("**/v1/charges", lambda route: held.append(route))
+    page.click("#pay")
+    other.click("#pay")
+    first = await_paid(other, running)
+    page.get_by_text(first).wait_for()
+    other.click("#another")
+    page.wait_for_selector("#another", state="hidden")
+    page.evaluate("said.length = 0")
+    with page.expect_response("**/v1/charges") as answered:
+        held.pop().continue_()
+    answered.value.finished()
+    page.unroute("**/v1/charges")
+    page.click("#pay")
+
+    assert await_paid(page, running) != first
+    assert not [text for text in page.evaluate("said") if first in text]
+
+
 # ---------------------------------------------------------------------- what the browser keeps
 
 

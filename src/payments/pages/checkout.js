@@ -163,6 +163,7 @@ async function told(now, answer) {
   if (settled) await api.settle(intentOf(now), key);
   tabs.postMessage("told");
   await draw();
+  if (order().id !== now.id) return; // another tab has gone on to the next one
   if (!answer.ok) {
     const more = settled ? "" : " Press Pay to go on, with the same key.";
     return say((said.error?.message ?? `Refused: ${answer.status}.`) + more, "bad");
