@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from oncekey import open_store
 from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
+from tests.servers.process import free_port
 from tests.stores.sealed_kit import SECOND, SECRET, prepare
 
 KEY = "order-17"
@@ -145,6 +147,19 @@ def test_the_guard_is_raised_shown_and_lowered(
     assert shown["guard"] == {"until": 1769860800.0, "skew_s": 300.0}
     assert 7100 < shown["ends_in_s"] <= 7200
     assert oncekey("amnesia", "--lower", "--json").json == {"guard": None, "ends_in_s": 0.0}
+
+
+@pytest.mark.parametrize("secrets", ["", SECRET])
+def test_the_guard_is_raised_and_lowered_while_a_cache_is_down(
+    oncekey: Oncekey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secrets: str
+) -> None:
+    """It is the database that has lost something, and nothing of the guard is in a cache."""
+    monkeypatch.setenv("ONCEKEY_SECRETS", secrets)
+    url = f"tiered+sqlite:///{tmp_path}/keys.db?cache=redis://127.0.0.1:{free_port()}/0"
+    for _ in range(2):
+        raised = oncekey("amnesia", "--until", "2026-01-31T12:00:00Z", url)
+        assert "the amnesia guard is raised" in raised.out
+        assert "is not raised" in oncekey("amnesia", "--lower", url).out
 
 
 @pytest.mark.parametrize(
