@@ -126,6 +126,13 @@ def test_what_is_about_the_wire_goes_to_the_transport(server: Scripted) -> None:
         Client(transport=transport, proxy="http://localhost:1")
 
 
+@pytest.mark.parametrize("key", [uuid.uuid4(), 17, b"k1"], ids=lambda key: type(key).__name__)
+def test_a_key_that_is_no_text_is_refused(server: Scripted, key: Any) -> None:
+    with Client(base_url=server.url) as api, pytest.raises(Misuse, match=r"key=str\(…\)"):
+        api.post("/orders", key=key)
+    assert server.seen == []
+
+
 def test_keys_that_the_profile_s_servers_do_not_take_are_refused(server: Scripted) -> None:
     with pytest.raises(Misuse, match="takes only UUIDs"):
         Client(profile="gcp", keys_as="ulid")

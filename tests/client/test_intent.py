@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from oncekey.client.intent import assumed, counted_on, is_news
+from oncekey.client.intent import assumed, counted_on, is_news, must_fit
 from oncekey.client.retention import RETENTION_S
+from oncekey.errors import Misuse
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,12 @@ def test_whose_word_counts(
 )
 def test_what_is_news_of_a_server(known_s: float | None, told_s: float, is_new: bool) -> None:
     assert is_news(known_s, told_s) is is_new
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [("pay", {"order": 17}), ("pay", b"17"), ("pay", None), (b"pay", ""), (17, "")],
+)
+def test_what_is_no_text_is_misuse_and_not_a_broken_journal(name: Any, note: Any) -> None:
+    with pytest.raises(Misuse, match=r"are texts, not \w+ and \w+: .*json\.dumps"):
+        must_fit(name, note)

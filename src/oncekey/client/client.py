@@ -88,12 +88,15 @@ class _Intents:
             )
         return _given(begun)
 
-    def given(self, key: str | Intent | None) -> str | Given | None:
+    def given(self, key: object) -> str | Given | None:
         """As a transport takes it: what is known of an intent counts as much as its key."""
-        if not isinstance(key, Intent):
+        if isinstance(key, Intent):
+            key.must_be_usable(self._sender.clock.wall())
+            return _given(key)
+        if isinstance(key, str | None):
             return key
-        key.must_be_usable(self._sender.clock.wall())
-        return _given(key)
+        kind = type(key).__name__
+        raise Misuse(f"key=… takes a text, or an intent of a journal, not {kind}: key=str(…)")
 
     def news(self, response: Any) -> tuple[str, float] | None:
         """How long this server remembers keys, if the journal does not know that: it is said with

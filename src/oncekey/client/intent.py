@@ -54,6 +54,11 @@ def found(
 
 
 def must_fit(name: str, note: str) -> None:
+    if not all(isinstance(text, str) for text in (name, note)):
+        raise Misuse(
+            f"the name and the note of an intent are texts, not {type(name).__name__} and "
+            f"{type(note).__name__}: write a note of several things as JSON, json.dumps(…)"
+        )
     if not name or len(name) > NAME_CHARS_MAX or len(note) > NOTE_CHARS_MAX:
         raise Misuse(
             f"an intent has a name of 1 to {NAME_CHARS_MAX} characters, and a note of at most "
