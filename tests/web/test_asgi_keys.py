@@ -57,6 +57,17 @@ async def test_p12_refusals_before_the_claim_are_told_without_the_key() -> None:
     assert told == [Declined("POST /orders", "", kind) for kind in kinds]
 
 
+async def test_p5_paths_that_are_no_text_are_not_taken_for_one_another() -> None:
+    """Servers put the same character in place of every byte that is not UTF-8."""
+    world = World(routes={"POST /items/{name}": Policy()})
+    refused = await ask(world.app, "k1", path="/items/\ufffd", raw_path=b"/items/%E9")
+    assert (refused.status, refused.kind) == (400, "malformed-request")
+    assert (world.runs, world.stored()) == (0, 0)
+    meant = {"path": "/items/\ufffd", "raw_path": b"/items/%EF%BF%BD"}
+    assert (await ask(world.app, "k1", **meant)).status == 201
+    assert (await ask(world.app, "k1", **meant)).replayed
+
+
 async def test_a_request_without_key_still_gets_its_body() -> None:
     world = World(routes={"POST /payments": Policy(required=True)})
     got: list[bytes] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from oncekey.core.problem import Problem
 from oncekey.core.record import Answer
@@ -25,12 +26,21 @@ def request(scope: Scope) -> Request:
     """The request as the edge reads it."""
     return Request(
         scope["method"],
-        scope["path"],
+        _path(scope),
         scope["query_string"],
         Headers(scope["headers"]),
         scope,
         scope.get("root_path", ""),
     )
+
+
+def _path(scope: Scope) -> str:
+    """The path. Servers put U+FFFD in place of bytes that are no text: here they stay told apart,
+    as far as the server still knows them.
+    """
+    path: str = scope["path"]
+    raw = scope.get("raw_path") if "\ufffd" in path else None
+    return path if raw is None else unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
 
 
 def matched(scope: Scope) -> bool:
