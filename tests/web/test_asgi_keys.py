@@ -63,7 +63,7 @@ async def test_p5_paths_that_are_no_text_are_not_taken_for_one_another() -> None
     refused = await ask(world.app, "k1", path="/items/\ufffd", raw_path=b"/items/%E9")
     assert (refused.status, refused.kind) == (400, "malformed-request")
     assert (world.runs, world.stored()) == (0, 0)
-    meant = {"path": "/items/\ufffd", "raw_path": b"/items/%EF%BF%BD"}
+    meant: dict[str, Any] = {"path": "/items/\ufffd", "raw_path": b"/items/%EF%BF%BD"}
     assert (await ask(world.app, "k1", **meant)).status == 201
     assert (await ask(world.app, "k1", **meant)).replayed
 
