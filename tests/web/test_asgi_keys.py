@@ -211,6 +211,20 @@ async def test_e11_the_key_may_travel_in_the_body() -> None:
     assert world.runs == 1
 
 
+async def test_e11_a_body_that_brings_no_key_is_passed_on_and_a_bad_key_in_it_is_refused() -> None:
+    world, got = World(profile="square"), []
+
+    async def handler(receive: Any, send: Any) -> None:
+        got.append((await receive())["body"])
+        await world.answer_with({})(receive, send)
+
+    world.handler = handler
+    assert (await ask(world.app, None, {"amount": 1})).status == 201
+    for bad in (1, "", "a b"):
+        assert (await ask(world.app, None, {"idempotency_key": bad})).status == 400
+    assert (got, world.stored()) == ([b'{"amount": 1}'], 0)
+
+
 async def test_e11_json_as_the_clients_of_aws_name_it_is_read_for_the_key() -> None:
     world, kind = World(profile="aws"), "application/x-amz-json-1.1"
     body = b'{"ClientToken": "k1", "amount": 1}'

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oncekey import Policy, probes
+from oncekey import Policy, current, probes
 from oncekey.core.record import State
 from oncekey.core.verbs import Swap
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sqlite import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import World, tenant_of
 from tests.web.client import ask, request_headers, scope_for
@@ -137,6 +140,38 @@ def outage(world: World) -> asyncio.Event:
 
     world.app.gatherer.ask = ask  # type: ignore[method-assign]
     return hanging
+
+
+@pytest.mark.parametrize("then", ["answers", "streams", "raises"])
+async def test_p3_what_was_recorded_with_the_rows_is_answered_whatever_follows(
+    tmp_path: Path, then: str
+) -> None:
+    rows = sqlite3.connect(tmp_path / "shop.db")
+    rows.execute("CREATE TABLE orders (id TEXT)")
+
+    async def order(scope: Any, receive: Any, send: Any) -> None:
+        with rows:
+            rows.execute("INSERT INTO orders VALUES ('o')")
+            current().complete_in_sync(rows, 201, b"made")
+        if then == "raises":
+            raise ConnectionError("after the commit")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if then == "streams":
+            await send({"type": "http.response.body", "body": b"x" * 100, "more_body": True})
+        await send({"type": "http.response.body", "body": b"something else"})
+
+    app = IdempotencyMiddleware(
+        order,
+        store=SqliteStore(tmp_path / "shop.db"),
+        tenant=tenant_of,
+        policy=Policy(answer_bytes_max=50),
+    )
+    first, again = await ask(app, "k1"), await ask(app, "k1")
+    assert (first.status, first.body, first.replayed) == (201, b"made", False)
+    assert (again.status, again.body, again.replayed) == (201, b"made", True)
+    assert rows.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    await app.close()
+    rows.close()
 
 
 async def test_p3_an_application_may_use_its_buffer_again() -> None:

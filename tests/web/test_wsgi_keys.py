@@ -129,6 +129,24 @@ def test_p5_a_chunked_body_whose_end_nobody_tells_is_not_taken_for_an_empty_one(
     assert (world.runs, world.stored()) == (0, 0)
 
 
+def test_e11_the_key_may_travel_in_the_body() -> None:
+    world, got = World(profile="square"), []
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        got.append(environ["wsgi.input"].read())
+        answered: Iterable[bytes] = world.answer_with({})(environ, start_response)
+        return answered
+
+    world.handler = handler
+    body = {"idempotency_key": "k1"}
+    assert [ask_wsgi(world.app, None, body).replayed for _ in range(2)] == [False, True]
+    assert ask_wsgi(world.app, None, {"amount": 1}).status == 201
+    for bad in (1, "", "a b"):
+        assert ask_wsgi(world.app, None, {"idempotency_key": bad}).status == 400
+    assert (got, world.stored()) == ([b'{"idempotency_key": "k1"}', b'{"amount": 1}'], 1)
+    world.app.close()
+
+
 def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business() -> None:
     world = World(profile="square", policy=Policy(request_bytes_max=10))
     upload = ask_wsgi(world.app, None, b"x" * 100, content_type="image/png")

@@ -249,7 +249,6 @@ class Run:
         match finished:
             case Stored(_, recorded):
                 if recorded is not None:
-                    self._silenced = True
                     capture.replace(recorded)
                 await self._release(edge.first(capture, self._call.key, finished))
             case Given():
