@@ -17,7 +17,8 @@ from oncekey.core.problem import Kind
 from oncekey.core.record import State
 from oncekey.core.verbs import Found, Insert, Peek, Refused, Swap, When
 from oncekey.decision import Bypass, Execute, Refuse
-from oncekey.guard import ROUNDS_MAX
+from oncekey.events import Event, Hooks, LeaseWasLost
+from oncekey.guard import ROUNDS_MAX, Guard
 from oncekey.stores.memory import MemoryStore
 from tests.guard_world import CALL, DOWN, LEASE_S, World, world
 
@@ -58,6 +59,15 @@ def test_p1_whoever_sleeps_for_a_lease_again_and_again_does_not_run(lapses: int)
     assert late.lost_claim == claim
     world.drive(world.guard.forget(claim))
     assert world.execute().attempt.attempt == 1 + 2 * lapses
+
+
+def test_why_nothing_ran_is_told_where_a_lease_was_over_before_it_began() -> None:
+    """Its client is told that the store does not answer, and the store had answered."""
+    world, told = World(), list[Event]()
+    world.guard = Guard(clock=world.clock, chance=lambda: 0.5, hooks=Hooks([told.append]))
+    world.drive(world.guard.begin(CALL, world.policy), asleep(world, 9))
+    [lost] = [event for event in told if isinstance(event, LeaseWasLost)]
+    assert lost.reason.startswith("its lease was over before it began")
 
 
 def test_p1_whoever_slept_for_a_lease_while_it_claimed_asks_for_another_before_it_runs() -> None:

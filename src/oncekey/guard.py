@@ -295,6 +295,8 @@ class Guard(Admission):
         yield from self.heed(claim, runs=True, heard_of=True)
         decision = yield from self.let_run(claimed, call)
         if isinstance(decision, Execute) and not (yield from self._may_begin(decision.attempt)):
+            why = "this process stood still, or the store took longer than lease_s"
+            self.lose(decision.attempt, f"its lease was over before it began: {why}")
             return Refuse(refusals.store_down(), lost_claim=claim)
         return decision
 
