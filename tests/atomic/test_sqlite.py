@@ -20,7 +20,9 @@ __all__ = ["opener"]
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("kind", ["sqlite3", "sqlite3 in threads", "Session on sqlite3"])
+@pytest.mark.parametrize(
+    "kind", ["sqlite3", "sqlite3 in threads", "Session on sqlite3", "Django on sqlite3"]
+)
 async def test_what_takes_too_long_on_sqlite_is_rolled_back_and_told_so(
     opener: Opener, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
