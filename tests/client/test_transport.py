@@ -290,6 +290,19 @@ def test_a_redirect_keeps_the_key_within_its_origin_and_hides_it_elsewhere(
     assert server.keys[0] is not None
 
 
+def test_a_read_that_follows_is_none_of_its_attempts(library: str, server: Scripted) -> None:
+    """A 303 says that it was done; what is read after it needs no key and no retry of ours."""
+    server.script = [503, (303, {"location": "/receipt"}), 503]
+    with sender(library) as send:
+        answer = send("POST", f"{server.url}/orders")
+        assert answer.status_code == 503
+
+    assert [seen.method for seen in server.seen] == ["POST", "POST", "GET"]
+    first, again, read = server.keys
+    assert first == again
+    assert read is None
+
+
 def test_attempts_are_counted_over_all_redirects(library: str, server: Scripted) -> None:
     """Also once nothing is left to count for the host's own budget."""
     server.script = [503, *[(307, {"location": "/moved"})] * 3, 503, 201]
