@@ -12,10 +12,11 @@ import pytest
 
 from oncekey import Policy, current, single_tenant
 from oncekey.core.verbs import Find
-from oncekey.errors import StoreUnavailable
+from oncekey.errors import LeaseLost, StoreUnavailable
 from oncekey.events import Completed, Event
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.web.wsgi import IdempotencyMiddleware
+from tests.stores import elapse
 from tests.web.client import ask_wsgi
 
 SECRETS = [(b"Set-Cookie", b"sid=1"), (b"Authorization", b"Bearer b"), (b"X-CSRF-Token", b"c")]
@@ -118,3 +119,33 @@ def test_whether_it_was_committed_may_have_to_be_asked_later(shop: Shop, then: s
     again = ask_wsgi(shop.app, "k")
     assert (again.status, again.body, again.replayed) == (201, b"made", True)
     assert shop.count() == 1
+
+
+def test_p2_a_step_within_a_transaction_counts_only_for_who_owns_the_record(tmp_path: Path) -> None:
+    """The first run is taken over while it waits, and learns it when it comes to write."""
+    file = tmp_path / "shop.db"
+    rows, runs = sqlite3.connect(file, check_same_thread=False), list[int]()
+    rows.execute("CREATE TABLE orders (run INTEGER)")
+
+    def made(run: int) -> int:
+        rows.execute("INSERT INTO orders VALUES (?)", (run,))
+        return run
+
+    def order(environ: Any, start_response: Any) -> list[bytes]:
+        runs.append(run := len(runs) + 1)
+        if run == 1:
+            elapse.sqlite(file, 30.0)
+            assert ask_wsgi(app, "k1").body == b"2"
+            with pytest.raises(LeaseLost), rows:
+                current().step_sync("order", made, run, within=rows)
+        else:
+            with rows:
+                assert current().step_sync("order", made, run, within=rows) == run
+        start_response("201 Created", [])
+        return [b"%d" % run]
+
+    app = IdempotencyMiddleware(order, store=SqliteStore(file), tenant=single_tenant)
+    with closing(rows), closing(app):
+        late = ask_wsgi(app, "k1")
+        assert (late.body, late.replayed) == (b"2", True)
+        assert rows.execute("SELECT run FROM orders").fetchall() == [(2,)]

@@ -155,6 +155,23 @@ async def test_a_step_is_kept_with_the_rows_that_it_wrote(world: World) -> None:
 
 
 @few
+async def test_p2_a_step_of_whoever_was_taken_over_is_refused_within_its_transaction(
+    world: World,
+) -> None:
+    key = str(uuid.uuid4())
+    late = await world.attempt(key)
+    world.place.elapse(LEASE_S)
+    other = await world.attempt(key)
+    async with world.open() as caller:
+        with pytest.raises(LeaseLost):
+            await late.step("order", lambda: do(caller.write()), within=caller.connection)
+        await do(caller.rollback())
+    assert late.lost
+    assert world.orders() == 0
+    assert await world.runtime.drive(world.runtime.guard.steps(other)) == []
+
+
+@few
 async def test_a_step_that_was_rolled_back_is_not_kept(world: World) -> None:
     attempt = await world.attempt(str(uuid.uuid4()))
     async with world.open() as caller:
