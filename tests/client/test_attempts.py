@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -117,6 +118,24 @@ def test_what_must_not_be_sent_twice_is_not() -> None:
     ended = wire.deliver(Retries(), call=Call("POST", "h", "k", once="its body is a stream"))
 
     assert (ended.attempts, ended.gave_up) == (1, "its body is a stream")
+
+
+def test_one_whose_computer_slept_sends_no_key_that_is_forgotten() -> None:
+    """The clock that measures attempts may stand still meanwhile; the other tells."""
+    wire = Wire([(1.0, SICK)])
+
+    ask = wire.ask
+
+    def slept(question: Send | Pause) -> Any:
+        if isinstance(question, Pause):
+            wire.clock.step_wall(86_400)
+        return ask(question)
+
+    wire.ask = slept  # type: ignore[method-assign]
+    call = dataclasses.replace(CALL, until=wire.clock.wall() + 3600)
+    ended = wire.deliver(Retries(), call=call)
+    assert (ended.attempts, len(wire.sent)) == (1, 1)
+    assert "forgotten its key by now" in (ended.gave_up or "")
 
 
 def test_one_who_wakes_up_late_sends_nothing() -> None:
