@@ -120,6 +120,21 @@ def test_what_must_not_be_sent_twice_is_not() -> None:
     assert (ended.attempts, ended.gave_up) == (1, "its body is a stream")
 
 
+@pytest.mark.parametrize(("earned", "made"), [(1.0, [2, 2]), (0.0, [2, 1])])
+def test_each_request_earns_a_part_of_a_retry(earned: float, made: list[int]) -> None:
+    wire = Wire([(0.0, SICK), (0.0, FINE), (0.0, SICK)])
+    budget = RetryBudget(tokens_max=1.0, tokens_per_request=earned, tokens_per_s=0.0)
+    rules = PROFILES["oncekey"], Retries(), budget, wire.clock
+    attempts = Attempts(*rules, lambda: 0.5, wire.events.append)
+
+    def deliver() -> int:
+        sent_at, deadline = attempts.begin()
+        first = First(sent_at, deadline, wire.ask(Send(deadline - sent_at)))
+        return run(attempts.go_on(CALL, first), wire.ask).attempts
+
+    assert [deliver(), deliver()] == made
+
+
 def test_one_whose_computer_slept_sends_no_key_that_is_forgotten() -> None:
     """The clock that measures attempts may stand still meanwhile; the other tells."""
     wire = Wire([(1.0, SICK)])

@@ -45,6 +45,14 @@ def test_time_heals() -> None:
     assert buckets.spend("a", 2.0)
 
 
+def test_requests_earn_retries_up_to_the_most() -> None:
+    buckets = Buckets(RetryBudget(tokens_max=1.0, tokens_per_request=0.5, tokens_per_s=0.0))
+    for earned, may in [(0, True), (1, False), (1, True), (9, True), (0, False)]:
+        for _ in range(earned):
+            buckets.earn("a", 0.0)
+        assert buckets.spend("a", 0.0) is may
+
+
 def test_only_so_many_hosts_are_remembered() -> None:
     buckets = Buckets(RetryBudget(tokens_max=1.0, tokens_per_s=0.0), hosts_max=2)
     for host in "abc":
