@@ -51,6 +51,9 @@ def _steps(work: Callable[[], object]) -> int:
     return steps
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="the limits are counted in the steps of Python 3.11"
+)
 @pytest.mark.parametrize("library", BESIDE_NONE_PERCENT_MAX)
 def test_what_goes_well_costs_little(library: str, server: Scripted) -> None:
     module: Any = importlib.import_module(library)

@@ -72,7 +72,8 @@ async def test_arrivals_during_a_round_trip_share_the_next() -> None:
 
 
 async def test_a_task_that_has_ended_when_it_is_made_leaves_nobody_waiting() -> None:
-    asyncio.get_running_loop().set_task_factory(_eager)  # type: ignore[arg-type]
+    eager: Any = getattr(asyncio, "eager_task_factory", _eager)
+    asyncio.get_running_loop().set_task_factory(eager)
     gatherer = AsyncGatherer(Scripted())
     for verb in (A, B, C):
         assert await asyncio.wait_for(gatherer.ask(verb), 20) == verb.id
@@ -81,7 +82,7 @@ async def test_a_task_that_has_ended_when_it_is_made_leaves_nobody_waiting() -> 
 def _eager(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **of_task: Any
 ) -> asyncio.Future[Any]:
-    """As `asyncio.eager_task_factory` of Python 3.12: what need not wait is done at once."""
+    """As that of Python 3.12: what need not wait is done at once."""
 
     @types.coroutine
     def rest(waits_for: Any) -> Generator[Any, Any, Any]:

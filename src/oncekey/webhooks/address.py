@@ -39,13 +39,10 @@ _PRIVATE_4 = [
     )
 ]
 _GLOBAL_6 = ip_network("2000::/3")
-_PRIVATE_6 = [ip_network(text) for text in ("2001::/23", "2001:db8::/32", "3fff::/20")]
-# IPv6 addresses that lead to the IPv4 address in them: the network, and how far from its right end.
-_CARRIERS = [
-    (ip_network("::ffff:0:0/96"), 0),  # mapped
-    (ip_network("64:ff9b::/96"), 0),  # NAT64
-    (ip_network("2002::/16"), 80),  # 6to4
-]
+# 6to4 (2002::/16) was given up long ago: what still answers there is a relay, or a trap.
+_PRIVATE_6 = [ip_network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
+# Addresses here lead to the IPv4 address at their right end: mapped, NAT64.
+_CARRIERS = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96")]
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?")
 
 
@@ -161,10 +158,8 @@ def _is_public(address: _Address) -> bool:
 
 def _carried(address: _Address) -> _Address:
     """The IPv4 address that an IPv6 address leads to; itself, where there is none in it."""
-    if isinstance(address, IPv6Address):
-        for network, shift in _CARRIERS:
-            if address in network:
-                return IPv4Address((int(address) >> shift) & 0xFFFF_FFFF)
+    if any(address in network for network in _CARRIERS):
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
 
 
