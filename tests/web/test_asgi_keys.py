@@ -302,6 +302,15 @@ async def test_what_was_first_sent_longer_ago_than_is_remembered_is_refused(
     assert (world.runs, world.stored()) == ((1, 1) if status == 201 else (0, 0))
 
 
+async def test_e3_who_says_when_it_was_first_sent_must_bring_a_key() -> None:
+    world = World(profile="azure")
+    sent = formatdate(world.clock.wall(), usegmt=True).encode()
+    reply = await ask(world.app, None, headers=[(b"repeatability-first-sent", sent)])
+    assert (reply.status, world.runs) == (400, 0)
+    assert b"Repeatability-Request-ID" in reply.body
+    assert (await ask(world.app, None)).status == 201  # it asks for nothing
+
+
 async def test_field_digests_name_what_differs_and_never_values() -> None:
     world = World(policy=Policy(field_digests=True))
     await ask(world.app, "k1", {"amount": 1299, "currency": "eur", "note": "x"})

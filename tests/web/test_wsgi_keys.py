@@ -27,6 +27,15 @@ def test_what_was_first_sent_longer_ago_than_is_remembered_is_refused() -> None:
     world.app.close()
 
 
+def test_e3_who_says_when_it_was_first_sent_must_bring_a_key() -> None:
+    world = World(profile="azure")
+    sent = formatdate(world.clock.wall(), usegmt=True)
+    assert ask_wsgi(world.app, HTTP_REPEATABILITY_FIRST_SENT=sent).status == 400
+    assert ask_wsgi(world.app).status == 201
+    assert world.runs == 1
+    world.app.close()
+
+
 def test_e26_put_and_delete_are_guarded_where_they_are_named() -> None:
     world = World(routes={"DELETE /orders/{id}": Policy()})
 

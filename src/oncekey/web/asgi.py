@@ -88,7 +88,7 @@ class IdempotencyMiddleware:
         self._unfit: StoreUnfit | Misuse | None = None
         self._methods = self.edge.routes.methods
         self._key_header = self.edge.key_header
-        self._always = self.edge.routes.required or self._key_header is None
+        self._always = self.edge.reads_all
         self.lifespan: Scope = {}
         """What the application was started with: recovered requests get its `app` and `state`."""
         self.edge.runtime.registry.add(self.runner(self))

@@ -98,13 +98,17 @@ class Edge:
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
         self.key_in_body = isinstance(key_in, BodyField)
+        stamped = self.profile.first_sent_in is not None
+        self.reads_all = self.routes.required or self.key_header is None or stamped
+        """Whether also requests without the header of a key are looked at."""
 
     # ---------------------------------------------------------------------- reading a request
 
     def may_bring_key(self, request: Request) -> bool:
-        """Whether a request may bring a key: what can be told without its body."""
+        """Whether a request may bring a key, or has to: what can be told without its body."""
         if self.key_header is not None:
-            return any(name == self.key_header for name, _ in request.headers.lines)
+            brought = any(name == self.key_header for name, _ in request.headers.lines)
+            return brought or self._is_stamped(request)
         return not self.key_in_body or fingerprints.has_fields(content_type(request))
 
     def key(self, request: Request, route: Route, body: bytes = b"") -> str | Problem | None:
@@ -116,7 +120,13 @@ class Edge:
             return Problem(Kind.INVALID_KEY, found.reason)
         if isinstance(found, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, found.reason)
-        return self.missing() if found is None and route.policy.required else found
+        needed = route.policy.required or self._is_stamped(request)
+        return self.missing() if found is None and needed else found
+
+    def _is_stamped(self, request: Request) -> bool:
+        """Whether its client says when it first sent it, and so takes it for safe to repeat."""
+        stamp = self.profile.first_sent_in
+        return stamp is not None and bool(request.headers.all(stamp.name))
 
     def _find_key(
         self, request: Request, policy: Policy, body: bytes

@@ -86,7 +86,7 @@ class IdempotencyMiddleware:
         self._gatherer = self.edge.runtime.gatherer
         header = self.edge.key_header
         self._key_variable = None if header is None else environs.variable(header)
-        self._always = self.edge.routes.required or header is None
+        self._always = self.edge.reads_all
         learning.check_sync(self.edge.routes.named)
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
