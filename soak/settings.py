@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from random import Random
 
 from soak import drivers, engines
@@ -61,6 +62,8 @@ def read(words: Sequence[str] | None, description: str | None) -> Settings:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long there are faults")
     parser.add_argument("--seed", type=int, help="of orders and faults (default: a new one)")
     given = parser.parse_args(words)
+    if not 0 < given.seconds < inf:
+        parser.error("--seconds: give a time to soak for, such as 60")
     seed = secrets.randbelow(1_000_000) if given.seed is None else given.seed
     fitting = drivers.fitting(given.engine, blocking=given.kind in BLOCKING)
     if given.driver and given.driver not in fitting:

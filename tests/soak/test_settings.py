@@ -36,3 +36,12 @@ def test_a_driver_of_another_engine_is_refused(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         read(["--engine", "postgres", "--kind", "wsgi", "--driver", "asyncpg"], None)
     assert "psycopg, sqlalchemy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_what_is_no_time_to_soak_for_is_refused(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read(["--seconds", seconds], None)
+    assert "give a time to soak for" in capsys.readouterr().err
