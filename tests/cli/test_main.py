@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -310,7 +311,13 @@ def test_watch_sweeps_until_interrupted(url: str, hour_ago: Seed) -> None:
     hour_ago.completed("old", retention_s=60.0)
     words = [sys.executable, "-m", "oncekey", "sweep", "--watch", "--every-s", "0.01", "--json"]
 
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell lets what it runs in the background ignore this, and children inherit it.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)

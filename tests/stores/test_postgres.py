@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -248,8 +247,30 @@ def doubtful(server: Postgres) -> Iterator[Callable[[], None]]:
             condition = "WHERE current_setting('synchronous_standby_names') = %s"
             until(db, condition, name)
 
-        yield partial(set_standby, "nobody")
+        def doubt() -> None:
+            set_standby("nobody")
+            # Who has read the setting does not wait yet: commits go by what the server's
+            # checkpointer made of it, in its own time.
+            with contextlib.closing(psycopg.connect(server.url, autocommit=True)) as committer:
+                while not _waits(committer, db):
+                    pass
+                db.execute("SELECT pg_cancel_backend(%s)", (committer.info.backend_pid,))
+
+        yield doubt
         set_standby("")
+
+
+def _waits(committer: psycopg.Connection[Any], db: psycopg.Connection[Any]) -> bool:
+    """Whether a commit waits for a standby; it is under way then."""
+    waits = "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'"
+    committer.pgconn.send_query(b"SELECT pg_logical_emit_message(true, 'doubt', '')")
+    while committer.pgconn.is_busy():
+        if db.execute(waits, (committer.info.backend_pid,)).fetchone():
+            return True
+        committer.pgconn.consume_input()
+    while committer.pgconn.get_result():
+        pass
+    return False
 
 
 @pytest.mark.slow
