@@ -120,8 +120,8 @@ class Edge:
             return Problem(Kind.INVALID_KEY, found.reason)
         if isinstance(found, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, found.reason)
-        needed = route.policy.required or self._is_stamped(request)
-        return self.missing() if found is None and needed else found
+        is_missed = found is None and (route.policy.required or self._is_stamped(request))
+        return self.missing() if is_missed else found
 
     def _is_stamped(self, request: Request) -> bool:
         """Whether its client says when it first sent it, and so takes it for safe to repeat."""
