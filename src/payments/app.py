@@ -89,7 +89,7 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
     if watch is not None:
         demo.add(api, watch)
     if not settings.idempotent:
-        return front(api, settings, database, _knows_nothing)
+        return front(KnownCards(api), settings, database, _knows_nothing)
     guarded = IdempotencyMiddleware(
         api,
         store=database.url,

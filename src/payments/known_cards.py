@@ -7,13 +7,13 @@ may write down must not get that far: the number of a real card, and the code be
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from payments import cards
 from payments.errors import StripeError, invalid
 from payments.gate import App, Receive, Scope, Send, again, in_api, refuse
-from payments.reading import values
+from payments.reading import refuse_query, values
 
 _DIGITS_MIN = 12
 _NO_DIGITS = bytes(range(256)).translate(None, b"0123456789")
@@ -34,7 +34,7 @@ class KnownCards:
             await self._app(scope, receive, send)
             return
         body = (await receive()).get("body", b"")
-        wrong = _objection(scope, body) if _may_hold_one(body) else None
+        wrong = _objection(scope, body)
         if wrong is None:
             await self._app(scope, again(body, receive), send)
         else:
@@ -47,12 +47,13 @@ def _may_hold_one(body: bytes) -> bool:
 
 
 def _objection(scope: Scope, body: bytes) -> StripeError | None:
-    """What is wrong with a body: it cannot be read, or holds the number of a card that is not
-    known.
+    """What is wrong with a request: there is more than a body, or that cannot be read, or holds the
+    number of a card that is not known.
     """
     content_type = next((said for name, said in scope["headers"] if name == b"content-type"), b"")
     try:
-        said = values(content_type.decode("latin-1"), body)
+        refuse_query(scope["query_string"])
+        said = values(content_type.decode("latin-1"), body) if _may_hold_one(body) else {}
     except StripeError as error:
         return error
     for param, value in _given(said):
@@ -62,11 +63,15 @@ def _objection(scope: Scope, body: bytes) -> StripeError | None:
     return None
 
 
-def _given(said: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """All that may be cards, with the parameters that say so. Metadata is the client's own."""
-    for name, value in said.items():
-        param = f"{within}[{name}]" if within else name
-        if isinstance(value, dict) and name != "metadata":
-            yield from _given(value, param)
-        elif name in _GIVEN_AS:
-            yield param, str(value)
+def _given(said: Any, param: str = "", *, as_card: bool = False) -> Iterator[tuple[str, str]]:
+    """All that may be cards, with the parameters that say so: whatever stands under a name of one,
+    however deep, also in lists. Metadata is the client's own.
+    """
+    if not isinstance(said, dict | list):
+        if as_card:
+            yield param, str(said)
+        return
+    for name, value in said.items() if isinstance(said, dict) else enumerate(said):
+        if name != "metadata":
+            within = f"{param}[{name}]" if param else str(name)
+            yield from _given(value, within, as_card=as_card or name in _GIVEN_AS)

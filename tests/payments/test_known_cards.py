@@ -37,9 +37,12 @@ def written(api: Api, number: str) -> list[str]:
             "payment_method_data[card][number]",
         ),
         ("payment_methods/pm_card_visa/attach", {"customer": "x", "number": "{}"}, "number"),
+        ("charges", {**PRICE, "source": ["{}"]}, "source[0]"),
+        ("charges", {**PRICE, "cards": [{"cvc": "123"}, {"number": "{}"}]}, "cards[1][number]"),
+        ("charges", {**PRICE, "source": {"card_number": "{}"}}, "source[card_number]"),
     ],
 )
-def test_a_number_that_is_not_known_is_written_nowhere(
+def test_p12_a_number_that_is_not_known_is_written_nowhere(
     api: Api, path: str, said: dict[str, Any], param: str
 ) -> None:
     number = f"4{len(param):02}{len(path):02}88888881881"
@@ -68,6 +71,12 @@ def test_one_that_is_written_with_spaces_is_found_in_what_cannot_be_read_too(api
     assert written(api, "4929+1234+5678+9012") == []
 
 
+def test_p12_one_in_the_url_is_written_nowhere_either(api: Api) -> None:
+    error = api.post("charges?source=4929123456789014", PRICE).json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "source")
+    assert written(api, "4929123456789014") == []
+
+
 @pytest.mark.parametrize(
     "typed",
     ["4929.1234.5678.9013", "4929\u00a01234\u00a05678\u00a09013", "4929\u20111234 56789013\t"],
@@ -93,22 +102,20 @@ def test_its_key_stays_unused(api: Api) -> None:
     assert api.post("charges", PRICE | {"source": "tok_visa"}, "known-cards").status_code == 200
 
 
-def filled(said: dict[str, Any], number: str) -> dict[str, Any]:
+def filled(said: Any, number: str) -> Any:
     """With a number in the place that waits for it."""
-    return {
-        name: filled(value, number)
-        if isinstance(value, dict)
-        else number
-        if value == "{}"
-        else value
-        for name, value in said.items()
-    }
+    if isinstance(said, dict):
+        return {name: filled(value, number) for name, value in said.items()}
+    if isinstance(said, list):
+        return [filled(value, number) for value in said]
+    return number if said == "{}" else said
 
 
-def flat(said: dict[str, Any], within: str = "") -> dict[str, Any]:
+def flat(said: Any, within: str = "") -> dict[str, Any]:
     """As a form writes it."""
+    if not isinstance(said, dict | list):
+        return {within: said}
     made: dict[str, Any] = {}
-    for name, value in said.items():
-        place = f"{within}[{name}]" if within else name
-        made |= flat(value, place) if isinstance(value, dict) else {place: value}
+    for name, value in said.items() if isinstance(said, dict) else enumerate(said):
+        made |= flat(value, f"{within}[{name}]" if within else str(name))
     return made
