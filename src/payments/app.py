@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import anyio.to_thread
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import Response
 
 import oncekey
 from oncekey import Policy, atomic
@@ -79,6 +80,9 @@ PARTS = (
     *(events, balance, webhook_endpoints),
 )
 
+NOT_SEARCHED = ("charges", "customers", "payment_intents")
+"""What Stripe's clients can search, and this has no search for."""
+
 
 def create_app(settings: Settings, network: Network | None = None) -> App:
     """The payments API as an ASGI application. Its tables must be there: `payments migrate`."""
@@ -138,11 +142,17 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     errors.add_handlers(api)
     api.add_middleware(Room, threads_max=settings.threads_max)
     api.state.senders = Senders(settings)
+    for kind in NOT_SEARCHED:  # before the routes to which any name is an id
+        api.add_route(f"/v1/{kind}/search", _not_here, include_in_schema=False)
     for part in PARTS:
         api.include_router(part.router)
     pages.add(api, settings)
     reference.add(api, openapi.document(api))
     return api
+
+
+async def _not_here(_: Request) -> Response:
+    raise HTTPException(404)
 
 
 @contextlib.asynccontextmanager

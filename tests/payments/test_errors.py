@@ -25,6 +25,13 @@ def test_every_error_has_stripes_shape_and_a_request_id(api: Api) -> None:
         assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("kind", ["charges", "customers", "payment_intents"])
+def test_a_search_is_told_that_there_is_none(api: Api, kind: str) -> None:
+    answer = api.get(f"{kind}/search", query="amount>100", limit=3)
+    assert answer.status_code == 404
+    assert f"Unrecognized request URL (GET: /v1/{kind}/search)" in answer.text
+
+
 def test_json_that_no_database_takes_is_refused(api: Api) -> None:
     for text in (r'"a\u0000b"', r'"\ud800"', "NaN", "[" * 20 + "]" * 20):
         body = b'{"amount": 500, "currency": "usd", "description": %s}' % text.encode()
