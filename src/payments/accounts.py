@@ -85,9 +85,9 @@ class Accounts:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, name: str, mode: Mode = "test") -> tuple[Account, str]:
+    def create(self, name: str, mode: Mode = "test", id_: str | None = None) -> tuple[Account, str]:
         """A new account and its first key, which is shown here and never again."""
-        account = Account(ids.new("acct"), mode)
+        account = Account(id_ or ids.new("acct"), mode)
         with self._database.begin() as connection:
             created = {"id": account.id, "created": clock.now_s(), "name": name}
             connection.execute(sa.insert(accounts), created)

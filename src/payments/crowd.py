@@ -16,12 +16,14 @@ from pathlib import Path
 
 from oncekey.client import Retries
 from payments import clock, ids
+from payments.accounts import Account, Accounts, NoSuchAccount
 from payments.child import Child
 from payments.database import Database
 from payments.inspector import Inspector
 from payments.network import FAULTS, Network, NetworkDown
 from payments.shopper import PAID, WORDS, chosen
 
+CROWD = Account("acct_crowd")
 SHOPPERS = 3
 KILL_EVERY_S = 4.0
 FAULT_EVERY_S = 2.0
@@ -36,6 +38,17 @@ class Shop:
     url: str
     api_key: str
     network_url: str
+
+
+def own_key(database: Database) -> str:
+    """A new key of the crowd's own account: what it buys is not among the checkout page's orders.
+    The account stays the same, so that what is in the journals goes on under it.
+    """
+    accounts = Accounts(database)
+    try:
+        return accounts.rotate(CROWD, overlap_s=0)
+    except NoSuchAccount:
+        return accounts.create("The crowd", id_=CROWD.id)[1]
 
 
 class Crowd:

@@ -27,7 +27,7 @@ from pathlib import Path
 from payments import clock, ids
 from payments.accounts import LOCAL_KEY
 from payments.child import Child
-from payments.crowd import Crowd, Shop
+from payments.crowd import Crowd, Shop, own_key
 from payments.database import Database
 from payments.settings import Settings, make_folder
 from payments.ticker import Ticker
@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--traffic", action="store_true", help="let a crowd loose on it, and count what happens"
     )
-    parser.add_argument("--key", default="", help=f"that the crowd pays with [{LOCAL_KEY}]")
+    parser.add_argument("--key", default="", help="that the crowd pays with [one of its own]")
     return parser
 
 
@@ -336,10 +336,10 @@ def _look(keepers: list[Keeper], ticker: Ticker) -> None:
 
 
 def _with_crowd(plan: Plan, keepers: list[Keeper], signals: Signals, ticker: Ticker) -> None:
-    shop = Shop(plan.url, plan.api_key, plan.network_url)
     settings = Settings(data=plan.data, database_url=plan.database)
     with contextlib.closing(Database(settings)) as database:
-        crowd = Crowd(shop, plan.data, database)
+        key = own_key(database) if plan.api_key == LOCAL_KEY else plan.api_key
+        crowd = Crowd(Shop(plan.url, key, plan.network_url), plan.data, database)
         try:
             while not signals.came:
                 _look(keepers, ticker)

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 
 from oncekey import events
 from oncekey.client import Attempted
+from payments.accounts import LOCAL_KEY
+from payments.auth import read_key
 from payments.gate import App, Message, Receive, Scope, Send
 
 NOTICES_MAX = 512
@@ -105,7 +107,7 @@ class Watch:
         """Behind the gate: whoever comes here was let in."""
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-            if _concerns(scope):
+            if _trace.get() is not None:
                 self.tell("limiter", "good", "let in: known, and within the limits")
             await app(scope, receive, send)
 
@@ -199,7 +201,13 @@ class Watch:
 
 
 def _concerns(scope: Scope) -> bool:
-    return bool(scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == WATCHED)
+    """Whether it may be the page's: others' keys would push out those that it asks for."""
+    return bool(
+        scope["type"] == "http"
+        and scope["method"] == "POST"
+        and scope["path"] == WATCHED
+        and read_key(scope["headers"]) == LOCAL_KEY
+    )
 
 
 def _key(scope: Scope) -> str | None:

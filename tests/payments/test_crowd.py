@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from payments import reconcile
+from payments.accounts import LOCAL, Accounts, digest
+from payments.crowd import CROWD, own_key
+from tests.payments.api import Api
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 
 COUNTS = re.compile(r"(\w+) (\d+)")
@@ -41,6 +44,18 @@ def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) 
         [[charged, wanted]] = rows.execute(
             "SELECT count(*), count(DISTINCT description) FROM charges WHERE status = 'succeeded'"
         )
+        whose = rows.execute("SELECT DISTINCT tenant FROM charges").fetchall()
     assert 0 < charged == wanted
+    assert whose == [(CROWD.tenant,)], "it is in the way of the checkout page's own orders"
     book = running.data / "network.db"
     assert reconcile.main(["--data", str(running.data), "--network", str(book)]) == 0
+
+
+def test_the_crowd_has_an_account_of_its_own_and_keeps_it(api: Api) -> None:
+    """What its journals hold goes on under it; the next start gives it a new key."""
+    accounts = Accounts(api.database)
+    keys = [accounts.find_key(digest(own_key(api.database))) for _ in range(2)]
+    assert [key.account for key in keys if key] == [CROWD, CROWD]
+    assert CROWD.tenant != LOCAL.tenant
+    [listed] = [each for each in accounts.all() if each.id == CROWD.id]
+    assert [key.expires is None for key in listed.keys] == [False, True]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from payments import watch
+from payments.accounts import Accounts
 from payments.watch import Watch
 from tests.payments.api import Api, serving
 
@@ -77,6 +78,15 @@ def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[Watch]) -> None:
     ]
     assert {notice["key"] for notice in notices} == {"k1"}
     assert noticing[0].requests_of("k1") == 3
+
+
+def test_what_others_buy_is_not_watched(api: Api, noticing: list[Watch]) -> None:
+    """Their keys would push out those that the page asks for."""
+    _, other = Accounts(api.database).create("another shop")
+    headers = {"authorization": f"Bearer {other}", "idempotency-key": "k2"}
+    assert api.client.post("/v1/charges", data=CHARGE, headers=headers).status_code == 200
+    assert noticing[0].requests_of("k2") == 0
+    assert not noticing[0]._notices
 
 
 def test_whoever_comes_back_misses_nothing() -> None:
