@@ -69,9 +69,11 @@ class Settings:
 
 
 def make_folder(data: Path) -> None:
-    """Make the folder of a server's files, if it is not there. `ValueError` if it cannot be."""
+    """Make the folder of a server's files, for its owner alone, if it is not there. `ValueError` if
+    it cannot be.
+    """
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"{data} cannot be the folder of its files ({error.strerror}): choose another by --data"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from payments.network import Network
@@ -61,6 +62,16 @@ def test_it_runs_is_looked_after_and_ends_in_order(run: Callable[..., Running]) 
     assert running.process.wait(WAIT_S_MAX) == 0
     assert all(map(is_gone, [*first.values(), *second.values()]))
     assert (running.data / "network.db").exists()
+
+
+@pytest.mark.slow
+def test_p12_its_files_are_for_their_owner_alone(run: Callable[..., Running]) -> None:
+    running = run("--traffic")
+    httpx2.get(f"http://127.0.0.1:{running.port}/demo/faults", trust_env=False).raise_for_status()
+    made = {"payments.db", "network.db", "listener.db", "api.log", "network.log", "shoppers.log"}
+    until(lambda: made <= {file.name for file in running.data.iterdir()}, "its files")
+    modes = {file.name: file.stat().st_mode for file in [running.data, *running.data.iterdir()]}
+    assert not [name for name, mode in modes.items() if mode & 0o077]
 
 
 @pytest.mark.slow

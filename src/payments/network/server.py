@@ -230,4 +230,5 @@ def _leave(number: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)  # who paid what is for the file's owner alone
     raise SystemExit(main())
