@@ -116,6 +116,19 @@ def test_p11_who_closes_the_connection_holds_nothing_after_its_time(
     exclusive.free()
 
 
+def test_p11_who_leaves_with_rows_unread_holds_nothing(
+    writer: sqlite3.Connection, tmp_path: Path
+) -> None:
+    exclusive = Exclusive(writer, 60.0)
+    rows = writer.execute("SELECT n FROM orders")
+    assert rows.fetchone() == (1,)
+    exclusive.leave()
+    writer.close()
+    assert others_find(tmp_path) == []
+    exclusive.expire()  # nobody is there
+    exclusive.free()
+
+
 def test_a_handler_may_use_savepoints_and_drop_tables(
     writer: sqlite3.Connection, tmp_path: Path
 ) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sqlite3
 import threading
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, event
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import sessionmaker
 
 from oncekey import probes
 from oncekey.atomic import SQLAlchemy, unit
+from oncekey.atomic.exclusive import Exclusive
 from tests.atomic.shop import Opener, leased, new_key, opener
 
 __all__ = ["opener"]
@@ -116,6 +119,71 @@ async def test_p4_p6_who_could_not_end_its_transaction_is_undone_and_holds_nothi
             with pytest.raises(Exception, match="not authorized"):
                 await shop.order(key)
         assert (shop.look(key), shop.orders()) == (None, 0)
+        shop.write = original
+        assert (await shop.order(key)).status == 201
+        assert shop.orders() == 1
+
+
+CLOSE = {
+    "sqlite3": "close",
+    "Connection on sqlite3": "invalidate",
+    "Session on sqlite3": "invalidate",
+    "Django on sqlite3": "close",
+}
+"""How a handler closes its connection."""
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+async def test_p11_who_closes_its_connection_waits_for_its_rollback(
+    opener: Opener, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would hand SQLite no connection at all, and the process would be gone."""
+    key, undo, order = new_key(), Exclusive._undo, list[str]()
+    undoes, closed = threading.Event(), threading.Event()
+
+    def undo_slowly(exclusive: Exclusive) -> None:
+        undoes.set()
+        closed.wait(0.3)
+        order.append("undone")
+        undo(exclusive)
+
+    monkeypatch.setattr(Exclusive, "_undo", undo_slowly)
+    async with opener(kind, atomic_s_max=0.2) as shop:
+        original = shop.write
+
+        def close(connection: Any) -> None:
+            original(connection)
+            assert undoes.wait(20)
+            with contextlib.suppress(SQLAlchemyError):  # it is of no use any more
+                getattr(connection, CLOSE[kind])()
+            order.append("closed")
+            closed.set()
+
+        shop.write = close
+        assert (await shop.order(key)).status == 503
+        assert order == ["undone", "closed"]
+        shop.write = original
+        assert (await shop.order(key)).status == 201
+        assert shop.orders() == 1
+
+
+@pytest.mark.parametrize("kind", CLOSE)
+async def test_p11_who_closes_its_connection_holds_nothing_and_is_undone(
+    opener: Opener, kind: str
+) -> None:
+    key = new_key()
+    async with opener(kind) as shop:
+        original = shop.write
+
+        def close(connection: Any) -> None:
+            original(connection)
+            getattr(connection, CLOSE[kind])()
+            path = shop.place.url.removeprefix("sqlite:///").partition("?")[0]
+            with contextlib.closing(sqlite3.connect(path, timeout=0)) as other:
+                other.execute("BEGIN IMMEDIATE")
+
+        shop.write = close
+        assert (await shop.order(key)).status == 503
         shop.write = original
         assert (await shop.order(key)).status == 201
         assert shop.orders() == 1

@@ -82,6 +82,8 @@ class _Django:
         self._byte = byte
         self._exclusive = exclusive
         self._ask = ask
+        if exclusive is not None:
+            connection._close = self._close
 
     def ask(self, question: Any) -> Any:
         if self._exclusive is not None:
@@ -122,8 +124,15 @@ class _Django:
     def _ending(self) -> Any:
         return contextlib.nullcontext() if self._exclusive is None else self._exclusive.ending()
 
+    def _close(self) -> None:
+        """In place of the connection's own while it is lent."""
+        if self._exclusive is not None:
+            self._exclusive.leave()
+        type(self.connection)._close(self.connection)
+
     def _give_back(self) -> None:
         if self._exclusive is not None:
             self._exclusive.free()
+            del self.connection._close
         if self._byte is not None:
             self._byte.close()

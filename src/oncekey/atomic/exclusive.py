@@ -68,7 +68,7 @@ class Exclusive:
     def __init__(self, db: sqlite3.Connection, seconds_max: float) -> None:
         self._db = db
         self._seconds_max = seconds_max
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._ender: int | None = None
         """The thread that may end it."""
         self._denies = False
@@ -127,6 +127,20 @@ class Exclusive:
             self._overdue = self._denies = True
             self._undo()
             self._ended.set()
+
+    def leave(self) -> None:
+        """To be called before the connection is closed: it is rolled back, and from here on no
+        other thread touches it.
+
+        Whoever closed it in the middle of `_undo` would have Python give SQLite no connection at
+        all, and that ends the process.
+        """
+        watch.drop(self)
+        with self._mutex:
+            if not self._ended.is_set():  # what is not read to its end would hold it, though closed
+                self._undo()
+                self._ended.set()
+            self._unpin()
 
     def _undo(self) -> None:
         # The handler may be in the middle of a statement, which may be about to call Python, as for

@@ -8,6 +8,7 @@ of the store's own: those of a file in which nothing that was acknowledged may b
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any
 
 from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
@@ -17,6 +18,8 @@ from oncekey.stores import join
 from oncekey.stores.base import Store
 
 _ENGINES = {"postgresql": "postgres", "mariadb": "mysql"}
+_WATCHED = "oncekey"
+"""Where a connection's own notes tell who watches over it."""
 
 
 class SQLAlchemy:
@@ -29,6 +32,8 @@ class SQLAlchemy:
         engine = _engine_of(source, takes, awaited=False)
         self._open = source if callable(source) else source.connect
         self.engine = _name_of(engine)
+        if self.engine == "sqlite":
+            importlib.import_module("sqlalchemy.event").listen(engine, "close", _before_close)
 
     def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _SQLAlchemy | None:
         byte = Byte.take(store.place.path, record_id) if self.engine == "sqlite" else None
@@ -61,6 +66,11 @@ class SQLAlchemy:
         return db
 
 
+def _before_close(_: object, record: Any) -> None:
+    if _WATCHED in record.info:
+        record.info[_WATCHED].leave()
+
+
 class _SQLAlchemy:
     def __init__(
         self,
@@ -74,6 +84,9 @@ class _SQLAlchemy:
         self._lent = connection
         """What the session was given: it may have lost it."""
         self._begun = connection.get_transaction()
+        self._notes = connection.info
+        if exclusive is not None:
+            self._notes[_WATCHED] = exclusive
         self._byte = byte
         self._exclusive = exclusive
         self._ask = ask
@@ -115,6 +128,7 @@ class _SQLAlchemy:
     def _give_back(self) -> None:
         if self._exclusive is not None:
             self._exclusive.free()
+            self._notes.pop(_WATCHED, None)
         for each in (self.connection, self._lent):
             with contextlib.suppress(Exception):  # what was not committed is gone
                 each.close()

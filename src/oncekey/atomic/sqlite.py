@@ -10,6 +10,18 @@ from oncekey.stores import join
 from oncekey.stores.sqlite_connection import File
 
 
+class _Watched(sqlite3.Connection):
+    """Whoever closes it does not meet the thread that watches."""
+
+    exclusive: Exclusive | None = None
+
+    def close(self) -> None:
+        exclusive, self.exclusive = self.exclusive, None
+        if exclusive is not None:
+            exclusive.leave()
+        super().close()
+
+
 class Sqlite:
     """Transactions on connections that are opened as the store opens its own.
 
@@ -26,10 +38,11 @@ class Sqlite:
             return None
         file = None
         try:
-            file = File(store.place)
-            db = file.begin()
+            file = File(store.place, _Watched)
+            db: Any = file.begin()
             ask = join.blocking(store, db)
-            return _Sqlite(file, db, byte, Exclusive(db, seconds_max), ask)
+            db.exclusive = Exclusive(db, seconds_max)
+            return _Sqlite(file, db, byte, db.exclusive, ask)
         except BaseException:
             if file is not None:
                 file.close()

@@ -101,7 +101,7 @@ class Place:
                 "user must be allowed to write to it"
             ) from error
 
-    def open(self) -> sqlite3.Connection:
+    def open(self, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
         """A connection that keeps what it acknowledges."""
         if sqlite3.sqlite_version_info < SQLITE_NEEDED:
             needed = ".".join(map(str, SQLITE_NEEDED))
@@ -111,9 +111,9 @@ class Place:
                 f"{self.path} was removed while it was in use: put it back, or start again to "
                 "begin with no records"
             )
-        return patiently(self.timeout_s, self._open)
+        return patiently(self.timeout_s, self._open, factory)
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         db = None
         try:
             db = sqlite3.connect(
@@ -122,6 +122,7 @@ class Place:
                 timeout=0,
                 isolation_level=None,
                 check_same_thread=False,
+                factory=factory,
             )
             self.set_up(db)
             # A new file gets its log when it is first read. From then on nobody takes that away who
@@ -188,11 +189,13 @@ def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
 class File:
     """An open file: what questions are asked of."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(
+        self, place: Place, factory: type[sqlite3.Connection] = sqlite3.Connection
+    ) -> None:
         self._place = place
         self.patience_s = place.timeout_s
         """How long a question waits for others. With 0 it is `Busy` where it would have to."""
-        self._db = place.open()
+        self._db = place.open(factory)
         try:
             self._wal = Wal(place.path)
         except BaseException:
