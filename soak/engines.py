@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import oncekey
 from oncekey.stores.base import Store
+from oncekey.stores.url import Unsealed
 
 ENGINES = ("sqlite", "postgres", "mariadb", "mysql", "redis", "dynamodb", "tiered")
 ROWS = {
@@ -23,7 +24,7 @@ _SECRET = "a text that is long enough but no secret at all"  # noqa: S105
 
 
 def open_store(store_url: str, *, sealed: bool) -> Store:
-    return oncekey.open_store(store_url, secrets=_SECRET if sealed else None)
+    return oncekey.open_store(store_url, secrets=_SECRET if sealed else Unsealed.UNSEALED)
 
 
 def open_database(store_url: str) -> Store:

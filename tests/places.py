@@ -20,6 +20,7 @@ from oncekey.core.record import Record
 from oncekey.core.verbs import Find, Sweep
 from oncekey.stores.base import Store
 from oncekey.stores.sealed import SealedStore
+from oncekey.stores.url import Unsealed
 from tests.observing import VARIABLE, Observing
 from tests.servers.ministack import table_url
 from tests.servers.mysql import wanted
@@ -42,7 +43,7 @@ class Place:
     """Where records are sealed."""
 
     def open(self) -> Store:
-        return open_store(self.url, secrets=self.secrets)
+        return open_store(self.url, secrets=self.secrets or Unsealed.UNSEALED)
 
     def migrate(self) -> None:
         store = self.open()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncekey import open_store
+from oncekey.stores.url import Unsealed
 from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
 from tests.servers.process import free_port
 from tests.stores.sealed_kit import SECOND, SECRET, prepare
@@ -131,8 +132,8 @@ def test_a_store_that_is_not_sealed_has_no_secrets(oncekey: Oncekey, seed: Seed)
 def test_the_guard_is_raised_shown_and_lowered(
     oncekey: Oncekey, url: str, monkeypatch: pytest.MonkeyPatch, is_sealed: bool
 ) -> None:
-    secrets = SECRET if is_sealed else None
-    if secrets:
+    secrets = SECRET if is_sealed else Unsealed.UNSEALED
+    if secrets is SECRET:
         monkeypatch.setenv("ONCEKEY_SECRETS", secrets)
         prepare(open_store(url, secrets=secrets))  # type: ignore[arg-type]
     seed = Seed(open_store(url, secrets=secrets))

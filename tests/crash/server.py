@@ -26,6 +26,7 @@ from oncekey import Policy, current, open_store, single_tenant
 from oncekey.attempt import Attempt
 from oncekey.steps import current_child_key as child_key
 from oncekey.stores.base import Store
+from oncekey.stores.url import Unsealed
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import observing
@@ -52,7 +53,7 @@ class Ledger:
 
 def open_sealed(url: str) -> Store:
     """The store, sealed where the environment says so."""
-    return open_store(url, secrets=os.environ.get(SECRETS))
+    return open_store(url, secrets=os.environ.get(SECRETS, Unsealed.UNSEALED))
 
 
 def receipt(order: dict[str, Any], attempt: Attempt) -> tuple[dict[str, Any], int]:

@@ -247,6 +247,9 @@ def test_open_store_takes_secrets(tmp_path: Path) -> None:
     [
         ("", "there is none, or an empty one"),
         ([], "there is none"),
+        (None, "not None. Is the variable set that they come from"),
+        ([SECRET, None], "and not None"),
+        (SECRET.encode(), "not a bytes"),
         (f"{SECRET},", "or an empty one"),
         ("too short", "one is shorter than 32 characters"),
         ([SECRET, SECRET], "one is named twice"),

@@ -13,7 +13,7 @@ from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
 from oncekey.stores.sqlite import may_hold_records
-from oncekey.stores.url import open_store
+from oncekey.stores.url import Unsealed, open_store
 
 ENVIRONMENT = "ONCEKEY_STORE"
 SECRETS = "ONCEKEY_SECRETS"
@@ -23,7 +23,8 @@ def opened(url: str, *, may_create: bool) -> Store:
     """The store of a URL, sealed where the environment has its secrets."""
     if not url:
         raise Misuse(f"which store? Give its URL, or set {ENVIRONMENT}, as in sqlite:///keys.db")
-    store = open_store(url, secrets=os.environ.get(SECRETS) or None)
+    # Empty is as good as unset here: `must_open` refuses what is sealed, and needs them.
+    store = open_store(url, secrets=os.environ.get(SECRETS) or Unsealed.UNSEALED)
     if store.name == "memory":
         raise Misuse("memory:// lives inside the application and cannot be seen from here")
     parts = urlsplit(url)

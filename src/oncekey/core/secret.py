@@ -52,9 +52,13 @@ def read_secrets(given: str | Sequence[str]) -> tuple[Secret, ...]:
     """The secrets, the one that seals first: a list, a text with commas between them, or `@FILE`
     with one in each line. Raises `Misuse`; no message holds a part of one.
     """
+    _must_be_texts(given)
     texts = _texts(given) if isinstance(given, str) else [text.strip() for text in given]
     if not texts or not all(texts):
-        raise Misuse(f"secrets=…: there is none, or an empty one. Make one: {ADVICE}")
+        raise Misuse(
+            "secrets=…: there is none, or an empty one. Is the variable set that it comes from? "
+            f"Make one: {ADVICE}"
+        )
     if len(texts) > SECRETS_MAX:
         raise Misuse(f"secrets=…: at most {SECRETS_MAX}; drop those that sealed nothing any more")
     if any(len(text) < CHARS_MIN for text in texts):
@@ -68,6 +72,16 @@ def read_secrets(given: str | Sequence[str]) -> tuple[Secret, ...]:
     if len({each.id for each in found}) < len(found):
         raise Misuse("secrets=…: one is named twice")
     return found
+
+
+def _must_be_texts(given: object) -> None:
+    for text in given if isinstance(given, list | tuple) else [given]:
+        if not isinstance(text, str):
+            what = "None" if text is None else f"a {type(text).__name__}"  # it may be a secret
+            raise Misuse(
+                f"secrets=…: they are texts, and not {what}. Is the variable set that they come "
+                "from? Leave them out if nothing is to be sealed"
+            )
 
 
 def _texts(given: str) -> list[str]:

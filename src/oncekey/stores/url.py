@@ -6,6 +6,7 @@ drivers of stores that they do not use.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import re
 from collections.abc import Sequence
@@ -80,14 +81,23 @@ _ALIASES = {"redis+unix": "unix"}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-def open_store(url: str, *, secrets: str | Sequence[str] | None = None) -> Store:
+class Unsealed(enum.Enum):
+    """No secrets were asked for. `None` does not say so: it is what an environment variable gives
+    that somebody forgot to set, and all that should be sealed would be written in the clear.
+    """
+
+    UNSEALED = "unsealed"
+
+
+def open_store(url: str, *, secrets: str | Sequence[str] | Unsealed = Unsealed.UNSEALED) -> Store:
     """The store that a URL names. Nothing is connected yet. Raises `Misuse` for what names none.
 
     With `secrets` everything in it is sealed: a list of texts, one text with commas between them,
-    or `@FILE` with one in each line. The first seals, all of them open (docs/sealed.md).
+    or `@FILE` with one in each line. The first seals, all of them open (docs/sealed.md). None, or
+    no text at all, is a misuse: whoever wants nothing sealed leaves `secrets` out.
     """
     store = _open_plain(url)
-    return store if secrets is None else _sealed(store, secrets)
+    return store if isinstance(secrets, Unsealed) else _sealed(store, secrets)
 
 
 def as_store(given: str | Store) -> Store:
