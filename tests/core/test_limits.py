@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
+import httpx2
 import pytest
 
+from oncekey import Runtime
+from oncekey.client import Journal, SqlJournal, retrying
 from oncekey.core.limits import must_be_limits, must_be_seconds
 from oncekey.errors import Misuse
+from oncekey.messaging import Outbox
+from oncekey.metrics.measure import Measure
+from oncekey.webhooks import Receiver, Schedule, new_secret
 
 
 def test_limits_are_numbers() -> None:
@@ -30,3 +38,33 @@ def test_no_seconds_are_seconds() -> None:
 def test_what_is_counted_is_whole() -> None:
     with pytest.raises(Misuse, match=r"Limits\(batch_max=1.5\): must be a whole number"):
         must_be_limits("Limits", {"batch_max": 1.5})
+
+
+TRANSPORT = httpx2.HTTPTransport()
+PUBLIC: dict[str, Callable[..., object]] = {
+    "tolerance_s": lambda given: receiver(tolerance_s=given),
+    "body_bytes_max": lambda given: receiver(body_bytes_max=given),
+    "payload_bytes_max": lambda given: Outbox("sqlite:///keys.db", payload_bytes_max=given),
+    "operations_max": lambda given: Measure(operations_max=given),
+    "retrying.body_bytes_max": lambda given: retrying(TRANSPORT, body_bytes_max=given),
+    "retrying.answer_bytes_max": lambda given: retrying(TRANSPORT, answer_bytes_max=given),
+    "Journal.retention_s": lambda given: Journal("intents.db", retention_s=given),
+    "SqlJournal.retention_s": lambda given: SqlJournal(retention_s=given),
+    "retries_s": lambda given: Schedule(retries_s=(5.0, given)),
+}
+
+
+def receiver(**numbers: float) -> Receiver:
+    return Receiver(Runtime("memory://"), name="bills", secrets=[new_secret()], **numbers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.inf, math.nan, "3"])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_p11_whoever_takes_a_limit_refuses_what_is_none(
+    name: str, wrong: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    limit = name.rpartition(".")[2]
+    with pytest.raises(Misuse, match=rf"\({limit}=.*\): must be a number, more than 0"):
+        PUBLIC[name](wrong)
+    PUBLIC[name](300)

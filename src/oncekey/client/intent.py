@@ -6,13 +6,13 @@ request, so a journal refuses to give the key out, and says why.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from oncekey.client.place import origin_of
 from oncekey.client.retention import RETENTION_S, usable_until
 from oncekey.client.transport import outcome_of
 from oncekey.core.dates import parse_http_date
+from oncekey.core.limits import must_be_limits
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.value import value
 from oncekey.errors import Misuse, Unknown
@@ -72,8 +72,8 @@ def must_be_one_of(names: tuple[str, ...], key: str | None) -> None:
 
 
 def must_last(retention_s: float | None) -> None:
-    if retention_s is not None and not 0 < retention_s < math.inf:
-        raise Misuse(f"Journal: retention_s={retention_s}: give seconds, more than 0")
+    if retention_s is not None:
+        must_be_limits("Journal", {"retention_s": retention_s})
 
 
 def assumed(retention_s: float) -> float:

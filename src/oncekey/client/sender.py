@@ -20,6 +20,7 @@ from oncekey.clock import Clock, SystemClock
 from oncekey.core import profiles
 from oncekey.core.dates import http_date
 from oncekey.core.key import short_hash
+from oncekey.core.limits import must_be_limits
 from oncekey.core.policy import INHERIT
 from oncekey.core.profiles import BodyField, Header, Profile
 from oncekey.core.value import value
@@ -83,6 +84,8 @@ class Sender:
             )
         if not isinstance(budget, RetryBudget | None):
             raise Misuse(f"budget={budget!r}: it takes a RetryBudget(…)")
+        numbers = {"body_bytes_max": body_bytes_max, "answer_bytes_max": answer_bytes_max}
+        must_be_limits("retrying", numbers)
         self.profile = profiles.profile(profile)
         self.clock = clock or SystemClock()
         self.body_bytes_max = body_bytes_max

@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from oncekey.clock import Clock, SystemClock
+from oncekey.core.limits import must_be_limits
 from oncekey.core.op import Op, arun, run
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.messaging.message import PAYLOAD_BYTES_MAX, Message, Parked, written
@@ -47,6 +48,7 @@ class Outbox:
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
         clock: Clock | None = None,
     ) -> None:
+        must_be_limits("Outbox", {"payload_bytes_max": payload_bytes_max})
         self.store = as_store(store)
         if self.store.name not in _SHELVES:
             raise Misuse(

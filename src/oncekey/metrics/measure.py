@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from oncekey import events
+from oncekey.core.limits import must_be_limits
 from oncekey.core.problem import Kind
 from oncekey.metrics import catalogue
 from oncekey.metrics.catalogue import Metric
@@ -56,6 +57,7 @@ class Measure:
     """
 
     def __init__(self, operations_max: int = OPERATIONS_MAX) -> None:
+        must_be_limits("Hook", {"operations_max": operations_max})
         self._served = _Seen(operations_max, _zeros_of_operation)
         self._sent = _Seen(operations_max, _zeros_of_client)
         self._verbs = _Seen(OPERATIONS_MAX, _zeros_of_verb)

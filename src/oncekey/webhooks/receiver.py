@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from oncekey.clock import Clock, SystemClock
+from oncekey.core.limits import must_be_limits
 from oncekey.core.policy import Policy, as_policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
@@ -104,6 +105,8 @@ class Receiver:
         clock: Clock | None = None,
     ) -> None:
         must_be_secrets(secrets)
+        numbers = {"tolerance_s": tolerance_s, "body_bytes_max": body_bytes_max}
+        must_be_limits("Receiver", numbers)
         if not isinstance(scheme, Scheme):
             raise Misuse("scheme= is Scheme.STANDARD or Scheme.STRIPE")
         signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret is told now, not later

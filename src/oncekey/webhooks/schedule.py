@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from oncekey.core.limits import must_be_limits
 from oncekey.core.value import value
 from oncekey.errors import Misuse
 
@@ -30,8 +33,10 @@ class Schedule:
     """The largest part of itself by which a wait is lengthened."""
 
     def __post_init__(self) -> None:
-        if any(wait_s <= 0 for wait_s in self.retries_s) or self.spread < 0:
-            raise Misuse("every wait of a schedule is longer than 0 s, and its spread at least 0")
+        for wait_s in self.retries_s:
+            must_be_limits("Schedule", {"retries_s": wait_s})
+        if not 0 <= self.spread < math.inf:
+            raise Misuse(f"Schedule(spread={self.spread!r}): must be a number, at least 0")
 
     @property
     def attempts_max(self) -> int:
