@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.recoverer import Ending
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.fastapi import Idempotency, idempotent
+from oncekey.web.fastapi import Idempotency, idempotent, not_idempotent
 from oncekey.web.flask import idempotent as views_idempotent
 from tests.orphans import LEASE_S, Shop, nobody, service
 from tests.stores.unreliable import Unheard
@@ -284,3 +284,33 @@ async def test_an_application_none_of_whose_routes_is_guarded_is_told_so(late: b
     app.mount("/other", StaticFiles(directory="."))  # nobody can look into this one
     async with idempotency.lifespan(app):
         pass
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_routes_of_methods_that_no_policy_guards_are_told(method: str) -> None:
+    """They have the route class, and a key that they are sent would be ignored."""
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+
+    def app_with(endpoint: Callable[[], None], idempotency: Idempotency = idempotency) -> FastAPI:
+        app = FastAPI()
+        app.router.route_class = idempotency.route_class
+        app.add_api_route("/orders/7", endpoint, methods=[method])
+        return app
+
+    told = rf"/orders/7 neither: .* are PATCH, POST. .* Policy\(methods=\('{method}',\)\)"
+    with pytest.raises(Misuse, match=told):
+        async with idempotency.lifespan(app_with(lambda: None)):
+            pass
+    for mark in (idempotent, not_idempotent):
+        async with idempotency.lifespan(app_with(mark(lambda: None))):
+            pass
+    named = Idempotency(
+        store="memory://", tenant=account_of, policy=Policy(methods=("POST", method))
+    )
+    async with named.lifespan(app_with(lambda: None, named)):
+        pass
+    bare = FastAPI()
+    bare.add_api_route("/orders/7", lambda: None, methods=[method])
+    with pytest.raises(Misuse, match="APIRouter\\(route_class="):
+        async with idempotency.lifespan(bare):
+            pass

@@ -39,6 +39,7 @@ from oncekey.web import messages, openapi
 from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
 from oncekey.web.asgi_late import LateRun
 from oncekey.web.marks import (
+    SAFE,
     Marked,
     adapter_of_routes,
     check_kind,
@@ -129,10 +130,18 @@ class Idempotency:
         """Raise `Misuse` where nothing is guarded, though something would have to be."""
         routes = list(routes_of(app))
         hidden = any(hasattr(each, "app") and not hasattr(each, "endpoint") for each in routes)
-        if hidden or any(isinstance(each, self.route_class) for each in routes):
+        if hidden or any(isinstance(each, self.route_class) and each.is_judged for each in routes):
             return
         for route in routes:
-            if self.edge.routes.methods.intersection(getattr(route, "methods", None) or ()):
+            methods = frozenset(getattr(route, "methods", None) or ()) - SAFE
+            if methods and isinstance(route, self.route_class):
+                raise Misuse(
+                    f"no route of this application is guarded, {route.path} neither: the policy's "
+                    f"methods are {', '.join(sorted(self.edge.routes.methods))}. Name its own, "
+                    f"Policy(methods={(*sorted(methods),)}), or mark its endpoint @idempotent; or "
+                    "@not_idempotent, if that is meant"
+                )
+            if methods:
                 raise Misuse(
                     f"no route of this application is guarded, {route.path} neither: "
                     "APIRouter(route_class=idempotency.route_class), or app.router.route_class = "
@@ -170,6 +179,11 @@ class IdempotentRoute(APIRoute):
         policies = [self._policy or routes.match(method, path).policy for method in self._guarded]
         for policy in policies[:1]:
             self._describe(policy)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is guarded, or was said to be none that is."""
+        return bool(self._guarded) or bool(getattr(self, HEEDS))
 
     def _describe(self, policy: Policy) -> None:
         """The key and the refusals, in the OpenAPI document."""
