@@ -17,7 +17,7 @@ from oncekey.core.problem import Kind
 from oncekey.core.record import State
 from oncekey.core.verbs import Found, Insert, Peek, Refused, Swap, When
 from oncekey.decision import Bypass, Execute, Refuse
-from oncekey.events import Event, Hooks, LeaseWasLost
+from oncekey.events import Event, Hooks, LeaseWasLost, Started
 from oncekey.guard import ROUNDS_MAX, Guard
 from oncekey.stores.memory import MemoryStore
 from tests.guard_world import CALL, DOWN, LEASE_S, World, world
@@ -68,6 +68,7 @@ def test_why_nothing_ran_is_told_where_a_lease_was_over_before_it_began() -> Non
     world.drive(world.guard.begin(CALL, world.policy), asleep(world, 9))
     [lost] = [event for event in told if isinstance(event, LeaseWasLost)]
     assert lost.reason.startswith("its lease was over before it began")
+    assert not any(isinstance(event, Started) for event in told)  # nothing did
 
 
 def test_p1_whoever_slept_for_a_lease_while_it_claimed_asks_for_another_before_it_runs() -> None:

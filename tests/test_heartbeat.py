@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -280,6 +281,19 @@ def test_a_loss_is_told_once_and_not_after_the_end() -> None:
     ended.attempt.finished = True
     assert not ended.attempt.mark_lost()
     assert not ended.lost()
+
+
+def test_who_listens_while_the_loss_is_signalled_is_told_once() -> None:
+    attempt, told = World().attempt, []
+
+    class Meanwhile(deque[Callable[[], None]]):
+        def append(self, listener: Callable[[], None]) -> None:
+            super().append(listener)
+            assert attempt.mark_lost()  # by the heartbeat, in its own thread
+
+    attempt._listeners = Meanwhile()
+    attempt.on_lost(lambda: told.append(True))
+    assert told == [True]
 
 
 def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(

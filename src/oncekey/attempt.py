@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -67,7 +68,7 @@ class Attempt:
         claimed_at: float,
     ) -> None:
         self._claim = claim
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: deque[Callable[[], None]] = deque()
         self.policy = policy
         self.held = Held(claim.id, fence, claim.token)
         self.fence = fence
@@ -332,12 +333,12 @@ class Attempt:
             )
 
     def on_lost(self, listener: Callable[[], None]) -> None:
-        """Call `listener` when the lease is lost, from the heartbeat's thread; at once if it is
-        lost already.
+        """Call `listener` once when the lease is lost, from the heartbeat's thread; at once if it
+        is lost already.
         """
         self._listeners.append(listener)
         if self.lost:
-            listener()
+            self._tell_listeners()
 
     def mark_lost(self) -> bool:
         """For the engine: signal the loss, once. False if it was signalled before, or the attempt
@@ -346,12 +347,20 @@ class Attempt:
         if self.lost or self.finished:
             return False
         self.lost = True
-        for listener in self._listeners:
+        self._tell_listeners()
+        return True
+
+    def _tell_listeners(self) -> None:
+        """Each of them once: it is taken out first, since two threads may be here."""
+        while True:
+            try:
+                listener = self._listeners.popleft()
+            except IndexError:
+                return
             try:
                 listener()
             except (Exception, SystemExit):  # whoever signals serves every other attempt too
                 _log.exception("a listener failed when %r was lost", self)
-        return True
 
 
 _current: ContextVar[Attempt | None] = ContextVar("oncekey_attempt", default=None)

@@ -274,8 +274,6 @@ class Guard(Admission):
         lapses: int = 0,
         age_s: float = 0.0,
     ) -> Execute:
-        if self._hooks:
-            self._emit(events.Started, claim, attempt=attempt, fence=fence)
         return Execute(
             Attempt(
                 claim,
@@ -298,7 +296,13 @@ class Guard(Admission):
             why = "this process stood still, or the store took longer than lease_s"
             self.lose(decision.attempt, f"its lease was over before it began: {why}")
             return Refuse(refusals.store_down(), lost_claim=claim)
+        if isinstance(decision, Execute):
+            self._tell_started(decision.attempt)
         return decision
+
+    def _tell_started(self, attempt: Attempt) -> None:
+        if self._hooks:
+            self._emit(events.Started, attempt, attempt=attempt.attempt, fence=attempt.fence)
 
     def _may_begin(self, attempt: Attempt) -> Op[bool]:
         """Whether it still owns its record. Where its lease is over before it began, as after this
@@ -345,6 +349,7 @@ class Guard(Admission):
             yield from self.give_up(taken.attempt, call)
             return None
         taken.attempt.recovering, taken.attempt.asks = True, action is Action.ASK
+        self._tell_started(taken.attempt)
         return taken
 
     def doubt(

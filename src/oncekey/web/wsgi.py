@@ -352,7 +352,7 @@ def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Res
     chunks = iter(source)
     try:
         for chunk in chunks:
-            if capture.add(chunk, last=False):
+            if chunk and capture.add(chunk, last=False):  # an empty one begins no answer
                 return _Rest(capture, chunks, source)
         capture.add(b"", last=True)
     except BaseException:
