@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -286,7 +285,7 @@ def test_a_loss_is_told_once_and_not_after_the_end() -> None:
 def test_who_listens_while_the_loss_is_signalled_is_told_once() -> None:
     attempt, told = World().attempt, []
 
-    class Meanwhile(deque[Callable[[], None]]):
+    class Meanwhile(list[Callable[[], None]]):
         def append(self, listener: Callable[[], None]) -> None:
             super().append(listener)
             assert attempt.mark_lost()  # by the heartbeat, in its own thread

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,7 +67,7 @@ class Attempt:
         claimed_at: float,
     ) -> None:
         self._claim = claim
-        self._listeners: deque[Callable[[], None]] = deque()
+        self._listeners: list[Callable[[], None]] = []
         self.policy = policy
         self.held = Held(claim.id, fence, claim.token)
         self.fence = fence
@@ -354,7 +353,7 @@ class Attempt:
         """Each of them once: it is taken out first, since two threads may be here."""
         while True:
             try:
-                listener = self._listeners.popleft()
+                listener = self._listeners.pop(0)
             except IndexError:
                 return
             try:
