@@ -85,8 +85,10 @@ def test_p4_without_a_binary_log_others_see_what_is_not_on_disk_yet() -> None:
     def durability(server: Server) -> Finding:
         return next(found for found in server.findings() if found.what == "durability")
 
-    assert durability(FIT).level is Level.ADVICE
-    assert durability(replace(FIT, log_bin=True, sync_binlog=1)).level is Level.FINE
+    logged = replace(FIT, log_bin=True, sync_binlog=1)
+    assert (FIT.shows_early, logged.shows_early) == (True, False)
+    assert not replace(FIT, flush_log=2).shows_early  # what never gets to disk is not waited for
+    assert durability(FIT).level is durability(logged).level is Level.FINE
 
 
 @pytest.mark.parametrize(

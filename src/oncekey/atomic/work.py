@@ -198,10 +198,23 @@ class Work:
         it: repeated, it would go on in another one, without the rows that the caller had written.
         """
         try:
-            return (yield from self._begin_and_hold())
+            held = yield from self._begin_and_hold()
         except StoreUnavailable as error:
             self._final = error if self._callers else None
             raise
+        if held.record is None or not self._shown_early(held.record):
+            return held
+        return Held(False, (yield from self._on_disk(held.record)))
+
+    def _shown_early(self, found: Record) -> bool:
+        """Whether it would be answered from what may not be on disk yet."""
+        return _has_ended(found) and getattr(self._store, "shows_early", False)
+
+    def _on_disk(self, found: Record) -> Op[Record]:
+        """It again, by the store's own connections: what these say is on disk."""
+        yield from self.close()
+        again: Record | None = yield Outside(Find(found.id))
+        return again or found
 
     def _begin_and_hold(self) -> Op[Held]:
         yield from self.close()
@@ -328,6 +341,8 @@ class Work:
         if held.ours and self._way is not None:  # look again: it looked before it held the id
             [found] = yield from self._store.perform([Find(self._claim.id)])
         yield from self.close()
+        if found is not None and self._shown_early(found):
+            found = yield from self._on_disk(found)
         if found is not None and found.token == self._claim.token:
             return Done(found.fence)
         if not held.ours and (found is None or _free(found)):
@@ -347,8 +362,11 @@ def _way(store: Store, ways: Mapping[str, Way]) -> Way | None:
 
 def _free(record: Record) -> bool:
     """Whether somebody could run it: then it matters who has the id."""
-    ended = record.state in (State.COMPLETED, State.UNKNOWN) and not record.expired
-    return not ended and not (record.state is State.RUNNING and not record.lapsed)
+    return not _has_ended(record) and not (record.state is State.RUNNING and not record.lapsed)
+
+
+def _has_ended(record: Record) -> bool:
+    return record.state in (State.COMPLETED, State.UNKNOWN) and not record.expired
 
 
 def _in_flight(claim: Claim) -> Record:

@@ -1,8 +1,9 @@
 """Records in MySQL 8.0 or MariaDB 10.6 or later: what both can do, and nothing that only one can.
 
 What is where: `mysql_text` spells values, `mysql_sql` and `mysql_write` ask the verbs and say why
-that is safe, `mysql_fitness` judges the server; this file is the store and the only one that knows
-the drivers: asyncmy for event loops, PyMySQL for threads.
+that is safe, `mysql_flush` sees to it that what is said is on disk, `mysql_fitness` judges the
+server; this file is the store and the only one that knows the drivers: asyncmy for event loops,
+PyMySQL for threads.
 
 Connections
     Each lane of the gatherer holds one, in autocommit; there is no pool. What matters of a session
@@ -35,7 +36,7 @@ from oncekey.clock import SystemClock
 from oncekey.core.op import Op
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.stores import mysql_fitness, mysql_sql
+from oncekey.stores import mysql_fitness, mysql_flush, mysql_sql
 from oncekey.stores.base import Durability
 from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.mysql_address import Address, read
@@ -89,6 +90,8 @@ class MySQLStore:
         self.address = address
         self.limits = Limits(timeout_s, chore_timeout_s)
         self._connect_timeout_s = connect_timeout_s
+        self.shows_early = False
+        """Whether the server shows a commit to others before it is on disk: `mysql_flush`."""
 
     def __repr__(self) -> str:
         return f"MySQLStore({self.address.shown!r})"
@@ -97,14 +100,17 @@ class MySQLStore:
         return group(verb)
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        return mysql_sql.perform(verbs, self.limits)
+        op = mysql_sql.perform(verbs, self.limits)
+        return mysql_flush.before_said(verbs, op) if self.shows_early else op
 
     # ---------------------------------------------------------------------- fitness and schema
 
     def prepare(self) -> Op[None]:
         replies = yield mysql_fitness.PREPARE
         shown = self.address.shown
-        insist(mysql_fitness.server(replies).findings(), shown, self.allowed)
+        server = mysql_fitness.server(replies)
+        insist(server.findings(), shown, self.allowed)
+        self.shows_early = server.shows_early
         [(applied, oldest_reader)] = replies[1].rows
         check_schema(self.name, applied, oldest_reader, shown)
 
@@ -194,7 +200,8 @@ class MySQLStore:
         """The text of a question. It has no character beyond ASCII."""
         parts = question.statements
         if question.atomic:
-            parts = ("START TRANSACTION", *parts, "COMMIT")
+            flush = mysql_flush.WRITES if question.flushed and self.shows_early else ()
+            parts = ("START TRANSACTION", *parts, *flush, "COMMIT")
         text = "; ".join((*parts, *question.after))
         if len(text) >= bytes_max:
             raise TooLong(
@@ -257,8 +264,7 @@ def _late(timeout_s: float) -> str:
 def _answers(question: Question, replies: list[Reply]) -> list[Reply]:
     """Without those to what makes it a transaction."""
     if question.atomic:
-        commit = 1 + len(question.statements)
-        del replies[commit], replies[0]
+        del replies[1 + len(question.statements) : len(replies) - len(question.after)], replies[0]
     return replies
 
 

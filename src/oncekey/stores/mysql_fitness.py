@@ -35,6 +35,8 @@ travel as hexadecimal digits. A batch is cut to what the server takes.
 """
 PACKET_BYTES = 16_777_216
 """What to set."""
+_SYNCED = (1, 3)
+"""With each commit; 3 is MariaDB's "1, and once more"."""
 
 PREPARE = Question(
     (
@@ -88,7 +90,7 @@ class Server:
 
     def _durability(self) -> Finding:
         forgets = "a crash can forget what was acknowledged, and a retry would then run again"
-        if self.flush_log not in (1, 3):  # 3 is MariaDB's "1, and once more"
+        if self.flush_log not in _SYNCED:
             seen = f"innodb_flush_log_at_trx_commit = {self.flush_log}"
             do = "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration"
             return unsafe("durability", seen, forgets, do, Risk.DURABILITY)
@@ -97,15 +99,14 @@ class Server:
             do = "SET GLOBAL sync_binlog = 1, and in the server's configuration"
             return unsafe("durability", seen, forgets, do, Risk.DURABILITY)
         seen = f"innodb_flush_log_at_trx_commit = {self.flush_log}"
-        if self.log_bin:
-            return Finding("durability", f"{seen}, sync_binlog = 1")
-        return advice(
-            "durability",
-            f"{seen}, no binary log",
-            "InnoDB shows a commit to others before it is on disk, so a retry can be given an "
-            "answer that a crash in the same moment forgets",
-            "Set log_bin, and sync_binlog = 1, in the server's configuration",
+        return Finding(
+            "durability", f"{seen}, {'sync_binlog = 1' if self.log_bin else 'no binary log'}"
         )
+
+    @property
+    def shows_early(self) -> bool:
+        """A commit, to others, before it is on disk."""
+        return not self.log_bin and self.flush_log in _SYNCED
 
     def _packets(self) -> Finding:
         seen = f"max_allowed_packet = {self.packet_bytes_max:,}"

@@ -39,6 +39,10 @@ class Question:
     """All of them or none: as one transaction."""
     after: tuple[str, ...] = ()
     """What is looked up once they are committed."""
+    flushed: bool = False
+    """Once they are committed, they are on disk, and all that was committed before: `mysql_flush`.
+    Not in a caller's transaction, whose commit is its own.
+    """
     chore: bool = False
     """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
     at_once: bool = False

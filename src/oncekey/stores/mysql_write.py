@@ -190,9 +190,12 @@ def _write(
     expected: Sequence[dict[str, Value]],
     writes: Sequence[str],
     fences: Sequence[int],
+    *,
+    flushed: bool = False,
 ) -> Op[list[Done | Refused | Again]]:
     """Judge, then write what fits, as one transaction."""
-    question = Question((_judge(expected), *writes), atomic=True, after=(_NOTED,))
+    statements = (_judge(expected), *writes)
+    question = Question(statements, atomic=True, after=(_NOTED,), flushed=flushed)
     alone = len(verbs) == 1
     try:
         replies = yield from patiently(question, alone=alone)
@@ -405,4 +408,5 @@ def _append_step(verbs: Sequence[AppendStep]) -> Op[list[Done | Refused | Again]
         looked_up = []
         asked, position = f"{table(rows)} a STRAIGHT_JOIN", f"(SELECT {_POSITION} {steps} c.id)"
     writes = [*looked_up, _APPEND.format(asked=asked, position=position, **names(rows))]
-    return (yield from _write(verbs, expected, writes, [verb.fence for verb in verbs]))
+    fences = [verb.fence for verb in verbs]
+    return (yield from _write(verbs, expected, writes, fences, flushed=True))

@@ -1,0 +1,240 @@
+"""What is said is on disk, also where a server shows a commit to others before it is (P4)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from oncekey import Policy, Runtime
+from oncekey.atomic import PyMySQL
+from oncekey.atomic.unit import Unit
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.lifecycle import landed
+from oncekey.core.policy import Verdict
+from oncekey.core.record import Answer, Record, State, Step
+from oncekey.core.verbs import AppendStep, Done, Find, Insert, Inserted, Steps
+from oncekey.guard import Call, Execute
+from oncekey.messaging.inbox import Inbox
+from oncekey.stores.mysql import open_url
+from oncekey.stores.mysql_flush import NEW_S
+from oncekey.testing.contract import Case
+from oncekey.testing.contract.subject import FACES
+from tests.servers import MariaDB, start_mariadb
+from tests.servers.mariadb import mysql_connection
+from tests.stores.mysql_kit import case_of, migrate
+from tests.stores.postgres_kit import insist
+
+pytestmark = pytest.mark.slow
+
+ONLY_BY_COMMITS = {"innodb-flush-log-at-timeout": "2700"}
+ATOMIC = Policy(atomic=True).settled()
+LOGGED = {"log-bin": "log", "sync-binlog": "1"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MariaDB]:
+    """One whose redo log comes to disk with a commit, and else not."""
+    with start_mariadb(durable=True, settings=ONLY_BY_COMMITS) as server:
+        migrate(open_url(server.url))
+        yield server
+
+
+@pytest.fixture(params=list(FACES))
+def case(request: pytest.FixtureRequest, server: MariaDB) -> Iterator[Case]:
+    """With every connection made: each looks at the settings when it is."""
+    with case_of(request.param, server.url, server.url) as case:
+        record = case.stage(State.COMPLETED)
+        case.ask(step(record))
+        yield case
+
+
+def step(record: Record) -> AppendStep:
+    return AppendStep(record.id, record.fence, record.token, Step("charge", b"digest", b"result"))
+
+
+@contextlib.contextmanager
+def not_on_disk_yet(server: MariaDB) -> Iterator[None]:
+    """What is committed here others see, and a crash forgets: as while a disk is slow."""
+    with mysql_connection(server.url) as db, db.cursor() as cursor:
+        cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 0")
+        try:
+            yield
+        finally:
+            cursor.execute("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
+
+def crash(server: MariaDB) -> None:
+    server.kill()
+    server.restart()
+
+
+def by_a_retry(case: Case, record: Record) -> Record | None:
+    found: Record = case.ask(Insert(case.rival(record))).record
+    return found
+
+
+def by_a_look(case: Case, record: Record) -> Record | None:
+    return case.find(record.id)
+
+
+def by_whoever_is_too_late(case: Case, record: Record) -> Record | None:
+    found: Record | None = case.ask(case.release(record)).record
+    return found
+
+
+def by_asking_again(case: Case, record: Record) -> Record | None:
+    found: Record | None = case.ask(case.complete(record)).record
+    assert landed(case.complete(record), found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "learned", [by_a_retry, by_a_look, by_whoever_is_too_late, by_asking_again]
+)
+def test_p4_an_answer_that_somebody_learned_of_survives_a_crash(
+    server: MariaDB, case: Case, learned: Callable[[Case, Record], Record | None]
+) -> None:
+    record = case.begin()
+    with not_on_disk_yet(server):
+        assert case.ask(case.complete(record)) == Done(record.fence)
+    found = learned(case, record)
+    crash(server)
+    assert found is not None
+    case.same(insist(case, Find(record.id)), found)
+
+
+def test_what_nobody_learned_of_a_crash_forgets(server: MariaDB, case: Case) -> None:
+    """Else these tests would show nothing."""
+    record = case.begin()
+    with not_on_disk_yet(server):
+        assert case.ask(case.complete(record)) == Done(record.fence)
+    crash(server)
+    assert insist(case, Find(record.id)).state is State.RUNNING
+
+
+def test_p9_a_claim_that_is_known_again_survives_a_crash(server: MariaDB, case: Case) -> None:
+    insert = Insert(case.claim())
+    with not_on_disk_yet(server):
+        assert isinstance(case.ask(insert), Inserted)
+    assert case.ask(insert).record.token == insert.claim.token
+    crash(server)
+    assert insist(case, Find(insert.id)).token == insert.claim.token
+
+
+def test_p9_a_take_over_that_is_known_again_survives_a_crash(server: MariaDB, case: Case) -> None:
+    take = case.take(case.stage(State.RELEASED))
+    with not_on_disk_yet(server):
+        assert isinstance(case.ask(take), Done)
+    assert case.ask(take).record.token == take.new_token
+    crash(server)
+    assert insist(case, Find(take.id)).token == take.new_token
+
+
+def test_p9_a_step_that_is_kept_again_survives_a_crash(server: MariaDB, case: Case) -> None:
+    append = step(case.begin())
+    with not_on_disk_yet(server):
+        assert case.ask(append) == Done(append.fence)
+    assert case.ask(append) == Done(append.fence)
+    crash(server)
+    assert insist(case, Steps(append.id)) == [append.step]
+
+
+# --------------------------------------------------------------- in a transaction of somebody's
+
+
+class Worker:
+    """Handles requests in atomic mode, and messages in transactions of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._connect = partial(mysql_connection, url, autocommit=False)
+        self.runtime = Runtime(url)
+        self._adapter = PyMySQL(self._connect)
+        self._inbox = Inbox(self.runtime, name="orders")
+
+    def request(self, key: str) -> str:
+        guard, gatherer = self.runtime.guard, self.runtime.gatherer
+        call = Call("acme", "POST /orders", key, Fingerprint(1, b"f" * 32))
+        unit = Unit(self._adapter, gatherer.store, 5.0, gatherer.ask)
+        decided = unit.drive_sync(guard.begin(call, ATOMIC))
+        if isinstance(decided, Execute):
+            op = guard.conclude(decided.attempt, Verdict.KEEP, Answer(201), call)
+            decided = unit.drive_sync(op)
+        return type(decided).__name__
+
+    def message(self, key: str) -> str:
+        with self._connect() as transaction:
+            outcome = self._inbox.handle_in_sync(transaction, key, lambda: None)
+            transaction.commit()
+        return type(outcome).__name__
+
+
+@pytest.fixture
+def workers(server: MariaDB) -> Iterator[list[Worker]]:
+    """Three; the first has every connection made."""
+    three = [Worker(server.url) for _ in range(3)]
+    three[0].request("before")
+    three[0].message("before")
+    yield three
+    for worker in three:
+        worker.runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("handle", "first", "again"),
+    [(Worker.request, "Stored", "Replay"), (Worker.message, "Handled", "Duplicate")],
+)
+def test_p4_what_a_transaction_is_told_of_survives_a_crash(
+    server: MariaDB,
+    workers: list[Worker],
+    handle: Callable[[Worker, str], str],
+    first: str,
+    again: str,
+) -> None:
+    with not_on_disk_yet(server):
+        assert handle(workers[0], "order-1") == first
+    assert handle(workers[1], "order-1") == again
+    crash(server)
+    assert handle(workers[2], "order-1") == again
+
+
+# ----------------------------------------------------------------------------- and nothing else
+
+
+def commits(server: MariaDB, do: Callable[[], object]) -> int:
+    """How many transactions it ends. A statement that is alone is not counted."""
+    with mysql_connection(server.url) as db, db.cursor() as cursor:
+
+        def count() -> int:
+            cursor.execute("SHOW GLOBAL STATUS LIKE 'Com_commit'")
+            return int(cursor.fetchone()[1])
+
+        before = count()
+        do()
+        return count() - before
+
+
+def test_what_ended_long_ago_is_replayed_without_a_write(server: MariaDB, case: Case) -> None:
+    record = case.begin(case.claim(retention_s=3 * NEW_S))
+    case.done(case.complete(record, retention_s=3 * NEW_S))
+    retry = partial(by_a_retry, case, record)
+    assert commits(server, retry) == 1
+    case.elapse(NEW_S)
+    assert commits(server, retry) == 0
+    assert commits(server, partial(by_a_look, case, record)) == 0
+
+
+def test_who_is_refused_for_now_writes_nothing(server: MariaDB, case: Case) -> None:
+    running, released = case.begin(), case.stage(State.RELEASED)
+    assert commits(server, partial(by_a_retry, case, running)) == 0
+    assert commits(server, partial(by_a_retry, case, released)) == 0
+
+
+def test_with_a_binary_log_no_replay_writes() -> None:
+    with start_mariadb(durable=True, settings=LOGGED) as server:
+        migrate(open_url(server.url))
+        with case_of("sync", server.url, server.url) as case:
+            record = case.stage(State.COMPLETED)
+            assert commits(server, partial(by_a_retry, case, record)) == 0
