@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import copy
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Any, cast
 
 from oncekey.cli.table import duration, print_json
 from oncekey.core.notice import (
@@ -23,6 +21,7 @@ from oncekey.core.verbs import Done, Find, Insert
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.guard import random_token
 from oncekey.notices import LOOK_EVERY_S
+from oncekey.stores.around import without_cache
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
 
@@ -32,7 +31,8 @@ ROUNDS_MAX = 8
 def amnesia(store: Store, args: argparse.Namespace) -> int:
     if args.lower and args.until is not None:
         raise Misuse("--until raises the guard, --lower ends it: give one of them")
-    with closing(Line(_without_cache(store))) as line:
+    # The guard is in no cache: it can be raised and lowered while that is down.
+    with closing(Line(without_cache(store))) as line:
         if args.until is not None or args.lower:
             raised = None if args.lower else Amnesia(args.until, args.skew_s)
             _write(line, raised, args.for_s)
@@ -47,18 +47,6 @@ def amnesia(store: Store, args: argparse.Namespace) -> int:
     if args.until is not None or args.lower:
         print(f"processes that run heed it within {LOOK_EVERY_S:g} s, others at once")
     return 0
-
-
-def _without_cache(store: Any) -> Store:
-    """The guard is in no cache: it can be raised and lowered while that is down."""
-    if "truth" in vars(store):
-        truth: Store = store.truth
-        return truth
-    if "truth" in getattr(vars(store).get("inner"), "__dict__", ()):
-        sealed = copy.copy(store)
-        sealed.inner = store.inner.truth
-        return cast(Store, sealed)
-    return cast(Store, store)
 
 
 def _write(line: Line, guard: Amnesia | None, for_s: float) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, cast
+from typing import cast
 
 from oncekey.cli.opening import opened
 from oncekey.cli.survey import Survey
@@ -20,6 +20,7 @@ from oncekey.core.record import Record
 from oncekey.core.value import value
 from oncekey.core.verbs import Due, Find
 from oncekey.errors import Misuse, StoreUnfit
+from oncekey.stores.around import keeper
 from oncekey.stores.base import Connection, Store
 from oncekey.stores.finding import Examinable, Examination, Finding, Level, accepting, advice
 from oncekey.stores.url import open_store, redact
@@ -38,7 +39,7 @@ LINE_CHARS_MAX = 110
 
 def doctor(url: str, args: argparse.Namespace) -> int:
     store = _opened(url)
-    about, findings = look(_keeper(store))
+    about, findings = look(_examinable(keeper(store)))
     if hasattr(store, "examine_cache"):
         findings.append(store.examine_cache())
     findings.sort(key=lambda found: list(Level).index(found.level))
@@ -60,11 +61,7 @@ def _opened(url: str) -> Store:
     return opened(url, may_create=False)
 
 
-def _keeper(store: Any) -> Examinable:
-    """The store that keeps the records: within what seals them, and behind what remembers them."""
-    for name in ("inner", "truth"):
-        if name in getattr(store, "__dict__", ()):
-            return _keeper(getattr(store, name))
+def _examinable(store: Store) -> Examinable:
     if not hasattr(store, "examine"):
         raise Misuse(f"{store.name} is a store that cannot be examined: it has no `examine`")
     return cast(Examinable, store)

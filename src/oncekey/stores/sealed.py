@@ -40,7 +40,8 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import Misuse, StoreError, StoreUnfit
-from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
+from oncekey.stores.around import Around
+from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 from oncekey.stores.book import find_book, forget, open_book, read_book, read_wraps
 from oncekey.stores.seal import Seal, resumable
 from oncekey.stores.way import Held, Way
@@ -48,26 +49,18 @@ from oncekey.stores.way import Held, Way
 _LOOK = Find(NOTICE_ID)
 
 
-class SealedStore:
+class SealedStore(Around):
     """The records of another store, sealed."""
 
     def __init__(self, store: Store, secrets: str | Sequence[str]) -> None:
         """`secrets`: the first seals, all of them open (`core.secret.read_secrets`)."""
-        self.inner = store
-        self.name: str = store.name
-        self.durability: Durability = store.durability
+        super().__init__(store)
         self.secrets = read_secrets(secrets)
         self._id_key: bytes | None = None
         self._seal: Seal | None = None
 
     def __repr__(self) -> str:
         return f"SealedStore({self.inner!r})"
-
-    def __getattr__(self, name: str) -> Any:
-        """What only one kind of store has, such as the file of SQLite."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.inner, name)
 
     def group(self, verb: Verb) -> Hashable:
         """By the id that the store below knows: what lies on one server may share a group."""

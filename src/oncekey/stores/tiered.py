@@ -35,7 +35,8 @@ from oncekey.core.record import TOKEN_BYTES, Record, State
 from oncekey.core.verbs import Count, Find, Found, Insert, Purge, Scan, Swap, Verb, When
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import redis
-from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Store
+from oncekey.stores.around import Around
+from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 from oncekey.stores.cached import Cached
 from oncekey.stores.finding import Finding, advice
 from oncekey.stores.redis_calls import Command
@@ -62,8 +63,10 @@ _STOP = b"-"
 _REMOVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', KEYS[1]) end"
 
 
-class TieredStore:
+class TieredStore(Around):
     """The records of another store, with completed ones at hand in a Redis."""
+
+    is_cache = True
 
     def __init__(
         self,
@@ -74,9 +77,7 @@ class TieredStore:
         clock: Clock | None = None,
     ) -> None:
         """`cache` may forget what it likes; its timeout bounds what a slow one costs."""
-        self.truth = truth
-        self.name: str = truth.name
-        self.durability: Durability = truth.durability
+        super().__init__(truth)
         self._clock = clock or SystemClock()
         self._cache = Cache(cache, self._clock)
         self._prefix = f"{prefix}:tiered:"
@@ -87,11 +88,10 @@ class TieredStore:
     def __repr__(self) -> str:
         return f"TieredStore({self.truth!r}, {str(self._cache.endpoint)!r})"
 
-    def __getattr__(self, name: str) -> Any:
-        """What only one kind of store has."""
-        if name.startswith("_") or name == "truth":
-            raise AttributeError(name)
-        return getattr(self.truth, name)
+    @property
+    def truth(self) -> Store:
+        """What decides, and keeps all of it."""
+        return self.inner
 
     def group(self, verb: Verb) -> Hashable:
         return self.truth.group(verb)
