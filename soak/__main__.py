@@ -42,7 +42,7 @@ async def soak(settings: Settings, folder: Path) -> Outcome:
         ports = [worker.port for worker in workers]
         operator = Operator(settings, place.direct, book)
         clients = Clients(settings.seed, ports, settings.routes, operator)
-        planned = faults.plan(settings.seed, settings.seconds, settings.engine, WORKERS)
+        planned = faults.plan(settings.seed, settings.seconds, settings.engine)
         until = now() + settings.seconds
         async with asyncio.TaskGroup() as group:
             progress = group.create_task(_progress(clients, befallen, workers))

@@ -34,6 +34,7 @@ from soak.calls import Functions, Messages, Told
 from soak.hands import Hands
 from soak.ledger import Id, Ledger
 from soak.settings import BLOCKING, Settings
+from soak.wall import Wall
 
 
 class Application:
@@ -155,6 +156,7 @@ def serve_wsgi(listening: socket.socket, application: Application) -> None:
 def main() -> None:
     text, url, ledger, mark, descriptor = sys.argv[1:]
     settings = Settings.of_text(text)
+    Wall(Path(mark).with_suffix(".wall")).follow()
     application = Application(settings, url, Ledger(ledger), Path(mark))
     serve = serve_wsgi if settings.kind in BLOCKING else serve_asgi
     serve(socket.socket(fileno=int(descriptor)), application)

@@ -10,7 +10,9 @@ import oncekey
 from oncekey.stores.base import Store
 from oncekey.stores.url import Unsealed
 
-ENGINES = ("sqlite", "postgres", "mariadb", "mysql", "redis", "dynamodb", "tiered")
+REPLICATED = ("redis-cluster", "redis-sentinel")
+"""Several servers that take each other's place."""
+ENGINES = ("sqlite", "postgres", "mariadb", "mysql", "redis", *REPLICATED, "dynamodb", "tiered")
 ROWS = {
     "sqlite": "sqlite",
     "postgres": "postgres",

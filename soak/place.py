@@ -27,10 +27,13 @@ from tests.servers import (
     start_redis,
 )
 from tests.servers.ministack import table_url
+from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
+from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 
 # Shorter than the faults last: waiting for a store is not what is looked at.
 _FILE_OPTIONS = "timeout_s=1"
 _SERVER_OPTIONS = "timeout_s=1.5&connect_timeout_s=2"
+_WAITING_OPTIONS = f"{_SERVER_OPTIONS}&wait_replicas=1&wait_timeout_s=0.5"
 _TABLE = (
     "CREATE TABLE effects (account VARCHAR(20) NOT NULL, route VARCHAR(20) NOT NULL, "
     "name VARCHAR(40) NOT NULL, run VARCHAR(40) NOT NULL, part VARCHAR(20) NOT NULL)"
@@ -45,7 +48,7 @@ class Site:
     """A server and the way to it."""
 
     server: Server
-    proxy: Proxy
+    proxy: Proxy | None
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -59,24 +62,38 @@ class Place:
         self.direct = self.url
         """As nothing is lost."""
         self.sites: Sequence[Site] = ()
+        self._close: Callable[[], None] = lambda: None
         self._thread = ThreadPoolExecutor(1)  # a server dies with the thread that started it
 
     async def __aenter__(self) -> Self:
-        servers = [await self._in_thread(start) for start in _STARTERS[self.settings.engine]]
-        self.sites = [Site(server, await Proxy(server.port).start()) for server in servers]
-        if servers:
-            self.direct = _url(self.settings.engine, *(server.url for server in servers))
-            self.url = _url(self.settings.engine, *(_proxied(site) for site in self.sites))
+        engine = self.settings.engine
+        if engine in engines.REPLICATED:
+            await self._start_replicated(_REPLICATED[engine])
+        elif servers := [await self._in_thread(start) for start in _STARTERS[engine]]:
+            proxies = [await Proxy(server.port).start() for server in servers]
+            self.sites = [Site(*each) for each in zip(servers, proxies, strict=True)]
+            self.direct = _url(engine, *(server.url for server in servers))
+            ports = ((server, proxy.port) for server, proxy in zip(servers, proxies, strict=True))
+            self.url = _url(engine, *(_proxied(*each) for each in ports))
         store = engines.open_store(self.direct, sealed=self.settings.sealed)
         await asyncio.to_thread(migrate, store)
         if self.settings.driver:
             await asyncio.to_thread(self._ask, _TABLE)
         return self
 
+    async def _start_replicated(self, start: Callable[[], RedisCluster | WatchedRedis]) -> None:
+        group = await self._in_thread(start)
+        self._close = group.close
+        one_at_a_time = asyncio.Lock()
+        self.sites = [Site(node, None, one_at_a_time) for node in group.nodes]
+        self.url = self.direct = f"{group.url}{'&' if '?' in group.url else '?'}{_WAITING_OPTIONS}"
+
     async def __aexit__(self, *_: object) -> None:
         for site in self.sites:
-            await site.proxy.close()
-            await self._in_thread(site.server.close)
+            if site.proxy is not None:
+                await site.proxy.close()
+                await self._in_thread(site.server.close)
+        await self._in_thread(self._close)
         self._thread.shutdown()
 
     async def rows(self) -> list[tuple[str, ...]]:
@@ -104,7 +121,8 @@ class Place:
     def heal(self) -> None:
         """Lose nothing more."""
         for site in self.sites:
-            site.proxy.replies_lost = site.proxy.questions_lost = 0
+            if site.proxy is not None:
+                site.proxy.replies_lost = site.proxy.questions_lost = 0
 
     async def crash(self, site: Site, seconds: float) -> None:
         """The server loses its power, and is back after a while."""
@@ -153,8 +171,14 @@ _STARTERS: dict[str, Sequence[Callable[[], Server]]] = {
 }
 
 
-def _proxied(site: Site) -> str:
-    return site.server.url.replace(f":{site.server.port}", f":{site.proxy.port}")
+_REPLICATED: dict[str, Callable[[], RedisCluster | WatchedRedis]] = {
+    "redis-cluster": start_redis_cluster,
+    "redis-sentinel": start_watched_redis,
+}
+
+
+def _proxied(server: Server, port: int) -> str:
+    return server.url.replace(f":{server.port}", f":{port}")
 
 
 def _url(engine: str, server: str, cache: str = "") -> str:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from soak.wall import Wall
+
 ROOT = Path(__file__).parent.parent
 _LOG_CHARS_MAX = 3000
 
@@ -20,10 +22,13 @@ class Worker:
     """
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        """`arguments` are those of `soak.application`, without the last two."""
+        """`arguments` are those of `soak.application`, without the last two. What a worker leaves
+        lies beside its log.
+        """
         self._arguments = arguments
         self._log = log
         self._mark = log.with_suffix(".up")
+        self.wall = Wall(log.with_suffix(".wall"))
         self._stopping = False
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._listening.getsockname()[1]

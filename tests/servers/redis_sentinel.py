@@ -85,6 +85,10 @@ class WatchedRedis:
         place = f":{self.first.password}@127.0.0.1:{self.sentinel.port}/{SERVICE}"
         return f"redis+sentinel://{place}?sentinel_password={self.sentinel.password}"
 
+    @property
+    def nodes(self) -> list[Redis]:
+        return [self.first, self.second]
+
     def client(self, server: Redis) -> Any:
         return redis.Redis.from_url(server.url, socket_timeout=10)
 

@@ -6,19 +6,17 @@ import pytest
 
 from soak import engines
 from soak.clients import order_of
-from soak.faults import FORGETFUL, OF_FILES, OF_SERVERS, OF_WORKERS, plan
+from soak.faults import OF_CLOCKS, OF_WORKERS, of_store, plan
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES)
 def test_a_seed_plans_the_same_faults(engine: str) -> None:
-    planned = plan(7, 300.0, engine, 3)
-    assert planned == plan(7, 300.0, engine, 3)
-    assert planned != plan(8, 300.0, engine, 3)
-    likely = {*OF_WORKERS, *(OF_FILES if engine == "sqlite" else OF_SERVERS)}
-    if engine in FORGETFUL:
-        likely.remove("server killed")
-    assert {fault.what for fault in planned} == likely
-    assert {fault.which for fault in planned} == {0, 1, 2}
+    planned = plan(7, 300.0, engine)
+    assert planned == plan(7, 300.0, engine)
+    assert planned != plan(8, 300.0, engine)
+    clocks = () if engine == "sqlite" else OF_CLOCKS
+    assert {fault.what for fault in planned} == {*OF_WORKERS, *of_store(engine), *clocks}
+    assert {fault.which % 6 for fault in planned} == {*range(6)}
     assert all(0 <= fault.after_s < 300 for fault in planned)
 
 
