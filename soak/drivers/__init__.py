@@ -59,6 +59,8 @@ class Kind:
     name: str
     awaited: bool
     rows: tuple[str, ...]
+    bound: bool = False
+    """Whether a connection stays in the thread that made it: there is no event loop for it."""
 
 
 KINDS = {
@@ -66,6 +68,7 @@ KINDS = {
     "psycopg": Kind("psycopg", "Psycopg", False, ("postgres",)),
     "pymysql": Kind("mysql", "PyMySQL", False, ("mysql",)),
     "sqlalchemy": Kind("sqlalchemy", "SQLAlchemy", False, ("sqlite", "postgres", "mysql")),
+    "django": Kind("django", "Django", False, ("sqlite", "postgres", "mysql"), bound=True),
     "asyncpg": Kind("asyncpg", "Asyncpg", True, ("postgres",)),
     "async-psycopg": Kind("psycopg", "AsyncPsycopg", True, ("postgres",)),
     "asyncmy": Kind("mysql", "Asyncmy", True, ("mysql",)),
@@ -86,5 +89,5 @@ def fitting(engine: str, *, blocking: bool) -> list[str]:
     return [
         name
         for name, kind in KINDS.items()
-        if rows in kind.rows and not (blocking and kind.awaited)
+        if rows in kind.rows and not (kind.awaited if blocking else kind.bound)
     ]
