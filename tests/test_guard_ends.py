@@ -52,8 +52,10 @@ def test_after_no_effect_it_is_as_if_nobody_had_tried(world: World) -> None:
 # ----------------------------------------------------------------------------- lost claims
 
 
-def test_a_lost_claim_is_forgotten_without_effect(world: World) -> None:
+@pytest.mark.parametrize("recovery", ["rerun", "block", "resume"])
+def test_a_lost_claim_is_forgotten_without_effect(recovery: str) -> None:
     """P7"""
+    world = World(recovery=recovery)
     claim = world.guard.claim(CALL, world.policy)
     world.ask(Insert(claim))
     world.asked.clear()
@@ -89,6 +91,16 @@ def test_a_lost_take_over_is_left_to_lapse(recovery: str) -> None:
     assert world.found().state is State.RUNNING
     world.clock.advance(LEASE_S)
     assert world.execute().attempt.asks is (recovery == "ask")
+
+
+def test_p6_a_lost_take_over_of_what_may_run_again_is_given_back(world: World) -> None:
+    world.execute()
+    world.clock.advance(LEASE_S)
+    claim = world.guard.claim(CALL, world.policy)
+    assert isinstance(world.begin(claim=claim), Execute)
+    world.drive(world.guard.forget(claim))
+
+    assert (world.found().state, world.found().no_effect) == (State.RELEASED, False)
 
 
 def test_a_lost_claim_that_is_still_on_its_way_is_found(world: World) -> None:

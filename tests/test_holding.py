@@ -257,14 +257,17 @@ class Small(MemoryStore):
         return super().perform(verbs)
 
 
-@pytest.mark.parametrize(("bytes_max", "lines"), [(100, OLD.headers), (10, ())])
+@pytest.mark.parametrize(
+    ("bytes_max", "sent", "lines"),
+    [(100, OLD.headers, OLD.headers), (10, OLD.headers, ()), (10, (), ())],
+)
 def test_of_an_answer_that_the_store_does_not_take_the_fact_is_kept(
-    bytes_max: int, lines: Any, caplog: pytest.LogCaptureFixture
+    bytes_max: int, sent: Any, lines: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, store = World(), Small()
     store.bytes_max, world.gatherer = bytes_max, Gatherer(store)
     process = world.process(3)
-    long = dataclasses.replace(OLD, body=b"x" * 1000)
+    long = dataclasses.replace(OLD, headers=sent, body=b"x" * 1000)
     with caplog.at_level(logging.ERROR, "oncekey"):
         assert isinstance(process.complete(long), Stored)
     assert "it was done, and not what it gave: raise max_allowed_packet" in caplog.text

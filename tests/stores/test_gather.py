@@ -29,8 +29,8 @@ def complete(record_id: bytes, body_bytes: int) -> Swap:
     return lifecycle.complete(Held(record_id, 1, b"t"), answer, retention_s=600.0)
 
 
-def append(record_id: bytes, name: str) -> AppendStep:
-    return AppendStep(record_id, 1, b"t", Step(name, b"d", b"r"))
+def append(record_id: bytes, name: str, result: bytes = b"r") -> AppendStep:
+    return AppendStep(record_id, 1, b"t", Step(name, b"d", result))
 
 
 def queue_of(*verbs: Verb, rows_max: int = 4, bytes_max: int = 10_000) -> Queue[int]:
@@ -65,6 +65,11 @@ def test_a_batch_has_at_most_so_many_rows() -> None:
 
 def test_a_batch_has_at_most_so_many_bytes() -> None:
     verbs = [complete(bytes((number,)), 4000) for number in range(5)]
+    assert drain(queue_of(*verbs)) == [[0, 1], [2, 3], [4]]
+
+
+def test_results_of_steps_are_bytes_too() -> None:
+    verbs = [append(bytes((number,)), "charge", bytes(4000)) for number in range(5)]
     assert drain(queue_of(*verbs)) == [[0, 1], [2, 3], [4]]
 
 

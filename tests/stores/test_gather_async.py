@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from oncekey.core import lifecycle
+from oncekey.core.lifecycle import Held
 from oncekey.core.op import Pause
-from oncekey.core.verbs import Find, Verb
+from oncekey.core.record import Answer, Claim
+from oncekey.core.verbs import Done, Find, Insert, Verb
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
 from oncekey.stores.gather import QUEUE_ROWS_MAX, AsyncGatherer
@@ -315,6 +318,28 @@ async def test_whoever_leaves_does_not_disturb_the_others() -> None:
     assert isinstance(outcomes[0], asyncio.CancelledError)
     assert isinstance(outcomes[2], asyncio.CancelledError)
     assert await gatherer.ask(A) == b"a"
+
+
+async def test_p7_a_claim_that_nobody_waits_for_any_more_is_not_made() -> None:
+    """Its client left before it was sent. What became of a handler is written all the same."""
+    store = Scripted(lambda verbs: [Done(1) for _ in verbs])
+    gatherer = AsyncGatherer(store)
+    claims = [
+        Insert(Claim(name, b"t", "a", "o", "k", b"f", 1, 30.0, 60.0)) for name in (b"b", b"c")
+    ]
+    completion = lifecycle.complete(Held(b"d", 1, b"t"), Answer(200), retention_s=60.0)
+    store.aopen.clear()
+    tasks = start(gatherer, A)
+    await settle()
+    tasks += start(gatherer, *claims, completion)
+    await settle()
+    tasks[1].cancel()
+    tasks[3].cancel()
+    await settle()
+    store.aopen.set()
+    await gathered(tasks)
+    await gatherer.close()
+    assert store.asked == [[A], [claims[1], completion]]
 
 
 async def test_a_cancelled_round_trip_is_told_to_all_who_waited() -> None:

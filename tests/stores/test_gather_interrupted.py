@@ -167,5 +167,41 @@ def test_a_follower_that_is_interrupted_when_it_was_made_the_leader_leaves_an_he
     assert (first, type(second), third) == (b"a", Interrupted, b"c")
 
 
+def test_a_follower_that_is_interrupted_while_its_verb_is_under_way_hears_of_just_that(
+    threads: ThreadPoolExecutor,
+) -> None:
+    """It is not in the queue any more: that is nobody's concern but ours."""
+    store = Scripted()
+    gatherer = Gatherer(store)
+    left = threading.Event()
+
+    def interrupt_main(verbs: Sequence[Verb]) -> list[Any]:
+        if C in verbs:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            assert left.wait(PATIENCE_S)
+        return ids(verbs)
+
+    def open_when_all_wait() -> None:
+        wait_until(lambda: queued(gatherer) == 2)
+        store.open.set()
+
+    store.answer = interrupt_main
+    store.open.clear()
+    leading = [threads.submit(gatherer.ask, A)]
+    assert store.under_way.acquire(timeout=PATIENCE_S)
+    leading.append(threads.submit(gatherer.ask, B))
+    wait_until(lambda: queued(gatherer) == 1)
+    before = signal.signal(signal.SIGUSR1, _raise_interrupted)
+    try:
+        threads.submit(open_when_all_wait)
+        with pytest.raises(Interrupted):
+            gatherer.ask(C)
+    finally:
+        left.set()
+        signal.signal(signal.SIGUSR1, before)
+    assert outcomes(leading) == [b"a", b"b"]
+    assert store.asked == [[A], [B, C]]
+
+
 def _raise_interrupted(signum: int, frame: object) -> None:
     raise Interrupted

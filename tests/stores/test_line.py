@@ -1,15 +1,20 @@
-"""A line: what is known about verbs when the connection fails."""
+"""A line: what is known about verbs when the connection fails, or a record cannot be read."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from oncekey.core.verbs import Find
-from oncekey.errors import StoreUnavailable
+from oncekey.core.verbs import Find, Verb
+from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
+from oncekey.stores.base import AGAIN
 from oncekey.stores.line import AsyncLine, Line
 from oncekey.stores.memory import MemoryStore
+from tests.stores.scripted import Scripted, find, ids
+
+A, B, C = map(find, "abc")
 
 
 class Closing(MemoryStore):
@@ -31,3 +36,36 @@ async def test_verbs_that_wait_for_an_async_connection_were_not_sent() -> None:
     with pytest.raises(StoreUnavailable) as failed:
         await AsyncLine(Closing()).perform([Find(bytes(32))])
     assert failed.value.sent is False
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable("hung up"), StoreUnfit("too old")])
+async def test_p11_a_connection_that_fails_its_checks_is_closed(failure: Exception) -> None:
+    """Each beat tries again: a server that is not fit yet would run out of connections."""
+
+    def unfit() -> None:
+        raise failure
+
+    store = Scripted()
+    store.unfit = unfit
+    with pytest.raises(type(failure)):
+        Line(store).perform([A])
+    with pytest.raises(type(failure)):
+        await AsyncLine(store).perform([A])
+    assert store.closed == [True, True]
+
+
+def test_a_record_that_nobody_can_read_keeps_no_other_from_being_served() -> None:
+    def answer(verbs: Sequence[Verb]) -> list[Any]:
+        if B in verbs:
+            raise CorruptRecord("sealed by another secret")
+        return ids(verbs)
+
+    store = Scripted(answer)
+    assert Line(store).perform_all([A, B, C]) == [b"a", AGAIN, b"c"]
+
+
+def test_verbs_of_several_groups_are_answered_in_the_order_in_which_they_were_asked() -> None:
+    store = Scripted()
+    store.group_of = lambda verb: verb in (A, C)
+    assert Line(store).perform_all([A, B, C]) == [b"a", b"b", b"c"]
+    assert store.asked == [[A, C], [B]]

@@ -124,6 +124,24 @@ async def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -
     assert world.runs == 1
 
 
+async def test_e43_a_handler_that_fails_after_an_unrecorded_answer_gives_nothing_back() -> None:
+    """Its client was told that it is done: a retry must not do it again."""
+    world, store = flaky_world(policy=Policy(lease_s=0.2, recovery="block"))
+
+    async def handler(receive: Any, send: Any) -> None:
+        store.before = [down(True)] * 100
+        await world.counting()(receive, send)
+        store.before = []
+        raise RuntimeError("a task behind the answer")
+
+    world.handler = handler
+    with pytest.raises(RuntimeError, match="a task behind the answer"):
+        await ask(world.app, "k1")
+    assert world.states() == [State.RUNNING]
+    world.clock.advance(1)
+    assert (await ask(world.app, "k1")).kind == "outcome-unknown"
+
+
 async def test_e43_a_store_that_is_unfit_for_a_moment_at_complete_is_asked_again() -> None:
     world, store = flaky_world()
 

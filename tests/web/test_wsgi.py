@@ -13,7 +13,9 @@ import oncekey
 from oncekey import Policy, guard, probes
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
+from oncekey.core.verbs import Scan
 from oncekey.errors import Misuse
+from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.stores.unreliable import Unheard
@@ -174,6 +176,28 @@ def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None
     answered = ask_wsgi(world.app, "k1")
     assert (answered.status, answered.header("idempotency-stored")) == (201, "false")
     assert world.runs == 1
+    world.app.close()
+
+
+def test_e43_a_server_that_fails_at_an_answer_that_was_not_recorded_gives_nothing_back() -> None:
+    """Its client may have been told that it is done: a retry must not do it again."""
+    store = Flaky(FakeClock())
+    world = World(store=store, policy=Policy(lease_s=0.2, recovery="block"))
+    world.app.edge.guard._clock = oncekey.clock.SystemClock()
+
+    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
+        store.before = [down(True)] * 100
+        return world.counting(environ, start_response)
+
+    def gone(*line: Any) -> Any:
+        store.before = []
+        raise OSError("the client hung up")
+
+    world.handler = handler
+    with pytest.raises(OSError, match="hung up"):
+        ask_wsgi(lambda environ, start_response: world.app(environ, gone), "k1")
+    [record] = Gatherer(store).ask(Scan(1))
+    assert (record.state, world.runs) == (State.RUNNING, 1)
     world.app.close()
 
 
