@@ -39,7 +39,7 @@ def installed(names: tuple[str, ...] = LIBRARIES) -> Any:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-    raise Misuse(f"Client needs one of {', '.join(names)}: install it, as in `pip install httpx2`")
+    raise Misuse(f"Client needs one of {', '.join(names)}: pip install 'oncekey[client]'")
 
 
 def _parted(

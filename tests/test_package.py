@@ -1,0 +1,44 @@
+"""What is handed on: the wheel, and the archive of the source."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_the_wheel_says_what_it_is(built: Path) -> None:
+    [path] = built.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        [name] = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(wheel.read(name))
+        parts = {each.partition("/")[0] for each in wheel.namelist()}
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert bytes(metadata.get_payload(decode=True)).decode().strip() == README.strip()
+    assert parts == {"oncekey", name.partition("/")[0]}
+
+
+def test_the_source_has_all_that_its_readme_leads_to(built: Path) -> None:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    leads = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README)} - {""}
+    assert "docs/promises.md" in leads
+    assert leads <= held
