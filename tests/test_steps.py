@@ -4,7 +4,8 @@ import asyncio
 import dataclasses
 import json
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -90,9 +91,9 @@ def test_whatever_json_knows_is_a_result(result: object) -> None:
 
 
 def test_the_first_attempt_sees_a_result_as_later_ones_will() -> None:
-    world = World()
-    assert world.attempt().step_sync("s", lambda: (1, 2)) == [1, 2]
-    assert world.attempt().step_sync("s", lambda: (1, 2)) == [1, 2]
+    world, pair = World(), cast(Callable[[], Any], lambda: (1, 2))
+    assert world.attempt().step_sync("s", pair) == [1, 2]
+    assert world.attempt().step_sync("s", pair) == [1, 2]
 
 
 def test_a_first_attempt_reads_nothing() -> None:
@@ -415,9 +416,12 @@ async def test_the_wrong_way_to_ask_is_told_before_the_effect() -> None:
         attempt, attempt.ports = decision.attempt, runtime.ports()
         with pytest.raises(Misuse, match="block the event loop"):
             attempt.step_sync("a", pytest.fail)
-        elsewhere = asyncio.to_thread(lambda: asyncio.run(attempt.step("a", pytest.fail)))
+
+        def elsewhere() -> None:
+            asyncio.run(attempt.step("a", pytest.fail))
+
         with pytest.raises(Misuse, match="another event loop"):
-            await elsewhere
+            await asyncio.to_thread(elsewhere)
         assert await asyncio.to_thread(attempt.step_sync, "a", lambda: 1) == 1
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from oncekey.core.answer import Headers, answer_of
 from oncekey.core.headers import kept_answer
@@ -21,6 +21,8 @@ from oncekey.errors import LeaseLost, Misuse
 from oncekey.ports import Ports
 from oncekey.steps import Kept, Steps, child_key
 from oncekey.stores import join
+
+T = TypeVar("T")
 
 RESOURCE_ID_CHARS_MAX = 255
 
@@ -164,6 +166,26 @@ class Attempt:
 
     # ---------------------------------------------------------------------------------- steps
 
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[T]],
+        *args: Any,
+        at_most_once: bool = False,
+        within: Any = None,
+        **kwargs: Any,
+    ) -> T: ...
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        *args: Any,
+        at_most_once: bool = False,
+        within: Any = None,
+        **kwargs: Any,
+    ) -> T: ...
     async def step(
         self,
         name: str,
@@ -175,11 +197,11 @@ class Attempt:
     ) -> Any:
         """Call `function(*args, **kwargs)` once, and keep its result for later attempts.
 
-        The result is what JSON gives back. `at_most_once` never repeats a step that an earlier
-        attempt began; where its end is not known the outcome becomes unknown. `within` is a
-        connection or session on which the function writes its rows: the step is then kept in the
-        same transaction, which is yours to commit before the next step, or to roll back if this
-        one fails. It is one or the other: what commits with its record is never in doubt.
+        The result is what JSON gives back: of a tuple, a list. `at_most_once` never repeats a step
+        that an earlier attempt began; where its end is not known the outcome becomes unknown.
+        `within` is a connection or session on which the function writes its rows: the step is then
+        kept in the same transaction, which is yours to commit before the next step, or to roll back
+        if this one fails. It is one or the other: what commits with its record is never in doubt.
         """
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
@@ -209,12 +231,12 @@ class Attempt:
     def step_sync(
         self,
         name: str,
-        function: Callable[..., Any],
+        function: Callable[..., T],
         *args: Any,
         at_most_once: bool = False,
         within: Any = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> T:
         """`step` for handlers that block."""
         ports, steps = self._reach(), self.steps
         arguments = (args, kwargs)
@@ -224,16 +246,19 @@ class Attempt:
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
         )
         if isinstance(begun, Kept):
-            return begun.result
+            kept: T = begun.result
+            return kept
         with steps.running(begun, undone=within is not None):
             result = function(*args, **kwargs)
         if within is None:
-            return ports.drive_sync(steps.end(ports.guard, begun, result))
+            kept = ports.drive_sync(steps.end(ports.guard, begun, result))
+            return kept
         verb = steps.end_with(begun, result)
         [outcome] = join.perform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
             raise steps.refused(ports.guard, name)
-        return steps.ended(verb.step.result)
+        kept = steps.ended(verb.step.result)
+        return kept
 
     def _asks_within(
         self, ports: Ports, name: str, within: Any, *, at_most_once: bool

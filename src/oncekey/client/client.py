@@ -13,7 +13,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncekey.client.httpx_wire import EXTENSION
 from oncekey.client.intent import Intent, advertised, where
@@ -22,6 +22,9 @@ from oncekey.client.mark import Given
 from oncekey.client.sender import Sender
 from oncekey.client.transport import around
 from oncekey.errors import Misuse, StoreUnavailable
+
+if TYPE_CHECKING:  # where only httpx is, its answers have no type
+    from httpx2 import Response
 
 LIBRARIES = ("httpx2", "httpx")
 _OURS = frozenset(Sender.__init__.__kwdefaults__ or ())
@@ -157,9 +160,12 @@ class Client:
         intent: str | None = None,
         note: str = "",
         **options: Any,
-    ) -> Any:
+    ) -> Response:
+        response: Response
         if intent is None:
-            return self.inner.request(method, url, **_with_key(options, self._intents.given(key)))
+            given = self._intents.given(key)
+            response = self.inner.request(method, url, **_with_key(options, given))
+            return response
         _one_of(key)
         begun = self._intents.key(intent, url, note)
         response = self.inner.request(method, url, **_with_key(options, begun))
@@ -167,19 +173,19 @@ class Client:
             self._intents.learn(heard)
         return response
 
-    def get(self, url: str, **options: Any) -> Any:
+    def get(self, url: str, **options: Any) -> Response:
         return self.request("GET", url, **options)
 
-    def post(self, url: str, **options: Any) -> Any:
+    def post(self, url: str, **options: Any) -> Response:
         return self.request("POST", url, **options)
 
-    def put(self, url: str, **options: Any) -> Any:
+    def put(self, url: str, **options: Any) -> Response:
         return self.request("PUT", url, **options)
 
-    def patch(self, url: str, **options: Any) -> Any:
+    def patch(self, url: str, **options: Any) -> Response:
         return self.request("PATCH", url, **options)
 
-    def delete(self, url: str, **options: Any) -> Any:
+    def delete(self, url: str, **options: Any) -> Response:
         return self.request("DELETE", url, **options)
 
     def close(self) -> None:
@@ -213,10 +219,12 @@ class AsyncClient:
         intent: str | None = None,
         note: str = "",
         **options: Any,
-    ) -> Any:
+    ) -> Response:
+        response: Response
         if intent is None:
             given = self._intents.given(key)
-            return await self.inner.request(method, url, **_with_key(options, given))
+            response = await self.inner.request(method, url, **_with_key(options, given))
+            return response
         _one_of(key)
         begun = await asyncio.to_thread(self._intents.key, intent, url, note)
         response = await self.inner.request(method, url, **_with_key(options, begun))
@@ -224,19 +232,19 @@ class AsyncClient:
             await asyncio.to_thread(self._intents.learn, heard)
         return response
 
-    async def get(self, url: str, **options: Any) -> Any:
+    async def get(self, url: str, **options: Any) -> Response:
         return await self.request("GET", url, **options)
 
-    async def post(self, url: str, **options: Any) -> Any:
+    async def post(self, url: str, **options: Any) -> Response:
         return await self.request("POST", url, **options)
 
-    async def put(self, url: str, **options: Any) -> Any:
+    async def put(self, url: str, **options: Any) -> Response:
         return await self.request("PUT", url, **options)
 
-    async def patch(self, url: str, **options: Any) -> Any:
+    async def patch(self, url: str, **options: Any) -> Response:
         return await self.request("PATCH", url, **options)
 
-    async def delete(self, url: str, **options: Any) -> Any:
+    async def delete(self, url: str, **options: Any) -> Response:
         return await self.request("DELETE", url, **options)
 
     async def aclose(self) -> None:
