@@ -421,7 +421,7 @@ ENGINE = (
     ),
     Mutant(
         "of two key lines the first counts",
-        "web/edge.py",
+        "web/request_key.py",
         "return keys.parse(lines, chars_min=chars_min) if lines else None",
         "return keys.parse(lines[:1], chars_min=chars_min) if lines else None",
         ASGI_KEYS,

@@ -13,9 +13,6 @@ from oncekey.atomic import Adapter, AsyncUnit, Unit, check
 from oncekey.attempt import Attempt, failed_honestly
 from oncekey.core import declared, profiles
 from oncekey.core import fingerprint as fingerprints
-from oncekey.core import key as keys
-from oncekey.core.canonical import essence, parse_query
-from oncekey.core.coding import decoded
 from oncekey.core.fingerprint import BadBody
 from oncekey.core.first_sent import check_first_sent, first_sent
 from oncekey.core.headers import (
@@ -40,8 +37,10 @@ from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
 from oncekey.web import kept_request as kept_requests
 from oncekey.web.capture import Capture
+from oncekey.web.content import compared, content_type
 from oncekey.web.recent import BODY_BYTES_MAX, RECENT_S, Asked, Recent
 from oncekey.web.request import Request
+from oncekey.web.request_key import find_key, missing
 from oncekey.web.routes import Route, Routes
 from oncekey.web.tenant import Tenant, check_callable
 
@@ -113,7 +112,7 @@ class Edge:
 
     def key(self, request: Request, route: Route, body: bytes = b"") -> str | Problem | None:
         """The key that the request brings, None if it brings none and needs none."""
-        found = self._find_key(request, route.policy, body)
+        found = find_key(request, self.profile, route.policy, body)
         if isinstance(found, str):
             found = self.profile.key(found)
         if isinstance(found, BadKey):
@@ -121,48 +120,12 @@ class Edge:
         if isinstance(found, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, found.reason)
         is_missed = found is None and (route.policy.required or self._is_stamped(request))
-        return self.missing() if is_missed else found
+        return missing(self.profile) if is_missed else found
 
     def _is_stamped(self, request: Request) -> bool:
         """Whether its client says when it first sent it, and so takes it for safe to repeat."""
         stamp = self.profile.first_sent_in
         return stamp is not None and bool(request.headers.all(stamp.name))
-
-    def _find_key(
-        self, request: Request, policy: Policy, body: bytes
-    ) -> str | BadKey | BadBody | None:
-        chars_min = policy.key_chars_min
-        match self.profile.key_in:
-            case Header(name):
-                lines = request.headers.all(name)
-                return keys.parse(lines, chars_min=chars_min) if lines else None
-            case QueryParameter(name):
-                pairs = parse_query(request.query)
-                if isinstance(pairs, BadBody):
-                    return pairs
-                values = [v for n, v in pairs if n == name.encode()]
-                if len(values) > 1:
-                    return BadKey(f"The query names {name} {len(values)} times. Send it once.")
-                return (
-                    keys.check(values[0].decode("latin-1"), chars_min=chars_min) if values else None
-                )
-            case BodyField(name):
-                kind, said = content_type(request), _said(request, body, policy.request_bytes_max)
-                if said is None and fingerprints.has_fields(kind):
-                    return BadBody(
-                        "The body may carry the key, but what its Content-Encoding hides cannot be "
-                        "read here, or is too large. Send it in gzip, or as it is."
-                    )
-                value = fingerprints.extract_field(kind, said or b"", name)
-                return keys.check(value, chars_min=chars_min) if isinstance(value, str) else value
-
-    def missing(self) -> Problem:
-        """The refusal of a request that brings no key where one is required."""
-        return Problem(
-            Kind.MISSING_KEY,
-            f"This operation needs an idempotency key: send {_describe(self.profile)}, new for "
-            "each operation and the same for every retry of it.",
-        )
 
     def check_tenant(self, tenant: object) -> str | Problem:
         """A tenant function's result, if it can be one."""
@@ -214,13 +177,13 @@ class Edge:
                 "characters. Authenticate with another one.",
             )
         policy, key_in = route.policy, self.profile.key_in
-        kind, said = _read_as(request, body, policy.request_bytes_max)
+        kind, plain = compared(request, body, policy.request_bytes_max)
         fingerprint = fingerprints.of(
             request.method,
             request.path,
             request.query,
             kind,
-            said,
+            plain,
             target=self._target(request),
             exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
             exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
@@ -228,7 +191,7 @@ class Edge:
         if isinstance(fingerprint, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, fingerprint.reason)
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
-        digests = fingerprints.field_digests(kind, said, key) if policy.field_digests else {}
+        digests = fingerprints.field_digests(kind, plain, key) if policy.field_digests else {}
         stamp = self.profile.first_sent_in
         sent = None if stamp is None else first_sent(request.headers.all(stamp.name))
         lasts_s = self._declared(request, policy)
@@ -411,39 +374,3 @@ def _of_recovered(attempt: Attempt, verdict: Verdict, status: int) -> Verdict:
         status,
     )
     return verdict
-
-
-def _describe(profile: Profile) -> str:
-    match profile.key_in:
-        case Header(name):
-            return f"the header {name}"
-        case BodyField(name):
-            return f"the body field {name}"
-        case QueryParameter(name):
-            return f"the query parameter {name}"
-
-
-def content_type(request: Request) -> str:
-    """The content type as sent, empty if none was."""
-    return request.headers.first(b"content-type").decode("latin-1")
-
-
-def _read_as(request: Request, body: bytes, bytes_max: int) -> tuple[str, bytes]:
-    """A content type and a body to compare. Of a compressed body that is what was compressed; where
-    that cannot be read, its bytes, of no type that is looked into.
-    """
-    kind, said = content_type(request), _said(request, body, bytes_max)
-    return (f"{essence(kind)}+coded", body) if said is None else (kind, said)
-
-
-def _said(request: Request, body: bytes, bytes_max: int) -> bytes | None:
-    """The body without its coding; None where that cannot be read."""
-    coding = request.headers.first(b"content-encoding")
-    return decoded(body, coding.decode("latin-1"), bytes_max) if coding and body else body
-
-
-def too_large(limit: int) -> Problem:
-    return Problem(
-        Kind.TOO_LARGE,
-        f"The request's body is larger than {limit} bytes, more than is taken with a key here.",
-    )

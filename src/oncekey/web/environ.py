@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from oncekey.core.problem import Kind, Problem
-from oncekey.web.edge import too_large
+from oncekey.web.content import too_large
 from oncekey.web.request import GUARDED, Headers, Request
 
 Environ = dict[str, Any]

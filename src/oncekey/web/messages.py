@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from oncekey.core.problem import Problem
 from oncekey.core.record import Answer
-from oncekey.web.edge import too_large
+from oncekey.web.content import too_large
 from oncekey.web.request import GUARDED, Headers, Request
 
 Scope = MutableMapping[str, Any]

@@ -10,9 +10,9 @@ from django.http.request import RawPostDataException
 
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
+from oncekey.web.content import too_large
 from oncekey.web.django import settings
 from oncekey.web.django.responses import response_of
-from oncekey.web.edge import too_large
 from oncekey.web.marks import SAFE, Mark
 from oncekey.web.request import GUARDED, Headers, Request
 from oncekey.web.routes import Route
