@@ -44,10 +44,8 @@ class Visit:
 
     __slots__ = ("attempt", "call", "capture", "outer", "unit")
 
-    def __init__(
-        self, attempt: Attempt | None, call: Call, route: Route, unit: Unit | None
-    ) -> None:
-        self.attempt = attempt
+    def __init__(self, call: Call, route: Route, unit: Unit | None = None) -> None:
+        self.attempt: Attempt | None = None
         """None: the store is down, and the policy lets it run unprotected."""
         self.call = call
         self.unit = unit
@@ -135,7 +133,7 @@ class Views:
             raise
         if isinstance(decision, Refuse) and decision.lost_claim is not None:
             background.forget_sync(decision.lost_claim)
-        begun = self._begun(decision, Visit(None, call, route, unit))
+        begun = self._begun(decision, Visit(call, route, unit))
         if isinstance(begun, Visit) and begun.attempt is not None:
             if unit is None:
                 begun.attempt.ports = self.runtime.ports_sync()
@@ -168,7 +166,7 @@ class Views:
             raise
         if isinstance(decision, Refuse) and decision.lost_claim is not None:
             background.forget(decision.lost_claim)
-        begun = self._begun(decision, Visit(None, call, route, None))
+        begun = self._begun(decision, Visit(call, route))
         if isinstance(begun, Visit) and begun.attempt is not None:
             begun.attempt.ports = self.runtime.ports()
             if begun.attempt.asks:
