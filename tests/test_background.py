@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +88,17 @@ async def test_p11_draining_is_bounded() -> None:
     end.set()
     assert await ended
     assert await runtime.background.drain(10) == 0
+
+
+async def test_p11_nothing_is_kept_of_work_that_has_ended() -> None:
+    """Every request is such work."""
+    runtime = Runtime("memory://")
+    work = asyncio.sleep(0, "done")
+    kept = weakref.ref(work)
+    assert await runtime.background.apart(work) == "done"
+    del work
+    gc.collect()
+    assert kept() is None
 
 
 async def test_work_that_is_cancelled_is_cancelled_for_its_caller() -> None:

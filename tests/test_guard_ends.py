@@ -13,9 +13,9 @@ from oncekey.core.op import Pause
 from oncekey.core.policy import Learned, Verdict
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Find, Insert, Swap
+from oncekey.core.verbs import Find, Insert, Swap, Sweep
 from oncekey.decision import Call, Execute, Refuse, Replay
-from oncekey.errors import CorruptRecord, StoreUnavailable
+from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
 from oncekey.events import Event, Hooks, OutcomeUnknown
 from oncekey.guard import Guard
 from tests.guard_world import CALL, LEASE_S, World, world
@@ -195,17 +195,50 @@ def test_whoever_was_taken_over_does_not_say_that_nobody_knows(world: World) -> 
     assert isinstance(ended, Replay)
 
 
-def test_p2_who_completed_in_vain_answers_from_what_another_recorded(world: World) -> None:
+@pytest.mark.parametrize("verdict", [Verdict.KEEP, Verdict.FAILED])
+def test_p2_who_completed_in_vain_answers_from_what_another_recorded(
+    world: World, verdict: Verdict
+) -> None:
     """Its transaction was rolled back: what it wrote there counts for nothing."""
     overtaken = world.execute().attempt
     overtaken.recorded = Answer(201, (), b"rolled back")
     world.clock.advance(LEASE_S)
     world.drive(world.guard.finish(world.execute().attempt, Answer(201, (), b"paid"), CALL))
 
-    ended = world.drive(world.guard.conclude(overtaken, Verdict.KEEP, overtaken.recorded, CALL))
+    ended = world.drive(world.guard.conclude(overtaken, verdict, overtaken.recorded, CALL))
     assert isinstance(ended, Replay)
     assert ended.answer.body == b"paid"
     assert overtaken.lost
+
+
+def test_p2_whose_record_was_swept_does_not_answer_by_itself(world: World) -> None:
+    """It was so late that nobody knows of it: a retry runs, and would say something else."""
+    late = world.execute().attempt
+    world.clock.advance(LEASE_S + world.policy.retention_s)
+    assert world.ask(Sweep(1)) == 1
+
+    ended = world.drive(world.guard.finish(late, Answer(201, (), b"late"), CALL))
+    assert isinstance(ended, Refuse)
+    assert (ended.problem.kind, ended.problem.retryable) == (Kind.IN_FLIGHT, True)
+    assert late.lost
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailable("a failover"), StoreUnfit("a replica")])
+def test_what_nobody_can_tell_is_said_although_the_store_does_not_hear_of_it(
+    world: World, failure: Exception
+) -> None:
+    """It lapses, and whoever comes then finds the same step begun."""
+    doubtful = world.execute().attempt
+    doubtful.doubted = True
+
+    def ask(question: Any) -> Any:
+        if isinstance(question, Swap):
+            raise failure
+        return world.ask(question)
+
+    ended = world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL), ask)
+    assert ended.problem.kind is Kind.OUTCOME_UNKNOWN
+    assert world.found().state is State.RUNNING
 
 
 def test_somebody_is_told_of_what_was_given_up(world: World) -> None:
