@@ -14,6 +14,7 @@ import pytest
 from oncekey import atomic
 from oncekey.atomic.lent import AsyncLent
 from oncekey.notices import Notices
+from oncekey.stores import outage
 from tests.atomic.shop import (
     KINDS,
     POSTGRES,
@@ -365,8 +366,9 @@ async def test_a_client_that_hangs_up_stops_nothing(opener: Opener) -> None:
 
 
 async def test_a_database_that_is_down_runs_nothing_and_the_log_says_why(
-    opener: Opener, caplog: pytest.LogCaptureFixture
+    opener: Opener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(outage, "QUIET_S", 0.0)
     async with opener("asyncpg", store_down="run") as shop:
         down = [True]
         pools = _Down(), shop.adapter._pool()  # type: ignore[attr-defined]

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from oncekey.clock import FakeClock
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
+from oncekey.stores import outage
 from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.outage import QUIET_S, Outage
 from tests.stores.scripted import Scripted, find
 
 TOLD = ["the store does not answer: refused is it running?", "the store answers again"]
@@ -22,6 +25,28 @@ def lost(verbs: Sequence[Verb]) -> list[Any]:
     raise StoreUnavailable("refused\n\tis it running?", sent=True)
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for whether it fails again."""
+    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+
+
+def test_a_store_that_can_only_be_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As on a full disk: replays are answered between the claims that fail."""
+    clock = FakeClock()
+    watched = Outage(clock=clock)
+    for _ in range(3):
+        watched.noticed(StoreUnavailable("its disk is full", sent=False))
+        clock.advance(QUIET_S - 0.1)
+        watched.over()
+    assert caplog.messages == ["the store does not answer: its disk is full"]
+    clock.advance(0.2)
+    watched.over()
+    watched.over()
+    assert caplog.messages[1:] == ["the store answers again"]
+
+
+@pytest.mark.usefixtures("at_once")
 def test_threads_an_outage_is_told_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     store = Scripted()
     gatherer = Gatherer(store)
@@ -38,6 +63,7 @@ def test_threads_an_outage_is_told_once_with_its_reason(caplog: pytest.LogCaptur
         assert caplog.messages == TOLD
 
 
+@pytest.mark.usefixtures("at_once")
 async def test_event_loops_an_outage_is_told_once_with_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
