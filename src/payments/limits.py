@@ -46,6 +46,8 @@ REDIS_S_MAX = 1.0
 """How long one question to Redis may take."""
 REDIS_REST_S = 5.0
 """How long Redis is left alone after it failed."""
+STEP_S = 1.0
+"""Windows may last so much longer when the machine's clock is set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class Counters:
     """
 
     def __init__(self, redis_url: str | None = None, redis_s_max: float = REDIS_S_MAX) -> None:
-        self._alone = FixedWindowRateLimiter(MemoryStorage())
+        self._memory = FixedWindowRateLimiter(MemoryStorage())
+        self._latest = clock.wall()
         self._pool: redis.asyncio.ConnectionPool | None = None
         self._together: FixedWindowRateLimiter | None = None
         self._redis_s_max = redis_s_max
@@ -165,7 +168,7 @@ class Counters:
 
     async def _ask(self, question: Callable[[FixedWindowRateLimiter], Awaitable[T]]) -> T:
         if self._together is None or clock.monotonic() < self._rest_until:
-            return await question(self._alone)
+            return await question(self._alone())
         try:
             async with asyncio.timeout(self._redis_s_max):
                 answer = await question(self._together)
@@ -177,11 +180,20 @@ class Counters:
                     str(error) or type(error).__name__,
                 )
             self._rest_until = clock.monotonic() + REDIS_REST_S
-            return await question(self._alone)
+            return await question(self._alone())
         if self._rest_until:
             log.warning("the limits' Redis answers again: all processes count together")
             self._rest_until = 0.0
         return answer
+
+    def _alone(self) -> FixedWindowRateLimiter:
+        """What this process counts. The library's windows end by the machine's clock: when that is
+        set back they would go on for as long as that, so counting begins anew.
+        """
+        before, self._latest = self._latest, clock.wall()
+        if self._latest < before - STEP_S:
+            self._memory = FixedWindowRateLimiter(MemoryStorage())
+        return self._memory
 
     async def close(self) -> None:
         """Give the connections back."""

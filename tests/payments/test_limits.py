@@ -137,6 +137,15 @@ async def test_a_window_that_ends_gives_all_of_it_back(monkeypatch: pytest.Monke
         assert await admitted(limits, 3) == 2
 
 
+async def test_a_clock_that_is_set_back_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of a second would last until the clock is there again."""
+    async with counting(rates(writes="2/second")) as limits:
+        assert await admitted(limits, 3) == 2
+        earlier = clock.wall() - 3600
+        monkeypatch.setattr("time.time", lambda: earlier)
+        assert await admitted(limits, 3) == 2
+
+
 async def test_replays_of_an_earlier_window_give_nothing_back_to_this_one() -> None:
     """Requests that are held back, and let go together, would add up to a window of their own."""
     async with counting(rates(writes="2/hour")) as limits:
