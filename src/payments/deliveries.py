@@ -29,6 +29,8 @@ from payments.tables import deliveries, delivery_attempts, webhook_endpoints
 LOOK_FACTOR = 4
 """Rows that are looked at for each place that is free: those of a busy endpoint are passed over."""
 ERROR_CHARS_MAX = 500
+FAR_S = 2 * 86_400.0
+"""Further away than any wait: what is due then was written while the machine's clock was wrong."""
 DIED = "it was begun too often without an end: its workers died"
 
 
@@ -60,7 +62,8 @@ class Ending:
 
 _e = webhook_endpoints.c
 _IS_DUE = (deliveries.c.status == "pending", deliveries.c.due <= sa.bindparam("now"))
-_LOOK = sa.select(sa.exists().where(*_IS_DUE))
+_IS_FAR = (deliveries.c.status == "pending", deliveries.c.due > sa.bindparam("now") + FAR_S)
+_LOOK = sa.select(sa.exists().where(*_IS_DUE) | sa.exists().where(*_IS_FAR))
 _DUE = (
     sa.select(deliveries, _e.url, _e.secrets, _e.status.label("endpoint_status"))
     .outerjoin(
@@ -102,6 +105,7 @@ def claim(
     query = _DUE.where(deliveries.c.endpoint.not_in(full)).limit(places * LOOK_FACTOR)
     taken: list[Claimed] = []
     counts = Counter(busy)
+    connection.execute(deliveries.update().where(*_IS_FAR).values(due=now), {"now": now})
     for row in connection.execute(query, {"now": now}).all():
         ended = _ended(row, attempts_max)
         if ended is not None:

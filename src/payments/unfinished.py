@@ -42,10 +42,9 @@ class Finisher(Chore):
 
     def do(self) -> int:
         """Finish what has waited long enough; how many there were."""
-        before = clock.now_s() - self._patience_s
         finished = 0
         with self._database.read() as connection:
-            waiting = list(_waiting(connection, before))
+            waiting = list(_waiting(connection, clock.now_s(), self._patience_s))
         for row, finish in waiting:
             if self.ends.is_set():
                 break
@@ -60,11 +59,17 @@ class Finisher(Chore):
         return finished
 
 
-def _waiting(connection: Connection, before: float) -> Iterator[tuple[Row[Any], Finish]]:
+def _waiting(
+    connection: Connection, now: int, patience_s: float
+) -> Iterator[tuple[Row[Any], Finish]]:
+    def long_ago(since: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        # In the future, because the machine's clock was ahead then, counts as long ago.
+        return sa.or_(since < now - patience_s, since > now + patience_s)
+
     charge, refund = charge_rows.c, refund_rows.c
-    pending = sa.select(charge_rows).where(charge.status == "pending", charge.created < before)
+    pending = sa.select(charge_rows).where(charge.status == "pending", long_ago(charge.created))
     settling = sa.select(charge_rows).where(
-        charge.settling.is_not(None), charge.settling_since < before
+        charge.settling.is_not(None), long_ago(charge.settling_since)
     )
     ends_with_its_charge = sa.exists().where(
         charge.tenant == refund.tenant,
@@ -72,7 +77,7 @@ def _waiting(connection: Connection, before: float) -> Iterator[tuple[Row[Any], 
         charge.settling == refund.network_key,
     )
     refunding = sa.select(refund_rows).where(
-        refund.status == "pending", refund.created < before, ~ends_with_its_charge
+        refund.status == "pending", long_ago(refund.created), ~ends_with_its_charge
     )
     for query, finish in ((pending, _charge), (settling, _settle), (refunding, _refund)):
         for row in connection.execute(query.limit(ROWS_MAX)):

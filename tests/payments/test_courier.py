@@ -15,7 +15,7 @@ import pytest
 import standardwebhooks
 import stripe
 
-from oncekey.webhooks import Answered, NotSent, new_secret
+from oncekey.webhooks import Answered, NotSent, Schedule, new_secret
 from payments import clock, deliveries, rows
 from payments.senders import Senders
 from payments.settings import Settings
@@ -89,6 +89,19 @@ def test_what_is_rolled_back_is_never_sent(post: Post) -> None:
             failing()
         assert post.courier().drain() == 0
     assert there.requests == []
+
+
+def test_what_was_written_while_the_clock_was_ahead_is_sent(post: Post) -> None:
+    """When it is set right, that would be due in weeks."""
+    waits = (Schedule().delay_s(attempts, 1.0) or 0.0 for attempts in range(1, 20))
+    assert max(waits) < deliveries.FAR_S
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        post.ahead_s = -20 * 86_400.0
+        assert post.courier().drain() == 1
+    [delivery] = post.deliveries()
+    assert delivery.status == "delivered"
 
 
 def test_while_a_secret_is_replaced_both_sign(post: Post) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from payments import clock
 from payments.unfinished import Finisher
 from tests.payments.api import Api
 
@@ -27,6 +28,23 @@ def test_a_charge_is_finished_without_its_client(fresh: Api, finisher: Finisher)
     assert len(fresh.network.rows("capture")) == 1
     assert len(fresh.events("charge.succeeded")) == 1
     assert fresh.get("balance").json()["available"][0]["amount"] == 1234
+
+
+def test_what_began_while_the_clock_was_ahead_is_finished(
+    fresh: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is set right, that began in the future, and would be left alone until then."""
+    finisher = Finisher(fresh.database, fresh.network, patience_s=120)
+    fresh.network.down = 1
+    later = clock.now_s() + 86_400
+    with monkeypatch.context() as ahead:
+        ahead.setattr(clock, "now_s", lambda: later)
+        said = {"amount": 1234, "currency": "eur", "source": "tok_visa"}
+        assert fresh.post("charges", said, "lost").status_code == 503
+    assert finisher.do() == 1
+    fresh.network.down = 1
+    assert fresh.post("charges", said, "recent").status_code == 503
+    assert finisher.do() == 0  # it may be left to its client
 
 
 def test_a_decline_is_finished_too(fresh: Api, finisher: Finisher) -> None:
