@@ -11,19 +11,17 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import events, lists, objects, orders, rows, settlement, shapes, sources
-from payments.answers import answer, request_id
-from payments.database import Database
+from payments import lists, objects, orders, rows, settlement, shapes, sources
 from payments.errors import invalid, refused
-from payments.expanding import expanded
 from payments.money import MINIMUM, shown
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.orders import Order
 from payments.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate, Nothing
-from payments.reading import Looking, body_as, query_as, tenant
+from payments.reading import Looking, body_as, query_as
 from payments.tables import charges
 from payments.work import Work
+from payments.writing import written
 
 router = APIRouter(prefix="/v1/charges", tags=["charges"])
 
@@ -132,14 +130,11 @@ def retrieve_charge(request: Request, id: str, asked: Looking) -> Response:
 def update_charge(
     request: Request, id: str, asked: Annotated[ChargeUpdate, Depends(body_as(ChargeUpdate))]
 ) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    with database.rows() as connection:
+    def write(connection: Connection, whose: str) -> Object:
         charge = rows.get(connection, charges, whose, id, lock=True)
         given = asked.given()
         if given.get("customer") is not None:
             sources.existing_customer(connection, whose, given["customer"])
-        shown = objects.charge(rows.update(connection, charges, charge, given))
-        events.record(connection, whose, "charge.updated", shown, request_id(request))
-        expanded(connection, whose, shown, asked.expand)
-    return answer(request, shown)
+        return objects.charge(rows.update(connection, charges, charge, given))
+
+    return written(request, asked, write, "charge.updated")

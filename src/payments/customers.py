@@ -7,16 +7,19 @@ from typing import Annotated
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
+from sqlalchemy.engine import Connection
 
 from payments import clock, events, ids, lists, objects, rows, shapes, sources
 from payments.answers import answer, request_id
 from payments.database import Database
 from payments.errors import missing
-from payments.expanding import check, expanded
+from payments.expanding import check
+from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.parameters import CustomerChange, CustomerCreate, CustomerList, Nothing
 from payments.reading import Looking, body_as, query_as, tenant
 from payments.tables import customers, payment_methods
+from payments.writing import written
 
 router = APIRouter(prefix="/v1/customers", tags=["customers"])
 
@@ -25,16 +28,14 @@ router = APIRouter(prefix="/v1/customers", tags=["customers"])
 def create_customer(
     request: Request, asked: Annotated[CustomerCreate, Depends(body_as(CustomerCreate))]
 ) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    row = {
-        "tenant": whose,
-        "id": ids.new("cus"),
-        "created": clock.now_s(),
-        "metadata": rows.merged(None, asked.metadata),
-    }
-    row |= {name: getattr(asked, name) for name in ("name", "email", "phone", "description")}
-    with database.rows() as connection:
+    def write(connection: Connection, whose: str) -> Object:
+        row = {
+            "tenant": whose,
+            "id": ids.new("cus"),
+            "created": clock.now_s(),
+            "metadata": rows.merged(None, asked.metadata),
+        }
+        row |= {name: getattr(asked, name) for name in ("name", "email", "phone", "description")}
         cards = [
             sources.by_id(connection, whose, given, param)
             for param, given in (("source", asked.source), ("payment_method", asked.payment_method))
@@ -46,10 +47,9 @@ def create_customer(
                 sources.add_method(connection, whose, source.card, customer=made.id)
             else:
                 sources.attach(connection, whose, source.payment_method, made.id)
-        shown = objects.customer(made)
-        events.record(connection, whose, "customer.created", shown, request_id(request))
-        expanded(connection, whose, shown, asked.expand)
-    return answer(request, shown)
+        return objects.customer(made)
+
+    return written(request, asked, write, "customer.created")
 
 
 @router.get("", **answers(shapes.Customer, many=True), **asks(CustomerList))
@@ -69,16 +69,13 @@ def retrieve_customer(request: Request, id: str, asked: Looking) -> Response:
 def update_customer(
     request: Request, id: str, asked: Annotated[CustomerChange, Depends(body_as(CustomerChange))]
 ) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    with database.rows() as connection:
+    def write(connection: Connection, whose: str) -> Object:
         customer = rows.get(connection, customers, whose, id, lock=True)
         if customer.deleted:
             raise missing("customer", id)
-        shown = objects.customer(rows.update(connection, customers, customer, asked.given()))
-        events.record(connection, whose, "customer.updated", shown, request_id(request))
-        expanded(connection, whose, shown, asked.expand)
-    return answer(request, shown)
+        return objects.customer(rows.update(connection, customers, customer, asked.given()))
+
+    return written(request, asked, write, "customer.updated")
 
 
 @router.delete("/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))

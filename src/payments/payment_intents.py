@@ -13,11 +13,8 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes, sources
-from payments.answers import answer, request_id
 from payments.charges import check_amount
-from payments.database import Database
 from payments.errors import StripeError, busy, invalid, refused
-from payments.expanding import expanded
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.orders import Order
@@ -30,10 +27,11 @@ from payments.parameters import (
     IntentUpdate,
     Nothing,
 )
-from payments.reading import Looking, body_as, query_as, tenant
+from payments.reading import Looking, body_as, query_as
 from payments.sources import Source
 from payments.tables import charges, payment_intents
 from payments.work import Work
+from payments.writing import written
 
 router = APIRouter(prefix="/v1/payment_intents", tags=["payment_intents"])
 
@@ -166,12 +164,9 @@ def _begin_paying(
     return order | {"intent": intent.id}
 
 
-def _tell(connection: Connection, intent: Row[Any] | None, kind: str, request: str) -> Object:
-    """Write the event, and give the intent as it is shown."""
+def _tell(connection: Connection, intent: Row[Any] | None, kind: str, request: str) -> None:
     assert intent is not None  # noqa: S101  (it is locked, or new)
-    shown = objects.payment_intent(intent)
-    events.record(connection, intent.tenant, kind, shown, request)
-    return shown
+    events.record(connection, intent.tenant, kind, objects.payment_intent(intent), request)
 
 
 def _pay(work: Work, whose: str, order: Order) -> Response:
@@ -287,15 +282,12 @@ def retrieve_payment_intent(request: Request, id: str, asked: Looking) -> Respon
 def update_payment_intent(
     request: Request, id: str, asked: Annotated[IntentUpdate, Depends(body_as(IntentUpdate))]
 ) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    with database.rows() as connection:
+    def write(connection: Connection, whose: str) -> Object:
         intent = rows.get(connection, payment_intents, whose, id, lock=True)
         changes = _changes(connection, intent, asked)
-        intent = rows.update(connection, payment_intents, intent, changes)
-        shown = _tell(connection, intent, "payment_intent.updated", request_id(request))
-        expanded(connection, whose, shown, asked.expand)
-    return answer(request, shown)
+        return objects.payment_intent(rows.update(connection, payment_intents, intent, changes))
+
+    return written(request, asked, write, "payment_intent.updated")
 
 
 def _changes(connection: Connection, intent: Row[Any], asked: IntentUpdate) -> Object:

@@ -16,18 +16,16 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes
-from payments.answers import answer, request_id
-from payments.database import Database
 from payments.errors import StripeError, busy, invalid, refused
-from payments.expanding import expanded
 from payments.money import shown as money
 from payments.objects import Object
 from payments.openapi import answers, asks, takes
 from payments.orders import Order
 from payments.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
-from payments.reading import Looking, body_as, query_as, tenant
+from payments.reading import Looking, body_as, query_as
 from payments.tables import charges, payment_intents, refunds
 from payments.work import Work
+from payments.writing import written
 
 router = APIRouter(prefix="/v1/refunds", tags=["refunds"])
 
@@ -189,11 +187,8 @@ def retrieve_refund(request: Request, id: str, asked: Looking) -> Response:
 def update_refund(
     request: Request, id: str, asked: Annotated[MetadataUpdate, Depends(body_as(MetadataUpdate))]
 ) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    with database.rows() as connection:
+    def write(connection: Connection, whose: str) -> Object:
         refund = rows.get(connection, refunds, whose, id, lock=True)
-        shown = objects.refund(rows.update(connection, refunds, refund, asked.given()))
-        events.record(connection, whose, "refund.updated", shown, request_id(request))
-        expanded(connection, whose, shown, asked.expand)
-    return answer(request, shown)
+        return objects.refund(rows.update(connection, refunds, refund, asked.given()))
+
+    return written(request, asked, write, "refund.updated")
