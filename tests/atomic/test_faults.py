@@ -201,6 +201,7 @@ async def test_a_handler_that_ends_its_transaction_is_found_out(
     assert reply.status == 503
     assert "What it committed by itself stands" in reply.json()["detail"]
     assert not reply.json()["retryable"]
+    assert reply.json()["advice"].startswith("Do not send it again")
     assert "ended the transaction itself" in caplog.text
     assert shop.look(key) is None
     assert shop.orders() == (end == "commit")
@@ -231,7 +232,7 @@ async def test_what_a_handler_writes_after_its_transaction_was_undone_does_not_c
 
 @pytest.mark.parametrize(("status", "told"), [(422, 422), (201, 503)])
 async def test_a_handler_that_lets_an_error_pass_may_say_that_it_failed_but_not_that_it_worked(
-    on_postgres: Shop, status: int, told: int
+    on_postgres: Shop, caplog: pytest.LogCaptureFixture, status: int, told: int
 ) -> None:
     """PostgreSQL has undone all of it by then."""
     shop, key, write = on_postgres, new_key(), on_postgres.write
@@ -248,6 +249,8 @@ async def test_a_handler_that_lets_an_error_pass_may_say_that_it_failed_but_not_
 
     shop.write = write_and_fail_async if shop.kind == "asyncpg" else write_and_fail
     assert (await shop.order(key, status=status)).status == told
+    assert "went on after a statement of its own had failed" in caplog.text
+    assert "does not answer" not in caplog.text
     assert shop.look(key) is None
     assert shop.orders() == 0
 

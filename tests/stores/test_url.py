@@ -97,6 +97,21 @@ def test_an_unknown_scheme_is_answered_with_the_choice(url: str) -> None:
         assert all(f"{scheme}://" in said for scheme in kind.schemes)
 
 
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        (f"postgresql+asyncpg://u:{PASSWORD}@host/db", "postgresql"),
+        (f"postgresql+psycopg://u:{PASSWORD}@host/db", "postgresql"),
+        (f"MySQL+pymysql://u:{PASSWORD}@host/db", "mysql"),
+        ("sqlite+aiosqlite:///keys.db", "sqlite"),
+    ],
+)
+def test_a_url_of_sqlalchemy_s_is_answered_with_what_to_leave_out(url: str, plain: str) -> None:
+    with pytest.raises(Misuse, match=rf"leave the driver out, {plain}://…") as caught:
+        open_store(url)
+    assert PASSWORD not in str(caught.value)
+
+
 @pytest.mark.parametrize("path", ["keys.db", "./keys.db", "/var/lib/oncekey/keys.db"])
 def test_a_bare_path_is_answered_with_its_url(path: str) -> None:
     with pytest.raises(Misuse, match=f"write sqlite:///{path}"):

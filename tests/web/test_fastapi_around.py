@@ -314,3 +314,44 @@ async def test_routes_of_methods_that_no_policy_guards_are_told(method: str) -> 
     with pytest.raises(Misuse, match="APIRouter\\(route_class="):
         async with idempotency.lifespan(bare):
             pass
+
+
+async def test_an_adapter_that_no_policy_asks_for_is_told() -> None:
+    """What handlers take for their connection would be None."""
+    for policy in (None, Policy(atomic=False)):
+        idempotency = Idempotency(
+            store="sqlite:///keys.db",
+            tenant=account_of,
+            atomic=oncekey.atomic.Sqlite(),
+            policy=policy,
+        )
+        app = FastAPI()
+        app.router.route_class = idempotency.route_class
+        app.post("/orders")(lambda: None)
+        with pytest.raises(Misuse, match=r"is given, but no policy says Policy\(atomic=True\)"):
+            async with idempotency.lifespan(app):
+                pass
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_endpoint_in_a_thread_cannot_await_its_connection(marked: bool) -> None:
+    """It would be answered, and kept, and no row would be there."""
+    policy = Policy(atomic=True)
+    idempotency = Idempotency(
+        store="postgresql://127.0.0.1/shop",
+        tenant=account_of,
+        atomic=oncekey.atomic.Asyncpg(lambda: None),
+        policy=None if marked else policy,
+    )
+    app = FastAPI()
+    app.router.route_class = idempotency.route_class
+
+    def blocking() -> None: ...
+
+    async def awaiting() -> None: ...
+
+    mark = idempotent(policy) if marked else idempotent
+    app.post("/awaiting")(mark(awaiting))
+    with pytest.raises(Misuse, match=r"blocking is written with def.*Asyncpg.*async def"):
+        app.post("/blocking")(mark(blocking))
+    app.post("/other")(idempotent(Policy(atomic=False))(lambda: None))

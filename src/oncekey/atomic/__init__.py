@@ -6,7 +6,7 @@
 The handler finds its connection as `oncekey.current().connection` and writes its rows there.
 """
 
-from oncekey.atomic.check import check, check_loop, check_thread
+from oncekey.atomic.check import check, check_blocking, check_loop, check_thread
 from oncekey.atomic.django import Django
 from oncekey.atomic.mysql import Asyncmy, PyMySQL
 from oncekey.atomic.postgres import Asyncpg, AsyncPsycopg, Psycopg
@@ -29,6 +29,7 @@ __all__ = [
     "Transaction",
     "Unit",
     "check",
+    "check_blocking",
     "check_loop",
     "check_thread",
 ]

@@ -81,6 +81,18 @@ def check_loop(adapter: Adapter | None) -> None:
         )
 
 
+def check_blocking(adapter: Adapter | None, handler: str) -> None:
+    """What a handler cannot use that an event loop calls in a thread: it would await nothing, write
+    no row, and be answered.
+    """
+    if adapter is not None and adapter.awaited:
+        raise Misuse(
+            f"{handler} is written with def and runs in a thread, where nobody can await the "
+            f"connections of {type(adapter).__name__}: write async def, or take an adapter that "
+            "blocks; or leave it out of atomic mode, @idempotent(Policy(atomic=False))"
+        )
+
+
 def check_thread(adapter: Adapter | None) -> None:
     """What a thread without a loop cannot use."""
     _must_be_adapter(adapter)

@@ -31,6 +31,12 @@ THREADS_MAX = 32
 statements under way.
 """
 
+_FAILED_BEFORE = "25P02"
+_WENT_ON = (
+    "the handler went on after a statement of its own had failed, which undoes the whole "
+    "transaction on PostgreSQL: raise its error, or put what may fail into a savepoint"
+)
+
 
 class Transaction(Protocol):
     """An open transaction. Each method awaits or blocks, as its adapter does."""
@@ -319,6 +325,8 @@ def _judged(error: Exception, question: Any, adapter: Adapter) -> Exception:
     """
     if isinstance(error, OncekeyError) or isinstance(question, Flush):
         return error
+    if getattr(error, "sqlstate", None) == _FAILED_BEFORE:
+        return StoreUnavailable(_WENT_ON, sent=True)
     reason = f"{type(error).__name__}: {error}"
     unavailable = StoreUnavailable(reason, sent=not isinstance(question, Begin))
     if adapter.engine != CALLERS:

@@ -406,6 +406,7 @@ def _ended() -> Problem:
         "The request is not recorded: its handler ended the transaction that was begun for it, or "
         "went on after a deadlock had. What it committed by itself stands, all else is undone. A "
         "retry runs it again.",
+        advice="Do not send it again before its service is put right: it could happen twice.",
     )
 
 

@@ -61,6 +61,8 @@ class Problem:
     """On a mismatch: the top-level fields that differ, never their values."""
     location: bytes | None = None
     """Where the answer was not kept: the resource that it created."""
+    advice: str = ""
+    """What to do with the key now, where that is not what its kind says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Meaning:
     status: int
     """Unless a profile says otherwise."""
     advice: str
-    """What to do with the key now: the same for every refusal of this kind."""
+    """What to do with the key now, unless a refusal of this kind has advice of its own."""
 
 
 _SAME_KEY = "Wait, then send the same request with the same key."
@@ -156,7 +158,7 @@ def as_json(problem: Problem, status: int, docs_url: str = DOCS_URL) -> dict[str
         "title": meaning.title,
         "status": status,
         "detail": detail_of(problem),
-        "advice": meaning.advice,
+        "advice": problem.advice or meaning.advice,
         "retryable": problem.retryable,
     }
     if (wait_s := _wait_s(problem)) is not None:

@@ -128,6 +128,9 @@ def _open_plain(url: str) -> Store:
         raise Misuse(_no_scheme(url))
     name = scheme[1].lower()
     kind = _BY_SCHEME.get(name)
+    plain = name.partition("+")[0]
+    if kind is None and plain in _BY_SCHEME:
+        raise Misuse(f"{redact(url)}: leave the driver out, {plain}://…; oncekey brings its own")
     if kind is None:
         raise Misuse(f"{redact(url)}: there is no store for {scheme[0]}. {_choice()}")
     must_be_readable(url, kind.example)

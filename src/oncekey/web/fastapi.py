@@ -26,7 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
-from oncekey.atomic import Adapter, check_loop
+from oncekey.atomic import Adapter, check_blocking, check_loop
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
@@ -127,10 +127,16 @@ class Idempotency:
             await self.guard.close()
 
     def _check_guards(self, app: Any) -> None:
-        """Raise `Misuse` where nothing is guarded, though something would have to be."""
+        """Raise `Misuse` where nothing is guarded, though something would have to be; or nothing is
+        atomic.
+        """
         routes = list(routes_of(app))
-        hidden = any(hasattr(each, "app") and not hasattr(each, "endpoint") for each in routes)
-        if hidden or any(isinstance(each, self.route_class) and each.is_judged for each in routes):
+        ours = [each for each in routes if isinstance(each, self.route_class)]
+        if any(hasattr(each, "app") and not hasattr(each, "endpoint") for each in routes):
+            return  # nobody can look into that one
+        if ours and self.edge.adapter is not None and not any(each.is_atomic for each in ours):
+            raise Misuse("atomic=… is given, but no policy says Policy(atomic=True)")
+        if any(each.is_judged for each in ours):
             return
         for route in routes:
             methods = frozenset(getattr(route, "methods", None) or ()) - SAFE
@@ -177,6 +183,9 @@ class IdempotentRoute(APIRoute):
         self._guarded = frozenset() if mark is not None and mark.policy is None else methods
         super().__init__(path, _claiming(endpoint) if self._guarded else endpoint, **settings)
         policies = [self._policy or routes.match(method, path).policy for method in self._guarded]
+        self.is_atomic = any(policy.atomic for policy in policies)
+        if self.is_atomic and not is_async(endpoint):
+            check_blocking(self.idempotency.edge.adapter, endpoint.__name__)
         for policy in policies[:1]:
             self._describe(policy)
 
