@@ -253,6 +253,28 @@ def test_a_task_that_calls_itself_is_not_delivered_to_itself() -> None:
     runtime.close()
 
 
+def test_p5_the_arguments_say_whose_a_task_is_and_which_of_them_count() -> None:
+    runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
+    app.conf.task_always_eager = True
+    base = once_task(
+        runtime, key="{order}", tenant="{shop}", fingerprint=lambda order, cents: [order, cents]
+    )
+    runs: list[str] = []
+
+    @app.task(name="charge", base=base)  # type: ignore[untyped-decorator]
+    def charge(shop: str, order: str, cents: int, sent_at: float) -> str:
+        runs.append(f"{shop} {order} {cents}")
+        return runs[-1]
+
+    assert charge.delay("east", "17", 500, sent_at=1.0).get() == "east 17 500"
+    assert charge.delay("east", "17", 500, sent_at=2.0).get() == "east 17 500"
+    assert charge.delay("west", "17", 700, sent_at=3.0).get() == "west 17 700"
+    with pytest.raises(Mismatch):
+        charge.delay("east", "17", 700, sent_at=4.0).get()
+    assert runs == ["east 17 500", "west 17 700"]
+    runtime.close()
+
+
 @pytest.mark.parametrize(("recovery", "then"), [("rerun", "charged"), ("block", "InFlight")])
 def test_a_time_limit_does_not_say_that_a_task_failed(recovery: Any, then: str) -> None:
     """Where its effects must not be repeated it lapses, and nobody knows how it ended."""
