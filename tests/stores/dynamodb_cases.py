@@ -26,12 +26,16 @@ def items(dynamodb_url: str) -> Look:
     """All items of a record, behind the store's back."""
 
     def look(record_id: bytes) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = dynamodb_kit.client(dynamodb_url).query(
-            TableName=dynamodb_kit.name_of(dynamodb_url),
-            KeyConditionExpression="id = :id",
-            ExpressionAttributeValues={":id": {"B": record_id}},
-        )["Items"]
-        return found
+        pages = (
+            dynamodb_kit.client(dynamodb_url)
+            .get_paginator("query")
+            .paginate(
+                TableName=dynamodb_kit.name_of(dynamodb_url),
+                KeyConditionExpression="id = :id",
+                ExpressionAttributeValues={":id": {"B": record_id}},
+            )
+        )
+        return [item for page in pages for item in page["Items"]]
 
     return look
 

@@ -35,7 +35,7 @@ from oncekey.stores.dynamodb import open_url
 from oncekey.stores.dynamodb_calls import Call
 from oncekey.stores.dynamodb_connection import DynamoConnection
 from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
-from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
+from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX, step_part
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face
 from tests.servers.ministack import table_url
@@ -259,6 +259,39 @@ def test_more_steps_than_a_transaction_holds_are_purged_and_swept(case: Case, it
     assert items(record.id) == []
 
 
+def test_a_long_result_is_in_pieces_that_go_with_its_step(case: Case, items: Look) -> None:
+    record = case.begin(case.claim(tenant="leaving"))
+    long, short = Step("fetch", b"d", LARGE), Step("charge", b"d", b"r")
+    for step in (long, short):
+        case.ask(AppendStep(record.id, record.fence, record.token, step))
+    assert case.ask(Steps(record.id)) == [long, short]
+    unknown = case.done(case.give_up(record))
+    released = case.done(case.resolve(unknown, None))  # forgets what was only begun
+    assert case.ask(Steps(record.id)) == [long, short]
+    assert case.ask(Purge("leaving", 10)) == 1
+    assert [step.result for step in case.ask(Steps(record.id))] == [None, None]
+    assert [item["part"]["B"][:1] for item in items(record.id)] == [b"r", b"s", b"s"]
+    again = case.done(case.take(released))
+    for step in (long, replace(long, result=b"less")):
+        case.ask(AppendStep(again.id, again.fence, again.token, step))
+        assert case.ask(Steps(again.id))[0] == step
+    case.expire()
+    assert case.ask(Sweep(10)) == 1
+    assert items(record.id) == []
+
+
+def test_a_result_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
+    record, step = case.begin(), Step("fetch", b"d", LARGE)
+    case.ask(AppendStep(record.id, record.fence, record.token, step))
+    part = step_part(record.fence, "fetch") + b"\x00\x01"
+    dynamodb_kit.client(dynamodb_url).delete_item(
+        TableName=dynamodb_kit.name_of(dynamodb_url),
+        Key={"id": {"B": record.id}, "part": {"B": part}},
+    )
+    with pytest.raises(CorruptRecord, match="missing"):
+        case.ask(Steps(record.id))
+
+
 def test_an_item_that_something_else_wrote_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
     record = case.begin()
     dynamodb_kit.client(dynamodb_url).put_item(
@@ -273,12 +306,14 @@ def test_an_item_that_something_else_wrote_is_not_guessed_at(case: Case, dynamod
 
 TRANSACTIONS: dict[str, Callable[[Case], Verb]] = {
     "insert with a request": lambda case: Insert(case.claim(request=b"POST /orders")),
+    "insert with a long request": lambda case: Insert(case.claim(request=LARGE)),
     "step": lambda case: _step(case.begin()),
+    "long step": lambda case: _step(case.begin(), LARGE),
 }
 
 
-def _step(record: Record) -> AppendStep:
-    return AppendStep(record.id, record.fence, record.token, Step("charge", b"d", b"r"))
+def _step(record: Record, result: bytes = b"r") -> AppendStep:
+    return AppendStep(record.id, record.fence, record.token, Step("charge", b"d", result))
 
 
 CUTS: dict[str, Callable[[Wire], None]] = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import os
 import threading
 import weakref
@@ -141,7 +142,9 @@ class Driver:
             context = session.create_client(
                 "dynamodb", config=AioConfig(**self._settings), **self._place
             )
-            return await context.__aenter__()
+            client = await context.__aenter__()
+            client.meta.events.register("before-send.dynamodb", _send_bit_by_bit)
+            return client
         except (errors.BotoCoreError, ValueError) as error:
             raise self._unfit(error) from error
 
@@ -177,6 +180,12 @@ def _refuse_half(response_dict: Mapping[str, Any], **_: object) -> None:
     declared, came = response_dict["headers"].get("content-length"), len(response_dict["body"])
     if declared is not None and int(declared) != came:
         raise errors.IncompleteReadError(expected_bytes=int(declared), actual_bytes=came)
+
+
+def _send_bit_by_bit(request: Any, **_: object) -> None:
+    """aiohttp warns of long bodies that are sent in one go: a transaction may weigh 4 MB."""
+    if isinstance(request.body, bytes) and len(request.body) > 65_536:
+        request.body = io.BytesIO(request.body)
 
 
 def _was_not_sent(error: Exception) -> bool:

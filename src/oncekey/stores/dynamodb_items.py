@@ -4,7 +4,7 @@ A record is one item, so that a claim, a completion and a replay are one conditi
 partition key is the record id; the sort key tells its parts:
 
     r                               the record
-    s <generation> <name's digest>  a step
+    s <generation> <name's digest>  a step; with a <number> behind it a piece of its result
     q <token> <number>              a piece of the request that this attempt keeps
     b <body's digest> <number>      a piece of a body that is too large for the record's item
 

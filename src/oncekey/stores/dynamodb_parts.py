@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from oncekey.core.framing import as_bytes
 from oncekey.core.record import Claim, Step
+from oncekey.errors import CorruptRecord
 from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, text
 
 STEP, REQUEST, BODY = b"s", b"q", b"b"
 PIECE_BYTES = 350_000
-REQUEST_BYTES_MAX = 3_500_000
-"""A request is written in one transaction with its record, and that may weigh 4 MB."""
-STEP_BYTES_MAX = 380_000
+REQUEST_BYTES_MAX = STEP_BYTES_MAX = 3_500_000
+"""They are written in one transaction with their record, and that may weigh 4 MB."""
 _PIECE_TTL_SLACK_S = 86_400
 
 _GENERATION = struct.Struct("!Q")
@@ -82,12 +82,28 @@ def step_update(step: Step, fence: int, number: int) -> Update:
     for attribute, found in order.items():
         first = update.given(attribute, found)
         update.set(**{attribute: f"if_not_exists({update.name(attribute)}, {first})"})
-    update.set(name=b(as_bytes(step.name)), content=b(step_content(step)))
+    content, *more = pieces(step_content(step))
+    update.set(name=b(as_bytes(step.name)), content=b(content))
+    update.set(pieces=n(len(more))) if more else update.remove("pieces")
     if step.result is None:  # it may have been on its way for long
         update.only_if(f"attribute_not_exists({update.name('done')})")
     else:
         update.set(done=n(1))
     return update
+
+
+def step_pieces(record_id: bytes, part: bytes, step: Step) -> list[Item]:
+    """What of a step is more than its item holds. Only one that is done has so much."""
+    _, *more = pieces(step_content(step))
+    names = piece_parts(part, b"", len(more))
+    return [
+        {**key(record_id, name), "data": b(data), "done": n(1)}
+        for name, data in zip(names, more, strict=True)
+    ]
+
+
+def is_piece(item: Item) -> bool:
+    return "data" in item
 
 
 def step_content(step: Step) -> bytes:
@@ -104,12 +120,19 @@ def is_of(generation: int, item: Item) -> bool:
 def steps_of(generation: int, items: Iterable[Item]) -> list[Step]:
     """The steps of a generation, in the order in which they were first appended."""
     ours = [item for item in items if is_of(generation, item)]
-    ours.sort(key=lambda item: (int(item["fence"]["N"]), int(item["number"]["N"])))
-    return [_step(item) for item in ours]
+    data = {item["part"]["B"]: item["data"]["B"] for item in ours if is_piece(item)}
+    steps = [item for item in ours if not is_piece(item)]
+    steps.sort(key=lambda item: (int(item["fence"]["N"]), int(item["number"]["N"])))
+    return [_step(item, data) for item in steps]
 
 
-def _step(item: Item) -> Step:
+def _step(item: Item, data: Mapping[bytes, bytes]) -> Step:
     content: bytes = item["content"]["B"]
+    if "pieces" in item:
+        names = piece_parts(item["part"]["B"], b"", int(item["pieces"]["N"]))
+        if not data.keys() >= set(names):
+            raise CorruptRecord(f"pieces of a step of {item['id']['B'].hex()} are missing")
+        content += b"".join(data[name] for name in names)
     has_result, length = _CONTENT.unpack_from(content)
     at = _CONTENT.size + length
     digest = content[_CONTENT.size : at]

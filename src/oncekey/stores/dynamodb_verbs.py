@@ -303,7 +303,7 @@ class Verbs:
             denied = yield from self._try_step(verb, generation)
             if denied is None:
                 return Done(verb.fence)
-            (code, found), _ = denied.reasons
+            code, found = denied.reasons[0]
             if code == "None":  # the step is there with its result, which stays
                 [read] = yield from self.all([self.get(verb.id)])
                 found = read.get("Item")
@@ -324,10 +324,11 @@ class Verbs:
         )
         mark.set(kept=items.KEPT, ttl=items.KEPT)
         step = parts.step_update(verb.step, verb.fence, next(self._numbers))
-        place = key(verb.id, parts.step_part(generation, verb.step.name))
+        part = parts.step_part(generation, verb.step.name)
         members = [
             ("Update", {"Key": key(verb.id), **mark.parameters(), **_ALL_OLD}),
-            ("Update", {"Key": place, **step.parameters()}),
+            ("Update", {"Key": key(verb.id, part), **step.parameters()}),
+            *(("Put", {"Item": item}) for item in parts.step_pieces(verb.id, part, verb.step)),
         ]
         return (yield from self.together(members, verb.token))
 

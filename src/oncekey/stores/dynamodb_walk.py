@@ -296,7 +296,9 @@ class Walker:
             ("Update", {"Key": key(record_id, parts.step_part(generation, step.name)), **blank})
             for step in parts.steps_of(generation, kept)
             if (blank := _blanked(step)) is not None
-        ]
+        ]  # and then their pieces, of which no step speaks any more
+        more = [each["part"]["B"] for each in kept if parts.is_piece(each)]
+        writes += [("Delete", {"Key": key(record_id, part)}) for part in more]
         check = ("ConditionCheck", {"Key": key(record_id), **self._unchanged(item).condition()})
         for batch in batched(writes, TRANSACTION_MAX - 1):
             if (yield from verbs.together([check, *batch], record_id)) is not None:
@@ -326,7 +328,7 @@ def _blanked(step: Step) -> Item | None:
         return None
     update = Update()
     update.set(content=b(parts.step_content(Step(step.name, step.digest, None))))
-    update.remove("done")
+    update.remove("done", "pieces")
     return update.parameters()
 
 

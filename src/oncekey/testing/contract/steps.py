@@ -7,11 +7,13 @@ import pytest
 from oncekey.core import lifecycle
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Steps, Sweep
+from oncekey.steps import STEP_BYTES_MAX
 from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
 STARTED = Step("charge", b"\x01" * 32, None)
 CHARGED = Step("charge", b"\x01" * 32, b"ch_1")
 MAILED = Step("mail", b"\x02" * 32, b"sent")
+LONGEST = bytes(range(256)) * (STEP_BYTES_MAX // 256)
 
 
 def append(record: Record, step: Step) -> AppendStep:
@@ -66,7 +68,11 @@ class StepContract(Contract):
         case.ask(append(record, CHARGED))
         assert case.ask(Steps(record.id)) == [CHARGED, MAILED]
 
-    @pytest.mark.parametrize("result", [None, b"", bytes(range(256)), b"x" * 100_000])
+    @pytest.mark.parametrize(
+        "result",
+        [None, b"", bytes(range(256)), b"x" * 100_000, LONGEST],
+        ids=["none", "empty", "every byte", "long", "longest"],
+    )
     def test_results_are_kept_byte_for_byte(self, case: Case, result: bytes | None) -> None:
         record = case.begin()
         step = Step("charge", bytes(range(32)), result)
