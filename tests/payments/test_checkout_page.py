@@ -138,11 +138,13 @@ def test_a_double_click(page: Page, running: Running) -> None:
 def test_pressed_again_when_it_is_paid(page: Page, running: Running) -> None:
     page.click("#pay")
     charge = await_paid(page, running)
+    assert re.search(r"1\s+click\s+1\s+request\s+1\s+charge\s", page.inner_text(".tally"))
     before = all_captures(running)
     page.click("#pay")
 
     page.get_by_text(f"Paid already: {charge}").wait_for()
     shows(page, "clicks", "2")
+    shows(page, "clicks-word", "clicks")
     assert all_captures(running) == before
 
 

@@ -40,6 +40,11 @@ const NAMES = {
 
 const at = (id) => document.getElementById(id);
 const put = (id, text) => (at(id).textContent = text);
+/** A number of the tally, with its word. */
+const putCount = (word, number) => {
+  put(`${word}s`, number);
+  put(`${word}s-word`, number === 1 ? word : `${word}s`);
+};
 const money = (minor) => (minor / 100).toFixed(2);
 
 // ------------------------------------------------------------------------------------ the order
@@ -183,7 +188,7 @@ async function draw() {
   const now = order();
   const [clicks, paid] = await Promise.all([kept(clicksOf(now)), kept(paidOf(now))]);
   put("order", now.id.replace("order_", ""));
-  put("clicks", clicks ?? 0);
+  putCount("click", clicks ?? 0);
   at("another").hidden = !paid;
   return paid;
 }
@@ -234,9 +239,8 @@ function drawNotice({ request, part, kind, says }) {
 }
 
 function drawTally({ requests, charges, moved, ledger, events, deliveries, listener }) {
-  put("requests", requests);
-  put("charges", charges ?? "…"); // the card network is down, and comes back
-  put("charges-word", charges === 1 ? "charge" : "charges");
+  putCount("request", requests);
+  putCount("charge", charges ?? "…"); // the card network is down, and comes back
   put("moved", charges === null ? "…" : money(moved));
   for (const proof of document.querySelectorAll(".proof")) proof.classList.toggle("wrong", charges > 1);
   if (ledger.entries) {
