@@ -52,7 +52,7 @@ def _currency(value: object) -> object:
         return value.lower()
     raise PydanticCustomError(
         "parameter_invalid",
-        "Invalid currency: {said}. It is a three-letter ISO code in lower case, such as usd.",
+        "{said}. It is a three-letter ISO code in lower case, such as usd.",
         _said(value),
     )
 

@@ -158,6 +158,7 @@ def test_what_is_wrong_is_named(
     error = api.refused("charges", {name: said[name] for name in said if said[name] is not None})
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert code is None or error["code"] == code
+    assert f"{param}: Invalid {param}" not in error["message"]
 
 
 def test_a_wrong_request_leaves_nothing_and_its_key_unused(api: Api) -> None:
