@@ -154,6 +154,17 @@ class BatchContract(Contract):
             assert outcome.record is not None
             case.same(outcome.record, record)
 
+    def test_p8_take_overs_that_travel_together_are_judged_one_by_one(self, case: Case) -> None:
+        lapsed = [case.begin() for _ in range(5)]
+        case.lapse()
+        live = [case.begin() for _ in range(5)]
+        takes = [case.take(record) for pair in zip(lapsed, live, strict=True) for record in pair]
+        outcomes = case.together(takes)
+        assert [type(outcome) for outcome in outcomes] == [Done, Refused] * 5
+        for outcome, record in zip(outcomes[1::2], live, strict=True):
+            case.same(outcome.record, record)
+            case.same(case.find(record.id), record)
+
     def test_one_id_twice_in_a_crowd_has_one_winner(self, case: Case) -> None:
         first = case.claim()
         second = case.claim(id=first.id)
