@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ import pytest
 
 import oncekey
 from oncekey import InFlight, Policy, Runtime, StoreUnavailable, once
-from oncekey.clock import FakeClock
-from oncekey.core.op import Op
 from oncekey.core.record import State
-from oncekey.core.verbs import Insert, Requested, Verb
+from oncekey.core.verbs import Requested
 from oncekey.recoverer import Ending, Recoverer
-from oncekey.stores.memory import MemoryStore
 from tests.once_world import END_S_MAX, World, world
-from tests.stores.unreliable import Unheard
+from tests.stores.unreliable import Slow, Unheard
 
 __all__ = ["world"]
 
@@ -73,28 +69,28 @@ async def test_what_fails_after_its_caller_left_is_logged(
     assert "no answer" in caplog.text
 
 
-class Slow(MemoryStore):
-    """Carries an insert out, and is in no hurry to say so."""
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_p6_a_call_that_was_cut_off_under_block_is_not_renewed_any_more(
+    world: World, awaited: bool
+) -> None:
+    """It lapses, and then its outcome is unknown; renewed, it would be in flight for ever."""
+    policy = Policy(recovery="block")
 
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock)
-        self.inserted = asyncio.Event()
-        self.answers = asyncio.Event()
+    @once(world.runtime, key="{x}", policy=policy)
+    async def pay(x: str) -> str:
+        raise asyncio.CancelledError
 
-    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
-        outcomes = yield from super().perform(verbs)
-        if any(isinstance(verb, Insert) for verb in verbs):
-            yield "say so"
-        return outcomes
+    @once(world.runtime, key="{x}", policy=policy)
+    def pay_blocking(x: str) -> str:
+        raise SystemExit(1)
 
-    async def aconnect(self) -> Any:
-        return self
-
-    async def ask(self, question: Any) -> None:
-        self.inserted.set()
-        await self.answers.wait()
-
-    async def close(self) -> None: ...
+    if awaited:
+        with pytest.raises(asyncio.CancelledError):
+            await pay("a")
+    else:
+        with pytest.raises(SystemExit):
+            pay_blocking("a")
+    assert world.runtime.heartbeat._schedule.next_at() is None
 
 
 async def test_p7_a_call_cancelled_while_it_begins_forgets_its_claim(world: World) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from oncekey.clock import Clock
+from oncekey.core.op import Op
 from oncekey.core.record import State
-from oncekey.core.verbs import Insert, Swap
+from oncekey.core.verbs import Insert, Swap, Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 
@@ -53,3 +56,27 @@ class Unheard(MemoryStore):
         if not self.heard and any(isinstance(verb, Insert) for verb in verbs):
             raise StoreUnavailable("no answer", sent=True)
         return outcomes
+
+
+class Slow(MemoryStore):
+    """Carries an insert out, and is in no hurry to say so."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self.inserted = asyncio.Event()
+        self.answers = asyncio.Event()
+
+    def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
+        outcomes = yield from super().perform(verbs)
+        if any(isinstance(verb, Insert) for verb in verbs):
+            yield "say so"
+        return outcomes
+
+    async def aconnect(self) -> Any:
+        return self
+
+    async def ask(self, question: Any) -> None:
+        self.inserted.set()
+        await self.answers.wait()
+
+    async def close(self) -> None: ...
