@@ -42,7 +42,7 @@ from oncekey.web.marks import Mark, mark_of, mark_on, not_idempotent
 from oncekey.web.request import GUARDED, Request
 from oncekey.web.routed import tell_unfound
 from oncekey.web.routes import Finds, Route
-from oncekey.web.tenant import check_callable
+from oncekey.web.tenant import check_sync
 from oncekey.web.views import Views, Visit
 
 __all__ = ["Oncekey", "idempotent", "not_idempotent"]
@@ -74,7 +74,7 @@ class Oncekey:
         atomic: Adapter | None = None,
         quota: Quota | None = None,
     ) -> None:
-        check_callable(tenant)
+        check_sync(tenant)
         self.views = Views(
             store=store,
             tenant=lambda _: tenant(request),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,3 +24,10 @@ def check_callable(tenant: object) -> None:
             "tenant=… takes a function from the request to the stable id of its account, never "
             "a token or an address; tenant=oncekey.single_tenant says that there is only one"
         )
+
+
+def check_sync(tenant: object) -> None:
+    """`Misuse` for what must be awaited, where nobody does that."""
+    check_callable(tenant)
+    if any(map(inspect.iscoroutinefunction, (tenant, getattr(tenant, "__call__", None)))):  # noqa: B004
+        raise Misuse("tenant=… is async, and a WSGI application is not: write it with def")

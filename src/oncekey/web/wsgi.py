@@ -40,7 +40,7 @@ from oncekey.web.request import GUARDED, Request, check_guarded_once
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
-from oncekey.web.tenant import Tenant
+from oncekey.web.tenant import Tenant, check_sync
 
 StartResponse = Callable[..., Any]
 Write = Callable[[bytes], Any]
@@ -69,6 +69,7 @@ class IdempotencyMiddleware:
         quota: Quota | None = None,
     ) -> None:
         check_wsgi(app)
+        check_sync(tenant)
         self.app = app
         self.edge = Edge(
             store=store,
