@@ -108,6 +108,15 @@ _RAISED: dict[Kind, type[Refusal]] = {
 }
 
 
+def must_be_runtime(whose: str, given: object) -> None:
+    """`Misuse` for anything else, such as the URL of a store, which is not shown."""
+    if not isinstance(given, Runtime):
+        raise Misuse(
+            f"{whose} was given a {type(given).__name__} as its runtime: make one for all "
+            "operations on a store, runtime = oncekey.Runtime('sqlite:///keys.db'), and pass that"
+        )
+
+
 class Operation:
     """One operation on one runtime, by its name and its rules."""
 
@@ -123,12 +132,7 @@ class Operation:
         """`kind`: what it is, in words. `redelivered`: whoever calls comes back by itself, as a
         broker does.
         """
-        if not isinstance(runtime, Runtime):
-            raise Misuse(
-                f"{name} was given a {type(runtime).__name__} as its runtime: make one for all "
-                "operations on a store, runtime = oncekey.Runtime('sqlite:///keys.db'), and pass "
-                "that"
-            )
+        must_be_runtime(name, runtime)
         if not is_kept(name, OPERATION_CHARS_MAX):
             raise Misuse(
                 f"an operation's name is a text of at most {OPERATION_CHARS_MAX} characters, which "

@@ -15,6 +15,7 @@ from oncekey.core.key import record_id
 from oncekey.core.record import Record
 from oncekey.core.verbs import Find
 from oncekey.messaging import Busy, Duplicate, Handled, Inbox, Rejected, Released, Then, Unknown
+from oncekey.messaging.faststream import OnceMiddleware
 from oncekey.stores.memory import MemoryStore
 from tests.stores.unreliable import Unreachable
 
@@ -238,6 +239,8 @@ async def test_a_handler_that_would_never_run_is_refused(world: World, handle: H
 
     with pytest.raises(Misuse, match="ship is a generator"):
         await handle(world.inbox(), "m1", ship)
+    with pytest.raises(Misuse, match="a function, not str: give it uncalled"):
+        await handle(world.inbox(), "m1", world.ship())
     assert await handle(world.inbox(), "m1", world.ship) == Handled("shipped")
 
 
@@ -248,6 +251,8 @@ def test_an_inbox_has_a_name(world: World) -> None:
 
 def test_p12_a_url_in_place_of_a_runtime_is_refused_without_its_password() -> None:
     url: Any = "postgresql://shop:hunter2@db.internal/shop"
+    with pytest.raises(Misuse, match="OnceMiddleware was given a str as its runtime"):
+        OnceMiddleware(url)
     with pytest.raises(oncekey.Misuse, match="given a str as its runtime") as refused:
         Inbox(url, name="orders")
     assert "hunter2" not in str(refused.value)

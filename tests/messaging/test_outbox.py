@@ -212,8 +212,17 @@ def test_what_is_too_large_or_cannot_be_kept_is_refused_before_it_is_written(des
         for text in ("\x00", "\udc80"):
             with pytest.raises(Misuse, match="NUL"):
                 small.put_sync(connection, "orders", b"", headers={"a": text})
-        with pytest.raises(ValueError, match="JSON"):  # "NaN" is what most consumers stumble over
-            small.put_sync(connection, "orders", float("nan"))
+        for payload in (float("nan"), object(), {1: {2}}):  # consumers stumble over "NaN"
+            with pytest.raises(Misuse, match="bytes, or what JSON can write"):
+                small.put_sync(connection, "orders", payload)
+        wrong: list[tuple[str, dict[str, Any]]] = [
+            ("topic of a message is a text, not PosixPath", {"topic": Path("orders")}),
+            ("key of a message is a text, not int", {"key": 7}),
+            ("header of a message is a text, not int", {"headers": {"a": 7}}),
+        ]
+        for said, given in wrong:
+            with pytest.raises(Misuse, match=said):
+                small.put_sync(connection, **{"topic": "orders", "payload": b"", **given})
     assert desk.waiting() == 0
 
 

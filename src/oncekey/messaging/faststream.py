@@ -26,6 +26,7 @@ from oncekey.core.policy import Policy
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.inbox import Busy, Duplicate, Handled, Inbox, Rejected, Released, Unknown
 from oncekey.messaging.message import Message
+from oncekey.operation import must_be_runtime
 from oncekey.runtime import Runtime
 
 MessageId = Callable[[StreamMessage[Any]], str | None]
@@ -53,6 +54,7 @@ class OnceMiddleware:
         message_id: MessageId | None = None,
         name: Callable[[Any], str] | None = None,
     ) -> None:
+        must_be_runtime("OnceMiddleware", runtime)
         self._runtime = runtime
         self._policy = policy
         self._message_id = message_id or own_id

@@ -7,6 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from oncekey.core.framing import as_bytes, frame
@@ -53,14 +54,30 @@ def written(
     payload_bytes_max: int,
 ) -> Message:
     """A new message with an id of its own. A payload that is not bytes is written as JSON."""
+    _must_be_texts("topic", topic)
+    _must_be_texts("key", "-" if key is None else key)
+    _must_be_texts("header", *chain.from_iterable((headers or {}).items()))
     lines = {name.lower(): text for name, text in (headers or {}).items()}
     if not isinstance(payload, bytes):
-        payload = json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
+        payload = _as_json(payload)
         lines.setdefault("content-type", "application/json")
     id = uuid.UUID(bytes=random_token()[:16], version=4)
     message = Message(str(id), topic, key, lines, payload)
     _check(message, payload_bytes_max)
     return message
+
+
+def _must_be_texts(what: str, *given: object) -> None:
+    for text in given:
+        if not isinstance(text, str):
+            raise Misuse(f"a {what} of a message is a text, not {type(text).__name__}")
+
+
+def _as_json(payload: Any) -> bytes:
+    try:
+        return json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"a payload is bytes, or what JSON can write: {error}") from None
 
 
 def _check(message: Message, payload_bytes_max: int) -> None:
