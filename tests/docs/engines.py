@@ -81,9 +81,10 @@ def _judged() -> Iterator[tuple[str, Iterable[Finding]]]:
     ]
     for changes in losing:
         yield "postgres", replace(fit, **changes).findings("")
+    yield "postgres", replace(fit, connections_max=2).findings("")
     server = mysql_fitness.Server("9.7.4", False, 1, True, 1, mysql_fitness.PACKET_BYTES, {})
     losing = [{"flush_log": 0}, {"flush_log": 2}, {"sync_binlog": 0}]
-    losing += [{"packet_bytes_max": 1_048_576}]
+    losing += [{"packet_bytes_max": 1_048_576}, {"connections_max": 2}]
     for changes in losing:
         yield "mysql", replace(server, **changes).findings()
     yield from (("redis", findings) for findings in _redis())

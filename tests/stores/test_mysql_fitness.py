@@ -236,6 +236,25 @@ def test_missing_privileges_are_named(migrated_mariadb_url: str, face: str) -> N
         assert run(store.perform([Count()]), connection.ask)  # the connection is as good as before
 
 
+@both_faces
+def test_a_user_that_may_have_two_connections_is_refused(
+    migrated_mariadb_url: str, face: str
+) -> None:
+    name = migrated_mariadb_url.partition("?")[0].rpartition("/")[2]
+    user = "few@'127.0.0.1'"
+    execute(
+        migrated_mariadb_url,
+        f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'x' WITH MAX_USER_CONNECTIONS 2",
+        f"GRANT ALL ON `{name}`.* TO {user}",
+    )
+    url = f"mariadb://few:x@{migrated_mariadb_url.partition('@')[2]}"
+    with pytest.raises(StoreUnfit, match="max_user_connections = 2: a process takes up to 7"):
+        start(open_url(url), face)
+    start(open_url(f"{url},few-connections"), face)
+    execute(migrated_mariadb_url, f"ALTER USER {user} WITH MAX_USER_CONNECTIONS 7")
+    start(open_url(url), face)
+
+
 # ---------------------------------------------------------------------------------- addresses
 
 

@@ -91,6 +91,39 @@ def test_unsafe_durability_is_accepted_where_somebody_says_so() -> None:
     assert not store.durability.store_crash
 
 
+def test_who_may_have_fewer_connections_is_refused_unless_they_are_pooled_or_it_is_said() -> None:
+    url = "postgresql://host/keys"
+    with pytest.raises(StoreUnfit, match=r"CONNECTION LIMIT 6: .* CONNECTION LIMIT 7 for each"):
+        _prepare(open_url(url), connections_max=6)
+    _prepare(open_url(url), connections_max=7)
+    _prepare(open_url(f"{url}?pgbouncer=true"), connections_max=2)
+    store = open_url(f"{url}?allow=few-connections")
+    _prepare(store, connections_max=2)
+    assert store.durability.power_loss
+
+
+@pytest.fixture
+def limited(migrated_url: str, db: Connection) -> Iterator[str]:
+    """The URL of a role that may have two connections."""
+    role = f"few_{uuid.uuid4().hex}"
+    db.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 2".encode())
+    for grant in ("SELECT, INSERT, UPDATE, DELETE ON ALL TABLES", "USAGE ON ALL SEQUENCES"):
+        db.execute(f"GRANT {grant} IN SCHEMA public TO {role}".encode())
+    yield migrated_url.replace(urlsplit(migrated_url).netloc.rpartition("@")[0], f"{role}:x", 1)
+    db.execute(f"DROP OWNED BY {role}".encode())
+    db.execute(f"DROP ROLE {role}".encode())
+
+
+@both_faces
+def test_a_real_role_that_may_have_two_connections_is_refused(
+    limited: str, db: Connection, face: str
+) -> None:
+    with pytest.raises(StoreUnfit, match="CONNECTION LIMIT 2: a process takes up to 7"):
+        start(open_url(limited), face)
+    db.execute(f"ALTER ROLE {urlsplit(limited).username} CONNECTION LIMIT 7".encode())
+    start(open_url(limited), face)
+
+
 @pytest.mark.slow
 def test_a_standby_is_refused() -> None:
     with start_postgres(durable=True) as server:

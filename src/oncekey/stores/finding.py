@@ -31,6 +31,7 @@ class Level(enum.StrEnum):
 class Risk(enum.StrEnum):
     """What can be accepted, by the name that stands in a URL: `?allow=NAME,NAME`."""
 
+    CONNECTIONS = "few-connections"
     DURABILITY = "unsafe-durability"
     EVICTION = "eviction"
     GLOBAL_TABLE = "global-table"
@@ -39,6 +40,7 @@ class Risk(enum.StrEnum):
 
 
 ACCEPTS = {
+    Risk.CONNECTIONS: "a request may run whose answer then cannot be recorded, and run again",
     Risk.DURABILITY: "a crash of the store, or a loss of power, may forget what was acknowledged",
     Risk.EVICTION: "a full memory may forget records at any time",
     Risk.GLOBAL_TABLE: "regions do not wait for each other: safe only if one of them alone writes",
@@ -75,6 +77,24 @@ def unsafe(what: str, seen: str, why: str, do: str, risk: Risk | None = None) ->
 
 def advice(what: str, seen: str, why: str, do: str) -> Finding:
     return Finding(what, seen, Level.ADVICE, why, do)
+
+
+CONNECTIONS_MIN = 7
+"""One for each kind of question that a process asks."""
+
+
+def connection_limit(found: int | None, setting: str, do: str) -> Finding:
+    """Whether the user of the URL may have as many as one process takes."""
+    if found is None or found >= CONNECTIONS_MIN:
+        return Finding("connection limit", "none" if found is None else f"{setting} {found}")
+    return unsafe(
+        "connection limit",
+        f"{setting} {found}",
+        f"a process takes up to {CONNECTIONS_MIN}; where a claim gets one and its completion none, "
+        "the request runs, its client is refused, and a retry runs it again",
+        do,
+        Risk.CONNECTIONS,
+    )
 
 
 def accepting(findings: Iterable[Finding], allowed: Collection[Risk]) -> list[Finding]:

@@ -83,6 +83,7 @@ def _option(name: str, value: str) -> dict[str, Any]:
         except ValueError:
             pass  # told below
     raise Misuse(
-        f"{name}={value} is not understood. There are allow=unsafe-durability,small-packets, "
-        "tls=true, tls_ca=FILE, unix_socket=PATH, timeout_s=5 and connect_timeout_s=5"
+        f"{name}={value} is not understood. There are "
+        "allow=unsafe-durability,small-packets,few-connections, tls=true, tls_ca=FILE, "
+        "unix_socket=PATH, timeout_s=5 and connect_timeout_s=5"
     )

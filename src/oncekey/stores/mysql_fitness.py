@@ -19,6 +19,7 @@ from oncekey.stores.finding import (
     Risk,
     Size,
     advice,
+    connection_limit,
     unsafe,
 )
 from oncekey.stores.finding import schema as schema_finding
@@ -28,7 +29,7 @@ from oncekey.stores.sql_batch import Denied
 
 MYSQL_MIN = (8, 0)
 MARIADB_MIN = (10, 6)
-RISKS = (Risk.DURABILITY, Risk.PACKETS)
+RISKS = (Risk.DURABILITY, Risk.PACKETS, Risk.CONNECTIONS)
 PACKET_BYTES_MIN = 2 * (DEFAULTS.answer_bytes_max + 65_536)
 """For the longest answer that is kept unless a policy says otherwise, and its headers: values
 travel as hexadecimal digits. A batch is cut to what the server takes.
@@ -41,7 +42,7 @@ _SYNCED = (1, 3)
 PREPARE = Question(
     (
         "SELECT VERSION(), @@GLOBAL.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, "
-        "@@GLOBAL.sync_binlog, @@SESSION.max_allowed_packet",
+        "@@GLOBAL.sync_binlog, @@SESSION.max_allowed_packet, @@SESSION.max_user_connections",
         "SELECT MAX(number), MAX(oldest_reader) FROM oncekey_schema",
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
         "AND table_name IN ('oncekey_claims', 'oncekey_steps', 'oncekey_fences', 'oncekey_held', "
@@ -62,6 +63,8 @@ class Server:
     packet_bytes_max: int
     other_engines: dict[str, str]
     """Our tables that are not in InnoDB."""
+    connections_max: int | None = None
+    """The user's."""
 
     def findings(self) -> Iterator[Finding]:
         """What decides whether it may be used, but for the schema."""
@@ -70,6 +73,8 @@ class Server:
         yield self._engines()
         yield self._durability()
         yield self._packets()
+        do = "ALTER USER <user> WITH MAX_USER_CONNECTIONS 7 for each process"
+        yield connection_limit(self.connections_max, "max_user_connections =", do)
 
     def _role(self) -> Finding:
         if self.read_only:
@@ -124,7 +129,7 @@ class Server:
 def server(replies: list[Reply]) -> Server:
     """The answers to `PREPARE`, but for the schema's."""
     [row] = replies[0].rows
-    version, read_only, flush_log, log_bin, sync_binlog, packet_bytes_max = row
+    version, read_only, flush_log, log_bin, sync_binlog, packet_bytes_max, connections_max = row
     engines = {_text(name): _text(engine) for name, engine in replies[2].rows}
     return Server(
         str(version),
@@ -134,6 +139,7 @@ def server(replies: list[Reply]) -> Server:
         int(str(sync_binlog)),
         int(str(packet_bytes_max)),
         {name: engine for name, engine in engines.items() if engine.lower() != "innodb"},
+        int(str(connections_max)) or None,
     )
 
 

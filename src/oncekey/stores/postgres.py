@@ -37,7 +37,7 @@ from oncekey.core.verbs import Verb
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_fitness, postgres_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, Sample, allowed, first_by_id, insist
+from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.patience import Patience
 from oncekey.stores.postgres_address import Address, named, split
 from oncekey.stores.postgres_layout import begin_inline
@@ -103,7 +103,7 @@ class PostgresStore:
             chore_timeout_s=chore_timeout_s,
         )
         self.allowed = allowed(allow, postgres_fitness.RISKS)
-        self.durability = UNSAFE_DURABILITY if self.allowed else DURABILITY
+        self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = Address(named(url))
         self.pgbouncer = pgbouncer
         self.limits = Limits(timeout_s, chore_timeout_s)
@@ -123,10 +123,11 @@ class PostgresStore:
     def prepare(self) -> Op[None]:
         [row] = yield Question(postgres_fitness.PREPARE)
         shown = self.address.shown
-        insist(postgres_fitness.Server(*row).findings(shown), shown, self.allowed)
+        findings = postgres_fitness.Server(*row).findings(shown, pooled=self.pgbouncer)
+        insist(findings, shown, self.allowed)
 
     def examine(self) -> Op[Examination]:
-        return postgres_fitness.examine(self.address.shown)
+        return postgres_fitness.examine(self.address.shown, pooled=self.pgbouncer)
 
     def now(self) -> Op[float | None]:
         return postgres_fitness.now()

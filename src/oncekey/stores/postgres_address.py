@@ -82,5 +82,5 @@ def _option(name: str, value: str) -> dict[str, Any]:
             pass  # told below
     raise Misuse(
         f"{name}={value} is not understood. There are pgbouncer=true, "
-        "allow=unsafe-durability, timeout_s=5 and connect_timeout_s=5"
+        "allow=unsafe-durability,few-connections, timeout_s=5 and connect_timeout_s=5"
     )

@@ -15,6 +15,7 @@ from oncekey.stores.finding import (
     Risk,
     Size,
     advice,
+    connection_limit,
     unsafe,
 )
 from oncekey.stores.finding import schema as schema_finding
@@ -26,7 +27,7 @@ from oncekey.stores.sql_batch import Denied
 VERSION_MIN = 13
 ENCODINGS = ("UTF8", "SQL_ASCII")
 """Those in which a text is kept whatever it says."""
-RISKS = (Risk.DURABILITY,)
+RISKS = (Risk.DURABILITY, Risk.CONNECTIONS)
 
 _SETTINGS = """
     current_setting('server_version_num')::int,
@@ -39,10 +40,14 @@ _SETTINGS = """
     (SELECT string_agg(relname, ', ' ORDER BY relname) FROM pg_class
      WHERE relname LIKE 'oncekey\\_%' AND relkind = 'r' AND relpersistence = 'u'
      AND pg_table_is_visible(oid))"""
+_CONNECTIONS = """
+    (SELECT min(few) FROM pg_roles, pg_database, unnest(ARRAY[rolconnlimit, datconnlimit]) few
+     WHERE rolname = session_user AND NOT rolsuper AND datname = current_database() AND few >= 0)"""
 PREPARE = f"""SELECT {_SETTINGS},
     (SELECT max(number) FROM oncekey_schema),
-    (SELECT max(oldest_reader) FROM oncekey_schema)"""  # noqa: S608
-_WITHOUT_TABLES = f"SELECT {_SETTINGS}, NULL::int, NULL::int"
+    (SELECT max(oldest_reader) FROM oncekey_schema),
+    {_CONNECTIONS}"""  # noqa: S608
+_WITHOUT_TABLES = f"SELECT {_SETTINGS}, NULL::int, NULL::int, {_CONNECTIONS}"
 
 
 @value
@@ -60,14 +65,19 @@ class Server:
     """Our tables that no crash leaves anything of."""
     applied: int | None
     oldest_reader: int | None
+    connections_max: int | None = None
+    """The role's in this database, or the database's."""
 
-    def findings(self, address: str) -> Iterator[Finding]:
-        """What decides whether it may be used."""
+    def findings(self, address: str, *, pooled: bool = False) -> Iterator[Finding]:
+        """What decides whether it may be used. `pooled`: its connections are lent by turns."""
         yield self._version()
         yield self._role()
         yield self._isolation()
         yield self._encoding()
         yield self._durability()
+        if not pooled:
+            do = "ALTER ROLE <role>, or ALTER DATABASE <name>, CONNECTION LIMIT 7 for each process"
+            yield connection_limit(self.connections_max, "CONNECTION LIMIT", do)
         newest = migrations("postgres")[-1].number
         yield schema_finding(self.applied, self.oldest_reader, newest, address)
 
@@ -176,7 +186,7 @@ LONG_TRANSACTION_S = 600.0
 XID_AGE_MAX = 1_000_000_000
 
 
-def examine(address: str) -> Op[Examination]:
+def examine(address: str, *, pooled: bool = False) -> Op[Examination]:
     """Everything: also what is no reason to refuse the server."""
     denied = False
     try:
@@ -187,7 +197,7 @@ def examine(address: str) -> Op[Examination]:
     server = Server(*row)
     [row] = yield Question(_BEYOND, chore=True)
     beyond = Beyond(*row)
-    findings = [*server.findings(address), *beyond.findings()]
+    findings = [*server.findings(address, pooled=pooled), *beyond.findings()]
     if denied:
         findings = [UNREAD_SCHEMA if each.what == "schema" else each for each in findings]
     newest = migrations("postgres")[-1].number
