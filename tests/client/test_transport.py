@@ -360,6 +360,13 @@ def test_a_number_of_retries_is_refused_before_the_first_request(options: dict[s
         retrying(importlib.import_module("httpx2").HTTPTransport(), **options)
 
 
+@pytest.mark.parametrize("methods", ["POST", ["POST", None]])
+def test_a_method_that_is_no_list_of_them_is_refused(methods: Any) -> None:
+    """Each of its letters counted as one, and requests left without keys and without retries."""
+    with pytest.raises(Misuse, match=r"methods=.*: takes a list of names, such as \['POST'\]"):
+        retrying(importlib.import_module("httpx2").HTTPTransport(), methods=methods)
+
+
 def test_no_library_is_imported() -> None:
     program = (
         "import sys, oncekey.client; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from oncekey import guard
@@ -21,7 +21,7 @@ from oncekey.core import profiles
 from oncekey.core.dates import http_date
 from oncekey.core.key import short_hash
 from oncekey.core.limits import must_be_limits
-from oncekey.core.policy import INHERIT
+from oncekey.core.policy import INHERIT, are_names
 from oncekey.core.profiles import BodyField, Header, Profile
 from oncekey.core.value import value
 from oncekey.errors import Mismatch, Misuse
@@ -69,7 +69,7 @@ class Sender:
         profile: str | Profile = "oncekey",
         retries: Retries | None = None,
         budget: RetryBudget | None = None,
-        methods: Iterable[str] | None = None,
+        methods: Collection[str] | None = None,
         keys_as: str = "uuid7",
         body_bytes_max: int = BODY_BYTES_MAX,
         answer_bytes_max: int = BODY_BYTES_MAX,
@@ -95,6 +95,8 @@ class Sender:
             raise Misuse(f"profile {self.profile.name!r} takes only UUIDs: leave keys_as out")
         own = self.profile.policy.methods
         chosen = methods if methods is not None else METHODS if own is INHERIT else own
+        if not are_names(chosen):
+            raise Misuse(f"methods={chosen!r}: takes a list of names, such as ['POST']")
         self._methods = frozenset(method.upper() for method in chosen)
         self.header = _plain_header(self.profile)
         self._token = token

@@ -163,7 +163,7 @@ def _mismatch(said: Any) -> Problem:
     detail = next((word for word in words if isinstance(word, str) and word), None)
     return Problem(
         Kind.MISMATCH,
-        f"The server says that this key belongs to another request: {detail or 'without details'} "
+        f"The server says that this key belongs to another request: {detail or 'without details.'} "
         "To retry, send the first request unchanged; for another operation, use a new key.",
         fields=tuple(map(str, fields)) if isinstance(fields, list) else (),
     )

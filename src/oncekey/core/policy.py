@@ -237,7 +237,7 @@ def _check(policy: Policy) -> None:
         ("methods", policy.methods, "POST"),
         ("headers_kept", policy.headers_kept or (), "ETag"),
     ):
-        if not _are_names(names):
+        if not are_names(names):
             raise Misuse(f"Policy({name}={names!r}): takes a list of names, such as [{such!r}]")
     if policy.key_chars_min > 255:
         raise Misuse(
@@ -259,7 +259,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < math.inf
 
 
-def _are_names(given: object) -> bool:
+def are_names(given: object) -> bool:
     """Whether they can be gone through again and again, and each is a text."""
     if not isinstance(given, Collection) or isinstance(given, str):
         return False
