@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Iterator
 from functools import partial
-from statistics import median
 from typing import Any
 
 import uvloop
@@ -21,7 +20,7 @@ import uvloop
 import oncekey
 from bench import machine
 from bench.limits import WAYS
-from bench.rounds import Contender, Settings, contest
+from bench.rounds import WARMED_UP, Contender, Settings, contest, cpu_row
 from bench.shops import SHOPS, PostgresShop, Shop
 from bench.subject import measured
 from bench.table import Goal, Row
@@ -171,22 +170,8 @@ def _rows(kind: type[Shop], settings: Settings) -> list[Row]:
         return [
             result.row(TITLE.format(kind.name), "atomic", "without a key", goal),
             result.row(HAND_TITLE.format(kind.name), "by hand", "without a key", None),
-            _cpu_row(CPU_TITLE.format(kind.name), plain, ours),
+            cpu_row(CPU_TITLE.format(kind.name), ours.cpu_us[WARMED_UP:], plain.cpu_us[WARMED_UP:]),
         ]
-
-
-def _cpu_row(title: str, plain: _Crowd, ours: _Crowd) -> Row:
-    pairs = list(zip(plain.cpu_us[1:], ours.cpu_us[1:], strict=True))  # without the warm-up
-    ratios = [theirs / mine for theirs, mine in pairs]
-    return Row(
-        title,
-        ours=f"{median(mine for _, mine in pairs):.0f} us",
-        limit=f"{median(theirs for theirs, _ in pairs):.0f} us",
-        value=median(ratios),
-        low=min(ratios),
-        high=max(ratios),
-        steady=True,
-    )
 
 
 def estimate_s(settings: Settings) -> float:

@@ -24,7 +24,7 @@ import httpx
 import httpx2
 import requests
 
-from bench.rounds import Contender, Settings, contest
+from bench.rounds import WARMED_UP, Contender, Settings, contest, cpu_row
 from bench.served import Served
 from bench.subject import measured
 from bench.table import Goal, Row, Section
@@ -169,8 +169,7 @@ def _compared(
 ) -> list[Row]:
     contenders: dict[str, Contender] = {**callers}
     result = contest(name, contenders, settings, turns=TURNS)
-    pairs = list(zip(_by_round(callers[BY_HAND]), _by_round(callers[OURS]), strict=True))
-    ratios = [mine / theirs for theirs, mine in pairs]
+    ours, theirs = _by_round(callers[OURS]), _by_round(callers[BY_HAND])
     beside_none = (
         [replace(result.row(f"{name}: a request, beside none", OURS, BARE, GOAL), goal=None)]
         if BARE in callers
@@ -179,19 +178,11 @@ def _compared(
     return [
         replace(result.row(f"{name}: a request", OURS, BY_HAND, GOAL), goal=goal),
         *beside_none,
-        Row(
-            f"{name}: CPU of a request",
-            ours=f"{median(mine for _, mine in pairs):.0f} µs",
-            limit=f"{median(theirs for theirs, _ in pairs):.0f} µs",
-            value=median(ratios),
-            low=min(ratios),
-            high=max(ratios),
-            steady=True,
-        ),
+        cpu_row(f"{name}: CPU of a request", ours, theirs),
     ]
 
 
 def _by_round(caller: Caller) -> list[float]:
     """As the contest counts them: the median of the turns, without the warm-up."""
-    counted = caller.cpu_us[1:]
+    counted = caller.cpu_us[WARMED_UP:]
     return [median(counted[n : n + TURNS]) for n in range(0, len(counted), TURNS)]

@@ -6,10 +6,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from statistics import median
 
 from bench import load, no_key, postgres, redis
-from bench.rounds import Settings, contest
+from bench.rounds import WARMED_UP, Settings, contest, cpu_row
 from bench.served import Served
 from bench.subject import measured
 from bench.table import Goal, Row, Section
@@ -132,17 +131,8 @@ def _relaxed(name: str, plain: Served, guarded: Served, settings: Settings) -> l
 
 
 def _cpu_row(title: str, name: str, ours: _Load, limit: _Load) -> Row:
-    """Unlike rates, CPU time hardly depends on what else the machine does."""
-    pairs = list(zip(ours.cpu_us, limit.cpu_us, strict=True))[1:]  # without the warm-up
-    ratios = [with_ / without for with_, without in pairs]
-    return Row(
-        f"{title}, {name}: CPU of the worker for each",
-        ours=f"{median(with_ for with_, _ in pairs):.0f} µs",
-        limit=f"{median(without for _, without in pairs):.0f} µs",
-        value=median(ratios),
-        low=min(ratios),
-        high=max(ratios),
-    )
+    what = f"{title}, {name}: CPU of the worker for each"
+    return cpu_row(what, ours.cpu_us[WARMED_UP:], limit.cpu_us[WARMED_UP:])
 
 
 class _Load:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from bench import machine, postgres
-from bench.rounds import Settings, contest
+from bench.rounds import WARMED_UP, Settings, contest, cpu_row
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from payments.accounts import LOCAL_KEY
@@ -99,29 +98,17 @@ def _contest(
         "replay": _Charges(guarded, connections, itertools.cycle(replayed)),
     }
     result = contest(title, loads, settings)
+    ours, limit = (loads[name].cpu_us[WARMED_UP:] for name in ("first", "without"))
     return [
         result.row(f"{title}, first charge", "first", "without", FIRST),
         result.row(f"{title}, replay", "replay", "first", REPLAY),
-        _cpu_row(f"{title}, first charge: CPU of the worker", loads["first"], loads["without"]),
+        cpu_row(f"{title}, first charge: CPU of the worker", ours, limit),
     ]
 
 
 def _new_keys() -> Iterator[str]:
     prefix = uuid.uuid4().hex
     return (f"{prefix}-{number}" for number in itertools.count())
-
-
-def _cpu_row(what: str, ours: _Charges, limit: _Charges) -> Row:
-    pairs = list(zip(ours.cpu_us, limit.cpu_us, strict=True))[1:]  # without the warm-up
-    ratios = [with_ / without for with_, without in pairs]
-    return Row(
-        what,
-        ours=f"{median(with_ for with_, _ in pairs):.0f} µs",
-        limit=f"{median(without for _, without in pairs):.0f} µs",
-        value=median(ratios),
-        low=min(ratios),
-        high=max(ratios),
-    )
 
 
 class _Charges:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,6 +12,8 @@ from bench.table import Goal, Row
 
 WARM_UP = 0.25
 """The part of a round that each contender runs once before the first one, uncounted."""
+WARMED_UP = 1
+"""So many works of each contender were not counted: what it noted of them is left out too."""
 
 Contender = Callable[[float], float]
 """Works for about so many seconds; its operations per second."""
@@ -94,6 +96,22 @@ def contest(
         others = f"others' CPU {foreign_percent[-1]:.0f} %"
         say(f"{title} {number + 1}/{settings.rounds}: {told}; {others}")
     return Contest(rates, foreign_percent)
+
+
+def cpu_row(what: str, ours_us: Sequence[float], limit_us: Sequence[float]) -> Row:
+    """How many times as much CPU time ours takes, by what each took in each round. Unlike rates it
+    hardly depends on what else the machine does.
+    """
+    ratios = [ours / limit for ours, limit in zip(ours_us, limit_us, strict=True)]
+    return Row(
+        what,
+        ours=f"{median(ours_us):.0f} µs",
+        limit=f"{median(limit_us):.0f} µs",
+        value=median(ratios),
+        low=min(ratios),
+        high=max(ratios),
+        steady=True,
+    )
 
 
 def say(line: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from bench import limits, load, table
-from bench.rounds import Contender, Contest, Settings, contest
+from bench.rounds import Contender, Contest, Settings, contest, cpu_row
 from bench.table import Goal, Row, Section
 
 WRK = """\
@@ -77,6 +77,11 @@ def test_ratios_are_taken_within_rounds() -> None:
     assert faster.foreign_percent == 3
     slower = measured.row("time", "ours", "limit", Goal(1.5, at_least=False, of_time=True))
     assert slower.value == 2.0
+
+
+def test_cpu_time_is_told_as_how_many_times_as_much() -> None:
+    row = cpu_row("CPU", [300.0, 500.0, 400.0], [200.0, 100.0, 200.0])
+    assert row.cells()[1:4] == ("400 µs", "200 µs", "2 x (1.5 to 5)")
 
 
 def test_contenders_take_turns() -> None:
