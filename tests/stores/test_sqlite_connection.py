@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sqlite3
 import stat
 import subprocess
@@ -145,6 +146,27 @@ def test_a_file_without_the_right_to_write_is_refused_before_it_is_used(as_nobod
     gatherer = Gatherer(SqliteStore(path))
     with pytest.raises(StoreUnfit, match="this user may write"):
         gatherer.ask(Find(claim("order-1").id))
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_who_has_too_many_files_open_is_told_so(gatherer: Gatherer, path: Path, left: int) -> None:
+    """Another file may be opened later: the store is fit."""
+    gatherer.ask(Find(claim("order-1").id))
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    highest = max(map(int, os.listdir("/dev/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        for _ in range(left):
+            os.close(held.pop())
+        with pytest.raises(StoreUnavailable, match=r"[Tt]oo many (open files|files open)"):
+            File(Place(str(path), 0.0, "FULL"))
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])

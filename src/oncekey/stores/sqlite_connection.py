@@ -129,11 +129,13 @@ class Place:
             # closes the file and believes to be the last.
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         except BaseException as error:
-            if db is not None:
-                db.close()
-            if isinstance(error, sqlite3.Error):
-                judge(error, self.path, sent=False)
-            raise
+            try:
+                if isinstance(error, sqlite3.Error):
+                    judge(error, self.path, sent=False)
+                raise
+            finally:
+                if db is not None:
+                    db.close()
         return db
 
     def set_up(self, db: sqlite3.Connection) -> None:
@@ -177,6 +179,9 @@ def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
         ) from error
     if advice := _UNAVAILABLE.get(code):
         raise StoreUnavailable(f"{path}: {error}: {advice}", sent=sent) from error
+    if code == sqlite3.SQLITE_CANTOPEN and _too_many_files():
+        advice = "this process has too many files open; raise its limit (ulimit -n)"
+        raise StoreUnavailable(f"{path}: {error}: {advice}", sent=sent) from error
     # Of these two the code is that of any wrong statement.
     if re.match("no such (table|column)", text := str(error)):
         code = sqlite3.SQLITE_CORRUPT
@@ -184,6 +189,15 @@ def judge(error: sqlite3.Error, path: str, *, sent: bool) -> None:
         code = sqlite3.SQLITE_NOTADB
     if advice := _UNFIT.get(code):
         raise StoreUnfit(f"{path}: {error}: {advice}") from error
+
+
+def _too_many_files() -> bool:
+    """SQLite does not say why it could not open one."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return True
+    return False
 
 
 class File:
