@@ -1,7 +1,8 @@
-"""Routed: policies by route that apply to nothing are told when the application starts."""
+"""Routed: what cannot be meant by policies, seeing the routes, is told when the application starts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from starlette.routing import Host, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 
-from oncekey import Policy, single_tenant
+from oncekey import Misuse, Policy, atomic, single_tenant
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
@@ -31,7 +32,7 @@ LOST = ("POST /order", "PUT /orders", "POST /orders/{number}/item", "POST /v1/re
 BLOCK = Policy(recovery="block")
 
 
-async def answer(request: Any) -> Response:
+async def answer(request: Any = None) -> Response:
     return Response()
 
 
@@ -45,6 +46,17 @@ def starlette() -> Starlette:
         Mount("/files", StaticFiles(directory=".")),
     ]
     return Starlette(routes=routes)
+
+
+def starlette_with(endpoint: Callable[..., Any]) -> Starlette:
+    return Starlette(routes=[Route("/orders", endpoint, methods=["POST"])])
+
+
+def fastapi_with(endpoint: Callable[..., Any]) -> Starlette:
+    app, orders = FastAPI(), APIRouter()
+    orders.post("")(endpoint)
+    app.include_router(orders, prefix="/orders")
+    return app
 
 
 def fastapi(**settings: Any) -> FastAPI:
@@ -108,3 +120,30 @@ def test_nothing_is_told_of_what_nobody_can_look_through(
         app, store="memory://", tenant=single_tenant, routes={"POST /order": BLOCK}
     )
     assert told(guarded, caplog) == []
+
+
+@pytest.mark.parametrize("make", [starlette_with, fastapi_with])
+def test_an_endpoint_in_a_thread_that_would_have_to_await_is_refused(
+    make: Callable[[Callable[..., Any]], Starlette],
+) -> None:
+    """It would be answered, and kept, and no row would be there."""
+
+    def blocking(request: Any = None) -> Response:
+        return Response()
+
+    def checked(endpoint: Callable[..., Any], *policies: Policy) -> None:
+        default, *others = policies
+        middleware = IdempotencyMiddleware(
+            make(endpoint),
+            store="postgresql://127.0.0.1/shop",
+            tenant=single_tenant,
+            policy=default,
+            routes={f"POST /route-{number}": each for number, each in enumerate(others)},
+            atomic=atomic.Asyncpg(lambda: None),
+        )
+        middleware._check_routes(middleware.app)
+
+    with pytest.raises(Misuse, match=r"blocking is written with def.*Asyncpg"):
+        checked(blocking, Policy(atomic=True))
+    checked(answer, Policy(atomic=True))
+    checked(blocking, Policy(), Policy(atomic=True))  # which of them it is about is not known here

@@ -89,7 +89,7 @@ def check_blocking(adapter: Adapter | None, handler: str) -> None:
         raise Misuse(
             f"{handler} is written with def and runs in a thread, where nobody can await the "
             f"connections of {type(adapter).__name__}: write async def, or take an adapter that "
-            "blocks; or leave it out of atomic mode, @idempotent(Policy(atomic=False))"
+            "blocks; or leave its route out of atomic mode, Policy(atomic=False)"
         )
 
 

@@ -36,7 +36,7 @@ from oncekey.web.messages import App, Message, Receive, Scope, Send
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
-from oncekey.web.routed import check_marks, warn_unfound
+from oncekey.web.routed import check_marks, check_threads, warn_unfound
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
@@ -224,6 +224,7 @@ class IdempotencyMiddleware:
 
     def _check_routes(self, app: Any) -> None:
         check_marks(app)
+        check_threads(app, self.edge.routes, self.edge.adapter)
         warn_unfound(app, self.edge.routes)
 
     def _draining(self, receive: Receive) -> Receive:

@@ -6,12 +6,14 @@ which rules.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from oncekey.atomic import Adapter, check_blocking
 from oncekey.errors import Misuse
 from oncekey.web.edge import log
-from oncekey.web.marks import mark_of
+from oncekey.web.marks import is_async, mark_of, name_of
 from oncekey.web.routes import Finds, Routes
 
 HEEDS = "_oncekey_heeds"
@@ -86,3 +88,16 @@ def check_marks(app: Any) -> None:
             "APIRouter(route_class=idempotency.route_class). IdempotencyMiddleware heeds no marks: "
             "where that guards it, its rules are written there, routes={'POST /orders': Policy(…)}"
         )
+
+
+def check_threads(app: Any, routes: Routes, adapter: Adapter | None) -> None:
+    """Raise `Misuse` for an endpoint in a thread that would have to await its connection. Where
+    only some routes are atomic, nobody can tell which: a router does not know how it is included.
+    """
+    if not all(policy.atomic for policy in routes.policies):
+        return
+    for route in routes_of(app):
+        endpoint = getattr(route, "endpoint", None)
+        guarded = routes.methods.intersection(getattr(route, "methods", None) or ())
+        if guarded and inspect.isroutine(endpoint) and not is_async(endpoint):
+            check_blocking(adapter, name_of(endpoint))
