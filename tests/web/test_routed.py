@@ -1,4 +1,4 @@
-"""Routed: what cannot be meant by policies, seeing the routes, is told when the application starts."""
+"""Routed: what cannot be meant, seeing the routes, is told when the application starts."""
 
 from __future__ import annotations
 
