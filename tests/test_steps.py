@@ -219,12 +219,13 @@ def test_at_most_once_that_began_is_no_attempt_without_effect() -> None:
         world.attempt().step_sync("charge", lambda: pytest.fail("ran"), at_most_once=True)
 
 
-def test_p5_a_step_that_failed_binds_the_key_to_its_request() -> None:
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_p5_a_step_that_failed_binds_the_key_to_its_request(awaited: bool) -> None:
     """Its child key may be spent: what it calls must not take another request for the same one."""
     world = World()
     first = world.attempt()
     with pytest.raises(KeyboardInterrupt):
-        first.step_sync("charge", _dies)
+        await first.step("charge", _dies) if awaited else first.step_sync("charge", _dies)
     run(world.guard.abandon(first, no_effect=True), world.ask)
     other = dataclasses.replace(CALL, fingerprint=Fingerprint(1, b"\x01" * 32))
     refused = run(world.guard.begin(other, world.policy), world.ask)

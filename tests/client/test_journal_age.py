@@ -32,6 +32,21 @@ def test_a_key_that_the_server_has_forgotten_is_refused(journal: Journal, clock:
     assert journal.key(PAY) != key
 
 
+def test_how_long_a_server_remembers_may_be_said_with_the_intent(
+    journal: Journal, clock: FakeClock
+) -> None:
+    journal.key(PAY, origin="https://api.test", retention_s=600.0)
+    with journal.intent("in a block", origin="https://api.test", note="as the others"):
+        found = journal.find("in a block")
+        assert found is not None
+        assert (found.origin, found.note) == ("https://api.test:443", "as the others")
+        clock.advance(600)
+        with pytest.raises(Unknown):
+            journal.key(PAY)
+        with pytest.raises(Unknown):
+            journal.key("in a block")
+
+
 def test_how_long_a_server_remembers_is_learnt_from_its_answers(
     path: Path, clock: FakeClock, server: Scripted
 ) -> None:

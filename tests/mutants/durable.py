@@ -185,6 +185,22 @@ _ENDS = (
         "test_p6_an_attempt_that_is_let_go_while_it_is_renewed_lapses",
     ),
     Mutant(
+        "what was answered and not recorded is given back by a failure after it",
+        "holding.py",
+        'allow it to be sent."""\n        attempt.finished = True\n',
+        'allow it to be sent."""\n',
+        "tests/web/test_asgi_store_down.py",
+        "test_e43_a_handler_that_fails_after_an_unrecorded_answer_gives_nothing_back",
+    ),
+    Mutant(
+        "what was cut off is renewed",
+        "web/asgi_run.py",
+        "            self._edge.heartbeat.drop(attempt)\n",
+        "            pass\n",
+        "tests/web/test_asgi_kept.py",
+        "test_under_block_a_handler_that_was_cut_off_is_not_run_again",
+    ),
+    Mutant(
         "a purge forgets that steps were taken",
         "stores/memory.py",
         "            for name, step in row.steps.items():\n"

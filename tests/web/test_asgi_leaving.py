@@ -95,6 +95,26 @@ async def test_a_handler_that_has_answered_hears_that_its_client_has_left(limit:
     assert heard == ["http.disconnect"]
 
 
+async def test_e35_a_client_that_leaves_within_an_answer_too_large_to_keep_stops_nothing() -> None:
+    """Frameworks give a stream up when they hear of it, with whatever was to be done behind it."""
+    world, heard = World(policy=Policy(answer_bytes_max=10)), list[str]()
+
+    async def handler(receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for last in (False, False, True):
+            part = {"type": "http.response.body", "body": b"x" * 20, "more_body": not last}
+            await send(part)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    heard.append((await receive())["type"])
+            assert heard == ["http.disconnect"] * last
+
+    world.handler = handler
+    async with asyncio.timeout(20):
+        assert len((await ask(world.app, "k1")).body) == 60
+
+
 async def test_a_handler_whose_client_got_another_answer_hears_that_it_has_left() -> None:
     world, heard = World(policy=Policy(lease_s=10)), list[str]()
 
