@@ -45,7 +45,7 @@ def test_the_receiver_may_ask_for_more_time_not_for_less() -> None:
     assert plan.delay_s(3, 0.0, asked_s=60.0) is None
 
 
-@pytest.mark.parametrize("wrong", [{"retries_s": (0.0,)}, {"spread": -0.1}])
+@pytest.mark.parametrize("wrong", [{"retries_s": (0.0,)}, {"spread": -0.1}, {"spread": "1"}])
 def test_schedules_that_are_none(wrong: dict[str, object]) -> None:
     with pytest.raises(Misuse):
         Schedule(**wrong)  # type: ignore[arg-type]

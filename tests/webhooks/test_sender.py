@@ -305,3 +305,22 @@ def test_a_receiver_that_does_not_read_is_given_up() -> None:
 def test_limits_that_are_none() -> None:
     with pytest.raises(Misuse, match="total_s"):
         SendLimits(total_s=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"destinations": "https://example.com"}, r"destinations=… takes a Destinations\(…\)"),
+        ({"limits": {"total_s": 1}}, r"limits=… takes a SendLimits\(…\), not a dict"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_before_the_first_webhook(
+    given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Misuse, match=said):
+        Sender(**given)
+
+
+def test_a_body_that_is_no_bytes_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(Misuse, match="a webhook's body is bytes, as it was signed, not a str"):
+        Sender().send("https://example.com/hook", {}, "text")  # type: ignore[arg-type]

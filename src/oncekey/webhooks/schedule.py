@@ -35,8 +35,9 @@ class Schedule:
     def __post_init__(self) -> None:
         for wait_s in self.retries_s:
             must_be_limits("Schedule", {"retries_s": wait_s})
-        if not 0 <= self.spread < math.inf:
-            raise Misuse(f"Schedule(spread={self.spread!r}): must be a number, at least 0")
+        spread: object = self.spread
+        if not isinstance(spread, int | float) or not 0 <= spread < math.inf:
+            raise Misuse(f"Schedule(spread={spread!r}): must be a number, at least 0")
 
     @property
     def attempts_max(self) -> int:

@@ -96,6 +96,17 @@ class NotSent:
 Sent = Answered | Unanswered | NotSent
 
 
+def _must_be(name: str, kind: type, given: object) -> None:
+    if given is not None and not isinstance(given, kind):
+        what = type(given).__name__
+        raise Misuse(f"{name}=… takes a {kind.__name__}(…), not a {what}")
+
+
+def _must_be_bytes(body: object) -> None:
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise Misuse(f"a webhook's body is bytes, as it was signed, not a {type(body).__name__}")
+
+
 class Sender:
     """Delivers to the URLs that `destinations` allows. Any number of threads may share one."""
 
@@ -108,6 +119,8 @@ class Sender:
         tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
+        _must_be("destinations", Destinations, destinations)
+        _must_be("limits", SendLimits, limits)
         self._destinations = destinations or Destinations()
         self._limits = limits or SendLimits()
         self._lookup = lookup
@@ -129,6 +142,7 @@ class Sender:
 
     def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Sent:
         """POST `body`. What became of it is a value; only misuse raises."""
+        _must_be_bytes(body)
         if len(body) > self._limits.body_bytes_max:
             raise Misuse(f"a webhook has at most body_bytes_max={self._limits.body_bytes_max}")
         attempt = _Attempt(self._limits.total_s, self._clock)
