@@ -146,6 +146,13 @@ def test_an_empty_url_is_answered_with_the_choice() -> None:
         f"mongodb://user:{PASSWORD}@host/db",
         f"postgresql://user:{PASSWORD}/x@host/db",
         f"postgresql://user:{PASSWORD}@host:port/db",
+        f"postgresql://user:12?{PASSWORD}@host/db",
+        f"mysql://user:12/{PASSWORD}@host/db",
+        f"redis://:12/{PASSWORD}@host/0",
+        f"redis://:12?{PASSWORD}@host/0",
+        f"redis://:12#{PASSWORD}@host/0",
+        f"rediss://user:p@12/{PASSWORD}@host/0",
+        f"tiered+sqlite:///keys.db?cache=redis://:12/{PASSWORD}@host/0",
         f"redis://user:{PASSWORD}@[::1/0",
         f"user:{PASSWORD}@host/db",
         f"redis://user:{PASSWORD}@host/0?timeout_s=soon",
@@ -195,6 +202,33 @@ def _parts(whole: Any, depth: int = 0) -> Iterator[Any]:
         for one in each if isinstance(each, tuple) else [each]:
             if type(one).__module__.startswith("oncekey") and depth < 4:
                 yield from _parts(one, depth + 1)
+
+
+@pytest.mark.parametrize("sign", ["/", "?", "#"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "postgresql", "mysql", "mariadb"])
+def test_p12_a_password_with_a_sign_of_urls_is_told_how_to_be_written(
+    scheme: str, sign: str
+) -> None:
+    """What stands before the sign would be a port, and what stands before that a host."""
+    with pytest.raises(Misuse, match=rf"{scheme}://u:\*\*\*@h/0: .* %2F for / and so on") as told:
+        open_store(f"{scheme}://u:1234{sign}5678@h/0")
+    assert "1234" not in str(told.value)
+    assert "5678" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///keys@home.db",
+        "tiered+sqlite:///keys@home.db?cache=redis://:p@h/0",
+        "unix:///run/redis@1.sock?db=0",
+        "postgresql://host:5432/keys?user=u@corp&password=p@ss",
+        "redis://u:1234%2F5678@h/0",
+        "redis://u:p@ss@h/0",
+    ],
+)
+def test_an_at_sign_may_stand_where_it_is_no_mistake(url: str) -> None:
+    assert open_store(url) is not None
 
 
 @pytest.mark.parametrize("url", ["sqlite:///keys.db?timeout_s=soon", "redis://h/0?timeout_s=soon"])

@@ -11,6 +11,7 @@ from oncekey.stores.redis_cluster import ClusterStore
 from oncekey.stores.redis_connection import Address, parse_url
 from oncekey.stores.redis_sentinel import SentinelStore
 from oncekey.stores.redis_store import RedisStore
+from oncekey.stores.url import must_be_readable
 
 __all__ = ["RedisStore", "open_url"]
 
@@ -40,6 +41,7 @@ def open_url(url: str) -> RedisStore:
     `sentinel_username` and `sentinel_password`. Anything else is redis-py's: `ssl_ca_certs`,
     `client_name`, `protocol` and so on.
     """
+    must_be_readable(url, "redis://user:password@host:6379/0")  # a cache's comes here at once
     scheme, _, rest = url.partition("://")
     base, _, form = scheme.lower().partition("+")
     if form == "unix":

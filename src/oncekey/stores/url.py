@@ -11,7 +11,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
@@ -147,11 +147,22 @@ def must_be_readable(url: str, example: str) -> None:
         parts = urlsplit(url)
         if "," not in parts.netloc:  # PostgreSQL takes several hosts, each with its port
             _ = parts.port  # the standard library reads it only when asked
+        if parts.netloc and "@" in example and not parts.scheme.endswith("unix"):
+            _must_end_its_password(parts)
     except ValueError:  # its text may hold a part of the password
         raise Misuse(
             f"{redact(url)}: its host or port cannot be read. It should look like {example}; "
             "write special characters in the password as %40 for @, %2F for / and so on"
         ) from None
+
+
+def _must_end_its_password(parts: SplitResult) -> None:
+    """A `/`, `?` or `#` in a password ends it for every parser: what stands before would be a port,
+    and the user's name a host. Then an `@` comes late, where none has to be.
+    """
+    options = [pair for pair in parts.query.split("&") if "=" not in pair]
+    if any("@" in text for text in (parts.path, parts.fragment, *options)):
+        raise ValueError("an @ behind the host")
 
 
 def _open(url: str, kind: Kind, module: str) -> Store:
