@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Learned, Policy, Verdict
 from oncekey.core.record import Answer, State
 from oncekey.guard import Execute
 from oncekey.runtime import Runtime
@@ -89,6 +89,18 @@ async def test_a_lapsed_lease_of_a_blocked_operation_becomes_unknown(shop: Shop)
         assert (await shop.order(key)).kind == "outcome-unknown"
         assert (await shop.order(key)).kind == "outcome-unknown"
     assert shop.runs == shop.orders() == 0
+
+
+@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "psycopg"))
+async def test_what_is_found_not_to_be_done_runs_within_the_transaction(
+    opener: Opener, kind: str
+) -> None:
+    key, asks = new_key(), {"recovery": "ask", "ask": lambda attempt: Learned.NOT_DONE}
+    async with opener(kind, **asks) as shop, leased(shop, key, **asks):
+        shop.place.elapse(LEASE_S)
+        assert (await shop.order(key)).status == 201
+        assert (await shop.order(key)).replayed
+        assert shop.runs == shop.orders() == 1
 
 
 async def test_an_expired_answer_is_forgotten(shop: Shop) -> None:
