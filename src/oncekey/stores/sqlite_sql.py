@@ -140,7 +140,7 @@ _PLAIN = {
     **dict.fromkeys(("raise_fence", "no_effect"), "0"),
     **dict.fromkeys(("attempt", "lapses"), "NULL"),
     "table": _BY_ID,
-    "boot": "?1",
+    "boot": "?",
     "new_token": "token",
 }
 
