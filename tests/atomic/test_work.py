@@ -16,7 +16,7 @@ from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Done, Find, Peek, Refused, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Call, Execute, Guard, Refuse, Stored
+from oncekey.guard import Call, Execute, Guard, Refuse, Replay, Stored
 from oncekey.notices import LOOK, LOOK_EVERY_S, Notices
 from oncekey.stores import postgres_atomic
 from oncekey.stores.postgres_sql import Question
@@ -172,6 +172,24 @@ def test_p9_a_commit_that_happened_unheard_is_found(script: Script) -> None:
     )
 
     assert isinstance(finished, Stored)
+
+
+def test_p9_a_commit_that_did_not_happen_is_not_mistaken_for_anothers(script: Script) -> None:
+    """Whoever looks what became of it finds a record that is not its own: that one is answered."""
+    others = Answer(202, (), b"made by another")
+    kept = dataclasses.replace(
+        script.orphan(), state=State.COMPLETED, token=b"x" * 16, answer=others
+    )
+    mark = script.claim.token.hex()
+    finished = script.conclude(
+        script.begun(),
+        Verdict.KEEP,
+        *(None, [(True,)], NO_REPLY, None),  # flush, settle, commit, pause
+        *(True, [(mark, None)], _row(kept, ours=False), None),  # begin, claim, hold, rollback
+    )
+
+    assert isinstance(finished, Replay)
+    assert finished.answer == others
 
 
 def test_rows_that_cannot_be_written_fail_their_handler_at_once(script: Script) -> None:
