@@ -35,7 +35,8 @@ class MySQL(MySQLFamily):
         [program] = root.glob("usr/sbin/mysqld")
         super().__init__("mysql", Program(program, f"Debian {SUITE}"), settings)
         options = ["--no-defaults", "--initialize-insecure", f"--basedir={self.base}"]
-        self.run([*self._loaded(), *options, f"--datadir={self.folder / 'data'}", *_ALWAYS])
+        options += [f"--datadir={self.folder / 'data'}", f"--tmpdir={self.folder}"]
+        self.run([*self._loaded(), *options, *_ALWAYS])
 
     def _loaded(self) -> list[str]:
         loader: Path = next(self._root.glob("usr/lib*/ld-linux-*"))
