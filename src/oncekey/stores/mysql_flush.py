@@ -32,13 +32,16 @@ from oncekey.stores.mysql_text import Question
 
 NEW_S = 3600.0
 
-_OURS = "CONCAT('flush ', CONNECTION_ID())"
+_OURS = "CONCAT(x'ffffffffffffffff', CONNECTION_ID())"
 WRITES = (
     "INSERT INTO oncekey_steps (id, generation, name, position, digest) "
     f"VALUES ({_OURS}, 0, '', 0, '')",
-    f"DELETE FROM oncekey_steps WHERE id = {_OURS}",
+    f"DELETE FROM oncekey_steps WHERE id = {_OURS} AND generation = 0 AND name = ''",
 )
-"""A row that nobody else ever sees, or waits for. What changes nothing would not be committed."""
+"""A row that nobody else ever sees. What changes nothing would not be committed. It stands behind
+those of all records, where no caller's transaction holds a gap, and is named by its whole key: so
+this waits for nobody.
+"""
 FLUSH = Question((), atomic=True, flushed=True)
 
 
