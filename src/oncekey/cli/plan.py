@@ -244,12 +244,12 @@ def _below(asked: Load, plans: list[Plan], costs: Costs) -> Iterator[str]:
 
 
 _NOT_MEASURED = (
-    "Not measured here: replays and refusals (they write nothing, except on DynamoDB), steps and "
-    "kept requests, the room that updated and deleted rows take until they are cleared away "
-    "(leave a third), replicas and backups, how much more CPU so many records take, and your "
-    "disk, which has to take the log and its syncs. Client CPUs are oncekey's engine and driver "
-    "alone, without your framework. CPUs are those of the machine above: measure on yours before "
-    "you buy."
+    "Not measured here: replays and refusals (they write nothing, except on DynamoDB, and on "
+    "MariaDB and MySQL without a binary log), steps and kept requests, the room that updated and "
+    "deleted rows take until they are cleared away (leave a third), replicas and backups, how much "
+    "more CPU so many records take, and your disk, which has to take the log and its syncs. Client "
+    "CPUs are oncekey's engine and driver alone, without your framework. CPUs are those of the "
+    "machine above: measure on yours before you buy."
 )
 
 
