@@ -668,7 +668,7 @@ function kindByTheDraft(said, status) {
 /** @param {any} said */
 function mismatchOf(said) {
   const words = [said?.detail, said?.message, said?.error?.message];
-  const why = words.find((word) => typeof word === "string" && word) ?? "without details";
+  const why = words.find((word) => typeof word === "string" && word) ?? "without details.";
   const detail =
     `The server says that this key belongs to another request: ${why} To retry, send the first ` +
     "request unchanged; for another operation, use a new key.";
