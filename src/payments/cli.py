@@ -96,7 +96,8 @@ def _serve(said: argparse.Namespace) -> int:
 
 def _migrate(said: argparse.Namespace) -> int:
     settings = _where(said)
-    make_folder(settings.data)
+    if settings.keeps_files:
+        make_folder(settings.data)
     migrate(settings)
     print("All tables are there.")
     return 0

@@ -123,7 +123,8 @@ class Workers(Multiprocess):
 def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -> int:
     """Serve until a signal ends it; `ready` is called once the port is ours. The exit status."""
     check(settings, listening)
-    make_folder(settings.data)
+    if settings.keeps_files:
+        make_folder(settings.data)
     migrate(settings)
     config = configure(settings, listening)
     try:

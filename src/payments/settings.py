@@ -67,6 +67,11 @@ class Settings:
         """The URL of the one database that holds the rows and oncekey's records."""
         return self.database_url or file_url(self.data / "payments.db")
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether anything of it lies in `data`."""
+        return not self.database_url or self.shows_demo
+
 
 def make_folder(data: Path) -> None:
     """Make the folder of a server's files, for its owner alone, if it is not there. `ValueError` if

@@ -53,6 +53,14 @@ def test_what_cannot_be_done_is_said_plainly(data: str, capsys: pytest.CaptureFi
     assert "--all" in which
 
 
+def test_what_is_kept_in_a_database_elsewhere_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    say(capsys, "migrate", "--database", f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    assert not Path("payments-data").exists()
+
+
 @pytest.mark.parametrize("command", ["serve", "migrate"])
 def test_a_folder_that_cannot_be_made(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
