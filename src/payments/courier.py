@@ -2,15 +2,14 @@
 of processes; what two of them must agree on is decided by rows.
 
 It claims no more than it has threads for, so a claimed delivery is sent at once, and its lease
-outlasts the longest attempt. One endpoint that hangs takes a few threads, not all. Whoever stops it
-waits for what is under way, and for nothing else.
+outlasts the longest attempt. One endpoint that hangs takes a few threads, an account with many of
+them a part, nobody all. Whoever stops it waits for what is under way, and for nothing else.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from payments import clock, deliveries, events, ids
 from payments.answers import encode
 from payments.database import Database
 from payments.deliveries import Claimed
+from payments.places import Places
 from payments.senders import Senders
 
 log = logging.getLogger("payments")
@@ -33,8 +33,10 @@ USER_AGENT = "payments-webhooks/1"
 class Pace:
     """How much at once, how long, how often."""
 
-    concurrency_max: int = 16
+    concurrency_max: int = 32
     per_endpoint_max: int = 4
+    connections_max: int = 8
+    """Of the database, at once: the others are for those who pay."""
     lease_s: float = 90.0
     """Longer than an attempt can take, writing it down included."""
     poll_s: float = 0.5
@@ -62,8 +64,9 @@ class Courier:
         self._chance = chance
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._busy: Counter[str] = Counter()
-        self._busy_guard = threading.Lock()
+        self._places = Places(self._pace.concurrency_max, self._pace.per_endpoint_max)
+        self._places_guard = threading.Lock()
+        self._connections = threading.BoundedSemaphore(self._pace.connections_max)
         self._thread: threading.Thread | None = None
 
     # ------------------------------------------------------------------------- for its owner
@@ -102,8 +105,8 @@ class Courier:
                 taken = self._round(threads)
                 total += taken
                 if not taken:
-                    with self._busy_guard:
-                        if not self._busy:
+                    with self._places_guard:
+                        if self._places.free == self._places.count:
                             return total
                     self._wake.wait(self._pace.poll_s)
 
@@ -127,8 +130,8 @@ class Courier:
         return 0
 
     def _hand_out(self, claimed: Claimed, threads: ThreadPoolExecutor) -> None:
-        with self._busy_guard:
-            self._busy[claimed.endpoint] += 1
+        with self._places_guard:
+            self._places.take(claimed.tenant, claimed.endpoint)
         try:
             threads.submit(self._deliver, claimed)
         except Exception:
@@ -136,15 +139,13 @@ class Courier:
             raise
 
     def _done_with(self, claimed: Claimed) -> None:
-        with self._busy_guard:
-            self._busy[claimed.endpoint] -= 1
-            self._busy += Counter()  # drops those at zero
+        with self._places_guard:
+            self._places.give_back(claimed.tenant, claimed.endpoint)
 
     def _claim(self) -> list[Claimed]:
-        with self._busy_guard:
-            busy = Counter(self._busy)
-        places = self._pace.concurrency_max - busy.total()
-        if places <= 0:
+        with self._places_guard:
+            places = self._places.copy()
+        if not places.free:
             return []
         with self._database.read() as connection:
             if not deliveries.any_due(connection, self._now()):
@@ -156,8 +157,6 @@ class Courier:
                 places=places,
                 lease_s=self._pace.lease_s,
                 attempts_max=self._pace.schedule.attempts_max,
-                busy=busy,
-                per_endpoint_max=self._pace.per_endpoint_max,
             )
 
     def _deliver(self, claimed: Claimed) -> None:
@@ -171,7 +170,7 @@ class Courier:
             self.wake()
 
     def _send(self, claimed: Claimed) -> Sent:
-        with self._database.read() as connection:
+        with self._connections, self._database.read() as connection:
             body = encode(events.shown(connection, claimed.tenant, claimed.event))
         headers = signed_headers(claimed.event, body, claimed.secrets, self._now())
         headers |= {"Content-Type": "application/json; charset=utf-8", "User-Agent": USER_AGENT}
@@ -180,7 +179,7 @@ class Courier:
     def _record(self, claimed: Claimed, sent: Sent) -> None:
         now, schedule = self._now(), self._pace.schedule
         ending = deliveries.judge(sent, claimed.attempts, schedule, now, self._chance())
-        with self._database.begin() as connection:
+        with self._connections, self._database.begin() as connection:
             dead_s = self._pace.dead_s
             deliveries.settle(connection, claimed, sent, ending, now, dead_s=dead_s)
         log.info(

@@ -14,7 +14,6 @@ Sending again makes a new delivery of the same event, so nothing that has ended 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from sqlalchemy.engine import Connection, Row
 
 from oncekey.webhooks import Answered, Schedule, Sent
 from payments import events, ids, objects
+from payments.places import Places
 from payments.tables import deliveries, delivery_attempts, webhook_endpoints
 
 LOOK_FACTOR = 4
@@ -91,27 +91,24 @@ def claim(
     connection: Connection,
     now: float,
     *,
-    places: int,
+    places: Places,
     lease_s: float,
     attempts_max: int,
-    busy: Mapping[str, int],
-    per_endpoint_max: int,
 ) -> list[Claimed]:
-    """Take up to `places` deliveries that are due, of no endpoint more than it may have at once.
-
-    `busy` counts what this worker is sending already. What cannot be sent any more ends here.
+    """Take deliveries that are due, as far as there are `places` for them, which are taken too.
+    What cannot be sent any more ends here.
     """
-    full = [endpoint for endpoint, count in busy.items() if count >= per_endpoint_max]
-    query = _DUE.where(deliveries.c.endpoint.not_in(full)).limit(places * LOOK_FACTOR)
+    query = _DUE.where(
+        deliveries.c.tenant.not_in(places.full_accounts),
+        deliveries.c.endpoint.not_in(places.full_endpoints),
+    ).limit(places.free * LOOK_FACTOR)
     taken: list[Claimed] = []
-    counts = Counter(busy)
     connection.execute(deliveries.update().where(*_IS_FAR).values(due=now), {"now": now})
     for row in connection.execute(query, {"now": now}).all():
         ended = _ended(row, attempts_max)
         if ended is not None:
             _change(connection, row, row.attempts, due=None, **ended)
-        elif len(taken) < places and counts[row.endpoint] < per_endpoint_max:
-            counts[row.endpoint] += 1
+        elif places.take(row.tenant, row.endpoint):
             _change(connection, row, row.attempts, attempts=row.attempts + 1, due=now + lease_s)
             taken.append(_claimed(row, now))
     return taken

@@ -6,17 +6,19 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 import standardwebhooks
 import stripe
 
 from oncekey.webhooks import Answered, NotSent, Schedule, new_secret
 from payments import clock, deliveries, rows
+from payments.places import Places
 from payments.senders import Senders
 from payments.settings import Settings
 from payments.tables import events as event_rows
@@ -250,11 +252,9 @@ def _claim(post: Post, connection: object) -> list[deliveries.Claimed]:
     return deliveries.claim(
         connection,  # type: ignore[arg-type]
         post.now(),
-        places=10,
+        places=Places(10, 10),
         lease_s=90.0,
         attempts_max=3,
-        busy={},
-        per_endpoint_max=10,
     )
 
 
@@ -304,7 +304,7 @@ def test_one_endpoint_that_hangs_does_not_hold_up_the_others(post: Post) -> None
         for _ in range(20):
             post.event("charge.failed")
         post.event("charge.succeeded")
-        courier = post.courier(concurrency_max=3, per_endpoint_max=2)
+        courier = post.courier(concurrency_max=5, per_endpoint_max=2)
         courier.start()
         until(lambda: len(well.requests) == 1, wait)
         assert len(slow.requests) == 1  # it takes one connection at a time
@@ -312,6 +312,55 @@ def test_one_endpoint_that_hangs_does_not_hold_up_the_others(post: Post) -> None
         until(lambda: {row.status for row in post.deliveries()} == {"delivered"}, wait)
         courier.stop()
     assert len(slow.requests) == 20
+
+
+@pytest.mark.slow
+def test_p11_an_account_whose_endpoints_all_hang_does_not_hold_up_another(post: Post) -> None:
+    wait, held_up = threading.Event().wait, post.tenant
+    with ExitStack() as stack:
+        hang = [stack.enter_context(hanging()) for _ in range(8)]
+        well = stack.enter_context(listening(OK))
+        for there, _ in hang:
+            post.endpoint(there.url)
+        for _ in range(8):
+            post.event()
+        courier = post.courier()
+        courier.start()
+        until(lambda: all(there.requests for there, _ in hang), wait)
+
+        post.tenant = held_up.replace("acct_", "acct_another_")
+        post.endpoint(well.url)
+        for _ in range(3):
+            post.event()
+        until(lambda: [row.status for row in post.deliveries()] == ["delivered"] * 3, wait)
+
+        post.tenant = held_up
+        assert post.attempts() == []  # all of them hang still
+        for _, go_on in hang:
+            go_on.set()
+        courier.stop()
+
+
+def test_it_leaves_connections_to_those_who_pay(post: Post) -> None:
+    held, most, guard = 0, 0, threading.Lock()
+
+    def counting(by: int) -> Callable[..., None]:
+        def count(*_: Any) -> None:
+            nonlocal held, most
+            with guard:
+                held += by
+                most = max(most, held)
+
+        return count
+
+    with listening(OK) as there:
+        for _ in range(12):
+            post.endpoint(there.url)
+        post.event()
+        sa.event.listen(post.database.engine, "checkout", counting(1))
+        sa.event.listen(post.database.engine, "checkin", counting(-1))
+        assert post.courier(connections_max=1).drain() == 12
+    assert most <= 2  # one to look for what is due
 
 
 def test_stopping_waits_for_what_is_under_way_and_takes_no_more(post: Post) -> None:
