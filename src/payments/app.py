@@ -23,6 +23,7 @@ from payments import (
     demo,
     errors,
     events,
+    ids,
     openapi,
     pages,
     payment_intents,
@@ -212,6 +213,6 @@ class KeyForAll:
         if scope["type"] == "http" and scope["method"] == "POST":
             headers: list[tuple[bytes, bytes]] = scope["headers"]
             if not any(name == b"idempotency-key" for name, _ in headers):
-                key = f"{events.NOT_THE_CLIENTS}{scope['state']['request_id']}".encode("ascii")
-                scope = {**scope, "headers": [*headers, (b"idempotency-key", key)]}
+                key = (b"idempotency-key", ids.own_key().encode("ascii"))
+                scope = {**scope, "headers": [*headers, key]}
         await self._app(scope, receive, send)

@@ -25,9 +25,6 @@ from payments.tables import deliveries, events, webhook_endpoints
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
-NOT_THE_CLIENTS = "auto-"
-"""How a key begins that was made here, for a request that brought none."""
-
 _ENDPOINTS = sa.select(webhook_endpoints.c.id, webhook_endpoints.c.enabled_events).where(
     webhook_endpoints.c.tenant == sa.bindparam("whose"),
     webhook_endpoints.c.status == "enabled",
@@ -40,7 +37,7 @@ def record(
     """Write an event and its deliveries; gives its id. `request` is what caused it."""
     id_, now = ids.new("evt"), clock.wall()
     attempt = oncekey.current_or_none()
-    key = attempt.key if attempt is not None else NOT_THE_CLIENTS
+    key = None if attempt is None or ids.is_own_key(attempt.key) else attempt.key
     connection.execute(
         events.insert(),
         {
@@ -50,7 +47,7 @@ def record(
             "type": kind,
             "data": changed,
             "request": request,
-            "idempotency_key": None if key.startswith(NOT_THE_CLIENTS) else key,
+            "idempotency_key": key,
         },
     )
     wanted = [

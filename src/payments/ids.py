@@ -7,6 +7,7 @@ that ids sort as their objects were created: lists need no index but that of the
 from __future__ import annotations
 
 import random
+import re
 import secrets
 
 from payments import clock
@@ -16,12 +17,29 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TIME_CHARS = 9
 _CHANCE_CHARS = 15
 
+_OWN = "-7a70-8a70-"
+"""Where a UUID has its version, and else mere chance."""
+_OWN_KEY = re.compile(f"[0-9a-f]{{8}}-[0-9a-f]{{4}}{_OWN}[0-9a-f]{{12}}")
+
 _LOTS = random.Random()  # noqa: S311  (spreads retries, protects nothing)
 
 
 def new(prefix: str) -> str:
     """A new id: `ch_` and 24 letters and digits."""
     return f"{prefix}_{_in_digits(int(clock.wall() * 1e6))}{letters(_CHANCE_CHARS)}"
+
+
+def own_key() -> str:
+    """An idempotency key for a request that brings none: a UUID of version 7, by which oncekey
+    knows that it is new, also after the database lost what was there before.
+    """
+    ms = f"{int(clock.wall() * 1000):012x}"
+    return f"{ms[:8]}-{ms[8:]}{_OWN}{secrets.token_hex(6)}"
+
+
+def is_own_key(key: str) -> bool:
+    """Whether a key was made here, not by a client."""
+    return _OWN_KEY.fullmatch(key) is not None
 
 
 def letters(count: int) -> str:

@@ -1,7 +1,11 @@
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from oncekey.cli.main import main as oncekey
+from oncekey.client.keys import uuid7
+from payments import clock, ids
 from payments.app import MOVES_MONEY, ROWS_ONLY
 from tests.payments.api import Api, serving
 
@@ -32,9 +36,25 @@ def test_every_route_that_changes_something_says_how_it_is_safe(api: Api) -> Non
 
 def test_a_client_without_a_key_is_given_one(api: Api) -> None:
     first, second = api.post("charges", SAID), api.post("charges", SAID)
-    keys = {answer.headers["idempotency-key"] for answer in (first, second)}
-    assert keys == {f"auto-{answer.headers['request-id']}" for answer in (first, second)}
+    keys = [answer.headers["idempotency-key"] for answer in (first, second)]
+    assert all(ids.is_own_key(key) for key in keys)
+    assert keys[0] != keys[1]
     assert first.json()["id"] != second.json()["id"]
+
+
+def test_e45_after_a_loss_only_who_may_be_repeating_something_is_refused(tmp_path: Path) -> None:
+    """Whoever sends no key repeats none that was lost."""
+    with serving(tmp_path) as api:
+        lost = datetime.fromtimestamp(clock.wall() - 3600, UTC).isoformat()
+        assert oncekey(["amnesia", api.settings.database, "--until", lost]) == 0
+        for path, said in (("charges", SAID), ("customers", {"name": "Ada"})):
+            assert (
+                api.post(path, said, f"order-{path}").json()["error"]["code"] == "outcome_unknown"
+            )
+            assert api.post(path, said, uuid7(clock.wall() - 7200, bytes(10))).status_code == 409
+            assert api.post(path, said, uuid7(clock.wall(), bytes(10))).status_code == 200
+            assert api.post(path, said).status_code == 200
+            assert api.count(path) == 2
 
 
 @pytest.mark.parametrize("path", ["/", "/nowhere", "/v10"])

@@ -1,6 +1,8 @@
 import re
 
-from payments import ids
+from oncekey.client.keys import uuid7
+from oncekey.core.made_at import made_at
+from payments import clock, ids
 
 
 def test_ids_sort_as_they_were_made_and_never_repeat() -> None:
@@ -9,3 +11,15 @@ def test_ids_sort_as_they_were_made_and_never_repeat() -> None:
     assert all(re.fullmatch(r"ch_[0-9A-Za-z]{24}", each) for each in made)
     times = [each[3:12] for each in made]
     assert times == sorted(times)
+
+
+def test_a_key_of_our_own_tells_when_it_was_made_and_that_it_is_ours() -> None:
+    before = clock.wall()
+    made = [ids.own_key() for _ in range(2000)]
+    assert len(set(made)) == len(made)
+    assert all(ids.is_own_key(key) for key in made)
+    told = made_at(made[0])
+    assert told is not None
+    assert before - 0.001 <= told <= clock.wall()
+    others = ("order-17", "auto-1", uuid7(before, bytes(10)), made[0] + "x", made[0].upper())
+    assert not any(ids.is_own_key(key) for key in others)
