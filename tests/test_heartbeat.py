@@ -295,6 +295,26 @@ def test_who_listens_while_the_loss_is_signalled_is_told_once() -> None:
     assert told == [True]
 
 
+def test_of_two_threads_that_signal_a_loss_one_tells_of_it() -> None:
+    told: list[bool] = []
+
+    class Raced(Attempt):
+        @property
+        def finished(self) -> bool:
+            if not told:
+                told.append(False)  # meanwhile, in another thread
+                told[0] = super().mark_lost()
+            return False
+
+        @finished.setter
+        def finished(self, _: bool) -> None: ...
+
+    of = World().attempt
+    times = {"age_s": 0.0, "claimed_at": 0.0}
+    raced = Raced(of._claim, of.policy, fence=1, attempt=1, lapses=0, **times)
+    assert [raced.mark_lost(), *told] == [False, True]
+
+
 def test_a_hook_that_would_end_the_process_does_not_end_the_heartbeat(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

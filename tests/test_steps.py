@@ -431,3 +431,14 @@ async def test_both_ways_to_ask_keep_the_same() -> None:
     assert await world.attempt().step("s", json.dumps, [1]) == "[1]"
     found = await arun(world.guard.steps(world.attempt()), in_thread(world.ask))
     assert [(step.name, step.result) for step in found] == [("s", b'"[1]"')]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_blocking_step_is_given_no_coroutine() -> None:
+    async def charge() -> None:
+        pytest.fail("nobody awaits it")
+
+    attempt = World().attempt()
+    with pytest.raises(Misuse, match="a coroutine, which did not run: use the awaited form"):
+        _ = attempt.step_sync("charge", charge)
+    assert attempt.step_sync("charge", lambda: "ch_1") == "ch_1"  # it is not under way

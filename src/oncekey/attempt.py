@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from oncekey.core.answer import Headers, answer_of
@@ -16,8 +17,9 @@ from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Refused, Swap, Verb
+from oncekey.core.verbs import Refused, Swap
 from oncekey.errors import LeaseLost, Misuse
+from oncekey.handed import Handed, not_awaitable
 from oncekey.ports import Ports
 from oncekey.steps import Kept, Steps, child_key
 from oncekey.stores import join
@@ -37,6 +39,7 @@ class Attempt:
         "_listeners",
         "_resource_id",
         "_steps",
+        "_untold",
         "age_s",
         "asks",
         "attempt",
@@ -46,6 +49,7 @@ class Attempt:
         "dropped",
         "fence",
         "finished",
+        "handed",
         "held",
         "lapses",
         "lease_until",
@@ -89,7 +93,10 @@ class Attempt:
         """True once this attempt does not own its record any more, or cannot know: stop before the
         next effect.
         """
+        self._untold = True
         self.finished = False
+        self.handed = Handed()
+        """What the handler was given to await."""
         self.dropped = False
         """The heartbeat has let go of it: whatever is under way, it is not renewed any more."""
         self.verdict: Verdict | None = None
@@ -167,7 +174,7 @@ class Attempt:
     # ---------------------------------------------------------------------------------- steps
 
     @overload
-    async def step(
+    def step(
         self,
         name: str,
         function: Callable[..., Awaitable[T]],
@@ -175,9 +182,9 @@ class Attempt:
         at_most_once: bool = False,
         within: Any = None,
         **kwargs: Any,
-    ) -> T: ...
+    ) -> Coroutine[Any, Any, T]: ...
     @overload
-    async def step(
+    def step(
         self,
         name: str,
         function: Callable[..., T],
@@ -185,8 +192,8 @@ class Attempt:
         at_most_once: bool = False,
         within: Any = None,
         **kwargs: Any,
-    ) -> T: ...
-    async def step(
+    ) -> Coroutine[Any, Any, T]: ...
+    def step(
         self,
         name: str,
         function: Callable[..., Any],
@@ -194,7 +201,7 @@ class Attempt:
         at_most_once: bool = False,
         within: Any = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Coroutine[Any, Any, Any]:
         """Call `function(*args, **kwargs)` once, and keep its result for later attempts.
 
         The result is what JSON gives back: of a tuple, a list. `at_most_once` never repeats a step
@@ -203,9 +210,21 @@ class Attempt:
         kept in the same transaction, which is yours to commit before the next step, or to roll back
         if this one fails. It is one or the other: what commits with its record is never in doubt.
         """
+        work = partial(function, *args, **kwargs)
+        step = self._step(name, work, (args, kwargs), within, at_most_once=at_most_once)
+        return self.handed.out(f"the step {name!r}", step)
+
+    async def _step(
+        self,
+        name: str,
+        work: Callable[[], Any],
+        arguments: tuple[Any, ...],
+        within: Any,
+        *,
+        at_most_once: bool,
+    ) -> Any:
         ports, steps = self._reach(), self.steps
-        arguments = (args, kwargs)
-        if asks := self._asks_within(ports, name, within, at_most_once=at_most_once):
+        if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
             steps.read(*await join.aperform(ports.store, within, asks))
         begun = await ports.drive(
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
@@ -213,7 +232,7 @@ class Attempt:
         if isinstance(begun, Kept):
             return begun.result
         with steps.running(begun, undone=within is not None):
-            result = function(*args, **kwargs)
+            result = work()
             if inspect.isawaitable(result):
                 result = await result
         if within is None:
@@ -239,17 +258,16 @@ class Attempt:
     ) -> T:
         """`step` for handlers that block."""
         ports, steps = self._reach(), self.steps
-        arguments = (args, kwargs)
-        if asks := self._asks_within(ports, name, within, at_most_once=at_most_once):
+        if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
             steps.read(*join.perform(ports.store, within, asks))
         begun = ports.drive_sync(
-            steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
+            steps.begin(ports.guard, name, (args, kwargs), at_most_once=at_most_once)
         )
         if isinstance(begun, Kept):
             kept: T = begun.result
             return kept
         with steps.running(begun, undone=within is not None):
-            result = function(*args, **kwargs)
+            result = not_awaitable(function(*args, **kwargs))
         if within is None:
             kept = ports.drive_sync(steps.end(ports.guard, begun, result))
             return kept
@@ -259,18 +277,6 @@ class Attempt:
             raise steps.refused(ports.guard, name)
         kept = steps.ended(verb.step.result)
         return kept
-
-    def _asks_within(
-        self, ports: Ports, name: str, within: Any, *, at_most_once: bool
-    ) -> list[Verb]:
-        """What must be asked in the transaction of a step. Where a store need not wait for that, it
-        is better asked beside it: the transaction may have begun before this attempt, and under
-        REPEATABLE READ would not show what the one before it left.
-        """
-        if within is None:
-            return []
-        asks = self.steps.asks_within(name, at_most_once=at_most_once)
-        return asks if join.has_one_writer(ports.store) else []
 
     @property
     def steps(self) -> Steps:
@@ -288,13 +294,9 @@ class Attempt:
 
     # ------------------------------------------------------------------ the caller's transaction
 
-    async def complete_in(
-        self,
-        transaction: Any,
-        status: int,
-        body: Any = b"",
-        headers: Headers = (),
-    ) -> Answer:
+    def complete_in(
+        self, transaction: Any, status: int, body: Any = b"", headers: Headers = ()
+    ) -> Coroutine[Any, Any, Answer]:
         """Record the answer in a transaction of yours: it counts if and only if you commit.
 
         With records in DynamoDB `transaction` is a list of your own writes, as
@@ -304,16 +306,16 @@ class Attempt:
         can take the record over, and the heartbeat does not renew it any more. Raises `LeaseLost`
         if the record is not this attempt's any more: then roll back.
         """
+        work = self._join(transaction, status, body, headers)
+        return self.handed.out("complete_in(…)", work)
+
+    async def _join(self, transaction: Any, status: int, body: Any, headers: Headers) -> Answer:
         ports, answer, completion = self._completing(status, body, headers)
         [outcome] = await join.aperform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
 
     def complete_in_sync(
-        self,
-        transaction: Any,
-        status: int,
-        body: Any = b"",
-        headers: Headers = (),
+        self, transaction: Any, status: int, body: Any = b"", headers: Headers = ()
     ) -> Answer:
         """`complete_in` for handlers that block."""
         ports, answer, completion = self._completing(status, body, headers)
@@ -369,6 +371,10 @@ class Attempt:
         has ended.
         """
         if self.lost or self.finished:
+            return False
+        try:
+            del self._untold  # which only one can: two threads may be here
+        except AttributeError:
             return False
         self.lost = True
         self._tell_listeners()

@@ -107,7 +107,8 @@ class Holding(Asking):
         """The end of a handler that has answered: record, release, or admit that nobody knows.
 
         `answer` is what to keep, None where nothing is. Where the handler recorded an answer in a
-        transaction of its own, what counts is whether that was committed.
+        transaction of its own, what counts is whether that was committed. Raises `Misuse`, which is
+        a failure of the handler's, where it did not await what it was given to await.
         """
         if attempt.asks:  # it did not come to run: given back, it would run unasked
             attempt.finished = True
@@ -119,6 +120,7 @@ class Holding(Asking):
         if attempt.doubted:
             return (yield from self.give_up(attempt, call))
         if verdict is Verdict.KEEP and answer is not None:
+            attempt.handed.check(attempt.operation)
             if attempt.attempt > 1 and attempt.steps.left_over:
                 _tell_left_over(attempt)
             return (yield from self.finish(attempt, answer, call))

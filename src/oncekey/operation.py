@@ -49,6 +49,7 @@ from oncekey.errors import (
     Unknown,
 )
 from oncekey.guard import Guard
+from oncekey.handed import not_awaitable
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.runtime import Runtime
@@ -207,7 +208,7 @@ class Operation:
                     runtime.background.forget_sync(lost_claim)
                 return Declined(problem, sent=lost_claim is not None)
             case Bypass():
-                return self._unprotected(_not_awaitable(work()))
+                return self._unprotected(not_awaitable(work()))
 
     async def _execute(self, attempt: Attempt, call: Call, work: Callable[[], Any]) -> Outcome:
         runtime = self.runtime
@@ -245,7 +246,7 @@ class Operation:
                     settled = runtime.drive_sync(runtime.guard.learned(attempt, learned, call))
                     if settled is not None:
                         return _outcome(settled, learned)
-                result = _not_awaitable(work())
+                result = not_awaitable(work())
             probe("after_handler")
             return runtime.drive_sync(self._end(attempt, call, result))
         except BaseException as error:
@@ -286,7 +287,7 @@ class Operation:
         if not isinstance(decision, Execute):
             return _outcome(decision, None)
         with attempts.within(decision.attempt):
-            result = _not_awaitable(work())
+            result = not_awaitable(work())
         answer = self._answer_in(decision.attempt, result)
         ended = unit.drive_sync(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
         return _committable(ended, answer)
@@ -426,11 +427,3 @@ def _result(answer: object) -> Any:
 
 async def _awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
-
-
-def _not_awaitable(result: Any) -> Any:
-    if not inspect.isawaitable(result):
-        return result
-    if inspect.iscoroutine(result):
-        result.close()
-    raise Misuse("what was called gave a coroutine, which did not run: use the awaited form of it")

@@ -30,10 +30,12 @@ from oncekey.core.verbs import AppendStep, Done, Refused, Verb
 from oncekey.core.verbs import Steps as Read
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
 from oncekey.probes import probe
+from oncekey.stores import join
 
 if TYPE_CHECKING:
     from oncekey.attempt import Attempt
     from oncekey.guard import Guard
+    from oncekey.stores.base import Store
 
 STEPS_MAX = 1_000
 STEP_BYTES_MAX = 1_048_576
@@ -132,11 +134,19 @@ class Steps:
         """Steps of earlier attempts that this one has not come to."""
         return [step.name for step in (self._known or ())[len(self._taken) :]]
 
-    def asks_within(self, name: str, *, at_most_once: bool) -> list[Verb]:
-        """What is to be asked before a step that is kept in a transaction of the caller's: what
-        earlier attempts left, unless that is known. Where there is one writer at a time it must be
-        asked in that transaction: the store's own connection may be waiting for its end.
+    def asks_within(
+        self, store: Store, name: str, within: Any, *, at_most_once: bool
+    ) -> list[Verb]:
+        """What must be asked in the transaction of a step, where it has one: what earlier attempts
+        left, unless that is known.
+
+        Only where there is one writer at a time: the store's own connection may be waiting for the
+        end of that transaction. Elsewhere it is better asked beside it: the transaction may have
+        begun before this attempt, and under REPEATABLE READ would not show what the one before it
+        left.
         """
+        if within is None:
+            return []
         if at_most_once:
             raise Misuse(
                 f"the step {name!r} is at_most_once and within a transaction: its rows and its "
@@ -144,7 +154,7 @@ class Steps:
                 "about. What it does outside of the transaction is a step of its own"
             )
         known = self._known is not None or self._attempt.attempt == 1
-        return [] if known else [Read(self._attempt.held.id)]
+        return [] if known or not join.has_one_writer(store) else [Read(self._attempt.held.id)]
 
     def read(self, found: list[Step]) -> None:
         """What earlier attempts left."""

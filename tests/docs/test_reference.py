@@ -123,8 +123,8 @@ def test_every_option_of_a_store_is_documented(name: str) -> None:
 
 ATTEMPT = {name for name in dir(Attempt) if not name.startswith("_")}
 FOR_THE_ENGINE = {
-    *("asks", "claimed_at", "doubted", "dropped", "finished", "held", "lease_until", "mark_lost"),
-    *("policy", "ports", "recorded", "steps", "verdict"),
+    *("asks", "claimed_at", "doubted", "dropped", "finished", "handed", "held", "lease_until"),
+    *("mark_lost", "policy", "ports", "recorded", "steps", "verdict"),
 }
 AS_IN_THE_POLICY = {"lease_s", "retention_s"}
 

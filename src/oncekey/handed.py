@@ -1,0 +1,57 @@
+"""Handed: what an attempt gave its handler to await.
+
+A coroutine that nobody awaits does nothing, and Python only warns of that, later: the step would
+not run, and its request be answered as if it had.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from oncekey.errors import Misuse
+
+T = TypeVar("T")
+
+
+def not_awaitable(result: T) -> T:
+    """What a function gave that was called where nobody awaits. Raises `Misuse` for a coroutine."""
+    if not inspect.isawaitable(result):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise Misuse("what was called gave a coroutine, which did not run: use the awaited form of it")
+
+
+class Handed:
+    """Coroutines, each with what it is; those that have begun are let go."""
+
+    __slots__ = ("_handed",)
+
+    def __init__(self) -> None:
+        self._handed: list[tuple[str, Coroutine[Any, Any, Any]]] = []
+
+    def __len__(self) -> int:
+        return len(self._handed)
+
+    def out(self, what: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """The same, to be awaited."""
+        self._handed = [*self._waiting(), (what, work)]
+        return work
+
+    def check(self, operation: str) -> None:
+        """Raise `Misuse` for what has not begun: whoever was to await it has ended."""
+        if waiting := self._waiting():
+            for _, work in waiting:
+                work.close()
+            what = ", ".join(what for what, _ in waiting)
+            raise Misuse(
+                f"{what} of {operation} was not awaited, and did not run: write await before it, "
+                "or in a handler that blocks step_sync(…) and complete_in_sync(…)"
+            )
+
+    def _waiting(self) -> list[tuple[str, Coroutine[Any, Any, Any]]]:
+        """One that was called off before it began is over too: that was meant."""
+        created = inspect.CORO_CREATED
+        return [each for each in self._handed if inspect.getcoroutinestate(each[1]) == created]
