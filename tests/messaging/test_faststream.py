@@ -10,14 +10,19 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faststream.rabbit import RabbitBroker
+from faststream.redis import RedisBroker
+from nats.errors import ConnectionClosedError
+from redis import Redis
 
 import oncekey
 from oncekey.errors import Misuse
+from oncekey.messaging.draining import Limits
 from oncekey.messaging.faststream import PAUSE_S_MAX, publish_to
 from oncekey.messaging.inbox import Inbox
 from oncekey.messaging.message import Message
@@ -28,7 +33,7 @@ from oncekey.testing.crash import VARIABLE
 from tests.messaging.faststream_app import LEASE_S
 from tests.messaging.faststream_bench import Bench, bench, rabbit, until
 from tests.messaging.lines import LINES, NACK, message
-from tests.servers import start_nats
+from tests.servers import Server, start_kafka, start_nats, start_rabbitmq, start_redis
 from tests.stores import elapse
 
 __all__ = ["bench", "rabbit"]
@@ -227,6 +232,57 @@ async def test_from_the_outbox_to_the_inbox_each_effect_once(bench: Bench) -> No
         assert (await Publisher(outbox, twice).drain()).published == 5
         await bench.records(5)
     assert sorted(ran) == ["0", "1", "2", "3", "4"]
+
+
+AWAY: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "rabbitmq": (start_rabbitmq, {}),
+    "nats": (start_nats, {"allow_reconnect": False}),
+    "kafka": (start_kafka, {"request_timeout_ms": 300}),
+    "redis": (start_redis, {}),
+}
+"""How each is started, and what makes its client tell early that it is away."""
+
+
+@pytest.mark.parametrize("name", AWAY)
+async def test_while_the_broker_is_away_nothing_is_parked(name: str, tmp_path: Path) -> None:
+    """Each client has errors of its own for that, and few are `ConnectionError`s."""
+    start, settings = AWAY[name]
+    outbox = one_message(tmp_path / "shop.db")
+    with contextlib.closing(start()) as server:
+        broker = LINES[name].broker(server.url, **settings)
+        await broker.connect()
+        if isinstance(server, Server):
+            server.kill()
+    publish = publish_to(broker, **LINES[name].options("orders"))
+    worker = Publisher(outbox, publish, limits=Limits(attempts_max=1))
+    for _ in range(3):
+        done = await worker.drain()
+        assert done.outage is not None
+    assert await outbox.parked() == []
+    with contextlib.suppress(ConnectionClosedError):
+        await broker.stop()
+
+
+async def test_a_broker_that_is_full_parks_nothing(tmp_path: Path) -> None:
+    outbox = one_message(tmp_path / "shop.db")
+    limits = Limits(attempts_max=1)
+    with start_redis() as server, Redis.from_url(server.url) as operator:
+        async with RedisBroker(server.url) as broker:
+            worker = Publisher(outbox, publish_to(broker), limits=limits)
+            operator.config_set("maxmemory", 1)
+            full = await worker.drain()
+            operator.config_set("maxmemory", 0)
+            assert (await worker.drain()).published == 1
+    assert full.outage is not None
+    assert full.parked == 0
+
+
+def one_message(file: Path) -> Outbox:
+    outbox = Outbox(f"sqlite:///{file}")
+    outbox.migrate_sync()
+    with contextlib.closing(sqlite3.connect(file)) as db, db:
+        outbox.put_sync(db, "orders", b"1")
+    return outbox
 
 
 async def test_what_no_queue_takes_is_not_taken_for_published(rabbit: Bench) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from faststream import AckPolicy, BaseMiddleware, Response
@@ -266,20 +267,38 @@ def _headers(message: Message) -> dict[str, str]:
     return {**message.headers, "message_id": message.id}
 
 
+@contextmanager
+def _outage(raised: tuple[type[Exception], ...]) -> Iterator[None]:
+    """What a client raises while its broker is away, or takes nothing from anybody, is told as a
+    `Publisher` knows it: taken for a message's own fault, it would have it parked.
+    """
+    try:
+        yield
+    except raised as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def _named(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Exceptions of a broker's client: it is imported where there is such a broker."""
+    return tuple(getattr(sys.modules[module], name) for name in names)
+
+
 def _to_rabbit(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
     where = "routing_key" if "exchange" in options else "queue"
+    away = _named("aiormq.exceptions", "ChannelInvalidStateError")  # until it is connected again
 
     async def publish(message: Message) -> None:
-        confirmed = await broker.publish(
-            message.payload,
-            headers=dict(message.headers),
-            message_id=message.id,
-            correlation_id=message.id,
-            content_type=message.headers.get("content-type"),
-            persist=True,
-            **{where: message.topic},
-            **options,
-        )
+        with _outage(away):
+            confirmed = await broker.publish(
+                message.payload,
+                headers=dict(message.headers),
+                message_id=message.id,
+                correlation_id=message.id,
+                content_type=message.headers.get("content-type"),
+                persist=True,
+                **{where: message.topic},
+                **options,
+            )
         if type(confirmed).__name__ != "Ack":
             raise LookupError(f"no queue takes what is published to {message.topic!r}")
 
@@ -292,42 +311,54 @@ def _to_nats(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaita
             "publish_to(NatsBroker(…), stream='shop'): without a stream NATS does not say whether "
             "it has a message, and may lose it"
         )
+    away = _named("nats.errors", "ConnectionClosedError", "OutboundBufferLimitError")
+    away += _named("nats.js.errors", "ServiceUnavailableError")  # also where a stream is full
 
     async def publish(message: Message) -> None:
         headers = {**_headers(message), "Nats-Msg-Id": message.id}
-        await broker.publish(
-            message.payload,
-            message.topic,
-            headers=headers,
-            correlation_id=message.id,
-            **options,
-        )
+        with _outage(away):
+            await broker.publish(
+                message.payload,
+                message.topic,
+                headers=headers,
+                correlation_id=message.id,
+                **options,
+            )
 
     return publish
 
 
 def _to_kafka(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
+    errors = vars(sys.modules["aiokafka.errors"])
+    passing = [name for name, kind in errors.items() if getattr(kind, "retriable", False)]
+    away = _named("aiokafka.errors", "KafkaTimeoutError", *passing)
+
     async def publish(message: Message) -> None:
-        await broker.publish(
-            message.payload,
-            message.topic,
-            key=None if message.key is None else message.key.encode(),
-            headers=_headers(message),
-            correlation_id=message.id,
-            **options,
-        )
+        with _outage(away):
+            await broker.publish(
+                message.payload,
+                message.topic,
+                key=None if message.key is None else message.key.encode(),
+                headers=_headers(message),
+                correlation_id=message.id,
+                **options,
+            )
 
     return publish
 
 
 def _to_redis(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
+    broken, refusing = ("ConnectionError", "TimeoutError"), ("ReadOnlyError", "OutOfMemoryError")
+    away = _named("redis.exceptions", *broken, *refusing)
+
     async def publish(message: Message) -> None:
-        await broker.publish(
-            message.payload,
-            stream=message.topic,
-            headers=_headers(message),
-            correlation_id=message.id,
-            **options,
-        )
+        with _outage(away):
+            await broker.publish(
+                message.payload,
+                stream=message.topic,
+                headers=_headers(message),
+                correlation_id=message.id,
+                **options,
+            )
 
     return publish
