@@ -35,6 +35,15 @@ def test_p3_a_retry_gets_the_same_answer(world: World) -> None:
     assert (first.replayed, again.replayed, world.runs) == (False, True, 1)
 
 
+def test_p3_what_was_replayed_a_moment_ago_is_replayed_again(world: World) -> None:
+    world.handler = world.counting
+    first, *again = [ask_wsgi(world.app, "k1") for _ in range(4)]
+    assert {(reply.status, reply.body, reply.replayed) for reply in again} == {
+        (first.status, first.body, True)
+    }
+    assert ask_wsgi(world.app, "k1", {"other": 1}).status == 422
+
+
 def test_p1_a_handler_is_renewed_while_it_runs() -> None:
     renewed = threading.Event()
 
@@ -216,6 +225,9 @@ def test_e66_status_query(routes: dict[str, Policy]) -> None:
     query = {"method": "GET", "path": "/idempotency", "query": "operation=POST%20/orders"}
     assert ask_wsgi(world.app, "k1", b"", **query).json()["state"] == "completed"
     assert ask_wsgi(world.app, "k2", b"", **query).kind == "key-not-found"
+    query["method"] = "OPTIONS"
+    assert ask_wsgi(world.app, "k1", b"", **query).status == 201  # the application's own
+    assert world.runs == 2
     world.app.close()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import oncekey
 from oncekey import Policy
 from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer, State
+from oncekey.stores.sqlite import SqliteStore
+from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import ask_wsgi
 from tests.web.wsgi_world import World, world
 
@@ -65,13 +69,16 @@ def test_under_block_a_handler_that_was_cut_off_is_not_run_again() -> None:
     world.app.close()
 
 
-def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
+@pytest.mark.parametrize("raised", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_exception_within_the_body_releases_and_closes(
+    world: World, raised: type[BaseException]
+) -> None:
     closed: list[bool] = []
 
     class Body:
         def __iter__(self) -> Iterator[bytes]:
             yield b"half"
-            raise ZeroDivisionError
+            raise raised
 
         def close(self) -> None:
             closed.append(True)
@@ -81,7 +88,7 @@ def test_an_exception_within_the_body_releases_and_closes(world: World) -> None:
         return Body()
 
     world.handler = handler
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(raised):
         ask_wsgi(world.app, "k1")
     assert closed == [True]
     assert world.states() == [State.RELEASED]
@@ -266,4 +273,61 @@ def test_p2_what_is_written_by_who_lost_its_record_is_not_sent(
     world.handler = handler
     reply = ask_wsgi(world.app, "k1")
     assert (reply.status, reply.body) == (409, b"what is recorded")
+    world.app.close()
+
+
+@pytest.mark.parametrize("then", ["answers", "streams", "raises"])
+def test_p3_what_was_recorded_with_the_rows_is_answered_whatever_follows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, then: str
+) -> None:
+    rows = sqlite3.connect(tmp_path / "shop.db")
+    rows.execute("CREATE TABLE orders (id TEXT)")
+
+    def order(environ: Any, start_response: Any) -> Iterable[bytes]:
+        with rows:
+            rows.execute("INSERT INTO orders VALUES ('o')")
+            oncekey.current().complete_in_sync(rows, 201, b"made")
+        if then == "raises":
+            raise ConnectionError("after the commit")
+        start_response("200 OK", [])
+        return [b"x" * 100, b"something else"] if then == "streams" else [b"something else"]
+
+    app = IdempotencyMiddleware(
+        order,
+        store=SqliteStore(tmp_path / "shop.db"),
+        tenant=oncekey.single_tenant,
+        policy=Policy(answer_bytes_max=50),
+    )
+    first, again = ask_wsgi(app, "k1"), ask_wsgi(app, "k1")
+    assert (first.status, first.body, first.replayed) == (201, b"made", False)
+    assert (again.status, again.body, again.replayed) == (201, b"made", True)
+    assert ("failed after its outcome was decided" in caplog.text) == (then == "raises")
+    assert rows.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    app.close()
+    rows.close()
+
+
+def test_an_answer_that_another_is_sent_for_is_closed() -> None:
+    """As every answer is: a framework ends its session there, say."""
+    world, closed = World(policy=Policy(lease_s=10)), list[int]()
+
+    class Body(list[bytes]):
+        def __init__(self, run: int) -> None:
+            super().__init__([b"run %d" % run])
+            self.run = run
+
+        def close(self) -> None:
+            closed.append(self.run)
+
+    def handler(environ: Any, start_response: Any) -> Any:
+        run = world.runs
+        if run == 1:
+            world.clock.advance(11)
+            assert ask_wsgi(world.app, "k1").body == b"run 2"
+        start_response("200 OK", [])
+        return Body(run)
+
+    world.handler = handler
+    assert ask_wsgi(world.app, "k1").body == b"run 2"
+    assert closed == [2, 1]
     world.app.close()
