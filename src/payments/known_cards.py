@@ -1,7 +1,8 @@
 """Known cards: a number that is none of the test cards is turned away before anything is written.
 
-oncekey keeps a request while it runs, so that it can be finished without its client. What nobody
-may write down must not get that far: the number of a real card, and the code beside it.
+oncekey keeps a request while it runs, so that it can be finished without its client, and its key
+for longer. What nobody may write down must not get that far: the number of a real card, and the
+code beside it. What people write for people, descriptions and metadata, is their own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from payments import cards
+from payments import card_number, cards
 from payments.errors import StripeError, invalid
 from payments.gate import App, Receive, Scope, Send, again, in_api, refuse
 from payments.reading import refuse_query, values
@@ -21,6 +22,13 @@ _SEPARATOR = re.compile(r"[\W_]")
 """However somebody types a number: with dots, or with the spaces of the page it was copied from."""
 _GIVEN_AS = frozenset({"card", "number", "payment_method", "source", "token"})
 """The names under which a card is given."""
+_TEXT = frozenset(
+    {
+        *("address", "billing_details", "description", "email", "name", "phone", "receipt_email"),
+        *("return_url", "statement_descriptor", "url"),
+    }
+)
+"""The names under which people write for people, unless it is on a card."""
 
 
 class KnownCards:
@@ -50,28 +58,52 @@ def _objection(scope: Scope, body: bytes) -> StripeError | None:
     """What is wrong with a request: there is more than a body, or that cannot be read, or holds the
     number of a card that is not known.
     """
+    if (elsewhere := _elsewhere(scope)) is not None:
+        return elsewhere
     content_type = next((said for name, said in scope["headers"] if name == b"content-type"), b"")
     try:
         refuse_query(scope["query_string"])
         said = values(content_type.decode("latin-1"), body) if _may_hold_one(body) else {}
     except StripeError as error:
         return error
-    for param, value in _given(said):
-        number = _SEPARATOR.sub("", value)
-        if number.isdecimal() and len(number) >= _DIGITS_MIN and number not in cards.NUMBERS:
-            return invalid(f"Invalid {param}: {cards.UNKNOWN}", param, "incorrect_number")
+    param = next(_cards(said), None)
+    if param is None:
+        return None
+    where = f"Invalid {param}: " if param else "The name of a parameter is the number of a card. "
+    return invalid(where + cards.UNKNOWN, param or None, "incorrect_number")
+
+
+def _elsewhere(scope: Scope) -> StripeError | None:
+    """Of a number that stands where nobody looks for one, and which would be kept with the rest."""
+    if card_number.is_in(scope["path"]):
+        return invalid("The URL holds the number of a card.", None, "incorrect_number")
+    keys = (said.decode("latin-1") for name, said in scope["headers"] if name == b"idempotency-key")
+    if any(map(card_number.is_in, keys)):
+        message = (
+            "The Idempotency-Key holds what looks like the number of a card. Keys are kept: make "
+            "them by chance, such as a UUID, not of what is paid or with what."
+        )
+        return invalid(message, None, "incorrect_number")
     return None
 
 
-def _given(said: Any, param: str = "", *, as_card: bool = False) -> Iterator[tuple[str, str]]:
-    """All that may be cards, with the parameters that say so: whatever stands under a name of one,
-    however deep, also in lists. Metadata is the client's own.
+def _cards(said: Any, param: str = "", *, as_card: bool = False) -> Iterator[str]:
+    """The parameters that hold numbers of cards, however deep, also in lists; where their names do,
+    those around them. What stands under a name of a card must not even look like one.
     """
     if not isinstance(said, dict | list):
-        if as_card:
-            yield param, str(said)
+        if card_number.is_in(str(said)) or (as_card and _looks_like_one(str(said))):
+            yield param
         return
     for name, value in said.items() if isinstance(said, dict) else enumerate(said):
-        if name != "metadata":
-            within = f"{param}[{name}]" if param else str(name)
-            yield from _given(value, within, as_card=as_card or name in _GIVEN_AS)
+        if name == "metadata" or (name in _TEXT and not as_card):
+            continue
+        if card_number.is_in(str(name)):
+            yield param
+        within = f"{param}[{name}]" if param else str(name)
+        yield from _cards(value, within, as_card=as_card or name in _GIVEN_AS)
+
+
+def _looks_like_one(text: str) -> bool:
+    number = _SEPARATOR.sub("", text)
+    return number.isdecimal() and len(number) >= _DIGITS_MIN and number not in cards.NUMBERS

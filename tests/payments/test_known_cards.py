@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from payments.card_number import is_in
 from tests.payments.api import Api
 
 PRICE = {"amount": 500, "currency": "usd"}
@@ -78,6 +79,39 @@ def test_p12_one_in_the_url_is_written_nowhere_either(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "said", "key", "param"),
+    [
+        ("charges/{}/capture", {}, None, None),
+        ("nowhere/cus_{}", {}, None, None),
+        ("charges", PRICE | {"{}": "1"}, None, None),
+        ("charges", PRICE | {"source[{}]": "1"}, None, "source"),
+        ("charges", PRICE | {"source[name]": "Ada {}"}, None, "source[name]"),
+        ("charges", PRICE | {"card_number": "{}"}, None, "card_number"),
+        ("charges", PRICE | {"customer": "{}"}, None, "customer"),
+        ("charges", PRICE | {"source": "tok_visa", "expand[]": "{}"}, None, "expand[0]"),
+        ("charges", PRICE | {"source": "tok_visa"}, "{}", None),
+        ("customers", {"name": "Ada"}, "{}-500-usd", None),
+        ("customers", {"name": "Ada"}, '"pay:{}"', None),
+    ],
+)
+def test_p12_nor_is_one_where_nobody_looks_for_it(
+    api: Api, path: str, said: dict[str, Any], key: str | None, param: str | None
+) -> None:
+    [number] = [
+        number
+        for digit in range(10)
+        if is_in(number := f"4{len(str(said)):03}{len(path):03}{len(key or ''):03}71881{digit}")
+    ]
+    said = {name.format(number): str(value).format(number) for name, value in said.items()}
+    refused = api.post(path.format(number), said, key and key.format(number))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (400, "incorrect_number")
+    assert error.get("param") == param
+    assert number not in refused.text
+    assert written(api, number) == []
+
+
+@pytest.mark.parametrize(
     "typed",
     ["4929.1234.5678.9013", "4929\u00a01234\u00a05678\u00a09013", "4929\u20111234 56789013\t"],
 )
@@ -89,9 +123,14 @@ def test_however_it_is_typed_or_copied_it_is_written_nowhere(api: Api, typed: st
 
 
 def test_other_long_numbers_are_no_cards(api: Api) -> None:
-    said = PRICE | {"source": "tok_visa", "description": "order 4929123456780000"}
-    made = api.made("charges", said | {"metadata[number]": "4929 1234 5678 0001"})
-    assert made["metadata"] == {"number": "4929 1234 5678 0001"}
+    said: dict[str, Any] = PRICE | {"source": "tok_visa"}
+    said |= {"description": "not by 4111111111111111"}
+    made = api.made("charges", said | {"metadata[number]": "4111 1111 1111 1111"})
+    assert made["metadata"] == {"number": "4111 1111 1111 1111"}
+    said = {"name": "4111111111111111", "phone": "4222222222222"}
+    assert api.made("customers", said | {"metadata[4111111111111111]": "x"})["name"] == said["name"]
+    too_much = api.post("charges", PRICE | {"amount": "1" * 16}).json()["error"]
+    assert (too_much["code"], too_much["param"]) == ("amount_too_large", "amount")
     typed = {"source[number]": "4242-4242-4242-4242", "source[exp_month]": 1}
     assert api.made("charges", PRICE | typed | {"source[exp_year]": 2034})["paid"]
 
