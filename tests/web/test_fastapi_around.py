@@ -11,6 +11,7 @@ import pytest
 from fastapi import APIRouter, BackgroundTasks, Depends, FastAPI, HTTPException
 from fastapi import Request as FastRequest
 from fastapi.routing import APIRoute
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 
@@ -282,6 +283,20 @@ async def test_an_application_none_of_whose_routes_is_guarded_is_told_so(late: b
         async with idempotency.lifespan(app):
             pass
     app.mount("/other", StaticFiles(directory="."))  # nobody can look into this one
+    with pytest.raises(Misuse, match="/orders neither"):
+        async with idempotency.lifespan(app):
+            pass
+
+
+async def test_what_is_guarded_where_nobody_can_look_is_taken_to_be_a_part_of_the_application() -> (
+    None
+):
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+    inner, app = FastAPI(), FastAPI()
+    inner.router.route_class = idempotency.route_class
+    inner.post("/orders")(lambda: None)
+    app.post("/searches")(lambda: None)
+    app.mount("/shop", GZipMiddleware(inner))
     async with idempotency.lifespan(app):
         pass
 
@@ -328,6 +343,7 @@ async def test_an_adapter_that_no_policy_asks_for_is_told() -> None:
         app = FastAPI()
         app.router.route_class = idempotency.route_class
         app.post("/orders")(lambda: None)
+        app.mount("/other", StaticFiles(directory="."))
         with pytest.raises(Misuse, match=r"is given, but no policy says Policy\(atomic=True\)"):
             async with idempotency.lifespan(app):
                 pass

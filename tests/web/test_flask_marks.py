@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from flask.views import MethodView
 from flask.views import View as FlaskView
 
 from oncekey import Misuse, Policy
+from oncekey.atomic import Sqlite
 from oncekey.web.flask import idempotent, not_idempotent
 from tests.web.flask_world import World, ordering
 
@@ -166,3 +168,36 @@ def test_a_view_may_be_routed_with_its_mark_and_without() -> None:
     assert [world.ask("k1", method="PUT").status for _ in range(2)] == [200, 200]
     assert [world.ask("k1", method="DELETE").status for _ in range(2)] == [200, 200]
     assert world.runs == 3
+
+
+@pytest.mark.parametrize("by", ["nothing", "a mark", "a method's mark", "a route"])
+def test_an_adapter_that_no_policy_asks_for_is_told_at_the_first_request(
+    tmp_path: Path, by: str
+) -> None:
+    """Its rows would be committed without the answer."""
+    routes = {"POST /orders": Policy(atomic=True)} if by == "a route" else {}
+    world = ordering(store=f"sqlite:///{tmp_path}/keys.db", atomic=Sqlite(), routes=routes)
+    world.app.testing = True
+    marked = idempotent(Policy(atomic=True))
+    if by == "a mark":
+        world.app.post("/marked")(marked(lambda: "done"))
+    elif by == "a method's mark":
+
+        class Orders(MethodView):
+            put = marked(lambda self: "done")
+
+        world.app.add_url_rule("/marked", view_func=Orders.as_view("orders"))
+    elif by == "nothing":
+        world.app.post("/marked")(idempotent(lambda: "done"))
+        with pytest.raises(Misuse, match=r"is given, but no policy says Policy\(atomic=True\)"):
+            world.ask(None)
+        return
+    assert world.ask(None).status == 201
+
+
+def test_a_mark_that_needs_an_adapter_is_told_at_the_first_request() -> None:
+    world = ordering()
+    world.app.testing = True
+    world.app.post("/marked")(idempotent(Policy(atomic=True))(lambda: "done"))
+    with pytest.raises(Misuse, match=r"Policy\(atomic=True\) of @idempotent"):
+        world.ask(None)

@@ -16,6 +16,7 @@ ADAPTERS = {
     "Django()",
     "sqlite": "Sqlite(), SQLAlchemy(engine) or Django()",
 }
+UNUSED = "atomic=… is given, but no policy says Policy(atomic=True)"
 LEASE_SHARE = 3
 """On SQLite others renew their leases only when no atomic handler runs: a few must fit into one."""
 
@@ -30,7 +31,7 @@ def check(
     routes = ", ".join(named(lambda policy: policy.atomic))
     if not routes:
         if adapter is not None:
-            raise Misuse("atomic=… is given, but no policy says Policy(atomic=True)")
+            raise Misuse(UNUSED)
         return
     fitting = ADAPTERS.get(store.name)
     if fitting is None:

@@ -27,6 +27,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 
 from oncekey.atomic import Adapter, check_blocking, check_loop
+from oncekey.atomic.check import UNUSED
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
@@ -104,6 +105,8 @@ class Idempotency:
         )
         self.edge = self.guard.edge
         self.marked = Marked(self.edge, policy, atomic)
+        self.made: list[IdempotentRoute] = []
+        """All routes of the class."""
         self.route_class: type[IdempotentRoute] = type(
             "IdempotentRoute", (IdempotentRoute,), {"idempotency": self}
         )
@@ -133,9 +136,9 @@ class Idempotency:
         routes = list(routes_of(app))
         ours = [each for each in routes if isinstance(each, self.route_class)]
         if any(hasattr(each, "app") and not hasattr(each, "endpoint") for each in routes):
-            return  # nobody can look into that one
+            ours = self.made  # nobody can look into that one: any of them may be there
         if ours and self.edge.adapter is not None and not any(each.is_atomic for each in ours):
-            raise Misuse("atomic=… is given, but no policy says Policy(atomic=True)")
+            raise Misuse(UNUSED)
         if any(each.is_judged for each in ours):
             return
         for route in routes:
@@ -188,6 +191,7 @@ class IdempotentRoute(APIRoute):
             check_blocking(self.idempotency.edge.adapter, endpoint.__name__)
         for policy in policies[:1]:
             self._describe(policy)
+        self.idempotency.made.append(self)
 
     @property
     def is_judged(self) -> bool:

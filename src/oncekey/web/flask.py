@@ -99,6 +99,7 @@ class Oncekey:
 
         @functools.cache
         def look_once() -> None:  # at the first request: until then there may be more routes
+            self.views.check(app.view_functions.values())
             tell_unfound(self.views.edge.routes, _finder(app))
 
         def dispatch_guarded() -> Any:

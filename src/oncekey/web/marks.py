@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from oncekey.atomic import Adapter, check
+from oncekey.atomic.check import UNUSED
 from oncekey.core.policy import INHERIT, Policy, as_policy
 from oncekey.core.value import value
 from oncekey.errors import Misuse
@@ -24,6 +26,7 @@ from oncekey.web.routes import as_policies
 F = TypeVar("F", bound=Callable[..., Any])
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_CHANGING = ("DELETE", "PATCH", "POST", "PUT")
 
 KNOWN_MAX = 10_000
 """Rules that are remembered: clients may invent methods, and each of them is asked for."""
@@ -133,7 +136,7 @@ class Marked:
     def __init__(self, edge: Edge, policy: Policy | None, atomic: Adapter | None) -> None:
         self._default = (policy or Policy()).over(edge.profile.policy)
         self._atomic = edge.adapter = atomic
-        self._store, self._runtime = edge.store, edge.runtime
+        self._store, self._runtime, self._routes = edge.store, edge.runtime, edge.routes
         self._known: dict[tuple[int, frozenset[str]], tuple[Mark, Policy | None]] = {}
 
     def policy(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
@@ -144,6 +147,18 @@ class Marked:
             if len(self._known) < KNOWN_MAX:
                 self._known[id(mark), methods] = found
         return found[1]
+
+    def check(self, views: Iterable[Any]) -> None:
+        """Raise `Misuse` for a mark on one of these views whose rules cannot be kept, and for an
+        adapter that neither they nor the routes ask for.
+        """
+        settled = list(self._routes.policies)
+        for view, method in itertools.product(views, _CHANGING):
+            mark = mark_on(view, method)
+            policy = mark and self.policy(mark, frozenset({method}))
+            settled += [policy] if policy else []
+        if self._atomic is not None and not any(policy.atomic for policy in settled):
+            raise Misuse(UNUSED)
 
     def _settled(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
         """Whoever marks an endpoint wants it guarded: all its methods that change something are,

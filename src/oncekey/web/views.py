@@ -106,6 +106,12 @@ class Views:
         named = _VARIABLE.sub(r"{\1}", template)
         return Route(f"{method} {request.root}{named}", policy)
 
+    def check(self, views: Iterable[Any]) -> None:
+        """Raise `Misuse` for marks on these views, which are all that there are, that cannot be
+        heeded; and where atomic mode was prepared that none of them asks for.
+        """
+        self._marked.check(views)
+
     def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""
         atexit.unregister(self.close)

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.core.management import call_command
+from django.http import HttpRequest, HttpResponse
 from django.test.utils import override_settings
+from django.urls import include, path
+from django.utils.decorators import method_decorator
+from django.views import View
 
-from oncekey import Misuse
+from oncekey import Misuse, Policy
+from oncekey.web.django import idempotent
 from oncekey.web.django.claim import views
 from oncekey.web.django.settings import check
-from tests.web.django.site import Site, told
+from tests.web.django.site import Site, database, told
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,42 @@ def test_policies_by_route_that_apply_to_nothing_are_told_by_the_check(wsgi: Sit
     [warning] = check()
     assert warning.id == "oncekey.W002"
     assert warning.msg.startswith("routes['POST /order/{number}']: the application has no such")
+
+
+@pytest.mark.parametrize("by", ["nothing", "a mark", "a class's mark", "the policy"])
+def test_a_database_for_atomic_mode_that_no_policy_asks_for_is_told(
+    wsgi: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    """Its rows would be committed without the answer."""
+    marked = idempotent(Policy(atomic=True))
+
+    class Orders(View):  # type: ignore[misc]
+        @method_decorator(marked if by == "a class's mark" else idempotent)  # type: ignore[untyped-decorator]
+        def put(self, request: HttpRequest) -> HttpResponse:
+            return told({})
+
+    def order(request: HttpRequest) -> HttpResponse:
+        return told({})
+
+    wsgi.route("", include([path("orders", Orders.as_view())]))
+    wsgi.route("order", marked(order) if by == "a mark" else order)
+    file = tmp_path / "keys.db"
+    with database(file) as alias:
+        wsgi.oncekey |= {"store": f"sqlite:///{file}", "atomic": alias}
+        if by == "the policy":
+            wsgi.oncekey["policy"] = {"atomic": True}
+        said = r"is given, but no policy says Policy(atomic=True)"
+        assert [said in message.msg for message in check()] == [True] * (by == "nothing")
+        for _ in range(2):
+            assert wsgi.ask(None, path="/order").status == 200
+        assert caplog.text.count(said) == (by == "nothing")
+
+
+def test_a_mark_that_needs_a_database_is_told_by_the_check(wsgi: Site) -> None:
+    wsgi.route("orders", idempotent(Policy(atomic=True))(lambda request: told({})))
+    [message] = check()
+    assert message.id == "oncekey.E003"
+    assert message.msg.startswith("Policy(atomic=True) of @idempotent")
 
 
 def test_the_application_brings_the_check_and_the_command(wsgi: Site, tmp_path: Path) -> None:

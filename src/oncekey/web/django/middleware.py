@@ -5,6 +5,7 @@ committed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from django.http.response import HttpResponseBase
 
 from oncekey.web.django.claim import State, claim, claim_sync, prepare, state_of, views
 from oncekey.web.django.responses import collect, collect_sync, first, response_of
+from oncekey.web.django.settings import tell_marks
 from oncekey.web.marks import check_kind, mark_on
 from oncekey.web.views import Visit
 
@@ -25,6 +27,8 @@ class IdempotencyMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         views()  # so that wrong settings are told now
+        # At the first request: by then the site's URLs can be imported.
+        self._look_once = functools.cache(lambda: tell_marks(views()))
         self.get_response = get_response
         self.process_view: Callable[..., Any] = self._claim_sync
         if iscoroutinefunction(get_response):
@@ -32,6 +36,7 @@ class IdempotencyMiddleware:
             self.process_view = self._claim
 
     def __call__(self, request: HttpRequest) -> Any:
+        self._look_once()
         if iscoroutinefunction(self):
             return self._answer(request)
         state = prepare(request, awaited=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
@@ -12,13 +12,14 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.http import HttpRequest
-from django.urls import Resolver404, resolve
+from django.urls import Resolver404, get_resolver, resolve
 from django.utils.module_loading import import_string
 
 from oncekey.atomic import Django
 from oncekey.core.policy import Policy
 from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
+from oncekey.web.edge import log
 from oncekey.web.request import Request
 from oncekey.web.routed import UNFOUND
 from oncekey.web.routes import Routes
@@ -177,7 +178,31 @@ def check(**_: Any) -> list[CheckMessage]:
         return [Error(str(error), id="oncekey.E001")]
     except ImportError as error:
         return [Error(f"settings.ONCEKEY needs a package: {error}", id="oncekey.E001")]
-    return _check_place() + _check_routes(made.edge.routes)
+    return _check_place() + _check_marks(made) + _check_routes(made.edge.routes)
+
+
+def tell_marks(made: Views) -> None:
+    """The same for a site that does not check: in the log, since a site may have other views, by
+    which some requests are served.
+    """
+    for told in _check_marks(made):
+        log.error("%s", told.msg)
+
+
+def _check_marks(made: Views) -> list[CheckMessage]:
+    try:
+        made.check(_views_of(get_resolver()))
+    except Misuse as error:
+        return [Error(str(error), id="oncekey.E003")]
+    return []
+
+
+def _views_of(urls: Any) -> Iterator[Any]:
+    for each in urls.url_patterns:
+        if hasattr(each, "url_patterns"):
+            yield from _views_of(each)
+        else:
+            yield each.callback
 
 
 def _check_routes(routes: Routes) -> list[CheckMessage]:
