@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import sqlite3
 import subprocess
@@ -13,16 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.cli.main import parser
 from oncekey.client import Journal
 from tests.cli.conftest import Oncekey, Seed
-
-ROOT = Path(__file__).parent.parent.parent
-COMMANDS = (
-    *("migrate", "sweep", "recover", "show", "list", "resolve", "count", "purge", "intents"),
-    *("secrets", "amnesia", "doctor", "plan"),
-)
-
 
 # ------------------------------------------------------------------------ which store
 
@@ -73,13 +64,6 @@ def test_p12_a_store_that_cannot_be_used_is_one_line_without_passwords(
     assert ran.err.startswith("oncekey: ")
     assert ran.err.count("\n") == 1
     assert "hunter2" not in ran.err
-
-
-def test_p12_a_url_too_many_is_told_without_its_password(oncekey: Oncekey, url: str) -> None:
-    ran = oncekey("count", url, "redis://:hunter2@127.0.0.1/0")
-
-    assert ran.code == 2
-    assert "unrecognized arguments: redis://:***@127.0.0.1/0" in ran.err
 
 
 def test_a_mistyped_path_is_told_and_not_created(oncekey: Oncekey, tmp_path: Path) -> None:
@@ -145,58 +129,6 @@ def test_a_folder_that_cannot_be_entered(
 # ------------------------------------------------------------------------ usage
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("polish",),
-        ("show",),
-        ("show", "--id", "abcd", "--key", "k"),
-        ("show", "--key", "k"),
-        ("show", "--id", "xyz"),
-        ("show", "--id", ""),
-        ("show", "--id", "abc"),
-        ("show", "--id", "a" * 65),
-        ("list", "--state", "sleeping"),
-        ("list", "--limit", "0"),
-        ("list", "--limit", "-1"),
-        ("list", "--limit", "many"),
-        ("list", "--after", "not hex"),
-        ("list", "--tenant", "\udcff"),
-        ("sweep", "--every-s", "0"),
-        ("sweep", "--every-s", "nan"),
-        ("purge",),
-        ("purge", "--tenant", "\udcff"),
-        ("amnesia", "--until", "0001-01-01T00:00:00+14:00"),
-        ("list", "--state", "unknown", "--unknown"),
-        ("recover",),
-        ("recover", "shop"),
-        ("recover", ".shop:app"),
-        ("recover", "no_such_module_here:app"),
-        ("recover", "tests.places:no_such_app"),
-        ("recover", "--concurrency", "0", "shop:app"),
-        ("resolve", "abcd"),
-        ("resolve", "abcd", "--as", "finished"),
-        ("resolve", "abcd", "--as", "released"),
-        ("resolve", "abcd", "--as", "released", "--reason", "r", "--status", "201"),
-        ("resolve", "abcd", "--as", "completed"),
-        ("resolve", "abcd", "--as", "completed", "--status", "99", "--body", ""),
-        ("resolve", "abcd", "--as", "completed", "--status", "200", "--body", "@/no/file"),
-        ("resolve", "a/b", "--as", "released", "--reason", "r"),
-    ],
-)
-def test_wrong_usage_is_2_and_said_on_stderr(
-    oncekey: Oncekey, seed: Seed, words: tuple[str, ...]
-) -> None:
-    seed.completed("order-17")  # without a store, everything is wrong
-
-    ran = oncekey(*words)
-
-    assert ran.code == 2
-    assert ran.out == ""
-    assert ran.err
-
-
 @pytest.mark.parametrize("fails", ["import no_such_package", "raise OSError('no settings')"])
 @pytest.mark.parametrize("words", [("recover",), ("intents", "intents.db", "--resume")])
 def test_an_application_that_cannot_be_imported_is_2_with_its_traceback(
@@ -217,37 +149,6 @@ def test_an_application_that_cannot_be_imported_is_2_with_its_traceback(
     assert (ran.code, ran.out) == (2, "")
     assert 'failing_shop.py", line 1' in ran.err
     assert "oncekey: failing_shop could not be imported: " in ran.err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_examples_that_parse(oncekey: Oncekey, command: str) -> None:
-    ran = oncekey(command, "--help")
-
-    assert ran.code == 0
-    examples = re.findall(rf"^  oncekey ({command}.*)$", ran.out, re.MULTILINE)
-    assert examples
-    for example in examples:
-        parser().parse_args([word.strip("'") for word in re.findall(r"'[^']*'|\S+", example)])
-
-
-def test_help_of_all(oncekey: Oncekey) -> None:
-    ran = oncekey("--help")
-
-    assert ran.code == 0
-    assert all(re.search(rf"^    {command} ", ran.out, re.MULTILINE) for command in COMMANDS)
-    assert "ONCEKEY_STORE" in ran.out
-
-
-def test_every_command_is_documented_with_an_example(oncekey: Oncekey) -> None:
-    text = (ROOT / "docs" / "cli.md").read_text()
-
-    sections = dict(re.findall(r"^## `oncekey (\w+)`$(.*?)(?=^## |\Z)", text, re.M | re.S))
-
-    assert set(sections) == set(COMMANDS)
-    for command, section in sections.items():
-        assert f"$ oncekey {command}" in section
-        options = set(re.findall(r"--[a-z-]+", oncekey(command, "--help").out)) - {"--help"}
-        assert options <= set(re.findall(r"--[a-z-]+", text)), f"{command}: {options}"
 
 
 # ------------------------------------------------------------------------ as a process

@@ -25,8 +25,6 @@ from oncekey.stores.base import Connection, Store
 from oncekey.stores.finding import Examinable, Examination, Finding, Level, accepting, advice
 from oncekey.stores.url import open_store, redact
 
-WHAT = "look at the store's settings, clock, privileges and backlog, and say what to do"
-EXAMPLES = "doctor postgresql://oncekey@db.internal/shop\ndoctor --json"
 UNSAFE = 1
 """The exit code when something would refuse the store at a start."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,11 @@ from oncekey.stores.url import Unsealed, open_store
 
 ENVIRONMENT = "ONCEKEY_STORE"
 SECRETS = "ONCEKEY_SECRETS"
+
+
+def url_of(args: argparse.Namespace) -> str:
+    """Which store a command was given; empty where it was given none, or needs none."""
+    return getattr(args, "url", None) or os.environ.get(ENVIRONMENT, "")
 
 
 def opened(url: str, *, may_create: bool) -> Store:

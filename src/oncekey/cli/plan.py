@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from oncekey.cli.costs import Cost, Costs, Measured, load
 from oncekey.cli.table import duration, print_json, table
 from oncekey.core.value import value
 
-WHAT = "size a store: records, disk, writes, CPUs, connections, parts"
-EXAMPLES = (
-    "plan --rps 10000 --retention 24h --answer-bytes 800\n"
-    "plan --rps 50 --retention 7d --answer-bytes 2000 --engine sqlite"
-)
 ENGINES = ("sqlite", "postgres", "mysql", "redis", "dynamodb")
 CONNECTIONS = {"postgres": 7, "mysql": 7, "redis": 7}
 """Each process has at most so many."""
@@ -32,8 +26,6 @@ DAY_S = 86_400.0
 DAYS_MAX = 100
 """So many parts are made at most (schema/postgres/partitioned.sql): what expires later has none."""
 LINE_CHARS_MAX = 110
-
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": DAY_S, "w": 7 * DAY_S}
 
 
 @value
@@ -255,63 +247,3 @@ _NOT_MEASURED = (
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, LINE_CHARS_MAX, subsequent_indent="  ", break_on_hyphens=False)
-
-
-# ------------------------------------------------------------------------------------------ options
-
-
-def options(added: argparse.ArgumentParser) -> None:
-    added.add_argument(
-        "--rps", metavar="N", type=_number(1e7), required=True, help="requests/s with new keys"
-    )
-    added.add_argument(
-        "--retention",
-        metavar="TIME",
-        type=_time,
-        default=DAY_S,
-        help="how long records are kept: 90s, 30m, 24h, 7d (default: 24h)",
-    )
-    added.add_argument(
-        "--answer-bytes",
-        metavar="N",
-        type=lambda text: round(_number(1e8, least=0)(text)),
-        default=800,
-        help="the length of an answer's body (default: 800)",
-    )
-    added.add_argument("--engine", choices=ENGINES, help="only this one")
-    added.add_argument(
-        "--node-gb",
-        metavar="N",
-        type=_number(1e5),
-        default=NODE_GB,
-        help=f"memory of a Redis node (default: {NODE_GB:g} GB)",
-    )
-    added.add_argument(
-        "--process-rps",
-        metavar="N",
-        type=_number(1e6),
-        default=PROCESS_RPS,
-        help=f"requests/s that one of your processes serves (default: {PROCESS_RPS:g})",
-    )
-    added.set_defaults(run=plan)
-
-
-def _number(most: float, least: float = 1e-9) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            given = float(text.replace(",", "").replace("_", ""))
-        except ValueError:
-            given = math.nan
-        if not least <= given <= most:
-            lowest = "not below 0" if least == 0 else "more than 0"
-            raise argparse.ArgumentTypeError(f"must be a number, {lowest}, at most {most:,.0f}")
-        return given
-
-    return number
-
-
-def _time(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    if found is None or not 0 < (seconds := float(found[1]) * _UNITS_S[found[2]]) <= 3_660 * DAY_S:
-        raise argparse.ArgumentTypeError("write it as 90s, 30m, 24h or 7d, up to ten years")
-    return seconds

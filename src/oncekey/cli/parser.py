@@ -1,0 +1,417 @@
+"""The words of the command line: which commands there are, and what each of them takes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import TypeAlias
+
+from oncekey.cli import amnesia, operate, secrets, show, values
+from oncekey.cli import doctor as examining
+from oncekey.cli import intents as journals
+from oncekey.cli import plan as planning
+from oncekey.cli import recover as recovering
+from oncekey.cli import resolve as resolving
+from oncekey.cli.opening import ENVIRONMENT, SECRETS, must_open, opened, url_of
+from oncekey.core.policy import DEFAULTS
+from oncekey.core.record import State
+from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
+from oncekey.stores.base import Store
+from oncekey.stores.postgres_layout import LAYOUTS
+from oncekey.stores.url import redact
+from oncekey.sweeper import SWEEP_EVERY_S
+
+ROWS_MAX = 1_000_000
+LIST_ROWS = 50
+LIST_ROWS_MAX = 10_000
+CONCURRENCY_MAX = 1_000
+
+Command = Callable[[Store, argparse.Namespace], int]
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # has no public name
+
+_SEALED_TOO: tuple[Command, ...] = (operate.migrate, operate.sweep, show.count, secrets.secrets)
+"""What can be done without the secrets of a sealed store."""
+
+EXAMPLES = f"""\
+The store is named by its URL; without one, by the environment variable {ENVIRONMENT}, which keeps
+passwords out of the list of processes:
+
+  export {ENVIRONMENT}=postgresql://oncekey:secret@db.internal/shop
+  oncekey list --unknown
+
+Where records are sealed, {SECRETS} holds the application's secrets, or @FILE that does.
+
+`oncekey COMMAND --help` explains each. Exit codes: 0 done, 1 nothing found, 2 could not be done.
+"""
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What a command line says; ends the process where that makes no sense.
+
+    The URL may also stand last, behind options: argparse looks for it only beside RECORD.
+    """
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(args, "url", "") is None:
+        args.url = rest.pop()
+    if rest:
+        top.error(f"unrecognized arguments: {' '.join(map(redact, rest))}")
+    return args
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="oncekey",
+        description="Look at a store of idempotency keys and keep it in order.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"oncekey {version('oncekey')}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    for add in (
+        *(_migrate, _sweep, _recover, _show, _list, _resolve, _count, _purge, _intents),
+        *(_doctor, _plan, _secrets, _amnesia),
+    ):
+        add(commands)
+    return top
+
+
+def _command(
+    commands: Commands,
+    name: str,
+    run: Command,
+    what: str,
+    examples: str,
+    about: tuple[str, str] | None = None,
+) -> argparse.ArgumentParser:
+    """A command with what all that work on a store have: its URL, behind what else it is about."""
+    added = _bare(commands, name, what, examples)
+    if about is not None:
+        added.add_argument(about[0].lower(), metavar=about[0], help=about[1])
+    _store(added)
+    added.set_defaults(run=_on_store(run))
+    return added
+
+
+def _on_store(command: Command) -> Callable[[argparse.Namespace], int]:
+    """A command on the store that is named with it."""
+
+    def run(args: argparse.Namespace) -> int:
+        store = opened(url_of(args), may_create=command is operate.migrate)
+        if command not in _SEALED_TOO:
+            must_open(store)
+        return command(store, args)
+
+    return run
+
+
+def _bare(commands: Commands, name: str, what: str, examples: str) -> argparse.ArgumentParser:
+    """A command with what all have: help with examples, and --json."""
+    lines = "\n".join(f"  oncekey {line}" for line in examples.splitlines())
+    added = commands.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.",
+        epilog=f"examples:\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    added.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return added
+
+
+def _migrate(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "migrate",
+        operate.migrate,
+        "bring the store's tables up to date; safe to repeat, and while the application runs",
+        "migrate postgresql://oncekey@db.internal/shop\nmigrate sqlite:///keys.db\n"
+        "migrate --layout inline postgresql://oncekey@db.internal/shop",
+    )
+    added.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="where PostgreSQL keeps answers; those that are elsewhere are moved, in small batches",
+    )
+
+
+def _doctor(commands: Commands) -> None:
+    added = _bare(
+        commands,
+        "doctor",
+        "look at the store's settings, clock, privileges and backlog, and say what to do",
+        "doctor postgresql://oncekey@db.internal/shop\ndoctor --json",
+    )
+    _store(added)
+    added.set_defaults(run=lambda args: examining.doctor(url_of(args), args))
+
+
+def _plan(commands: Commands) -> None:
+    added = _bare(
+        commands,
+        "plan",
+        "size a store: records, disk, writes, CPUs, connections, parts",
+        "plan --rps 10000 --retention 24h --answer-bytes 800\n"
+        "plan --rps 50 --retention 7d --answer-bytes 2000 --engine sqlite",
+    )
+    added.add_argument(
+        "--rps",
+        metavar="N",
+        type=values.number(1e7),
+        required=True,
+        help="requests/s with new keys",
+    )
+    added.add_argument(
+        "--retention",
+        metavar="TIME",
+        type=values.time,
+        default=planning.DAY_S,
+        help="how long records are kept: 90s, 30m, 24h, 7d (default: 24h)",
+    )
+    added.add_argument(
+        "--answer-bytes",
+        metavar="N",
+        type=lambda text: round(values.number(1e8, least=0)(text)),
+        default=800,
+        help="the length of an answer's body (default: 800)",
+    )
+    added.add_argument("--engine", choices=planning.ENGINES, help="only this one")
+    added.add_argument(
+        "--node-gb",
+        metavar="N",
+        type=values.number(1e5),
+        default=planning.NODE_GB,
+        help=f"memory of a Redis node (default: {planning.NODE_GB:g} GB)",
+    )
+    added.add_argument(
+        "--process-rps",
+        metavar="N",
+        type=values.number(1e6),
+        default=planning.PROCESS_RPS,
+        help=f"requests/s that one of your processes serves (default: {planning.PROCESS_RPS:g})",
+    )
+    added.set_defaults(run=planning.plan)
+
+
+def _sweep(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "sweep",
+        operate.sweep,
+        "remove expired records, in small batches; what is live or unresolved stays",
+        "sweep sqlite:///keys.db\nsweep --limit 10000 redis://redis.internal/0\nsweep --watch",
+    )
+    _limit(added, ROWS_MAX, ROWS_MAX, "remove at most so many")
+    added.add_argument("--watch", action="store_true", help="go on until interrupted")
+    added.add_argument(
+        "--every-s",
+        metavar="S",
+        type=values.seconds(),
+        default=SWEEP_EVERY_S,
+        help="pause of --watch (default: 60 s)",
+    )
+
+
+def _recover(commands: Commands) -> None:
+    added = _bare(
+        commands,
+        "recover",
+        "finish what was abandoned when its process died and no client came back",
+        "recover shop.main:app\nrecover --once --json shop.main:app",
+    )
+    added.add_argument("app", metavar="MODULE:APP", help="the application, as for a server")
+    added.add_argument("--once", action="store_true", help="what is abandoned now, then end")
+    added.add_argument(
+        "--every-s",
+        metavar="S",
+        type=values.seconds(),
+        default=EVERY_S,
+        help="pause between two looks (default: 1 s)",
+    )
+    added.add_argument(
+        "--concurrency",
+        metavar="N",
+        type=values.rows(CONCURRENCY_MAX),
+        default=CONCURRENCY,
+        help=f"so many at a time (default: {CONCURRENCY})",
+    )
+    added.add_argument(
+        "--patience-s",
+        metavar="S",
+        type=values.seconds(),
+        default=PATIENCE_S,
+        help="how long what cannot be finished here is left to its client and to other processes "
+        f"before its outcome is declared unknown (default: {PATIENCE_S:g} s)",
+    )
+    added.set_defaults(run=recovering.recover)
+
+
+def _resolve(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "resolve",
+        resolving.resolve,
+        "end an unknown outcome, after you found out what happened",
+        "resolve 20b1115a58cb9487 --as completed --status 201 --body @answer.json\n"
+        "resolve 'acme/POST /charges/order-17' --as released --reason 'not at the provider'",
+        about=("RECORD", "the digits of its id, or TENANT/OPERATION/KEY"),
+    )
+    added.add_argument(
+        "--as",
+        dest="to",
+        choices=("completed", "released"),
+        required=True,
+        help="completed: retries get the answer that you give; released: the next retry runs it",
+    )
+    added.add_argument("--status", metavar="N", type=values.status, help="the answer's status")
+    added.add_argument("--body", metavar="TEXT", help="the answer's body, or @FILE that holds it")
+    added.add_argument(
+        "--header", metavar="LINE", action="append", default=[], help="'name: value'; repeatable"
+    )
+    added.add_argument("--reason", metavar="TEXT", default="", help="why, for the audit line")
+    added.add_argument("--by", metavar="WHO", help="who decided (default: the user)")
+    added.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _show(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "show",
+        show.show,
+        "show one record, and what the next request with its key gets",
+        "show --id 9f86d081884c7d65\n"
+        "show --tenant acme --operation 'POST /charges' --key order-17\n"
+        "show --tenant single --key order-17 --body",
+    )
+    which = added.add_mutually_exclusive_group(required=True)
+    which.add_argument("--id", metavar="HEX", help="the record's id, or its first digits")
+    which.add_argument("--key", help="the key that the client sent; needs --tenant")
+    added.add_argument("--tenant", help="whose key (`single` where the application has one tenant)")
+    added.add_argument("--operation", help="what for; leave it out where the scope is the tenant")
+    added.add_argument("--body", action="store_true", help="show the kept headers and body")
+    _show_keys(added)
+
+
+def _list(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "list",
+        show.list_,
+        "list records, without their content",
+        "list --unknown\nlist --tenant acme --limit 200\nlist --json sqlite:///keys.db",
+    )
+    which = added.add_mutually_exclusive_group()
+    which.add_argument("--state", choices=[str(state) for state in State])
+    which.add_argument(
+        "--unknown",
+        dest="state",
+        action="store_const",
+        const=str(State.UNKNOWN),
+        help="what an operator has to resolve: --state unknown",
+    )
+    added.add_argument("--tenant", type=values.text, help="only this tenant's records")
+    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
+    added.add_argument("--after", metavar="HEX", help="go on after this id")
+    _show_keys(added)
+
+
+def _count(commands: Commands) -> None:
+    _command(commands, "count", show.count, "count records by state", "count\ncount --json")
+
+
+def _purge(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "purge",
+        operate.purge,
+        "blank the keys and answers of a tenant, for good; ids stay, so that nothing runs twice",
+        "purge --tenant acme postgresql://oncekey@db.internal/shop",
+    )
+    added.add_argument("--tenant", required=True, type=values.text)
+    _limit(added, ROWS_MAX, ROWS_MAX, "blank at most so many")
+
+
+def _secrets(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "secrets",
+        secrets.secrets,
+        "show by their ids which secrets open a sealed store",
+        "secrets\nsecrets --forget 9f86d081",
+    )
+    added.add_argument(
+        "--forget", metavar="ID", help="this one, which is given to nobody, opens it no more"
+    )
+
+
+def _amnesia(commands: Commands) -> None:
+    added = _command(
+        commands,
+        "amnesia",
+        amnesia.amnesia,
+        "after the store lost records: do not run what may have run before, until it is looked at",
+        "amnesia --until 2026-01-31T12:00:00Z\namnesia\namnesia --lower",
+    )
+    added.add_argument(
+        "--until",
+        metavar="TIME",
+        type=amnesia.moment,
+        help="raise the guard: what was acknowledged before this time may be lost",
+    )
+    added.add_argument(
+        "--for-s",
+        metavar="S",
+        type=values.seconds(366 * 86_400),
+        default=DEFAULTS.retention_s,
+        help="for so long, as long as clients may retry (default: 86400 s)",
+    )
+    added.add_argument(
+        "--skew-s",
+        metavar="S",
+        type=values.seconds(86_400),
+        default=300.0,
+        help="how far ahead the clocks of clients may be that make time-ordered keys "
+        "(default: 300 s)",
+    )
+    added.add_argument("--lower", action="store_true", help="end it now")
+
+
+def _intents(commands: Commands) -> None:
+    added = _bare(
+        commands,
+        "intents",
+        "list what a client's journal holds that was begun and never settled",
+        "intents intents.db\nintents intents.db --resume shop.payments:pay_again\n"
+        "intents postgresql://shop@db.internal/shop --settle order-42/pay",
+    )
+    added.add_argument(
+        "journal",
+        metavar="JOURNAL",
+        help="the file that Journal(…) was given, or the URL of the database of a SqlJournal",
+    )
+    does = added.add_mutually_exclusive_group()
+    does.add_argument("--settle", metavar="NAME", help="end this one, after you found out")
+    does.add_argument(
+        "--resume",
+        metavar="MODULE:FUNCTION",
+        help="call it with each intent that may be sent again; those it returns from are settled",
+    )
+    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
+    _show_keys(added)
+    added.set_defaults(run=journals.intents)
+
+
+def _store(added: argparse.ArgumentParser) -> None:
+    added.add_argument("url", metavar="URL", nargs="?", help=f"the store; default: ${ENVIRONMENT}")
+
+
+def _limit(added: argparse.ArgumentParser, default: int, rows_max: int, says: str) -> None:
+    kind = values.rows(rows_max)
+    added.add_argument("--limit", metavar="N", type=kind, default=default, help=says)
+
+
+def _show_keys(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--show-keys", action="store_true", help="keys instead of their hashes")
