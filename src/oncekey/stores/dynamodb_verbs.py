@@ -86,17 +86,22 @@ class Verbs:
     def one(self, call: Call) -> Op[Item | Denied]:
         """The answer, or that a condition did not hold and what stands there."""
         [answer] = yield [call]
+        return self._expected(answer)
+
+    def carried_out(self, calls: Sequence[Call]) -> Op[int]:
+        """How many of the calls were carried out; a condition that does not hold is no error."""
+        answers = yield list(calls)
+        return sum(not isinstance(self._expected(answer), Denied) for answer in answers)
+
+    def _expected(self, answer: Item | Denied | StoreError) -> Item | Denied:
+        """Raise what an answer means, unless the call was carried out or its condition did not
+        hold.
+        """
         if isinstance(answer, StoreError):
             raise answer
-        if isinstance(answer, Denied):
-            self.unless_by_condition(answer)
-        found: Item | Denied = answer
-        return found
-
-    def unless_by_condition(self, denied: Denied) -> None:
-        """Raise what it means, unless it is that a condition did not hold."""
-        if not denied.by_condition:
-            raise self._judge(denied)
+        if isinstance(answer, Denied) and not answer.by_condition:
+            raise self._judge(answer)
+        return answer
 
     def together(self, members: Sequence[tuple[str, Item]], token: bytes) -> Op[Denied | None]:
         """Carry out writes in one transaction. Else which condition did not hold, as `reasons`.
@@ -179,9 +184,9 @@ class Verbs:
             }
             if claim.request is None:
                 answer = yield from self.one(self.call("put_item", **put))
-                found = answer.item if isinstance(answer, Denied) else None
                 if not isinstance(answer, Denied):
                     return Inserted(fence)
+                found = answer.item
             else:
                 members = [("Put", put), *self._request_puts(claim)]
                 denied = yield from self.together(members, claim.token)
@@ -238,11 +243,7 @@ class Verbs:
             )
             for piece in parts.body_items(verb.id, body, ttl_s)
         ]
-        for answer in (yield puts):
-            if isinstance(answer, StoreError):
-                raise answer
-            if isinstance(answer, Denied):
-                self.unless_by_condition(answer)
+        yield from self.carried_out(puts)
 
     def _carry_out(self, verb: Swap, update: Update, fence: int) -> Op[Done | Refused]:
         beside: list[tuple[str, Item]] = []

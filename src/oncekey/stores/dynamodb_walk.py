@@ -21,10 +21,9 @@ from oncekey.core.framing import as_bytes
 from oncekey.core.op import Op
 from oncekey.core.record import Record, State, Step
 from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
-from oncekey.errors import StoreError
 from oncekey.stores import dynamodb_items as items
 from oncekey.stores import dynamodb_parts as parts
-from oncekey.stores.dynamodb_calls import RECORD, Call, Denied, Item, Update, b, key, n, s
+from oncekey.stores.dynamodb_calls import RECORD, Call, Item, Update, b, key, n, s
 from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX, Verbs
 from oncekey.stores.finding import Sample
 from oncekey.stores.observed import Sighting
@@ -56,6 +55,9 @@ class Walker:
 
     def perform(self, verb: Any) -> Op[Any]:
         return _WALKS[type(verb)](self, verb)
+
+    def _now(self) -> int:
+        return self._verbs.dates.now()
 
     # ---------------------------------------------------------------------------- over the table
 
@@ -131,7 +133,8 @@ class Walker:
         if verb.abandoned:
             found = yield from self._open()
         else:
-            only, given = " AND (#state = :running OR #expires <= :now)", self._given()
+            only = " AND (#state = :running OR #expires <= :now)"
+            given = {":running": s(State.RUNNING), ":now": n(self._now())}
             found = yield from self._expected(verb, only, given)
         left = sorted((self._left_s(item), item["id"]["B"]) for item in found)
         return [record_id for left_s, record_id in left if left_s <= 0][: max(verb.limit, 0)]
@@ -140,10 +143,7 @@ class Walker:
         """Until somebody has to act; of what runs, as far as it was watched."""
         if "held" in item:
             return items.lease_left_s(item["id"]["B"], item, self._verbs.sightings)
-        return (items.number(item, "expires") - self._verbs.dates.now()) / items.MICROS
-
-    def _given(self) -> Item:
-        return {":running": s(State.RUNNING), ":now": n(self._verbs.dates.now())}
+        return (items.number(item, "expires") - self._now()) / items.MICROS
 
     def _open(self) -> Op[list[Item]]:
         """What runs and is not left to its client."""
@@ -167,16 +167,16 @@ class Walker:
 
     def _sweep(self, verb: Sweep) -> Op[int]:
         yield from self._tell_lapsed()
-        given = {":now": n(self._verbs.dates.now())}
-        expired = yield from self._expected(verb, " AND #expires <= :now", given)
+        given = {":now": n(self._now())}
+        found = yield from self._expected(verb, " AND #expires <= :now", given)
+        expired = found[: max(verb.limit, 0)]
         removed = 0
-        expired = expired[: max(verb.limit, 0)]
         for item in expired:
             if "kept" in item:
                 removed += yield from self._remove_whole(item)
         plain = [self._removal(item["id"]["B"]) for item in expired if "kept" not in item]
         for calls in batched(plain, TOGETHER_MAX):
-            removed += yield from self._carried_out(calls)
+            removed += yield from self._verbs.carried_out(calls)
         return removed
 
     def _tell_lapsed(self) -> Op[None]:
@@ -185,7 +185,7 @@ class Walker:
         """
         sightings = self._verbs.sightings
         for record_id, seen in sightings.untold(TOGETHER_MAX):
-            told = yield from self._carried_out([self._mark(record_id, seen)])
+            told = yield from self._verbs.carried_out([self._mark(record_id, seen)])
             sightings.tell(record_id, seen) if told else sightings.forget(record_id)
 
     def _mark(self, record_id: bytes, seen: Sighting) -> Call:
@@ -205,9 +205,6 @@ class Walker:
         update.only_if(f"{update.name('expires')} <= {update.given('now', n(self._now()))}")
         return {"Key": key(record_id), **update.condition()}
 
-    def _now(self) -> int:
-        return self._verbs.dates.now()
-
     def _remove_whole(self, item: Item) -> Op[int]:
         """Remove a record with its parts: as many in one transaction as it can hold."""
         record_id, token = item["id"]["B"], item["token"]["B"]
@@ -223,18 +220,6 @@ class Walker:
         for batch in batched(rest, TOGETHER_MAX):
             yield [self._verbs.call("delete_item", **each) for each in batch]
         return 1
-
-    def _carried_out(self, calls: list[Call]) -> Op[int]:
-        """How many of the calls were carried out; a condition that does not hold is no error."""
-        done = 0
-        for answer in (yield calls):
-            if isinstance(answer, StoreError):
-                raise answer
-            if isinstance(answer, Denied):
-                self._verbs.unless_by_condition(answer)
-            else:
-                done += 1
-        return done
 
     # ------------------------------------------------------------------------------------ purge
 
@@ -271,7 +256,7 @@ class Walker:
         update.remove("key", "headers", "body", "body_pieces", "body_digest")
         update.remove("resource", "digests", "owner")
         call = self._verbs.call("update_item", Key=key(record_id), **update.parameters())
-        blanked = yield from self._carried_out([call])
+        blanked = yield from self._verbs.carried_out([call])
         if blanked and "body_pieces" in item:
             names = parts.piece_parts(
                 parts.BODY, item["body_digest"]["B"], items.number(item, "body_pieces")
@@ -311,7 +296,7 @@ class Walker:
         ids = sorted(verb.replays.keys() | verb.conflicts.keys())
         calls = [self._counted(i, verb.replays.get(i, 0), verb.conflicts.get(i, 0)) for i in ids]
         for batch in batched(calls, TOGETHER_MAX):
-            yield from self._carried_out(batch)
+            yield from self._verbs.carried_out(batch)
 
     def _counted(self, record_id: bytes, replays: int, conflicts: int) -> Call:
         return self._verbs.call(
