@@ -23,15 +23,15 @@ import math
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from oncekey import guard
 from oncekey.client import intent as intents
-from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
+from oncekey.client.keys import uuid7
 from oncekey.client.retention import EVERYWHERE
 from oncekey.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
@@ -75,9 +75,7 @@ class Journal:
         path: str | os.PathLike[str],
         *,
         retention_s: float | None = None,
-        keys_as: str = "uuid7",
         clock: Clock | None = None,
-        token: Callable[[], bytes] = guard.random_token,
     ) -> None:
         """`retention_s`: how long servers remember keys, as far as they do not say so themselves;
         without it, what is known of the profile, and else 24 hours.
@@ -90,9 +88,7 @@ class Journal:
             )
         self.path = Path(path).absolute()
         self._retention_s = retention_s
-        self._make_key = keys.kind(keys_as)
         self._clock = clock or SystemClock()
-        self._token = token
         self._alone = threading.RLock()
         self._settled: dict[str, str] = {}
         """Names and keys of what is settled, but not written yet."""
@@ -218,7 +214,7 @@ class Journal:
         retention_s: float | None,
     ) -> Intent:
         wall = self._clock.wall()
-        fresh = name, self._make_key(wall, self._token()), wall, origin, note
+        fresh = name, uuid7(wall, guard.random_token()), wall, origin, note
         probe("before_intent")
         with _committing(db):
             self._remove_settled(db)

@@ -76,7 +76,6 @@ class Sender:
         hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
         chance: Callable[[], float] = guard.chance,
-        token: Callable[[], bytes] = guard.random_token,
     ) -> None:
         if not isinstance(retries, Retries | None):
             raise Misuse(
@@ -99,7 +98,6 @@ class Sender:
             raise Misuse(f"methods={chosen!r}: takes a list of names, such as ['POST']")
         self._methods = frozenset(method.upper() for method in chosen)
         self.header = _plain_header(self.profile)
-        self._token = token
         self._reuse = Reuse()
         self._hooks = Hooks(hooks)
         attempts = Attempts(
@@ -116,7 +114,7 @@ class Sender:
 
     def new_key(self) -> str:
         """A key that nobody has used."""
-        return self._make_key(self.clock.wall(), self._token())
+        return self._make_key(self.clock.wall(), guard.random_token())
 
     def concerns(self, method: str, mark: object) -> bool:
         """Whether a request is ours to change: the others are sent as they are."""

@@ -17,13 +17,12 @@ Whatever dies in between is found by `unsettled` when it is back, with its key.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 from oncekey import guard
 from oncekey.client import intent as intents
-from oncekey.client import keys
 from oncekey.client.intent import LIST_MAX, Intent
+from oncekey.client.keys import uuid7
 from oncekey.client.retention import EVERYWHERE
 from oncekey.client.sql import DIALECTS, Asker, asker
 from oncekey.clock import Clock, SystemClock
@@ -66,15 +65,11 @@ class SqlJournal:
         self,
         *,
         retention_s: float | None = None,
-        keys_as: str = "uuid7",
         clock: Clock | None = None,
-        token: Callable[[], bytes] = guard.random_token,
     ) -> None:
         intents.must_last(retention_s)
         self._retention_s = retention_s
-        self._make_key = keys.kind(keys_as)
         self._clock = clock or SystemClock()
-        self._token = token
 
     @staticmethod
     def schema(dialect: str) -> list[str]:
@@ -139,7 +134,7 @@ class SqlJournal:
         found = self._find(ask, name)
         if found is None:
             origin = intents.where(origin)
-            fresh = self._make_key(wall, self._token())
+            fresh = uuid7(wall, guard.random_token())
             probe("before_intent")
             _insert(
                 ask,
