@@ -42,7 +42,7 @@ class Contest:
     rates: dict[str, list[float]]
     foreign_percent: list[float]
 
-    def row(self, what: str, ours: str, limit: str, goal: Goal | None, unit: str = "/s") -> Row:
+    def row(self, what: str, ours: str, limit: str, goal: Goal | None) -> Row:
         """The median of the ratios of the rounds, beside the median rates.
 
         A goal for time turns the ratio round: how many times as long ours takes.
@@ -53,8 +53,8 @@ class Contest:
         ]
         return Row(
             what=what,
-            ours=f"{_short(median(self.rates[ours]))}{unit}",
-            limit=f"{_short(median(self.rates[limit]))}{unit}",
+            ours=f"{_short(median(self.rates[ours]))}/s",
+            limit=f"{_short(median(self.rates[limit]))}/s",
             value=median(ratios),
             low=min(ratios),
             high=max(ratios),

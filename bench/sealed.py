@@ -16,9 +16,10 @@ from bench.machine import ForeignCpu
 from bench.rounds import Settings, say
 from bench.subject import measured
 from bench.table import Goal, Row, Section
+from bench.work import claim as new_claim
 from oncekey.core import lifecycle
 from oncekey.core.op import run
-from oncekey.core.record import TOKEN_BYTES, Answer, Claim
+from oncekey.core.record import TOKEN_BYTES, Answer
 from oncekey.core.verbs import Insert
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
@@ -91,7 +92,7 @@ def _row(
 
 def _life(store: Any) -> tuple[float, float, float]:
     """CPU time of a claim, of a completion and of a replay."""
-    claims = [_claim() for _ in range(CALLS)]
+    claims = [new_claim() for _ in range(CALLS)]
     answer = Answer(201, _HEADERS, os.urandom(BODY_BYTES))
     swaps = [
         lifecycle.complete(
@@ -131,17 +132,3 @@ def _us(call: Callable[[], object], times: int) -> float:
 def _cipher() -> Callable[[], bytes]:
     cipher, body, nonce = AESGCM(AESGCM.generate_key(256)), os.urandom(BODY_BYTES), os.urandom(12)
     return lambda: cipher.encrypt(nonce, body, b"place")
-
-
-def _claim() -> Claim:
-    return Claim(
-        id=os.urandom(32),
-        token=os.urandom(TOKEN_BYTES),
-        tenant="acct_1",
-        operation="POST /orders",
-        key="0198c3a2-7a9e-7c31-b6f0-1d2e3f4a5b6c",
-        fingerprint=os.urandom(32),
-        fingerprint_version=1,
-        lease_s=30.0,
-        retention_s=60.0,
-    )

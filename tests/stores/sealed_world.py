@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Done, Insert, Inserted, Swap
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed import SealedStore
-from oncekey.testing.contract.subject import new_id, new_token
+from oncekey.testing.contract.subject import new_claim
 from tests.stores.sealed_kit import SECRET, ask
 
 ANSWER = Answer(201, ((b"location", b"/orders/1"),), b"created")
@@ -35,19 +34,7 @@ def store(inner: MemoryStore) -> SealedStore:
 
 
 def claim(**changes: Any) -> Claim:
-    made = Claim(
-        id=new_id(),
-        token=new_token(),
-        tenant="acct_1",
-        operation="POST /orders",
-        key="order-17",
-        fingerprint=b"\x01" * 32,
-        fingerprint_version=1,
-        lease_s=30.0,
-        retention_s=600.0,
-        field_digests={"amount": "ab12"},
-    )
-    return replace(made, **changes)
+    return new_claim(**{"field_digests": {"amount": "ab12"}, **changes})
 
 
 def complete(claimed: Claim, fence: int = 1, answer: Answer = ANSWER) -> Swap:

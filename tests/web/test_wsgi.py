@@ -172,7 +172,8 @@ def test_p7_a_claim_whose_reply_was_lost_is_released_in_the_background() -> None
     world.app.close()
 
 
-def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None:
+def losing_its_store() -> tuple[World, Flaky]:
+    """A world of `block` whose store is away from when its handler runs."""
     store = Flaky(FakeClock())
     world = World(store=store, policy=Policy(lease_s=0.2, recovery="block"))
     world.app.edge.guard._clock = oncekey.clock.SystemClock()
@@ -182,6 +183,11 @@ def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None
         return world.counting(environ, start_response)
 
     world.handler = handler
+    return world, store
+
+
+def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None:
+    world, _ = losing_its_store()
     answered = ask_wsgi(world.app, "k1")
     assert (answered.status, answered.header("idempotency-stored")) == (201, "false")
     assert world.runs == 1
@@ -190,19 +196,12 @@ def test_p4_e43_store_down_at_complete_under_block_answers_and_says_so() -> None
 
 def test_e43_a_server_that_fails_at_an_answer_that_was_not_recorded_gives_nothing_back() -> None:
     """Its client may have been told that it is done: a retry must not do it again."""
-    store = Flaky(FakeClock())
-    world = World(store=store, policy=Policy(lease_s=0.2, recovery="block"))
-    world.app.edge.guard._clock = oncekey.clock.SystemClock()
-
-    def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
-        store.before = [down(True)] * 100
-        return world.counting(environ, start_response)
+    world, store = losing_its_store()
 
     def gone(*line: Any) -> Any:
         store.before = []
         raise OSError("the client hung up")
 
-    world.handler = handler
     with pytest.raises(OSError, match="hung up"):
         ask_wsgi(lambda environ, start_response: world.app(environ, gone), "k1")
     [record] = Gatherer(store).ask(Scan(1))

@@ -191,19 +191,8 @@ class Case:
     # ----------------------------------------------------------------------------------- records
 
     def claim(self, **changes: Any) -> Claim:
-        """An attempt with an id and a token of its own."""
-        claim = Claim(
-            id=new_id(),
-            token=new_token(),
-            tenant="acct_1",
-            operation="POST /orders",
-            key="order-17",
-            fingerprint=b"\x01" * 32,
-            fingerprint_version=1,
-            lease_s=self.lease_s,
-            retention_s=self.retention_s,
-        )
-        return dataclasses.replace(claim, **changes)
+        """As `new_claim`, for as long as this store's time can be made to pass."""
+        return new_claim(**{"lease_s": self.lease_s, "retention_s": self.retention_s, **changes})
 
     def rival(self, record: Record, **changes: Any) -> Claim:
         """Another attempt at the same record."""
@@ -306,6 +295,22 @@ def new_id() -> bytes:
 
 def new_token() -> bytes:
     return _chance.randbytes(TOKEN_BYTES)
+
+
+def new_claim(**changes: Any) -> Claim:
+    """An attempt with an id and a token of its own."""
+    claim = Claim(
+        id=new_id(),
+        token=new_token(),
+        tenant="acct_1",
+        operation="POST /orders",
+        key="order-17",
+        fingerprint=b"\x01" * 32,
+        fingerprint_version=1,
+        lease_s=30.0,
+        retention_s=600.0,
+    )
+    return dataclasses.replace(claim, **changes)
 
 
 def owner(record: Record) -> Held:
