@@ -61,7 +61,8 @@ def _of_store(
 _QUERIES = "schema/postgres/queries.sql"
 _SWAP = "schema/redis/swap.lua"
 _COMPARED = "if (row.state, row.fence, row.token) != expected or"
-_WHERE = "WHERE id = {id} AND state = {state} AND fence = {fence} AND token = {token}\n"
+_WHERE = "WHERE id = ? AND state = ? AND fence = ? AND token = ?\n"
+_GIVEN = "state = column2 AND fence = column3 AND token = column4"
 _LUA = "if state ~= ARGV[1] or fence ~= ARGV[2] or found[3] ~= ARGV[3] or not holds[ARGV[4]] then"
 
 STORES = (
@@ -124,6 +125,17 @@ STORES = (
         "sqlite_sql.py",
         _WHERE,
         _WHERE.replace("token = ", "'' <> "),
+    ),
+    *(
+        Mutant(
+            f"sqlite: no {what} check in a batch",
+            "stores/sqlite_sql.py",
+            _GIVEN,
+            _GIVEN.replace(f"{what} = ", "'' <> "),
+            "tests/stores/test_sqlite_verbs.py",
+            "test_p2_one_that_is_refused_is_refused_alone",
+        )
+        for what in ("state", "fence", "token")
     ),
     _of_store(
         "sqlite",

@@ -255,8 +255,8 @@ def test_a_batch_takes_a_handful_of_statements(hand: Hand) -> None:
     attempts = claims(64)
     begun = ["BEGIN", "SELECT", "INSERT", "COMMIT"]
     assert hand.statements([*map(Insert, attempts)]) == ["SELECT", *begun]
-    assert hand.statements([*map(renewal, attempts)]) == ["BEGIN", "UPDATE", "COMMIT"]
-    completed = ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
+    assert hand.statements([*map(renewal, attempts)]) == ["BEGIN", "INSERT", "COMMIT"]
+    completed = ["BEGIN", "INSERT", "INSERT", "COMMIT"]
     assert hand.statements([*map(completion, attempts)]) == completed
     assert hand.statements([*map(Insert, attempts)]) == ["SELECT"]
 
@@ -267,8 +267,8 @@ def test_only_a_claim_that_brings_a_request_pays_for_it(hand: Hand) -> None:
     begun = ["BEGIN", "SELECT", "INSERT", "INSERT", "COMMIT"]
     assert hand.statements([*map(Insert, attempts)]) == ["SELECT", *begun]
     assert hand.ask([Requested(attempts[3].id)]) == [b"POST /orders"]
-    assert hand.statements([*map(renewal, attempts)]) == ["BEGIN", "UPDATE", "COMMIT"]
-    completed = ["BEGIN", "UPDATE", "INSERT", "COMMIT"]
+    assert hand.statements([*map(renewal, attempts)]) == ["BEGIN", "INSERT", "COMMIT"]
+    completed = ["BEGIN", "INSERT", "INSERT", "COMMIT"]
     assert hand.statements([*map(completion, attempts)]) == completed
     assert hand.ask([Requested(attempts[3].id)]) == [None]
 

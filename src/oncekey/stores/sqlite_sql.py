@@ -11,7 +11,6 @@ the pages that it changes, in a temporary file of their own.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -44,9 +43,11 @@ KEPT_AS = {"age_s": "created", "lease_left_s": "lease_until", "expires_in_s": "e
 _WHOLE = ", ".join([*(KEPT_AS.get(name, name) for name in COLUMNS), "boot"])
 _BODILESS = _WHOLE.replace(", body,", ", NULL,")
 _ANSWERS = "LEFT JOIN oncekey_answers USING (n)"
-# Given rows are looked up in the table. Else SQLite would read through it, once an application in
-# the same file had it analyzed while it was all but empty. CROSS keeps the order of a join.
+# Which index is read is said. Else SQLite would read through the table, once an application in the
+# same file had it analyzed while it was all but empty. CROSS keeps the order of a join.
 _BY_ID = "oncekey_claims INDEXED BY sqlite_autoindex_oncekey_claims_1"
+_RUNNING = "oncekey_claims INDEXED BY oncekey_claims_running"
+_ENDED = "oncekey_claims INDEXED BY oncekey_claims_ended"
 
 
 @functools.cache
@@ -71,18 +72,18 @@ REQUESTED = """
 """
 # Ranges of two indices, each cut to the limit; then the longest overdue first. What ran when the
 # machine went down is the oldest of all.
-_LAPSED = """
-        SELECT * FROM (SELECT id, 1e18 AS overdue_s FROM oncekey_claims
-            WHERE state = 'running' AND boot < :boot {only} LIMIT :limit)
-        UNION ALL SELECT * FROM (SELECT id, 1e18 FROM oncekey_claims
-            WHERE state = 'running' AND boot > :boot {only} LIMIT :limit)
-        UNION ALL SELECT * FROM (SELECT id, :now - lease_until FROM oncekey_claims
-            WHERE state = 'running' AND boot = :boot AND lease_until <= :now {only}
+_LAPSED = f"""
+        SELECT * FROM (SELECT id, 1e18 AS overdue_s FROM {_RUNNING}
+            WHERE state = 'running' AND boot < :boot {{only}} LIMIT :limit)
+        UNION ALL SELECT * FROM (SELECT id, 1e18 FROM {_RUNNING}
+            WHERE state = 'running' AND boot > :boot {{only}} LIMIT :limit)
+        UNION ALL SELECT * FROM (SELECT id, :now - lease_until FROM {_RUNNING}
+            WHERE state = 'running' AND boot = :boot AND lease_until <= :now {{only}}
             ORDER BY lease_until LIMIT :limit)
-"""
+"""  # noqa: S608
 DUE = f"""
     SELECT id FROM ({_LAPSED.format(only="")}
-        UNION ALL SELECT * FROM (SELECT id, :wall - expires FROM oncekey_claims
+        UNION ALL SELECT * FROM (SELECT id, :wall - expires FROM {_ENDED}
             WHERE state <> 'running' AND expires <= :wall ORDER BY expires LIMIT :limit)
     ) ORDER BY overdue_s DESC LIMIT :limit
 """  # noqa: S608
@@ -122,33 +123,38 @@ RECLAIM = f"""
     UPDATE oncekey_claims SET {", ".join(f"{name} = ?" for name in _REQUEST)} WHERE id = ?
 """  # noqa: S608
 
-_SWAP = """
-    UPDATE OR ROLLBACK {table} SET
-        state = {to}, fence = fence + {raise_fence}, token = {new_token}, boot = {boot},
-        lease_until = {lease_until}, expires = {expires}, beat = beat + 1,
-        attempt = coalesce({attempt}, attempt), lapses = coalesce({lapses}, lapses),
-        no_effect = {no_effect}
-    {given}
-    WHERE id = {id} AND state = {state} AND fence = {fence} AND token = {token}
-"""
+SWAP = f"""
+    UPDATE OR ROLLBACK {_BY_ID} SET
+        state = ?, fence = fence + ?, token = ?, boot = ?, lease_until = ?, expires = ?,
+        beat = beat + 1, attempt = coalesce(?, attempt), lapses = coalesce(?, lapses), no_effect = ?
+    WHERE id = ? AND state = ? AND fence = ? AND token = ?
+"""  # noqa: S608
 
 
-SWAP = _SWAP.format_map(defaultdict(lambda: "?", table=_BY_ID, given=""))
-_GIVEN = ("to", "lease_until", "expires", "id", "state", "fence", "token")
-_PLAIN = {
-    **{name: f"given.column{number}" for number, name in enumerate(_GIVEN, start=1)},
-    **dict.fromkeys(("raise_fence", "no_effect"), "0"),
-    **dict.fromkeys(("attempt", "lapses"), "NULL"),
-    "table": _BY_ID,
-    "boot": "?",
-    "new_token": "token",
-}
+def _change(rows: int, columns: int, condition: str, changes: dict[str, str]) -> str:
+    """Change the records that rows are given for, each by the id that it begins with.
+
+    An upsert that never inserts: in an UPDATE that takes rows, nothing can say that they come first
+    and the table is looked up in. SQLite 3.46 and later were seen to read through it instead.
+    """
+    kept = {name: name for name in _INSERTED} | changes
+    return f"""
+        INSERT OR ROLLBACK INTO oncekey_claims ({", ".join(kept)})
+        SELECT {", ".join(kept.values())}
+        FROM ({_values(columns, rows)}) CROSS JOIN {_BY_ID} ON id = column1
+        WHERE {condition}
+        ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in changes)}
+    """  # noqa: S608
 
 
 @functools.cache
 def plain_swaps(rows: int) -> str:
-    """They keep fence and token. The parameters: the boot, then the rows, each as `_GIVEN`."""
-    return _SWAP.format(given=f"FROM ({_values(len(_GIVEN), rows)}) AS given", **_PLAIN)
+    """They keep fence and token. The parameters: the boot, then the rows, each with what is
+    expected (id, state, fence, token), the new state and both deadlines.
+    """
+    changes = {"state": "column5", "boot": "?", "lease_until": "column6", "expires": "column7"}
+    changes |= {"beat": "beat + 1", "no_effect": "0"}
+    return _change(rows, 7, "state = column2 AND fence = column3 AND token = column4", changes)
 
 
 @functools.cache
@@ -178,26 +184,23 @@ KEEP_STEP = """
 
 @functools.cache
 def tally(rows: int) -> str:
-    return f"""
-        UPDATE OR ROLLBACK {_BY_ID}
-        SET replays = replays + column2, conflicts = conflicts + column3
-        FROM ({_values(3, rows)}) WHERE id = column1
-    """  # noqa: S608
+    changes = {"replays": "replays + column2", "conflicts": "conflicts + column3"}
+    return _change(rows, 3, "true", changes)
 
 
 BEGIN_ANEW = "UPDATE oncekey_claims SET created = ?, replays = 0, conflicts = 0 WHERE n = ?"
 
 # ----------------------------------------------------------------------- erasing and removing
 
-EXPIRED = """
+EXPIRED = f"""
     SELECT n, coalesce(length(body), 0), fence FROM (
-        SELECT * FROM (SELECT n, fence FROM oncekey_claims
+        SELECT * FROM (SELECT n, fence FROM {_ENDED}
             WHERE state <> 'running' AND expires <= ? ORDER BY expires LIMIT ?)
-        UNION ALL SELECT n, fence FROM oncekey_claims
+        UNION ALL SELECT n, fence FROM {_RUNNING}
             WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)
         LIMIT ?
     ) LEFT JOIN oncekey_answers USING (n)
-"""
+"""  # noqa: S608
 PURGEABLE = """
     SELECT n, coalesce(length(body), 0) FROM oncekey_claims LEFT JOIN oncekey_answers USING (n)
     WHERE tenant = ? AND state <> 'running' AND key <> '' LIMIT ?

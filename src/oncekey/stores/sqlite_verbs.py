@@ -321,7 +321,7 @@ class Batch(Writing):
         return [Inserted(fence)] * len(verbs)
 
     def _swap_all(self, verbs: list[Swap]) -> list[Done]:
-        rows = [(verb.to._value_, *self._deadlines(verb), *_expected(verb)) for verb in verbs]
+        rows = [(*_expected(verb), verb.to._value_, *self._deadlines(verb)) for verb in verbs]
         for piece in sqlite_sql.pieces(rows):
             self._all(piece, sqlite_sql.plain_swaps, [self._boot, *_flat(piece)])
         answers = [_answer(verb) for verb in verbs if verb.to is State.COMPLETED]
