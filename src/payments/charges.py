@@ -72,6 +72,7 @@ def check_amount(amount: int, currency: str) -> None:
         raise invalid(
             f"Amount must be at least {shown(least, currency)}.", "amount", "amount_too_small"
         )
+    orders.check_step(amount, currency, "amount")
 
 
 def told(charge: Row[Any]) -> tuple[int, Object]:

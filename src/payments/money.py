@@ -4,14 +4,14 @@ from __future__ import annotations
 
 AMOUNT_MAX = 99_999_999
 
-_ZERO_DECIMAL = "bif clp djf gnf jpy kmf krw mga pyg rwf ugx vnd vuv xaf xof xpf"
+_ZERO_DECIMAL = "bif clp djf gnf jpy kmf krw mga pyg rwf vnd vuv xaf xof xpf"
 _THREE_DECIMAL = "bhd jod kwd omr tnd"
 _TWO_DECIMAL = """
     aed afn all amd ang aoa ars aud awg azn bam bbd bdt bgn bmd bnd bob brl bsd bwp byn bzd cad cdf
     chf cny cop crc cve czk dkk dop dzd egp etb eur fjd fkp gbp gel gip gmd gtq gyd hkd hnl htg huf
     idr ils inr isk jmd kes kgs khr kyd kzt lak lbp lkr lrd lsl mad mdl mkd mmk mnt mop mur mvr mwk
     mxn myr mzn nad ngn nio nok npr nzd pab pen pgk php pkr pln qar ron rsd rub sar sbd scr sek sgd
-    shp sle sos srd std szl thb tjs top try ttd twd tzs uah usd uyu uzs wst xcd yer zar zmw
+    shp sle sos srd std szl thb tjs top try ttd twd tzs uah ugx usd uyu uzs wst xcd yer zar zmw
 """
 ZERO_DECIMAL = frozenset(_ZERO_DECIMAL.split())
 """Currencies whose smallest unit is the currency itself."""
@@ -19,6 +19,11 @@ THREE_DECIMAL = frozenset(_THREE_DECIMAL.split())
 """Currencies with a thousand of the smallest unit."""
 CURRENCIES = ZERO_DECIMAL | THREE_DECIMAL | frozenset(_TWO_DECIMAL.split())
 """ISO 4217 in lower case, as Stripe writes it."""
+
+STEP = dict.fromkeys(THREE_DECIMAL, 10) | {"isk": 100, "ugx": 100}
+"""Of what an amount must be a multiple, where not of 1. Card networks do not take a third decimal,
+and know no parts of some currencies that Stripe writes with two decimals still.
+"""
 
 MINIMUM = {"usd": 50, "eur": 50, "gbp": 30, "jpy": 50}
 """What a charge must at least be; 1 where nothing is said."""

@@ -16,7 +16,8 @@ from sqlalchemy.engine import Connection, Row
 
 from payments import clock, events, ids, objects, rows
 from payments.cards import past
-from payments.errors import StripeError, busy, refused
+from payments.errors import StripeError, busy, invalid, refused
+from payments.money import STEP
 from payments.money import shown as money
 from payments.network import Authorised, Declined, Network, NetworkRefused
 from payments.sources import Source
@@ -85,11 +86,24 @@ def authorise(network: Network, order: Order) -> Authorised | Declined:
 # ------------------------------------------------------------------------------------ settle
 
 
+def check_step(amount: int, currency: str, param: str) -> None:
+    """Refuse an amount that no network takes in this currency."""
+    step = STEP.get(currency, 1)
+    if amount % step:
+        raise invalid(
+            f"Invalid amount: in {currency.upper()} it must be a multiple of {step}.",
+            param,
+            "invalid_charge_amount",
+        )
+
+
 def begin_capture(
     connection: Connection, work: Work, charge: Row[Any], amount: int | None, param: str
 ) -> Order:
     """Take a charge that was authorised only, so that nobody else captures or voids it."""
     taken = charge.amount if amount is None else amount
+    if amount is not None:
+        check_step(amount, charge.currency, param)
     if taken > charge.amount:
         raise refused(
             f"Only {money(charge.amount, charge.currency)} were authorised.",

@@ -297,7 +297,8 @@ def _changes(connection: Connection, intent: Row[Any], asked: IntentUpdate) -> O
     for name in ("amount", "currency"):
         if given.get(name, ...) is None:
             raise invalid(f"{name} cannot be empty.", name, "parameter_invalid_empty")
-    check_amount(given.get("amount", intent.amount), given.get("currency", intent.currency))
+    if given.keys() & {"amount", "currency"}:
+        check_amount(given.get("amount", intent.amount), given.get("currency", intent.currency))
     customer = given.get("customer", intent.customer)
     if given.get("customer") is not None:
         sources.existing_customer(connection, intent.tenant, customer)

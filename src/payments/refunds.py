@@ -100,6 +100,8 @@ def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> in
     """Put an amount of a captured charge aside; all that is left if none is said."""
     left = charge.amount_captured - charge.amount_refunded - charge.amount_reserved
     wanted = left if amount is None else amount
+    if amount is not None:
+        orders.check_step(amount, charge.currency, "amount")
     if wanted <= 0:
         raise _too_much(charge, left)
     reserved = rows.change(

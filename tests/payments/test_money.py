@@ -11,6 +11,8 @@ from payments.money import CURRENCIES, shown
         (2000, "jpy", "2000 JPY"),
         (2000, "kwd", "2.000 KWD"),
         (-150, "eur", "-1.50 EUR"),
+        (500, "ugx", "5.00 UGX"),
+        (500, "isk", "5.00 ISK"),
     ],
 )
 def test_amounts_are_shown_as_people_write_them(amount: int, currency: str, text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from payments.unfinished import Finisher
@@ -112,3 +114,36 @@ def test_a_capture_that_meets_another_one_is_not_decided_by_it(fresh: Api) -> No
     assert together.statuses() == [200]
     late = fresh.post(f"charges/{held}/capture", {}, "second")
     assert (late.status_code, late.json()["error"]["code"]) == (400, "charge_already_captured")
+
+
+@pytest.mark.parametrize(
+    ("currency", "step"), [("kwd", 10), ("bhd", 10), ("isk", 100), ("ugx", 100)]
+)
+def test_amounts_are_what_card_networks_take(api: Api, currency: str, step: int) -> None:
+    """Three decimals are spoken of, two are charged; and there are crowns, but no parts of one."""
+
+    def refused(path: str, said: dict[str, Any], param: str) -> None:
+        error = api.refused(path, said)
+        assert (error["param"], error["code"]) == (param, "invalid_charge_amount")
+        assert str(step) in error["message"]
+
+    price: dict[str, Any] = {"amount": 5 * step, "currency": currency}
+    odd = price | {"amount": 5 * step + 1}
+    refused("charges", odd | {"source": "tok_visa"}, "amount")
+    refused("payment_intents", odd, "amount")
+    intent = api.made("payment_intents", price | {"payment_method": "pm_card_visa"})
+    refused(f"payment_intents/{intent['id']}", {"amount": odd["amount"]}, "amount")
+    dollars = api.made("payment_intents", {"amount": odd["amount"] + 50, "currency": "usd"})
+    refused(f"payment_intents/{dollars['id']}", {"currency": currency}, "amount")
+
+    held = api.charged(5 * step, currency=currency, capture="false")
+    refused(f"charges/{held['id']}/capture", {"amount": step + 1}, "amount")
+    taken = api.made(f"charges/{held['id']}/capture", {"amount": 4 * step})
+    assert taken["amount_captured"] == 4 * step
+    refused("refunds", {"charge": held["id"], "amount": step - 1}, "amount")
+    assert api.made("refunds", {"charge": held["id"], "amount": step})["amount"] == step
+    manual = {"payment_method": "pm_card_visa", "confirm": "true", "capture_method": "manual"}
+    held = api.made("payment_intents", price | manual)
+    path = f"payment_intents/{held['id']}/capture"
+    refused(path, {"amount_to_capture": step + 1}, "amount_to_capture")
+    assert api.made(path)["amount_received"] == 5 * step
