@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import events
+from oncekey import Policy, events
 from oncekey.core.policy import Learned
 from oncekey.core.record import State
 from oncekey.core.verbs import Requested
@@ -18,8 +18,12 @@ from oncekey.guard import Execute
 from oncekey.recoverer import Ending
 from oncekey.registry import Orphan
 from oncekey.web import asgi
+from oncekey.web.kept_request import decode, encode
 from oncekey.web.recover import AsgiRunner
+from tests.once_world import World, world
 from tests.orphans import LEASE_S, TENANT, Service, Shop, nobody, service
+
+__all__ = ["world"]
 
 KINDS = ["asgi", "wsgi"]
 
@@ -46,6 +50,7 @@ async def test_p6_an_orphan_is_finished_without_its_client(kind: str) -> None:
     assert (run["tenant"], run["key"], run["attempt"]) == (TENANT, "order-1", 2)
     assert run["recovering"]
     assert run["headers"]["idempotency-key"] == "order-1"
+    assert not shopping.edge.runtime.start(), "housekeeping has begun here too"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -321,6 +326,32 @@ async def test_an_application_beside_it_does_not_run_what_it_would_not_have_kept
     assert [ending for ending, _ in await shopping.recover()] == [Ending.FINISHED]
     assert [run["attempt"] for run in shop.runs] == [2]
     await beside.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_p6_a_function_beside_an_application_is_finished_too(world: World, kind: str) -> None:
+    """The application is asked first, and cannot read what was kept for the function."""
+    guarded = world.once(lambda x: "shipped", policy=Policy(recovery="resume"))
+    with world.death():
+        guarded("a")
+    shopping = service(Shop(), kind, world.store)
+
+    assert await shopping.recover() == [(Ending.FINISHED, "status 200")]
+    assert guarded("a") == "shipped"
+    assert world.runs == [("a",)]
+
+
+@pytest.mark.parametrize("body", [b'{"amount": 1, "amount": 2}', b'{"amount": '])
+async def test_a_kept_request_that_would_be_refused_today_is_left(body: bytes) -> None:
+    shop = Shop()
+    shopping = service(shop)
+    orphan = shopping.abandon("k")
+    row = shopping.store._rows[orphan]
+    kept = dataclasses.replace(decode(row.claim.request or b""), body=body)
+    object.__setattr__(row.claim, "request", encode(kept))
+
+    assert await shopping.recover() == [(Ending.LEFT, "no handler for it is registered here")]
+    assert shop.runs == []
 
 
 async def not_found(scope: Any, receive: Any, send: Any) -> None:
