@@ -24,14 +24,19 @@ __all__ = ["clock", "journal", "path", "server"]
 def test_the_key_is_the_same_until_the_intent_is_settled(
     path: Path, journal: Journal, clock: FakeClock
 ) -> None:
+    assert journal.find(PAY) is None
     key = journal.key(PAY)
     assert journal.key(PAY) == key
+    found = journal.find(PAY)
+    assert found is not None
+    assert found.key == key
     assert journal.key("order-43/pay") != key
     with Journal(path, clock=clock) as restarted:
         assert restarted.key("order-43/pay") == journal.key("order-43/pay")
 
     journal.settle(PAY)
 
+    assert journal.find(PAY) is None
     assert journal.key(PAY) != key
 
 

@@ -102,6 +102,23 @@ def test_what_could_not_be_committed_is_not_given_out_later(
         assert {intent.name: intent.key for intent in other.unsettled()}[PAY] == key
 
 
+def test_who_is_interrupted_while_it_writes_holds_the_file_no_longer(
+    path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "BUSY_S_MAX", 0.01)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(journal, "_note_what_is_relied_on", interrupted)
+        journal.key(PAY)
+
+    with Journal(path) as other:
+        assert other.unsettled() == []
+        assert other.key(PAY) == journal.key(PAY)
+
+
 def test_a_full_disk_is_told_and_forgotten_when_there_is_room_again(
     path: Path, journal: Journal
 ) -> None:

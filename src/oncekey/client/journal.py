@@ -173,8 +173,7 @@ class Journal:
         intents.must_last(retention_s)
         with self._asking() as db:
             if not self.knows(origin, retention_s):
-                with _committing(db):
-                    self._note(db, _LEARN, intents.where(origin), retention_s)
+                self._note(db, _LEARN, intents.where(origin), retention_s)
 
     def flush(self) -> None:
         """Write down what was settled."""
