@@ -19,7 +19,7 @@ from oncekey.core.verbs import AppendStep, Done, Find, Insert, Inserted, Steps
 from oncekey.guard import Call, Execute
 from oncekey.messaging.inbox import Inbox
 from oncekey.stores.mysql import open_url
-from oncekey.stores.mysql_flush import NEW_S
+from oncekey.stores.mysql_flush import NEW_S, WRITES
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES
 from tests.servers import MariaDB, start_mariadb
@@ -29,7 +29,10 @@ from tests.stores.postgres_kit import insist
 
 pytestmark = pytest.mark.slow
 
-ONLY_BY_COMMITS = {"innodb-flush-log-at-timeout": "2700"}
+ONLY_BY_COMMITS = {
+    "innodb-flush-log-at-timeout": "2700",
+    "innodb-stats-auto-recalc": "OFF",  # counts rows in the background, and commits that
+}
 ATOMIC = Policy(atomic=True).settled()
 LOGGED = {"log-bin": "log", "sync-binlog": "1"}
 
@@ -198,6 +201,35 @@ def test_p4_what_a_transaction_is_told_of_survives_a_crash(
     assert handle(workers[1], "order-1") == again
     crash(server)
     assert handle(workers[2], "order-1") == again
+
+
+# --------------------------------------------------------------------------- waiting for nobody
+
+
+def test_p11_a_replay_waits_for_no_gap_that_a_caller_holds(server: MariaDB, case: Case) -> None:
+    """A locking read under REPEATABLE READ holds what is between the rows too."""
+    first, last = bytes(32), b"\xfe" * 32
+    for record_id in (first, last):
+        record = insist(case, Find(record_id)) or case.begin(case.claim(id=record_id))
+        case.ask(step(record))
+    ended = case.stage(State.COMPLETED)
+    with mysql_connection(server.url, autocommit=False) as holder, holder.cursor() as cursor:
+        cursor.execute("SELECT id FROM oncekey_steps WHERE id < %s FOR UPDATE", (last,))
+        assert cursor.fetchall()
+        assert commits(server, partial(by_a_retry, case, ended)) == 1
+        holder.rollback()
+
+
+def test_p11_a_replay_waits_for_no_other_that_is_not_on_disk_yet(
+    server: MariaDB, case: Case
+) -> None:
+    ended = case.stage(State.COMPLETED)
+    with contextlib.ExitStack() as stack:
+        before = [mysql_connection(server.url, autocommit=False) for _ in range(2)]
+        for others in before:
+            cursor = stack.enter_context(stack.enter_context(others).cursor())
+            cursor.execute(WRITES[0])
+        assert commits(server, partial(by_a_retry, case, ended)) == 1
 
 
 # ----------------------------------------------------------------------------- and nothing else
