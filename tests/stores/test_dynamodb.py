@@ -35,7 +35,7 @@ from oncekey.stores.dynamodb import open_url
 from oncekey.stores.dynamodb_calls import Call
 from oncekey.stores.dynamodb_connection import DynamoConnection
 from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
-from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX, step_part
+from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face
 from tests.servers.ministack import table_url
@@ -79,6 +79,29 @@ def test_p10_expired_but_not_yet_removed_is_as_good_as_gone(case: Case) -> None:
     assert isinstance(found, Found)
     assert found.record.expired
     assert case.done(case.take(found.record)).attempt == 1
+
+
+@pytest.mark.parametrize("request_bytes", [None, b"POST /orders"], ids=["alone", "with-parts"])
+def test_p10_what_starts_over_before_its_removal_stays(
+    case: Case, request_bytes: bytes | None
+) -> None:
+    """A sweep has found it expired, and removes it a moment later."""
+    store = case.subject.store
+    record = case.begin(case.claim(request=request_bytes))
+    case.expire()
+    again: list[Record] = []
+
+    with closing(store.connect()) as connection:
+
+        def ask(question: Any) -> Any:
+            if question[0].method in ("delete_item", "transact_write_items") and not again:
+                take = case.take(case.find(record.id), request=request_bytes)
+                again.append(case.done(take))
+            return connection.ask(question)
+
+        assert run(store.perform([Sweep(10)]), ask) == [0]
+    case.same(case.find(record.id), again[0])
+    assert case.ask(Requested(record.id)) == request_bytes
 
 
 def test_starting_over_leaves_no_part_behind(case: Case, items: Look) -> None:
@@ -244,52 +267,6 @@ def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> N
     with pytest.raises(TooLong, match="headers of an answer"):
         case.ask(case.complete(record, Answer(200, ((b"x", bytes(HEADERS_BYTES_MAX)),), b"")))
     case.same(case.find(record.id), record)
-
-
-def test_more_steps_than_a_transaction_holds_are_purged_and_swept(case: Case, items: Look) -> None:
-    record = case.begin(case.claim(tenant="leaving"))
-    for number in range(103):
-        step = Step(f"step-{number}", b"d", b"r")
-        case.ask(AppendStep(record.id, record.fence, record.token, step))
-    case.done(case.release(record))
-    assert case.ask(Purge("leaving", 10)) == 1
-    assert {step.result for step in case.ask(Steps(record.id))} == {None}
-    case.expire()
-    assert case.ask(Sweep(10)) == 1
-    assert items(record.id) == []
-
-
-def test_a_long_result_is_in_pieces_that_go_with_its_step(case: Case, items: Look) -> None:
-    record = case.begin(case.claim(tenant="leaving"))
-    long, short = Step("fetch", b"d", LARGE), Step("charge", b"d", b"r")
-    for step in (long, short):
-        case.ask(AppendStep(record.id, record.fence, record.token, step))
-    assert case.ask(Steps(record.id)) == [long, short]
-    unknown = case.done(case.give_up(record))
-    released = case.done(case.resolve(unknown, None))  # forgets what was only begun
-    assert case.ask(Steps(record.id)) == [long, short]
-    assert case.ask(Purge("leaving", 10)) == 1
-    assert [step.result for step in case.ask(Steps(record.id))] == [None, None]
-    assert [item["part"]["B"][:1] for item in items(record.id)] == [b"r", b"s", b"s"]
-    again = case.done(case.take(released))
-    for step in (long, replace(long, result=b"less")):
-        case.ask(AppendStep(again.id, again.fence, again.token, step))
-        assert case.ask(Steps(again.id))[0] == step
-    case.expire()
-    assert case.ask(Sweep(10)) == 1
-    assert items(record.id) == []
-
-
-def test_a_result_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
-    record, step = case.begin(), Step("fetch", b"d", LARGE)
-    case.ask(AppendStep(record.id, record.fence, record.token, step))
-    part = step_part(record.fence, "fetch") + b"\x00\x01"
-    dynamodb_kit.client(dynamodb_url).delete_item(
-        TableName=dynamodb_kit.name_of(dynamodb_url),
-        Key={"id": {"B": record.id}, "part": {"B": part}},
-    )
-    with pytest.raises(CorruptRecord, match="missing"):
-        case.ask(Steps(record.id))
 
 
 def test_an_item_that_something_else_wrote_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:

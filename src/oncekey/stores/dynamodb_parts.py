@@ -18,6 +18,10 @@ STEP, REQUEST, BODY = b"s", b"q", b"b"
 PIECE_BYTES = 350_000
 REQUEST_BYTES_MAX = STEP_BYTES_MAX = 3_500_000
 """They are written in one transaction with their record, and that may weigh 4 MB."""
+PARTS_PER_TRANSACTION_MAX = REQUEST_BYTES_MAX // PIECE_BYTES
+"""Parts, as heavy as they may be, that one transaction changes or removes with their record: what
+it removes may count by its weight too.
+"""
 _PIECE_TTL_SLACK_S = 86_400
 
 _GENERATION = struct.Struct("!Q")

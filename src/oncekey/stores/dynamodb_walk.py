@@ -24,7 +24,7 @@ from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
 from oncekey.stores import dynamodb_items as items
 from oncekey.stores import dynamodb_parts as parts
 from oncekey.stores.dynamodb_calls import RECORD, Call, Item, Update, b, key, n, s
-from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX, Verbs
+from oncekey.stores.dynamodb_verbs import Verbs
 from oncekey.stores.finding import Sample
 from oncekey.stores.observed import Sighting
 
@@ -206,18 +206,18 @@ class Walker:
         return {"Key": key(record_id), **update.condition()}
 
     def _remove_whole(self, item: Item) -> Op[int]:
-        """Remove a record with its parts: as many in one transaction as it can hold."""
+        """Remove a record with its parts: as many in one transaction as it surely can hold."""
         record_id, token = item["id"]["B"], item["token"]["B"]
         found: list[Item] = []
         for kind in (parts.STEP, parts.REQUEST, parts.BODY):
             found += yield from self._verbs.pages(self._verbs.parts(record_id, kind, "id"))
         deletes = [{"Key": key(record_id, part["part"]["B"])} for part in found]
-        first, rest = deletes[: TRANSACTION_MAX - 1], deletes[TRANSACTION_MAX - 1 :]
-        members = [("Delete", self._removing(record_id)), *(("Delete", each) for each in first)]
+        first = [("Delete", each) for each in deletes[: parts.PARTS_PER_TRANSACTION_MAX]]
+        members = [("Delete", self._removing(record_id)), *first]
         denied = yield from self._verbs.together(members, token)
         if denied is not None:
             return 0
-        for batch in batched(rest, TOGETHER_MAX):
+        for batch in batched(deletes[len(first) :], TOGETHER_MAX):
             yield [self._verbs.call("delete_item", **each) for each in batch]
         return 1
 
@@ -285,7 +285,7 @@ class Walker:
         more = [each["part"]["B"] for each in kept if parts.is_piece(each)]
         writes += [("Delete", {"Key": key(record_id, part)}) for part in more]
         check = ("ConditionCheck", {"Key": key(record_id), **self._unchanged(item).condition()})
-        for batch in batched(writes, TRANSACTION_MAX - 1):
+        for batch in batched(writes, parts.PARTS_PER_TRANSACTION_MAX):
             if (yield from verbs.together([check, *batch], record_id)) is not None:
                 return False
         return True
