@@ -13,16 +13,18 @@ import pytest
 
 from tests.mutants import table
 from tests.mutants.durable import DURABLE
+from tests.mutants.dynamodb import DYNAMODB
 from tests.mutants.expiring import EXPIRING
 from tests.mutants.functions import FUNCTIONS
 from tests.mutants.looping import LOOPING
 from tests.mutants.mariadb import MARIADB
 from tests.mutants.table import Mutant
 
-MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING | MARIADB | LOOPING
+MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING | MARIADB | LOOPING | DYNAMODB
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0
+_FIXTURES = {"dynamodb": "dynamodb_endpoint"}
 GREEN, RED = 0, 1
 """As pytest ends when all passed, and when some failed. Anything else is no proof."""
 
@@ -95,7 +97,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 def servers(request: pytest.FixtureRequest, mutants: Iterable[Mutant]) -> dict[str, str]:
     """Those that the mutants' tests need, shared with the rest of this run."""
     names = {mutant.server for mutant in mutants if mutant.server}
-    return {name: request.getfixturevalue(f"{name}_url") for name in names}
+    return {name: request.getfixturevalue(_FIXTURES.get(name, f"{name}_url")) for name in names}
 
 
 @pytest.mark.long
