@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 import subprocess
 import sys
@@ -57,7 +58,7 @@ async def test_async_functions_too(world: World) -> None:
         return len(world.runs)
 
     assert [await pay("a"), await pay("a"), await pay("b")] == [1, 1, 2]
-    assert asyncio.iscoroutinefunction(pay)
+    assert inspect.iscoroutinefunction(pay)
 
 
 def test_the_first_caller_too_gets_it_as_json_gives_it_back(world: World) -> None:

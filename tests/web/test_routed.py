@@ -92,7 +92,9 @@ def test_the_middleware_tells_of_rules_that_apply_to_nothing(
 def test_fastapis_routes_tell_of_them_too(caplog: pytest.LogCaptureFixture) -> None:
     routes = dict.fromkeys((*FOUND, *LOST), BLOCK)
     idempotency = Idempotency(store="memory://", tenant=single_tenant, routes=routes)
-    assert told(fastapi(lifespan=idempotency.lifespan), caplog) == list(LOST)
+    app, guarded = fastapi(lifespan=idempotency.lifespan), idempotency.route_class
+    app.include_router(APIRouter(routes=[guarded("/gifts", answer, methods=["POST"])]))
+    assert told(app, caplog) == list(LOST)
 
 
 def test_flask_tells_of_them_at_its_first_request(caplog: pytest.LogCaptureFixture) -> None:

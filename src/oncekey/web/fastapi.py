@@ -145,14 +145,14 @@ class Idempotency:
             methods = frozenset(getattr(route, "methods", None) or ()) - SAFE
             if methods and isinstance(route, self.route_class):
                 raise Misuse(
-                    f"no route of this application is guarded, {route.path} neither: the policy's "
+                    f"no route of this application is guarded, {route.path or route.name} neither: the policy's "
                     f"methods are {', '.join(sorted(self.edge.routes.methods))}. Name its own, "
                     f"Policy(methods={(*sorted(methods),)}), or mark its endpoint @idempotent; or "
                     "@not_idempotent, if that is meant"
                 )
             if methods:
                 raise Misuse(
-                    f"no route of this application is guarded, {route.path} neither: "
+                    f"no route of this application is guarded, {route.path or route.name} neither: "
                     "APIRouter(route_class=idempotency.route_class), or app.router.route_class = "
                     "idempotency.route_class before the first route of the application itself"
                 )
