@@ -143,19 +143,18 @@ class Idempotency:
             return
         for route in routes:
             methods = frozenset(getattr(route, "methods", None) or ()) - SAFE
-            if methods and isinstance(route, self.route_class):
-                raise Misuse(
-                    f"no route of this application is guarded, {route.path or route.name} neither: the policy's "
-                    f"methods are {', '.join(sorted(self.edge.routes.methods))}. Name its own, "
-                    f"Policy(methods={(*sorted(methods),)}), or mark its endpoint @idempotent; or "
-                    "@not_idempotent, if that is meant"
-                )
-            if methods:
-                raise Misuse(
-                    f"no route of this application is guarded, {route.path or route.name} neither: "
-                    "APIRouter(route_class=idempotency.route_class), or app.router.route_class = "
-                    "idempotency.route_class before the first route of the application itself"
-                )
+            if not methods:
+                continue
+            named = route.path or route.name  # one that is included may have no path of its own
+            what_to_do = (
+                f"the policy's methods are {', '.join(sorted(self.edge.routes.methods))}. Name its "
+                f"own, Policy(methods={(*sorted(methods),)}), or mark its endpoint @idempotent; or "
+                "@not_idempotent, if that is meant"
+                if isinstance(route, self.route_class)
+                else "APIRouter(route_class=idempotency.route_class), or app.router.route_class = "
+                "idempotency.route_class before the first route of the application itself"
+            )
+            raise Misuse(f"no route of this application is guarded, {named} neither: {what_to_do}")
 
 
 class _Guard(IdempotencyMiddleware):
