@@ -204,7 +204,7 @@ def _parts(whole: Any, depth: int = 0) -> Iterator[Any]:
                 yield from _parts(one, depth + 1)
 
 
-@pytest.mark.parametrize("sign", ["/", "?", "#"])
+@pytest.mark.parametrize("sign", ["/", "?", "#", "?a=", "?a=b&c=", "/a?b="])
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "postgresql", "mysql", "mariadb"])
 def test_p12_a_password_with_a_sign_of_urls_is_told_how_to_be_written(
     scheme: str, sign: str
@@ -222,7 +222,10 @@ def test_p12_a_password_with_a_sign_of_urls_is_told_how_to_be_written(
         "sqlite:///keys@home.db",
         "tiered+sqlite:///keys@home.db?cache=redis://:p@h/0",
         "unix:///run/redis@1.sock?db=0",
-        "postgresql://host:5432/keys?user=u@corp&password=p@ss",
+        "postgresql://host:5432/keys?user=u@corp&password=p=@ss",
+        "postgresql://u:p@host/keys?application_name=orders@corp",
+        "postgresql://host?user=u@corp&dbname=keys",
+        "redis+sentinel://h1,h2/keys?sentinel_password=p@ss",
         "redis://u:1234%2F5678@h/0",
         "redis://u:p@ss@h/0",
     ],

@@ -156,12 +156,19 @@ def must_be_readable(url: str, example: str) -> None:
         ) from None
 
 
+_OPTION = re.compile(r"[^=]*=")
+_OPTION_WITH_AT = re.compile(r"\w*(?:user|username|password|cache)=")
+"""An option whose value may well hold an `@`: what else looks like one may be a part of a password.
+"""
+
+
 def _must_end_its_password(parts: SplitResult) -> None:
     """A `/`, `?` or `#` in a password ends it for every parser: what stands before would be a port,
     and the user's name a host. Then an `@` comes late, where none has to be.
     """
-    options = [pair for pair in parts.query.split("&") if "=" not in pair]
-    if any("@" in text for text in (parts.path, parts.fragment, *options)):
+    option = _OPTION if "@" in parts.netloc else _OPTION_WITH_AT
+    late = [pair for pair in parts.query.split("&") if not option.match(pair)]
+    if any("@" in text for text in (parts.path, parts.fragment, *late)):
         raise ValueError("an @ behind the host")
 
 
