@@ -58,18 +58,20 @@ def _of_sqlalchemy(url: str, kind: str) -> Open:
 
     @contextmanager
     def opened() -> Iterator[Any]:
-        if kind == "connection":
-            with engine.begin() as connection:
-                yield connection
-        elif kind == "session":
-            with Session(engine) as session, session.begin():
-                yield session
-        else:
-            scoped = scoped_session(sessionmaker(engine))
-            with scoped.begin():
-                yield scoped
-            scoped.remove()
-        engine.dispose()
+        try:
+            if kind == "connection":
+                with engine.begin() as connection:
+                    yield connection
+            elif kind == "session":
+                with Session(engine) as session, session.begin():
+                    yield session
+            else:
+                scoped = scoped_session(sessionmaker(engine))
+                with scoped.begin():
+                    yield scoped
+                scoped.remove()
+        finally:
+            engine.dispose()
 
     return opened
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -150,3 +151,19 @@ def test_one_of_the_libraries_must_be_there() -> None:
 def test_what_is_no_journal_is_refused_before_the_first_request(journal: Any) -> None:
     with pytest.raises(Misuse, match=r"journal=… takes a Journal\('intents\.db'\)"):
         Client(base_url="https://api.example.com", journal=journal)
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_a_transport_of_another_kind_is_refused_before_the_first_request(mounted: bool) -> None:
+    for client, module, wrong, told in (
+        (Client, "httpx2", "AsyncHTTPTransport", "it is for httpx.AsyncClient"),
+        (AsyncClient, "httpx2", "HTTPTransport", "it is for httpx.Client"),
+        (Client, "requests.adapters", "HTTPAdapter", "it is for session.mount"),
+        (Client, "httpx", "HTTPTransport", "one of httpx, and Client"),
+    ):
+        transport = getattr(importlib.import_module(module), wrong)()
+        given: dict[str, Any] = (
+            {"mounts": {"https://": transport}} if mounted else {"transport": transport}
+        )
+        with pytest.raises(Misuse, match=told):
+            client(**given)

@@ -16,9 +16,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from oncekey import probes
-from oncekey.client import Client, Retries, SqlJournal
+from oncekey.client import Client, Retries, SqlJournal, sql_journal
 from oncekey.client.intent import NOTE_CHARS_MAX
 from oncekey.client.retention import RETENTION_S
+from oncekey.client.sql import asker
 from oncekey.clock import FakeClock
 from oncekey.core.dates import http_date
 from oncekey.core.profiles import PROFILES
@@ -300,6 +301,24 @@ def test_settling_with_an_answer_learns_what_its_server_says(
 
 
 # ---------------------------------------------------------------------------------------- misuse
+
+
+def test_tables_that_are_missing_are_told_with_how_to_make_them(
+    journal: SqlJournal, begin: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = sql_journal._FIND.replace("FROM oncekey_journal j", "FROM oncekey_nowhere j")
+    monkeypatch.setattr(sql_journal, "_FIND", elsewhere)
+    with (
+        pytest.raises(Misuse, match=r"tables are missing: .* journal\.create\(within="),
+        begin() as it,
+    ):
+        journal.key(PAY, within=it)
+
+
+def test_any_other_error_is_the_drivers_own(journal: SqlJournal, driver: Open) -> None:
+    with pytest.raises(Exception, match=r"(?i)syntax") as told, driver() as within:
+        asker(within).do("SELECTED")
+    assert not isinstance(told.value, Misuse)
 
 
 class Odd:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import io
@@ -341,6 +342,26 @@ def test_attempts_are_counted(library: str, server: Scripted) -> None:
 def test_what_is_no_transport_is_refused() -> None:
     with pytest.raises(Misuse, match=r"retrying\(…\) takes a transport of httpx or httpx2"):
         retrying(object())
+
+
+@pytest.mark.parametrize("wrap", [retrying, through])
+def test_a_transport_for_another_kind_of_client_is_told_so(wrap: Any) -> None:
+    httpx2, requests = map(importlib.import_module, ("httpx2", "requests"))
+    url = "http://127.0.0.1:9/"
+    wrong = wrap(httpx2.AsyncHTTPTransport())
+    for ask in (lambda: httpx2.Client(transport=wrong).post(url), wrong.__enter__):
+        with pytest.raises(Misuse, match=r"AsyncHTTPTransport is no transport for httpx\.Client"):
+            ask()
+    awaited = httpx2.AsyncClient(transport=wrap(httpx2.HTTPTransport()))
+    with pytest.raises(Misuse, match=r"HTTPTransport is no transport for httpx\.AsyncClient"):
+        asyncio.run(awaited.__aenter__())
+    with requests.Session() as session:
+        session.mount("http://", wrap(httpx2.HTTPTransport()))
+        with pytest.raises(Misuse, match=r"HTTPTransport is no transport for session\.mount"):
+            session.post(url)
+    client = httpx2.Client(transport=wrap(requests.adapters.HTTPAdapter()))
+    with pytest.raises(Misuse, match=r"HTTPAdapter is no transport for httpx\.Client"):
+        client.post(url)
 
 
 @pytest.mark.parametrize(("library", "kind"), [("httpx2", "Client"), ("requests", "Session")])

@@ -13,11 +13,12 @@ from faststream import AckPolicy, Response
 from faststream.exceptions import AckMessage
 from faststream.message import StreamMessage
 from faststream.nats import NatsBroker
-from faststream.rabbit import RabbitBroker, RabbitQueue
+from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
 from pydantic import BaseModel
 
 from oncekey.core.key import short_hash
 from oncekey.core.policy import Policy
+from oncekey.errors import Misuse
 from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
 from oncekey.messaging.inbox import Inbox
 from oncekey.runtime import Runtime
@@ -31,6 +32,25 @@ pytestmark = pytest.mark.slow
 
 
 # --------------------------------------------------------------------------- what is said and when
+
+
+@pytest.mark.parametrize("twice", [False, True])
+async def test_a_middleware_that_is_a_class_or_within_another_is_told(twice: bool) -> None:
+    runtime, ran = Runtime("memory://"), list[str]()
+    made = OnceMiddleware(runtime)
+    given: list[Any] = [made, OnceMiddleware(runtime)] if twice else [OnceMiddleware]
+    broker = RabbitBroker(middlewares=given)
+
+    @broker.subscriber("orders")
+    async def work(body: str) -> None:
+        ran.append(body)
+
+    said = "guarded twice" if twice else r"the class: make one, middlewares=\[OnceMiddleware\(run"
+    async with TestRabbitBroker(broker) as tested:
+        with pytest.raises(Misuse, match=said):
+            await tested.publish("a", "orders", message_id="id-a")
+    await runtime.aclose()
+    assert not ran
 
 
 async def test_an_unknown_outcome_goes_to_the_dead_letters(

@@ -310,6 +310,16 @@ def test_a_wrong_password_is_a_failure_to_connect(server: Redis) -> None:
         assert "wrong@" not in str(refused.value)
 
 
+@pytest.mark.parametrize("protocol", ["", "?protocol=3"])
+def test_a_password_that_is_missing_is_told_with_where_to_write_it(
+    server: Redis, protocol: str
+) -> None:
+    store = open_url(f"redis://127.0.0.1:{server.port}/0{protocol}")
+    for connect in (store.connect, lambda: asyncio.run(store.aconnect())):
+        with pytest.raises(StoreUnavailable, match="wants a password: write redis://user:passw"):
+            connect()
+
+
 def test_a_unix_socket_serves_both_colours() -> None:
     with SetRedis("--unixsocket", "redis.sock").start() as server:
         password = server.url.split(":")[2].split("@")[0]

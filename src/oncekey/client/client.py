@@ -21,6 +21,7 @@ from oncekey.client.journal import Journal
 from oncekey.client.mark import Given
 from oncekey.client.sender import Sender
 from oncekey.client.transport import around
+from oncekey.client.wrapping import must_be_a_transport, must_take, of_library
 from oncekey.errors import Misuse, StoreUnavailable
 
 if TYPE_CHECKING:  # where only httpx is, its answers have no type
@@ -46,7 +47,7 @@ def installed(names: tuple[str, ...] = LIBRARIES) -> Any:
 
 
 def _parted(
-    options: dict[str, Any], transport: Any, make: Callable[..., Any]
+    options: dict[str, Any], transport: Any, make: Callable[..., Any], way: str
 ) -> tuple[Sender, dict[str, Any]]:
     """What is ours; and what is the library's client's, which sends nothing past our transport."""
     sender = Sender(**{name: each for name, each in options.items() if name in _OURS})
@@ -58,8 +59,21 @@ def _parted(
         raise Misuse(f"give {', '.join(sorted(of_the_wire))} to the transport that you give")
     inner = make(**of_the_wire) if transport is None else transport
     mounts = (theirs.get("mounts") or {}).items()
+    for each in (inner, *(each for _, each in mounts if each is not None)):
+        _must_fit(each, make.__module__.partition(".")[0], way)
     wrapped = {pattern: each and around(each, sender) for pattern, each in mounts}
     return sender, {**theirs, "transport": around(inner, sender), "mounts": wrapped}
+
+
+def _must_fit(transport: Any, library: str, way: str) -> None:
+    must_be_a_transport(transport, "retrying")
+    must_take(transport, way)
+    theirs = of_library(transport, LIBRARIES)
+    if theirs not in (None, library):
+        raise Misuse(
+            f"this transport is one of {theirs}, and Client(…) is a client of {library}, which "
+            f"is installed: take {library}'s; or {theirs}.Client(transport=retrying(…))"
+        )
 
 
 class _Intents:
@@ -146,7 +160,7 @@ class Client:
         self, *, transport: Any = None, journal: Journal | None = None, **options: Any
     ) -> None:
         library = installed()
-        sender, theirs = _parted(options, transport, library.HTTPTransport)
+        sender, theirs = _parted(options, transport, library.HTTPTransport, "handle_request")
         self.inner = library.Client(**theirs)
         """The library's own client, for whatever is not here."""
         self._intents = _Intents(journal, self.inner.base_url, sender)
@@ -205,7 +219,8 @@ class AsyncClient:
         self, *, transport: Any = None, journal: Journal | None = None, **options: Any
     ) -> None:
         library = installed()
-        sender, theirs = _parted(options, transport, library.AsyncHTTPTransport)
+        make = library.AsyncHTTPTransport
+        sender, theirs = _parted(options, transport, make, "handle_async_request")
         self.inner = library.AsyncClient(**theirs)
         """The library's own client, for whatever is not here."""
         self._intents = _Intents(journal, self.inner.base_url, sender)

@@ -57,9 +57,23 @@ class Asker:
         texts = statement.split("?")
         marks = [_mark(self.style, number) for number in range(1, len(texts))]
         written = "".join(text + mark for text, mark in zip(texts, [*marks, ""], strict=True))
-        if self.style == "named":
-            return self.run(written, {f"p{n}": each for n, each in enumerate(given, start=1)})
-        return self.run(written, given)
+        named = {f"p{n}": each for n, each in enumerate(given, start=1)}
+        try:
+            return self.run(written, named if self.style == "named" else given)
+        except Exception as error:  # each driver has its own
+            if _misses_table(error):
+                raise Misuse(
+                    "the journal's tables are missing: make them once, by journal.create(within="
+                    "connection), or by SqlJournal.schema(…) in a migration of yours"
+                ) from error
+            raise
+
+
+def _misses_table(error: Exception) -> bool:
+    """Whether a database says that there is no such table, by whichever driver or library."""
+    told = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's
+    codes = [getattr(told, name, None) for name in ("sqlstate", "pgcode")] + [*told.args[:1]]
+    return "42P01" in codes or 1146 in codes or "no such table" in str(error)
 
 
 def _mark(style: str, number: int) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from oncekey.errors import Misuse
 
-_WAYS = ("handle_request", "handle_async_request", "send")
+_WAYS = {
+    "handle_request": "httpx.Client(transport=…), or our Client(transport=…)",
+    "handle_async_request": "httpx.AsyncClient(transport=…), or our AsyncClient(transport=…)",
+    "send": "session.mount('https://', …) of requests",
+}
+"""How a transport is called, and by whom."""
 
 Self = TypeVar("Self", bound="Wrapping")
 
@@ -55,11 +61,36 @@ def must_not_retry(given: object) -> None:
         )
 
 
+def must_take(given: object, way: str) -> None:
+    """A misuse, if a transport cannot be called that way: it is for another kind of client."""
+    if not callable(getattr(given, way, None)):
+        takes = [each for each in _WAYS if callable(getattr(given, each, None))]
+        raise Misuse(
+            f"{type(given).__name__} is no transport for {_WAYS[way]}: it is for "
+            f"{' and '.join(_WAYS[each] for each in takes)}"
+        )
+
+
+def of_library(given: object, names: tuple[str, ...]) -> str | None:
+    """Which of these libraries it is a transport of; None if of none."""
+    while isinstance(given, Wrapping):
+        given = given._inner
+    roots = (cls.__module__.partition(".")[0] for cls in type(given).__mro__)
+    return next((root for root in roots if root in names), None)
+
+
+def _refuse(inner: object, way: str, *_: object, **__: object) -> None:
+    must_take(inner, way)
+
+
 class Wrapping:
     """What both kinds of our transports have in common."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        for way in _WAYS:
+            if not callable(getattr(inner, way, None)):  # else it would be the library's own error
+                setattr(self, way, partial(_refuse, inner, way))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # a copy that is being made has none yet
@@ -67,6 +98,7 @@ class Wrapping:
         return getattr(self._inner, name)
 
     def __enter__(self: Self) -> Self:
+        must_take(self._inner, "handle_request")
         self._inner.__enter__()
         return self
 
@@ -79,6 +111,7 @@ class Wrapping:
         self._inner.__exit__(kind, error, traceback)
 
     async def __aenter__(self: Self) -> Self:
+        must_take(self._inner, "handle_async_request")
         await self._inner.__aenter__()
         return self
 

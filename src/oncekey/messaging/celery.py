@@ -22,19 +22,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from celery import Task  # type: ignore[import-untyped]
-from celery.exceptions import (  # type: ignore[import-untyped]
-    Ignore,
-    Reject,
-    SoftTimeLimitExceeded,
-)
-
 from oncekey.calls import SINGLE_TENANT, Calls, must_run_when_called
 from oncekey.core.expression import Source
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
 from oncekey.operation import Declined, Operation
 from oncekey.runtime import Runtime
+
+try:
+    from celery import Task  # type: ignore[import-untyped]
+    from celery.exceptions import (  # type: ignore[import-untyped]
+        Ignore,
+        Reject,
+        SoftTimeLimitExceeded,
+    )
+except ModuleNotFoundError as error:
+    _told = f"{error}: pip install 'oncekey[celery]'"
+    raise ModuleNotFoundError(_told, name=error.name) from error
 
 _log = logging.getLogger("oncekey")
 

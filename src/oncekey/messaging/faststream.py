@@ -15,12 +15,9 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
-from faststream import AckPolicy, BaseMiddleware, Response
-from faststream.exceptions import AckMessage, NackMessage, RejectMessage
-from faststream.message import StreamMessage
-
+from oncekey import attempt as attempts
 from oncekey.core import key as keys
 from oncekey.core.key import short_hash
 from oncekey.core.policy import Policy
@@ -29,6 +26,14 @@ from oncekey.messaging.inbox import Busy, Duplicate, Handled, Inbox, Rejected, R
 from oncekey.messaging.message import Message
 from oncekey.operation import must_be_runtime
 from oncekey.runtime import Runtime
+
+try:
+    from faststream import AckPolicy, BaseMiddleware, Response
+    from faststream.exceptions import AckMessage, NackMessage, RejectMessage
+    from faststream.message import StreamMessage
+except ModuleNotFoundError as error:
+    _told = f"{error}: pip install 'oncekey[faststream]'"
+    raise ModuleNotFoundError(_told, name=error.name) from error
 
 MessageId = Callable[[StreamMessage[Any]], str | None]
 Handler = Callable[[StreamMessage[Any]], Awaitable[Any]]
@@ -46,6 +51,14 @@ class OnceMiddleware:
     names the inbox of a subscriber; without it, that is made of its function's name and its queue
     or topic, and messages that are delivered again after either was renamed run again.
     """
+
+    def __new__(cls, *_: Any, **settings: Any) -> Self:
+        if "context" in settings:  # FastStream calls the class, for a message
+            raise Misuse(
+                "middlewares=[OnceMiddleware] names the class: make one, "
+                "middlewares=[OnceMiddleware(runtime)]"
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -78,6 +91,7 @@ class OnceMiddleware:
         known_by = self._message_id(message)
         if not known_by:
             raise Misuse(_NO_ID.format(name=name))
+        _check_once(name, known_by)
         settle = _Settle(message, is_manual=policy is AckPolicy.MANUAL)
         work = _Work(handler, message)
         try:
@@ -116,6 +130,18 @@ class OnceMiddleware:
                 "lost. Write ack_policy=AckPolicy.NACK_ON_ERROR in its subscriber",
                 name,
             )
+
+
+def _check_once(name: str, known_by: str) -> None:
+    """A misuse, if another of these has this very message in hand: it would wait for itself, be
+    given back, and delivered again and again.
+    """
+    around = attempts.current_or_none()
+    if around is not None and (around.operation, around.key) == (name, keys.derive(known_by)):
+        raise Misuse(
+            f"{name} is guarded twice, by one OnceMiddleware within another: give one to the "
+            "broker, or to its routers"
+        )
 
 
 class _Once(BaseMiddleware):

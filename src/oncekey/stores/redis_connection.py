@@ -71,6 +71,9 @@ _ASYNC_LINKS: dict[str, Any] = {
     "unix": async_driver.UnixDomainSocketConnection,
 }
 
+_WANTS_PASSWORD = ("HELLO must be called with the client already auth", "Authentication required")
+"""What servers say to whoever sends none; to one that sends a wrong one they say so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -124,6 +127,8 @@ class Endpoint:
 
     def _unreachable(self, error: Exception) -> StoreUnavailable:
         why = str(error) or f"no answer within {self.connect_timeout_s} s"
+        if why.startswith(_WANTS_PASSWORD) and not self.options.get("password"):
+            why = f"it wants a password: write {self.kind}://user:password@… in its URL"
         return StoreUnavailable(f"cannot connect to {self}: {why}", sent=False)
 
 
