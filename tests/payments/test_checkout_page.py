@@ -184,6 +184,36 @@ def test_two_tabs(page: Page, context: BrowserContext, running: Running) -> None
     assert all_captures(running) == before + 1
 
 
+def test_a_tab_that_nobody_sees_leaves_its_connection_to_others(
+    page: Page, context: BrowserContext, running: Running
+) -> None:
+    """A browser has six of them for a host, for all tabs. Seen again, it misses nothing."""
+    other = opened(context, running)
+    seen(other, False)
+    asked: list[str] = []
+    other.on("request", lambda request: asked.append(request.url))
+    page.click("#pay")
+    await_paid(page, running)
+    for _ in range(2):  # as long as one lasts
+        page.wait_for_event("request", lambda request: "/demo/watch" in request.url)
+    assert not [url for url in asked if "/demo/watch" in url]
+
+    seen(other, True)
+    await_arrivals(other, 1)
+    await_paid(other, running)
+
+
+def seen(page: Page, is_seen: bool) -> None:
+    """What a browser tells a page when another tab is brought before it, or it before others."""
+    page.evaluate(
+        """(seen) => {
+          Object.defineProperty(document, "hidden", { value: !seen, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        is_seen,
+    )
+
+
 def test_another_order_is_another_charge(page: Page, running: Running) -> None:
     page.click("#pay")
     first = await_paid(page, running)

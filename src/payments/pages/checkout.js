@@ -332,11 +332,18 @@ async function read(path) {
   return answer.json();
 }
 
+let source;
+let latest;
+
+/** While the page is seen: a browser has six connections to a host, for all tabs together. */
 function listen() {
-  // With a key there is something to be told of what was before this page: a reload forgets nothing.
-  const source = new EventSource(`/demo/watch${order().key ? "?after=0" : ""}`);
-  source.addEventListener("message", ({ data }) => {
+  source?.close();
+  if (document.hidden) return;
+  source = new EventSource(`/demo/watch${latest === undefined ? "" : `?after=${latest}`}`);
+  latest ??= 0;
+  source.addEventListener("message", ({ data, lastEventId }) => {
     const notice = JSON.parse(data);
+    latest = lastEventId;
     if (notice.key !== order().key) return;
     drawNotice(notice);
     refresh();
@@ -380,5 +387,8 @@ async function resume() {
 }
 
 drawFaults();
+document.addEventListener("visibilitychange", listen);
+// With a key there is something to be told of what was before this page: a reload forgets nothing.
+if (order().key) latest = 0;
 listen();
 await attempted(resume);
