@@ -1,0 +1,20 @@
+"""One set of rules for all requests of a client: what becomes of a request that is sent again."""
+
+from __future__ import annotations
+
+from oncekey.client.place import Outgoing
+from oncekey.client.sender import Sender
+from oncekey.clock import FakeClock
+
+
+def test_a_request_that_its_caller_sends_again_is_as_old_as_it_was() -> None:
+    """Also one whose key is the caller's own, and stands in it: counted anew, its retries would go
+    on when the server has forgotten the key.
+    """
+    clock = FakeClock()
+    sender = Sender(clock=clock)
+    request = Outgoing("POST", "https://pay.example/charges", {"idempotency-key": "k1"}, b"{}")
+    first = sender.plan(request, body=b"{}")
+    clock.advance(3600.0)
+    again = sender.plan(request, first.mark, b"{}")
+    assert (again.key, again.until, again.mark) == (first.key, first.until, first.mark)
