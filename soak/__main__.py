@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from soak import faults, ledger, report
+from soak import delivery, faults, ledger, report
 from soak.clients import Clients
 from soak.faults import Befell
 from soak.judge import judge
@@ -79,7 +79,7 @@ def main() -> int:
     print(f"{settings.command}   (Ctrl-C ends it)", file=sys.stderr)
     folder = Path(tempfile.mkdtemp(prefix="oncekey-soak-"))
     try:
-        outcome = asyncio.run(soak(settings, folder))
+        outcome = asyncio.run((delivery.soak if settings.broker else soak)(settings, folder))
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         return 130
@@ -87,7 +87,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
         print(f"\n{unavailable}", file=sys.stderr)
         return 1
-    print(f"\n{report.summary(outcome)}")
+    print(f"\n{(delivery if settings.broker else report).summary(outcome)}")
     if not outcome.violations:
         shutil.rmtree(folder, ignore_errors=True)
         return 0

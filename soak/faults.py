@@ -61,10 +61,13 @@ class Befell:
     pid: int
 
 
-def plan(seed: int, seconds: float, engine: str) -> list[Fault]:
-    """The same seed plans the same faults. How the machine interleaves them it does not plan."""
+def plan(seed: int, seconds: float, engine: str, *, beside: bool = False) -> list[Fault]:
+    """The same seed plans the same faults. How the machine interleaves them it does not plan.
+    `beside`: there is a server beside the store.
+    """
     chance = Random(seed)
     likely = OF_WORKERS | of_store(engine) | ({} if engine == "sqlite" else OF_CLOCKS)
+    likely |= OF_SERVERS if beside else {}
     faults: list[Fault] = []
     at_s = chance.uniform(0, 2 * _EVERY_S)
     while at_s < seconds:

@@ -88,6 +88,13 @@ class Place:
         self.sites = [Site(node, None, one_at_a_time) for node in group.nodes]
         self.url = self.direct = f"{group.url}{'&' if '?' in group.url else '?'}{_WAITING_OPTIONS}"
 
+    async def beside(self, start: Callable[[], Server]) -> tuple[str, str]:
+        """Another server that everything can befall: its address, and the one without losses."""
+        server = await self._in_thread(start)
+        proxy = await Proxy(server.port).start()
+        self.sites = [*self.sites, Site(server, proxy)]
+        return _proxied(server, proxy.port), server.url
+
     async def __aexit__(self, *_: object) -> None:
         for site in self.sites:
             if site.proxy is not None:

@@ -40,10 +40,10 @@ def summary(outcome: Outcome) -> str:
         "faults": Counter(one.fault.what for one in outcome.faults),
         "violations": Counter(violation.promise for violation in outcome.violations),
     }
-    return "\n".join(_row(name, counted) for name, counted in counts.items())
+    return "\n".join(row(name, counted) for name, counted in counts.items())
 
 
-def _row(name: str, counted: Counter[str]) -> str:
+def row(name: str, counted: Counter[str]) -> str:
     parts = ", ".join(f"{number:,} {what}" for what, number in counted.most_common())
     return f"  {name:<10} {counted.total():>7,}   {parts}".rstrip()
 

@@ -21,10 +21,13 @@ class Worker:
     waits until it is back.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        """`arguments` are those of `soak.application`, without the last two. What a worker leaves
-        lies beside its log.
+    def __init__(
+        self, arguments: Sequence[str], log: Path, module: str = "soak.application"
+    ) -> None:
+        """`arguments` are those of the module, without the last two. What a worker leaves lies
+        beside its log.
         """
+        self._module = module
         self._arguments = arguments
         self._log = log
         self._mark = log.with_suffix(".up")
@@ -49,7 +52,7 @@ class Worker:
         # from reaching it before us.
         guard = shutil.which("setpriv")
         command = [guard, "--pdeathsig", "KILL"] if guard else []
-        command += [sys.executable, "-m", "soak.application", *self._arguments]
+        command += [sys.executable, "-m", self._module, *self._arguments]
         command += [str(self._mark), str(descriptor)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from soak import drivers, engines
-from soak.settings import KINDS, Settings, read
+from soak.settings import BROKERS, KINDS, Settings, read
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES)
@@ -22,6 +22,18 @@ def test_handlers_have_rows_wherever_the_engine_has_them(engine: str, kind: str)
     settings = read(["--engine", engine, "--kind", kind, "--seed", "7"], None)
     assert bool(settings.driver) == (engine in engines.ROWS)
     assert bool({"atomic", "joined"} & {*settings.routes}) == bool(settings.driver)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_messages_go_from_an_outbox_which_is_beside_rows(
+    broker: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = read(["--broker", broker, "--engine", "mariadb", "--seed", "7"], None)
+    assert settings.broker == broker
+    assert read(settings.command.split()[2:], None) == settings
+    with pytest.raises(SystemExit):
+        read(["--broker", broker, "--engine", "redis"], None)
+    assert "an outbox is in one of" in capsys.readouterr().err
 
 
 def test_seeds_choose_every_driver_that_fits() -> None:
