@@ -106,6 +106,23 @@ def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
     assert {message.attempts for message in broker.got} == {1}
 
 
+class Away(Exception):
+    """As a broker's client has its own."""
+
+
+@pytest.mark.parametrize("raised", [Away, ConnectionError, TimeoutError])
+def test_outages_of_a_client_s_own_are_so_beside_the_usual_ones(
+    sqlite_desk: Desk, raised: type[Exception]
+) -> None:
+    sqlite_desk.put("orders", b"1")
+    broker = Broker()
+    broker.refuses = lambda message: raised("away")
+    limits = Limits(attempts_max=1)
+    worker = Publisher(sqlite_desk.outbox, broker, limits=limits, outages=(Away,))
+    assert worker.drain_sync().outage == f"{raised.__name__}: away"
+    assert sqlite_desk.outbox.parked_sync() == []
+
+
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_topic_that_alone_cannot_be_reached_is_to_blame(desk: Desk, colour: str) -> None:
     """Its messages neither hold up all others nor wait for ever, unseen."""

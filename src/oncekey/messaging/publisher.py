@@ -41,7 +41,9 @@ from oncekey.stores.base import AsyncConnection, Connection
 PublishFunction = Callable[[Message], Any]
 
 OUTAGES: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError)
-"""What a `publish` function raises when the broker, not the message, is to blame."""
+"""What a `publish` function raises when the broker, not the message, is to blame; `outages=` says
+what else, such as exceptions of the broker's client.
+"""
 OUTAGE_S_MIN, OUTAGE_S_MAX = 0.1, 5.0
 MISSES_MAX = 3
 """When so many in turn did not reach the broker, the rest of the batch is not tried."""
@@ -67,7 +69,7 @@ class Publisher:
         poll_s: float = 0.5,
         publish_s_max: float | None = None,
         concurrency_max: int = 16,
-        outages: tuple[type[BaseException], ...] = OUTAGES,
+        outages: tuple[type[BaseException], ...] = (),
         clock: Clock | None = None,
         chance: Callable[[], float] = guard.chance,
     ) -> None:
@@ -87,7 +89,7 @@ class Publisher:
         self._poll_s = poll_s
         self._publish_s_max = publish_s_max
         self._concurrency_max = concurrency_max
-        self._outages = outages
+        self._outages = (*OUTAGES, *outages)
         self._clock = clock or SystemClock()
         self._chance = chance
         self._stop = threading.Event()
