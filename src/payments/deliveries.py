@@ -26,8 +26,8 @@ from payments import events, ids, objects
 from payments.places import Places
 from payments.tables import deliveries, delivery_attempts, webhook_endpoints
 
-LOOK_FACTOR = 4
-"""Rows that are looked at for each place that is free: those of a busy endpoint are passed over."""
+CANCELED_MAX = 256
+"""By one claim, of what waits for endpoints that are gone."""
 ERROR_CHARS_MAX = 500
 FAR_S = 2 * 86_400.0
 """Further away than any wait: what is due then was written while the machine's clock was wrong."""
@@ -61,16 +61,35 @@ class Ending:
 # ------------------------------------------------------------------------------------- claiming
 
 _e = webhook_endpoints.c
-_IS_DUE = (deliveries.c.status == "pending", deliveries.c.due <= sa.bindparam("now"))
-_IS_FAR = (deliveries.c.status == "pending", deliveries.c.due > sa.bindparam("now") + FAR_S)
+_PENDING = deliveries.c.status == "pending"
+_IS_DUE = (_PENDING, deliveries.c.due <= sa.bindparam("now"))
+_IS_FAR = (_PENDING, deliveries.c.due > sa.bindparam("now") + FAR_S)
 _LOOK = sa.select(sa.exists().where(*_IS_DUE) | sa.exists().where(*_IS_FAR))
+
+
+def _endpoints_with_something_due() -> sa.Select[Any]:
+    """Those of whom something is due, whose turn it is first. Goes through an index from one to the
+    next: what waits for one that hangs may be very much, and is not read.
+    """
+    first = sa.select(sa.func.min(deliveries.c.endpoint).label("endpoint")).where(_PENDING)
+    each = first.cte("waiting", recursive=True)
+    after = first.where(deliveries.c.endpoint > each.c.endpoint).scalar_subquery()
+    each = each.union_all(sa.select(after).select_from(each).where(each.c.endpoint.is_not(None)))
+    its = _PENDING, deliveries.c.endpoint == each.c.endpoint
+    oldest = sa.select(sa.func.min(deliveries.c.due)).where(*its).scalar_subquery()
+    whose = sa.select(deliveries.c.tenant).where(*its).limit(1).scalar_subquery()
+    found = sa.select(each.c.endpoint, whose.label("tenant"), oldest.label("due")).subquery()
+    return sa.select(found).where(found.c.due <= sa.bindparam("now")).order_by(found.c.due)
+
+
+_WAITING = _endpoints_with_something_due()
 _DUE = (
     sa.select(deliveries, _e.url, _e.secrets, _e.status.label("endpoint_status"))
     .outerjoin(
         webhook_endpoints,
         sa.and_(_e.tenant == deliveries.c.tenant, _e.id == deliveries.c.endpoint),
     )
-    .where(*_IS_DUE)
+    .where(*_IS_DUE, deliveries.c.endpoint == sa.bindparam("endpoint"))
     .order_by(deliveries.c.due)
     .with_for_update(skip_locked=True, of=deliveries)  # SQLite has one writer anyway
 )
@@ -98,28 +117,43 @@ def claim(
     """Take deliveries that are due, as far as there are `places` for them, which are taken too.
     What cannot be sent any more ends here.
     """
-    query = _DUE.where(
-        deliveries.c.tenant.not_in(places.full_accounts),
-        deliveries.c.endpoint.not_in(places.full_endpoints),
-    ).limit(places.free * LOOK_FACTOR)
     taken: list[Claimed] = []
     connection.execute(deliveries.update().where(*_IS_FAR).values(due=now), {"now": now})
-    for row in connection.execute(query, {"now": now}).all():
-        ended = _ended(row, attempts_max)
-        if ended is not None:
-            _change(connection, row, row.attempts, due=None, **ended)
+    for row in _due(connection, now, places):
+        if row.attempts >= attempts_max:
+            _end(connection, row, "failed", DIED)
         elif places.take(row.tenant, row.endpoint):
             _change(connection, row, row.attempts, attempts=row.attempts + 1, due=now + lease_s)
             taken.append(_claimed(row, now))
     return taken
 
 
-def _ended(row: Row[Any], attempts_max: int) -> dict[str, str] | None:
-    if row.endpoint_status != "enabled":
-        return {"status": "canceled", "last_error": "its endpoint is gone or disabled"}
-    if row.attempts >= attempts_max:
-        return {"status": "failed", "last_error": DIED}
-    return None
+def _due(connection: Connection, now: float, places: Places) -> list[Row[Any]]:
+    """What is due, oldest first: a few of each endpoint that has a place, while there are places.
+    What waits for one that is gone ends.
+    """
+    waiting = connection.execute(_WAITING, {"now": now}).all()
+    having = [each.endpoint for each in waiting if places.has_one(each.tenant, each.endpoint)]
+    found: list[Row[Any]] = []
+    wanted, canceled = places.free, 0
+    for endpoint in having:
+        values = {"endpoint": endpoint, "now": now}
+        its = connection.execute(_DUE.limit(places.per_endpoint_max), values).all()
+        if any(row.endpoint_status != "enabled" for row in its):
+            ending = connection.execute(_DUE.limit(CANCELED_MAX - canceled), values).all()
+            canceled += len(ending)
+            for row in ending:
+                _end(connection, row, "canceled", "its endpoint is gone or disabled")
+        elif its:  # others have the rest
+            found += its
+            wanted -= 1
+        if not wanted:
+            break
+    return sorted(found, key=lambda row: row.due)
+
+
+def _end(connection: Connection, row: Row[Any], status: str, reason: str) -> None:
+    _change(connection, row, row.attempts, due=None, status=status, last_error=reason)
 
 
 def _claimed(row: Row[Any], now: float) -> Claimed:

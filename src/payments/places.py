@@ -24,20 +24,14 @@ class Places:
     def free(self) -> int:
         return self.count - self._accounts.total()
 
-    @property
-    def full_accounts(self) -> list[str]:
-        """Who may have no more now."""
-        return [account for account, taken in self._accounts.items() if taken >= self.free]
-
-    @property
-    def full_endpoints(self) -> list[str]:
-        """What may be sent no more now."""
-        return [name for name, taken in self._endpoints.items() if taken >= self.per_endpoint_max]
+    def has_one(self, account: str, endpoint: str) -> bool:
+        """Whether there is one for them."""
+        of_endpoint = self._endpoints[endpoint]
+        return self._accounts[account] < self.free and of_endpoint < self.per_endpoint_max
 
     def take(self, account: str, endpoint: str) -> bool:
         """Take one, if there is one for them."""
-        of_endpoint = self._endpoints[endpoint]
-        if self._accounts[account] >= self.free or of_endpoint >= self.per_endpoint_max:
+        if not self.has_one(account, endpoint):
             return False
         self._accounts[account] += 1
         self._endpoints[endpoint] += 1

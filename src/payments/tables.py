@@ -215,6 +215,7 @@ deliveries = _objects(
     sa.Column("last_status", sa.Integer),
     _text("last_error"),
     sa.Index("deliveries_due", "status", "due"),
+    sa.Index("deliveries_waiting", "status", "endpoint", "due"),
     sa.Index("deliveries_of_event", "tenant", "event"),
     sa.Index("deliveries_of_endpoint", "tenant", "endpoint", "id"),
     sa.Index("deliveries_by_age", "created"),

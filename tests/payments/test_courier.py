@@ -6,9 +6,11 @@ import json
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +19,18 @@ import standardwebhooks
 import stripe
 
 from oncekey.webhooks import Answered, NotSent, Schedule, new_secret
-from payments import clock, deliveries, rows
+from payments import clock, deliveries, ids, rows
 from payments.places import Places
 from payments.senders import Senders
 from payments.settings import Settings
+from payments.tables import deliveries as delivery_rows
 from payments.tables import events as event_rows
-from tests.payments.posts import Post, post, until
+from tests.payments.posts import Post, post, post_on, until
 from tests.webhooks.listeners import PATIENCE_S, Listener, listening
 
 __all__ = ["post"]
 
+OTHER = "http://127.0.0.1:2/"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -234,6 +238,25 @@ def test_what_waits_for_a_disabled_endpoint_is_canceled(post: Post) -> None:
     assert post.deliveries()[0].status == "canceled"
 
 
+def test_much_that_waits_for_a_disabled_endpoint_holds_up_nobody(post: Post) -> None:
+    gone = post.endpoint("http://127.0.0.1:1/", "charge.failed")
+    at = {"tenant": post.tenant, "created": 1, "event": "evt_1", "due": post.now() - 10.0}
+    with post.database.begin() as connection:
+        made = [{**at, "id": ids.new("dlv"), "endpoint": gone} for _ in range(300)]
+        connection.execute(delivery_rows.insert(), made)
+    post.change(gone, status="disabled")
+    with listening(OK) as there:
+        post.endpoint(there.url)
+        post.event()
+        courier = post.courier()
+        assert courier.drain() == 1
+    counts = Counter(row.status for row in post.deliveries())
+    assert counts["delivered"] == 1
+    assert counts["canceled"] >= deliveries.CANCELED_MAX
+    courier.drain()
+    assert Counter(row.status for row in post.deliveries()) == {"delivered": 1, "canceled": 300}
+
+
 def test_a_delivery_that_kills_its_workers_ends(post: Post) -> None:
     with listening(OK) as there:
         post.endpoint(there.url)
@@ -248,11 +271,13 @@ def test_a_delivery_that_kills_its_workers_ends(post: Post) -> None:
     assert post.deliveries()[0].last_error == deliveries.DIED
 
 
-def _claim(post: Post, connection: object) -> list[deliveries.Claimed]:
+def _claim(
+    post: Post, connection: object, places: Places | None = None
+) -> list[deliveries.Claimed]:
     return deliveries.claim(
         connection,  # type: ignore[arg-type]
         post.now(),
-        places=Places(10, 10),
+        places=places or Places(10, 10),
         lease_s=90.0,
         attempts_max=3,
     )
@@ -312,6 +337,39 @@ def test_one_endpoint_that_hangs_does_not_hold_up_the_others(post: Post) -> None
         until(lambda: {row.status for row in post.deliveries()} == {"delivered"}, wait)
         courier.stop()
     assert len(slow.requests) == 20
+
+
+def test_p11_what_waits_for_a_busy_endpoint_is_not_looked_at(tmp_path: Path) -> None:
+    """Whoever looks through it holds up all who write to SQLite, and works for nothing."""
+
+    def looks(post: Post, waiting: int) -> int:
+        """How much work it is to claim for others what is due, in steps of SQLite."""
+        steps = 0
+
+        def step() -> None:
+            nonlocal steps
+            steps += 1
+
+        busy, well = post.endpoint("http://127.0.0.1:1/", "charge.failed"), post.endpoint(OTHER)
+        at = {"tenant": post.tenant, "created": 1, "event": "evt_1", "due": post.now() - 10.0}
+        made = [{**at, "id": ids.new("dlv"), "endpoint": busy} for _ in range(waiting)]
+        places = Places(32, 1)
+        with post.database.begin() as connection:
+            connection.execute(delivery_rows.delete())
+            connection.execute(delivery_rows.insert(), made)
+            [first] = _claim(post, connection, places)
+            assert first.endpoint == busy
+            due = {"id": "dlv_1", "endpoint": well}
+            connection.execute(delivery_rows.insert(), [at | due])
+            driver: Any = connection.connection.driver_connection
+            driver.set_progress_handler(step, 10)
+            [claimed] = _claim(post, connection, places)
+            driver.set_progress_handler(None, 0)
+        assert claimed.endpoint == well
+        return steps
+
+    with post_on("", tmp_path) as post:
+        assert looks(post, 5_000) < 2 * looks(post, 50)
 
 
 @pytest.mark.slow
