@@ -12,7 +12,7 @@ import pytest
 
 from oncekey.errors import Misuse
 from oncekey.messaging.draining import Limits
-from oncekey.messaging.message import Message
+from oncekey.messaging.message import Message, lane
 from oncekey.messaging.publisher import Publisher
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 from tests.messaging.publishing import LEASE_S, Broker, publisher
@@ -144,6 +144,38 @@ def test_a_topic_that_alone_cannot_be_reached_is_to_blame(desk: Desk, colour: st
             break
     assert {each.message.id for each in parked} == poison
     assert {each.error for each in parked} == {"TimeoutError: no leader"}
+
+
+@pytest.mark.parametrize(("batch_max", "drains_max"), [(100, 2), (5, 20)])
+def test_a_topic_that_cannot_be_reached_holds_up_no_other(
+    desk: Desk, batch_max: int, drains_max: int
+) -> None:
+    """However many of its messages there are: what was not tried yet is tried first."""
+    with desk.connect() as connection:
+        for _ in range(50):
+            desk.outbox.put_sync(connection, "nowhere", b"")
+        desk.outbox.put_sync(connection, "orders", b"1")
+    broker = Broker()
+    broker.refuses = lambda m: TimeoutError("no leader") if m.topic == "nowhere" else None
+    worker = publisher(desk, broker, batch_max=batch_max)
+    for _ in range(drains_max):
+        worker.drain_sync()
+    assert broker.payloads == [b"1"]
+
+
+@pytest.mark.parametrize("batch_max", [1, 100])
+def test_a_message_that_looks_like_an_outage_holds_up_no_other(desk: Desk, batch_max: int) -> None:
+    """Others of its topic, and even where it is the first to be found."""
+    put = [desk.put("orders", b"%d" % i) for i in range(5)]
+    first = min(put, key=lane)
+    broker = Broker()
+    broker.refuses = lambda message: ConnectionError("away")
+    worker = publisher(desk, broker, batch_max=batch_max)
+    worker.drain_sync()
+    broker.refuses = lambda m: ConnectionError("reset") if m.id == first.id else None
+    for _ in range(5):
+        worker.drain_sync()
+    assert {message.id for message in broker.got} == {each.id for each in put if each != first}
 
 
 async def test_a_publication_that_cancels_itself_has_failed(desk: Desk) -> None:

@@ -16,7 +16,7 @@ Order
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
 from oncekey import guard
@@ -122,6 +122,11 @@ class Blame:
         self._missed: set[str] = set()
         self._blamed: set[str] = set()
 
+    @property
+    def missed(self) -> Set[str]:
+        """The topics that could not be reached, and no other has been since."""
+        return self._missed
+
     def hear(self, outcomes: Sequence[tuple[str, Outcome]]) -> set[str]:
         """The topics to blame, after these outcomes."""
         reached = {topic for topic, outcome in outcomes if isinstance(outcome, Published)}
@@ -181,10 +186,11 @@ class Drain:
         """Look, claim, publish, settle: at most one batch."""
         # While the broker cannot be reached, one message is enough to find out that it is back.
         batch_max = 1 if self._outages else self._limits.batch_max
-        started, looked_max = self._after, batch_max * LOOK_FACTOR
+        started, looked_max = self._after, self._limits.batch_max * LOOK_FACTOR
         heads = yield from self._shelf.look(started, looked_max)
-        picked = self._pick(heads, batch_max)
-        cut = bool(picked) and any(head.due and head.lane > picked[-1].lane for head in heads)
+        likely = self._likely(heads, is_full=len(heads) == looked_max)
+        picked = self._pick(likely, batch_max)
+        cut = len(picked) < len(likely)
         ended = not cut and len(heads) < looked_max
         self._after = b"" if ended else (picked if cut else heads)[-1].lane
         seen = Round(ended=ended, whole=ended and not started)
@@ -200,13 +206,24 @@ class Drain:
         done = yield from self._publish(taken, token, claimed_at)
         return replace(done, ended=seen.ended, whole=seen.whole)
 
+    def _likely(self, heads: Sequence[Head], *, is_full: bool) -> list[Head]:
+        """Those that are due. While the broker cannot be reached, of topics that were not tried
+        since, if there are any: they tell whether the others alone are to blame, and would wait for
+        each message of theirs. Where there are none, one of many is enough.
+        """
+        due = [head for head in heads if head.due]
+        if not self._outages:
+            return due
+        untried = [head for head in due if head.topic not in self._blame.missed]
+        return untried or (due[:1] if is_full else due)
+
     def _pick(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
-        """The first that are due, as many as one batch may hold; at least one. What may have killed
-        the worker that took it last is taken alone: it would be the end of the others' workers too.
+        """The first of them, as many as one batch may hold; at least one. What may have killed the
+        worker that took it last is taken alone: it would be the end of the others' workers too.
         """
         picked: list[Head] = []
         bytes_left = self._limits.batch_bytes_max
-        for head in (head for head in heads if head.due):
+        for head in heads:
             bytes_left -= head.payload_bytes
             if picked and (head.left or len(picked) == batch_max or bytes_left < 0):
                 break

@@ -23,7 +23,7 @@ ROWS = "oncekey_outbox o FORCE INDEX (PRIMARY)"
 IS_DUE = f"(o.due <= {CLOCK} OR o.due > {later(str(micros(DUE_S_MAX)))})"
 # By the index, and no further than asked: neither server can go from lane to lane by itself.
 LOOK = (
-    f"SELECT n, lane, {IS_DUE}, payload_bytes, token IS NOT NULL FROM oncekey_outbox o "
+    f"SELECT n, lane, {IS_DUE}, payload_bytes, token IS NOT NULL, topic FROM oncekey_outbox o "
     "FORCE INDEX (oncekey_outbox_lanes) WHERE parked = 0 AND lane > {after} "
     "ORDER BY lane, n LIMIT {rows_max}"
 )
@@ -72,7 +72,7 @@ class MySQLShelf:
         heads: dict[bytes, Head] = {}
         while (room := heads_max - len(heads)) > 0:
             [reply] = yield Question((LOOK.format(after=literal(after), rows_max=room),))
-            seen = [Head(n, of, bool(d), size, bool(left)) for n, of, d, size, left in reply.rows]
+            seen = [_head(*row) for row in reply.rows]
             for head in seen:
                 heads.setdefault(head.lane, head)
             if len(seen) < room:
@@ -117,6 +117,10 @@ class MySQLShelf:
 
 def _among(given: Sequence[Value]) -> str:
     return f"({', '.join(map(literal, given))})"
+
+
+def _head(n: int, of: bytes, due: int, size: int, left: int, topic: bytes) -> Head:
+    return Head(n, of, bool(due), size, bool(left), topic.decode())
 
 
 def _given_back(row: Return, token: bytes) -> str:

@@ -35,7 +35,7 @@ WITH RECURSIVE heads AS (
         WHERE o.lane > heads.lane AND NOT o.parked ORDER BY o.lane, o.n LIMIT 1
     ) AS next
 )
-SELECT h.n, h.lane, {IS_DUE}, octet_length(o.payload), o.token IS NOT NULL
+SELECT h.n, h.lane, {IS_DUE}, octet_length(o.payload), o.token IS NOT NULL, o.topic
 FROM (SELECT * FROM heads LIMIT $2::int) AS h JOIN oncekey_outbox o ON o.n = h.n
 ORDER BY h.lane
 """
@@ -84,7 +84,7 @@ class PostgresShelf:
 
     def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
         rows = yield Question(LOOK, (after, heads_max))
-        return [Head(n, bytes(lane), due, size, left) for n, lane, due, size, left in rows]
+        return [Head(n, bytes(lane), *seen) for n, lane, *seen in rows]
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int

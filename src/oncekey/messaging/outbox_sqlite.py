@@ -32,7 +32,7 @@ WITH RECURSIVE heads (n) AS (
     FROM heads WHERE heads.n IS NOT NULL
     LIMIT ?
 )
-SELECT o.n, o.lane, o.boot <> ? OR o.due <= ?, length(o.payload), o.token IS NOT NULL
+SELECT o.n, o.lane, o.boot <> ? OR o.due <= ?, length(o.payload), o.token IS NOT NULL, o.topic
 FROM heads JOIN oncekey_outbox o ON o.n = heads.n ORDER BY o.lane
 """
 CLAIM = """
@@ -70,7 +70,7 @@ class SqliteShelf:
 
     def look(self, after: bytes, heads_max: int) -> Op[list[Head]]:
         rows = yield partial(_seen, LOOK, (after, heads_max, *self._now()))
-        return [Head(n, of, bool(due), size, bool(left)) for n, of, due, size, left in rows]
+        return [_head(*row) for row in rows]
 
     def claim(
         self, ns: Sequence[int], token: bytes, *, lease_s: float, attempts_max: int
@@ -131,6 +131,10 @@ def _changed(sql: str, rows: Iterable[tuple[Any, ...]], file: File) -> int:
         return sum(execute(sql, row).rowcount for row in rows)
 
     return file.write(work)
+
+
+def _head(n: int, of: bytes, due: int, size: int, left: int, topic: str) -> Head:
+    return Head(n, of, bool(due), size, bool(left), topic)
 
 
 def _message(

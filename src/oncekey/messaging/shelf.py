@@ -41,6 +41,7 @@ class Head:
     payload_bytes: int
     left: bool
     """A worker took it and never came back: it died, or was too late."""
+    topic: str
 
 
 @value
