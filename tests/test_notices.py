@@ -22,12 +22,12 @@ from oncekey.core.notice import (
     Amnesia,
     encode_amnesia,
     notice_claim,
-    notice_swap,
     read_notice,
 )
 from oncekey.core.op import run
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State
+from oncekey.core.reserved import reserved_swap
 from oncekey.core.verbs import Find, Insert, Scan
 from oncekey.decision import Call, Execute, Refuse, Replay
 from oncekey.errors import StoreUnavailable, Unknown
@@ -51,7 +51,7 @@ def guard_of(store: Store, guard: Amnesia | None, for_s: float = 24 * HOUR_S) ->
     if found is None:
         ask(store, Insert(notice_claim(AMNESIA, new_token(), for_s)))
         [found] = ask(store, Find(NOTICE_ID))
-    ask(store, notice_swap(found, encode_amnesia(guard), new_token(), for_s))
+    ask(store, reserved_swap(found, encode_amnesia(guard), new_token(), for_s))
 
 
 class World:

@@ -13,10 +13,10 @@ from oncekey.core.notice import (
     Amnesia,
     encode_amnesia,
     notice_claim,
-    notice_swap,
     read_notice,
 )
 from oncekey.core.record import Record
+from oncekey.core.reserved import reserved_swap
 from oncekey.core.verbs import Done, Find, Insert
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.guard import random_token
@@ -57,7 +57,7 @@ def _write(line: Line, guard: Amnesia | None, for_s: float) -> None:
             line.perform([Insert(notice_claim(AMNESIA, random_token(), for_s))])
             continue
         read_notice(found)
-        swap = notice_swap(found, encode_amnesia(guard), random_token(), for_s)
+        swap = reserved_swap(found, encode_amnesia(guard), random_token(), for_s)
         [outcome] = line.perform([swap])
         if isinstance(outcome, Done):
             return

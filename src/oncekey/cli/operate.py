@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from oncekey.cli.table import Progress, print_json
-from oncekey.core.notice import TENANT as OWN
 from oncekey.core.record import State
+from oncekey.core.reserved import TENANT as OWN
 from oncekey.core.verbs import Purge, Scan, Sweep
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import migrate as migrations

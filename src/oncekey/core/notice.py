@@ -1,6 +1,6 @@
-"""The notice: the one reserved record of a store, at which every process looks before it claims.
+"""The notice: the reserved record of a store at which every process looks before it claims.
 
-Its id is no digest of a scope and a key, so no request can have it. What stands there is either
+What stands there is either
 
 the *book* of a sealed store: which it is for those who look without its secrets, and must not write
 beside it; or
@@ -18,17 +18,15 @@ from __future__ import annotations
 import hashlib
 import json
 
-from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.record import Claim, Record, State
+from oncekey.core.reserved import MAC_KEY_ID, reserved_claim
 from oncekey.core.value import value
-from oncekey.core.verbs import Swap, When
 from oncekey.errors import CorruptRecord, StoreUnfit
 
 NOTICE_ID = hashlib.sha256(b"oncekey/notice/1").digest()
-MAC_KEY_ID = hashlib.sha256(b"oncekey/tiered/1").digest()
-"""The record of a tiered store's truth that keeps the key of its MACs; no request can have it."""
 NEVER_SEALED = (NOTICE_ID, MAC_KEY_ID)
 """What stands as it is in a store whose records are sealed."""
-TENANT = "oncekey"
+LEASE_S = 1.0
 BOOK = "oncekey/sealed"
 AMNESIA = "oncekey/amnesia"
 
@@ -56,36 +54,8 @@ FORGETS_ALL = Amnesia(float("inf"), 0.0)
 
 
 def notice_claim(operation: str, token: bytes, retention_s: float) -> Claim:
-    """What makes a notice, before anything is said by it."""
-    return Claim(
-        id=NOTICE_ID,
-        token=token,
-        tenant=TENANT,
-        operation=operation,
-        key=operation,
-        fingerprint=NOTICE_ID,
-        fingerprint_version=1,
-        lease_s=1.0,
-        retention_s=retention_s,
-    )
-
-
-def notice_swap(found: Record, body: bytes, token: bytes, retention_s: float) -> Swap:
-    """What writes a notice anew, whatever state it is in: who was about to write it may have died,
-    and of several who write at once the first is heard.
-    """
-    return Swap(
-        id=NOTICE_ID,
-        state=found.state,
-        fence=found.fence,
-        token=found.token,
-        when=When.ANY,
-        to=State.COMPLETED,
-        raise_fence=True,
-        retention_s=retention_s,
-        new_token=token,
-        answer=Answer(200, (), body),
-    )
+    """What makes a notice; `reserved_swap` writes what it says."""
+    return reserved_claim(NOTICE_ID, operation, token, retention_s, LEASE_S)
 
 
 def read_notice(record: Record | None) -> Amnesia | None:

@@ -16,9 +16,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey.core.notice import BOOK, NEVER_SEALED, NOTICE_ID, notice_claim, notice_swap
+from oncekey.core.notice import BOOK, NEVER_SEALED, NOTICE_ID, notice_claim
 from oncekey.core.op import Op
 from oncekey.core.record import TOKEN_BYTES, Record, State
+from oncekey.core.reserved import reserved_swap
 from oncekey.core.secret import Secret
 from oncekey.core.value import value
 from oncekey.core.verbs import Done, Find, Insert, Scan
@@ -149,7 +150,7 @@ def write_book(store: Store, found: Record, wraps: Mapping[bytes, bytes]) -> Op[
     """Replace what stands there; False if somebody else did meanwhile."""
     said = {name.hex(): base64.b64encode(wrap).decode("ascii") for name, wrap in wraps.items()}
     body = json.dumps({"version": 1, "wraps": said}).encode()
-    swap = notice_swap(found, body, _token(), KEPT_S)
+    swap = reserved_swap(found, body, _token(), KEPT_S)
     [outcome] = yield from store.perform([swap])
     return isinstance(outcome, Done)
 

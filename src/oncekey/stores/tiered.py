@@ -29,9 +29,10 @@ from urllib.parse import unquote
 
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.framing import as_bytes
-from oncekey.core.notice import MAC_KEY_ID, NOTICE_ID, notice_claim, notice_swap
+from oncekey.core.notice import NOTICE_ID
 from oncekey.core.op import Op
 from oncekey.core.record import TOKEN_BYTES, Record, State
+from oncekey.core.reserved import MAC_KEY_ID, reserved_claim, reserved_swap
 from oncekey.core.verbs import Count, Find, Found, Insert, Purge, Scan, Swap, Verb, When
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores import redis
@@ -126,14 +127,14 @@ class TieredStore(Around):
             [found] = yield from self.truth.perform([Find(MAC_KEY_ID)])
             token = os.urandom(TOKEN_BYTES)
             if found is None:
-                claim = replace(notice_claim("oncekey/tiered", token, _KEPT_S), id=MAC_KEY_ID)
+                claim = reserved_claim(MAC_KEY_ID, "oncekey/tiered", token, _KEPT_S)
                 yield from self.truth.perform([Insert(claim)])
                 continue
             if found.state is State.COMPLETED:
                 secret: bytes = found.answer.body
                 return secret
-            swap = notice_swap(found, os.urandom(32), token, _KEPT_S)
-            yield from self.truth.perform([replace(swap, id=MAC_KEY_ID)])
+            swap = reserved_swap(found, os.urandom(32), token, _KEPT_S)
+            yield from self.truth.perform([swap])
         raise StoreUnavailable("the key of the tiered store keeps changing", sent=True)
 
     def examine_cache(self) -> Finding:
