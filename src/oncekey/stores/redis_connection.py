@@ -38,6 +38,7 @@ from oncekey.core.op import Pause
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.patience import Patience
 from oncekey.stores.redis_calls import Command
+from oncekey.stores.redis_slots import Address
 
 __all__ = [
     "Address",
@@ -56,9 +57,6 @@ __all__ = [
     "TryAgainError",
     "parse_url",
 ]
-
-Address = tuple[str, int]
-"""Host and port."""
 
 _LINKS: dict[str, Any] = {
     "redis": driver.Connection,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Address = tuple[str, int]
+"""Host and port."""
 
 SLOTS = 16384
 TAGS = 256

@@ -83,11 +83,9 @@ _START: Spot = (0, 0)
 
 
 class Walk(enum.Enum):
-    """The walks that go on where they ended: how many portions one call looks at."""
+    """The walks that go on where they ended."""
 
-    DUE = 0, PORTIONS_MAX
-    SWEEP = 1, PORTIONS_MAX
-    ABANDONED = 2, 1
+    DUE, SWEEP, ABANDONED = range(3)
 
 
 class Walker:
@@ -158,7 +156,7 @@ class Walker:
 
     def _abandoned(self, limit: int) -> Op[list[bytes]]:
         limit = max(limit, 0)
-        seen = yield from self._expected(Walk.ABANDONED, limit, _Sighting.abandoned)
+        seen = yield from self._expected(Walk.ABANDONED, limit, _Sighting.abandoned, 1)
         since = {record.id: record.lease_until for record in seen}
         nodes, failures = self._ground.nodes(), []
         for node in nodes:
@@ -185,12 +183,16 @@ class Walker:
         return removed
 
     def _expected(
-        self, walk: Walk, enough: int, wanted: Callable[[_Sighting, int], bool]
+        self,
+        walk: Walk,
+        enough: int,
+        wanted: Callable[[_Sighting, int], bool],
+        portions_max: int = PORTIONS_MAX,
     ) -> Op[list[_Sighting]]:
         """What is wanted of the next portions, until there is enough of it."""
         found: dict[bytes, _Sighting] = {}
         spot, failures = self._spots[walk], 0
-        for looked in range(1, walk.value[1] + 1):
+        for looked in range(1, portions_max + 1):
             try:
                 after, now, sightings = yield from self._portion(spot)
             except StoreUnavailable:  # a hint at what the other nodes hold is better than none
