@@ -54,9 +54,18 @@ def test_the_promises_hold_with_two_faults_in_every_case(case: Case) -> None:
     _two_faults(case)
 
 
+def test_what_was_not_tried_is_not_said_to_be_right() -> None:
+    explored = explore(CASES[0], 1, Marks(), schedules_max=5)
+
+    assert (explored.schedules, explored.exhausted, explored.failed) == (5, False, None)
+    assert explored.end == "no promise broken, and there are more"
+    assert explore(CASES[0], 0, Marks()).end == "all of them"
+
+
 def test_a_failure_comes_with_its_timeline() -> None:
     explored = explore(CASES[0], 1, Marks(), BUGS["complete-without-fence"].parts())
 
     assert explored.failed is not None
-    assert explored.failed.violation.startswith("P")
+    assert explored.end == explored.failed.violation
+    assert explored.end.startswith("P")
     assert any("completed" in line for line in explored.failed.timeline)

@@ -146,8 +146,7 @@ def _exhaustive(bug: str, faults_max: int, processes: int) -> int:
     with campaigns.processes_of(processes) as pool:
         explored = pool.map(explore_named, names, repeat(faults_max), repeat(bug))
         for one in explored:
-            end = "all of them" if one.failed is None else one.failed.violation
-            print(f"  {one.case:<18} {one.schedules:>10,} schedules: {end}", flush=True)
+            print(f"  {one.case:<18} {one.schedules:>10,} schedules: {one.end}", flush=True)
             if one.failed is not None:
                 broken += 1
                 print("\n".join(one.failed.timeline))

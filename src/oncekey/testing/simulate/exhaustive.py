@@ -289,8 +289,16 @@ class Explored:
     case: str
     schedules: int
     exhausted: bool
+    """There are no others."""
     failed: Played | None
     path: str
+
+    @property
+    def end(self) -> str:
+        """What came of so many schedules, in words."""
+        if self.failed is not None:
+            return self.failed.violation
+        return "all of them" if self.exhausted else "no promise broken, and there are more"
 
 
 def explore_named(name: str, faults_max: int, bug: str = "") -> Explored:
