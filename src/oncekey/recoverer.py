@@ -293,6 +293,7 @@ class Recoverer:
         return await self._give_time(orphan, "no handler for it is registered here")
 
     async def _with(self, runner: Runner, orphan: Orphan) -> Recovered:
+        """Let this runner finish it. What came of that, its record tells."""
         record, failed = orphan.record, "it was not done"
         try:
             took = await runner.recover(orphan)
@@ -300,16 +301,10 @@ class Recoverer:
             _log.warning("%s failed when it was recovered", _named(record), exc_info=True)
             took, failed = True, printable(f"{type(error).__name__}: {error}", 200)
         found: Record | None = await self._gatherer.ask(Find(record.id))
-        state = None if found is None else found.state
-        if took and found is not None and found.answer is not None and state is State.COMPLETED:
-            return self._end(orphan, Ending.FINISHED, f"status {found.answer.status}")
-        if took and state is State.UNKNOWN:
-            why = "it was refused, or cannot tell how it ended"
-            return self._end(orphan, Ending.UNKNOWN, why)
-        if state is State.UNKNOWN and found is not None and found.attempt == record.attempt:
-            return self._end(orphan, Ending.UNKNOWN, "it died too often")  # and nobody took it
         if took:
-            return self._end(orphan, Ending.FAILED, failed)
+            return self._end(orphan, *_came_of(found, failed))
+        if found is not None and found.state is State.UNKNOWN and found.attempt == record.attempt:
+            return self._end(orphan, Ending.UNKNOWN, "it died too often")  # and nobody took it
         if found is not None and found.lapsed and found.fence == record.fence:
             return await self._give_time(orphan, "another release wrote it")
         return self._end(orphan, Ending.TAKEN, "somebody else was quicker")
@@ -347,6 +342,15 @@ class Recoverer:
         if text not in self._told:
             self._told.add(text)
             _log.warning("%s", text)
+
+
+def _came_of(found: Record | None, failed: str) -> tuple[Ending, str]:
+    """How what was taken up has ended, and why; `failed` is why where it is not over."""
+    if found is not None and found.state is State.COMPLETED and found.answer is not None:
+        return Ending.FINISHED, f"status {found.answer.status}"
+    if found is not None and found.state is State.UNKNOWN:
+        return Ending.UNKNOWN, "it was refused, or cannot tell how it ended"
+    return Ending.FAILED, failed
 
 
 # ------------------------------------------------------------------------------------ telling

@@ -214,7 +214,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _check(policy: Policy) -> None:
+def _check_numbers(policy: Policy) -> None:
     for name in (*_POSITIVE, *_NOT_NEGATIVE):
         value = getattr(policy, name)
         if not _is_number(value):
@@ -226,6 +226,15 @@ def _check(policy: Policy) -> None:
                 raise Misuse(f"Policy({name}={value!r}): must be at most a century, {SECONDS_MAX}")
         elif not isinstance(value, int):
             raise Misuse(f"Policy({name}={value!r}): must be a whole number, such as {int(value)}")
+    if policy.key_chars_min > 255:
+        raise Misuse(
+            f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
+        )
+
+
+def _check(policy: Policy) -> None:
+    """A misuse, unless every field has a value that it can have, and they go together."""
+    _check_numbers(policy)
     for name in _FLAGS:
         value = getattr(policy, name)
         if not isinstance(value, bool):  # "false" would count as true
@@ -239,10 +248,6 @@ def _check(policy: Policy) -> None:
     ):
         if not are_names(names):
             raise Misuse(f"Policy({name}={names!r}): takes a list of names, such as [{such!r}]")
-    if policy.key_chars_min > 255:
-        raise Misuse(
-            f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
-        )
     if (policy.recovery == "ask") != callable(policy.ask):
         raise Misuse(
             "Policy(recovery='ask', ask=find_out) belong together: ask=… takes the function that "
