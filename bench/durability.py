@@ -39,11 +39,11 @@ OPTIONS = "allow=unsafe-durability&timeout_s=2"
 WAIT = "wait_replicas=1&wait_timeout_s=0.3"
 NOTHING = Goal(0, at_least=False, unit="%")
 HOW = (
-    f"Records that {WAYS} callers claimed and completed, how many of them were gone after the "
-    "accident, and their share: each of those would run again. *Killed*: SIGKILL to the server, "
-    "which starts again, or whose replica takes over. *Power cut*: it goes on from what was on its "
-    f"disk at that moment. *Cut off, then killed*: its replica heard nothing for {CUT_OFF_S:g} s "
-    "before. *WAIT*: `wait_replicas=1`."
+    f"Records that {WAYS} callers claimed and completed, and how many of them were gone after the "
+    "accident: each of those would run again. *Killed*: SIGKILL to the server, which starts again, "
+    "or whose replica takes over. *Power cut*: it goes on from what was on its disk at that "
+    f"moment. *Cut off, then killed*: its replica heard nothing for {CUT_OFF_S:g} s before. "
+    "*WAIT*: `wait_replicas=1`."
 )
 
 
