@@ -223,6 +223,7 @@ class Attempt:
         *,
         at_most_once: bool,
     ) -> Any:
+        """What `step` hands out to be awaited."""
         ports, steps = self._reach(), self.steps
         if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
             steps.read(*await join.aperform(ports.store, within, asks))

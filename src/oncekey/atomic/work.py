@@ -95,9 +95,13 @@ class Work:
         self._token = b""
         """The claim's, once there is one."""
         self._open = False
+        """A transaction is begun, and not ended by us."""
         self._held = False
+        """It has the id, so nobody else can be about to run it."""
         self._take: Swap | None = None
+        """The take-over that goes before the completion, where a record was there."""
         self._in_doubt = False
+        """Its commit was not acknowledged."""
         self._undone: Undone | None = None
         self._final: Exception | None = None
         """What the engine must not repeat."""
@@ -142,6 +146,7 @@ class Work:
     # -------------------------------------------------------------- another way to answer verbs
 
     def _through(self, op: Op[T]) -> Op[T]:
+        """What `op` comes to, with its questions answered by `_answer`."""
         try:
             question = next(op)
             while True:

@@ -132,6 +132,9 @@ def _unlike_most(*said: Any) -> tuple[Any, ...]:
 
 
 def _insert(verbs: Sequence[Insert], limits: Limits) -> Op[list[Inserted | Found | Again]]:
+    """A row with a state is a record that was found. What is in no row was committed by another
+    while the statement ran, which then neither inserts nor sees it: that is asked for again.
+    """
     outcomes: dict[bytes, Inserted | Found] = {}
     missing = verbs
     batch = len(verbs) > 1

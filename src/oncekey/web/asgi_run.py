@@ -244,7 +244,7 @@ class Run:
         await self._answer(finished)
 
     async def _answer(self, finished: Finished) -> None:
-        """Tell the client how it ended."""
+        """Tell the client how it ended: `Edge.answer`, sent."""
         capture, edge = self._capture, self._edge
         match finished:
             case Stored(_, recorded):

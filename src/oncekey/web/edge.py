@@ -164,6 +164,7 @@ class Edge:
         body: bytes,
         asked: Asked | None,
     ) -> Call | Problem:
+        """`call` for what is not remembered."""
         if not is_kept(route.operation, OPERATION_CHARS_MAX) or not is_kept(request.path):
             return Problem(
                 Kind.MALFORMED_REQUEST,

@@ -189,6 +189,7 @@ class IdempotencyMiddleware:
         attempt: Attempt,
         unit: Unit | None = None,
     ) -> Iterable[bytes]:
+        """Run the handler and record its answer; what is left of that to be sent."""
         capture = Capture(route.policy.answer_bytes_max)
         drive = (unit or self.edge.runtime).drive_sync
         if unit is None:

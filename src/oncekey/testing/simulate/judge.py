@@ -219,6 +219,9 @@ class Judge:
         task.peeking, task.had_room = False, self._has_room(task)
 
     def _refuses(self, task: Task, refusal: Refuse, *, superseded: bool = False) -> None:
+        """A refusal must be right by what the task last met. `superseded`: it ran, and lost its
+        record.
+        """
         kind = refusal.problem.kind
         if kind is Kind.STORE_UNAVAILABLE:
             self._says_down(task, refusal, superseded=superseded)
