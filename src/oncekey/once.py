@@ -163,6 +163,8 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def _check(function: Any) -> None:
     if isinstance(function, classmethod | staticmethod):
         raise Misuse("@oncekey.once stands below @classmethod and @staticmethod, not above")
+    if hasattr(function, "apply_async"):  # workers find the task by its name
+        raise Misuse("@oncekey.once stands below @app.task, not above: workers would not see it")
     if not callable(function) or inspect.isclass(function):
         raise Misuse(f"@oncekey.once guards functions and methods, not {function!r:.80}")
     must_run_when_called(function)

@@ -19,7 +19,7 @@ from celery import Celery  # type: ignore[import-untyped]
 from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
 from redis import Redis
 
-from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown
+from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown, once
 from oncekey.messaging.celery import OnceTask, once_task
 
 pytestmark = pytest.mark.slow
@@ -210,6 +210,20 @@ def test_wrong_settings_are_told_when_the_task_is_made(
     app = Celery("t", set_as_current=False)
     with pytest.raises(Misuse, match=says):
         app.task(base=base, lazy=False, **options)(task)
+
+
+def test_a_base_in_place_of_a_decorator_and_a_guard_above_the_task_are_told() -> None:
+    """Of the latter workers would know nothing: they find the task by its name, unguarded."""
+
+    def task(number: int) -> int:
+        return number
+
+    runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
+    with pytest.raises(Misuse, match=r"makes a base: write @app\.task\(base=once_task"):
+        once_task(runtime)(task)
+    for made in (app.task(task), app.task(lazy=False, name="other")(task)):
+        with pytest.raises(Misuse, match=r"@oncekey\.once stands below @app\.task"):
+            once(runtime, key="{number}")(made)
 
 
 @pytest.mark.parametrize("bind", [True, False])

@@ -23,7 +23,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.recoverer import Ending
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.fastapi import Idempotency, idempotent, not_idempotent
+from oncekey.web.fastapi import Idempotency, IdempotentRoute, idempotent, not_idempotent
 from oncekey.web.flask import idempotent as views_idempotent
 from tests.orphans import LEASE_S, Shop, nobody, service
 from tests.stores.unreliable import Unheard
@@ -299,6 +299,39 @@ async def test_what_is_guarded_where_nobody_can_look_is_taken_to_be_a_part_of_th
     app.mount("/shop", GZipMiddleware(inner))
     async with idempotency.lifespan(app):
         pass
+
+
+async def test_a_lifespan_that_is_not_told_its_application_looks_at_its_own_routes() -> None:
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+    with pytest.raises(Misuse, match=r"no route is guarded: .*idempotency\.route_class"):
+        async with idempotency.lifespan():
+            pass
+    router = APIRouter(route_class=idempotency.route_class)
+    router.post("/orders")(lambda: None)
+    async with idempotency.lifespan():
+        pass
+
+
+def test_what_is_given_in_place_of_a_part_of_it_is_told() -> None:
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+    whole: Any = idempotency
+    with pytest.raises(Misuse, match=r"itself: write route_class=idempotency\.route_class"):
+        APIRouter(route_class=whole).post("/orders")(lambda: None)
+    with pytest.raises(Misuse, match=r"lifespan=idempotency\.lifespan"):
+        TestClient(FastAPI(lifespan=whole)).__enter__()
+    with pytest.raises(Misuse, match=r"route_class=idempotency\.route_class"):
+        APIRouter(route_class=IdempotentRoute).post("/orders")(lambda: None)
+
+
+@pytest.mark.parametrize(("method", "policy"), [("GET", None), ("PUT", Policy(methods=("POST",)))])
+def test_a_mark_that_guards_none_of_its_methods_is_told(method: str, policy: Policy | None) -> None:
+    idempotency = Idempotency(store="memory://", tenant=account_of)
+    router = APIRouter(route_class=idempotency.route_class)
+    mark = idempotent if policy is None else idempotent(policy)
+    with pytest.raises(Misuse, match=rf"Policy\(methods=\('{method}',\)\)"):
+        router.add_api_route("/orders", mark(lambda: None), methods=[method])
+    own = idempotent(Policy(methods=(method,)))
+    router.add_api_route("/orders", own(lambda: None), methods=[method])
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])

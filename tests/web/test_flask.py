@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flask import (
     Blueprint,
+    Flask,
     Response,
     abort,
     after_this_request,
@@ -19,7 +20,9 @@ from flask import (
 )
 
 import oncekey
-from oncekey import Policy, probes
+from oncekey import Misuse, Policy, probes
+from oncekey.web.flask import Oncekey
+from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import Reply, ask_wsgi
 from tests.web.flask_world import World, ordering
 
@@ -41,6 +44,20 @@ def test_p5_another_request_or_account_never_gets_the_answer() -> None:
     assert world.ask("k1", {"other": 1}).kind == "mismatch"
     other = world.ask("k1", who="bob")
     assert (other.status, other.replayed) == (201, False)
+
+
+def test_what_is_no_application_of_flask_is_refused() -> None:
+    blueprint: Any = Blueprint("orders", "orders")
+    with pytest.raises(Misuse, match="takes the Flask application, not a Blueprint"):
+        Oncekey(blueprint, store="memory://", tenant=oncekey.single_tenant)
+
+
+def test_a_middleware_that_would_call_itself_is_told() -> None:
+    app = Flask("orders")
+    settings: Any = {"store": "memory://", "tenant": oncekey.single_tenant}
+    app.wsgi_app = IdempotencyMiddleware(app, **settings)  # type: ignore[method-assign]
+    with pytest.raises(Misuse, match=r"IdempotencyMiddleware\(app\.wsgi_app, …\)"):
+        ask_wsgi(app, None, method="GET")
 
 
 def test_a_request_without_a_key_is_an_ordinary_one() -> None:

@@ -195,6 +195,37 @@ def test_an_adapter_that_no_policy_asks_for_is_told_at_the_first_request(
     assert world.ask(None).status == 201
 
 
+def test_a_method_that_is_safe_is_not_guarded_here_which_is_told() -> None:
+    with pytest.raises(Misuse, match=r"methods=\('GET',\).*IdempotencyMiddleware"):
+        World(policy=Policy(methods=("GET", "POST")))
+    with pytest.raises(Misuse, match="GET /orders"):
+        World(routes={"GET /orders": Policy()})
+    world = ordering()
+    world.app.testing = True
+    world.app.get("/marked")(idempotent(Policy(methods=("GET",)))(lambda: "done"))
+    with pytest.raises(Misuse, match=r"methods=.*GET"):
+        world.ask(None)
+
+
+def test_classes_are_marked_by_their_methods() -> None:
+    with pytest.raises(Misuse, match=r"Orders is a class: .* decorators = \[idempotent\]"):
+
+        @idempotent
+        class Orders(MethodView):
+            pass
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_marks_that_contradict_each_other_are_told(turned: bool) -> None:
+    marks: list[Callable[..., Any]] = [idempotent, not_idempotent]
+    first, second = reversed(marks) if turned else marks
+
+    def order() -> None: ...
+
+    with pytest.raises(Misuse, match="order is both @idempotent and @not_idempotent"):
+        first(second(order))
+
+
 def test_a_mark_that_needs_an_adapter_is_told_at_the_first_request() -> None:
     world = ordering()
     world.app.testing = True

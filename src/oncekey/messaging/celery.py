@@ -20,7 +20,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from oncekey.calls import SINGLE_TENANT, Calls, must_run_when_called
 from oncekey.core.expression import Source
@@ -95,6 +95,12 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
     acks_late = True
     reject_on_worker_lost = True
     _settings: tuple[Operation, Calls]
+
+    def __new__(cls, *given: Any) -> Self:
+        if given:
+            raise Misuse("once_task(…) makes a base: write @app.task(base=once_task(runtime))")
+        task: Self = super().__new__(cls)
+        return task
 
     @classmethod
     def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
@@ -47,6 +47,7 @@ from oncekey.web.marks import (
     idempotent,
     is_async,
     mark_of,
+    name_of,
     not_idempotent,
 )
 from oncekey.web.messages import Receive, Scope, Send
@@ -112,6 +113,12 @@ class Idempotency:
         )
         """For `APIRouter(route_class=…)`, or `app.router.route_class = …` before its routes."""
 
+    def __call__(self, *_: Any, **__: Any) -> Never:
+        raise Misuse(
+            "FastAPI was given the Idempotency itself: write route_class=idempotency.route_class "
+            "for a router, and lifespan=idempotency.lifespan for the application"
+        )
+
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
         """`FastAPI(lifespan=idempotency.lifespan)`; in a lifespan of your own:
@@ -133,6 +140,11 @@ class Idempotency:
         """Raise `Misuse` where nothing is guarded, though something would have to be; or nothing is
         atomic.
         """
+        if app is None and not any(each.is_judged for each in self.made):
+            raise Misuse(
+                "no route is guarded: APIRouter(route_class=idempotency.route_class); and tell the "
+                "lifespan its application, idempotency.lifespan(app), which is checked then"
+            )
         routes = list(routes_of(app))
         ours = [each for each in routes if isinstance(each, self.route_class)]
         if any(hasattr(each, "app") and not hasattr(each, "endpoint") for each in routes):
@@ -172,7 +184,11 @@ class IdempotentRoute(APIRoute):
     idempotency: ClassVar[Idempotency]
 
     def __init__(self, path: str, endpoint: Endpoint, **settings: Any) -> None:
-        methods = frozenset(method.upper() for method in settings.get("methods") or ("GET",))
+        if not hasattr(self, "idempotency"):
+            raise Misuse(
+                "IdempotentRoute guards nothing: write route_class=idempotency.route_class"
+            )
+        served = methods = frozenset(name.upper() for name in settings.get("methods") or ("GET",))
         mark = mark_of(endpoint)
         if mark is not None:
             check_kind(mark, endpoint, __name__, claims=False)
@@ -183,6 +199,11 @@ class IdempotentRoute(APIRoute):
         # when a request comes.
         methods &= frozenset(self._policy.methods if self._policy else routes.methods)
         self._guarded = frozenset() if mark is not None and mark.policy is None else methods
+        if self._policy is not None and not self._guarded:
+            raise Misuse(
+                f"{path}: {name_of(endpoint)} is @idempotent, but none of its methods is guarded: "
+                f"name them, @idempotent(Policy(methods={(*sorted(served),)}))"
+            )
         super().__init__(path, _claiming(endpoint) if self._guarded else endpoint, **settings)
         policies = [self._policy or routes.match(method, path).policy for method in self._guarded]
         self.is_atomic = any(policy.atomic for policy in policies)

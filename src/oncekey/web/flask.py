@@ -90,6 +90,11 @@ class Oncekey:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
+        if not isinstance(app, Flask):
+            raise Misuse(
+                f"Oncekey(app, …) takes the Flask application, not a {type(app).__name__}: what a "
+                "blueprint adds to it is guarded there"
+            )
         if "oncekey" in app.extensions:
             raise Misuse("this application has an Oncekey already: make one, with all its routes")
         app.extensions["oncekey"] = self
@@ -203,6 +208,9 @@ def idempotent(policy: Any = None) -> Any:
     mark = Mark(rules, claims=True)
 
     def decorate(view: F) -> F:
+        if isinstance(view, type):
+            return marks.put(view, mark)  # which tells how to write it
+
         @functools.wraps(view)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             def call() -> Any:

@@ -26,7 +26,7 @@ from oncekey.web.routes import as_policies
 F = TypeVar("F", bound=Callable[..., Any])
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-_CHANGING = ("DELETE", "PATCH", "POST", "PUT")
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 
 KNOWN_MAX = 10_000
 """Rules that are remembered: clients may invent methods, and each of them is asked for."""
@@ -71,6 +71,14 @@ def rules(policy: object) -> Policy:
 
 
 def put(function: F, mark: Mark) -> F:
+    if isinstance(function, type):
+        raise Misuse(
+            f"{function.__name__} is a class: mark its methods, or in a class of Flask's views "
+            "write decorators = [idempotent]"
+        )
+    other = mark_of(function)
+    if other is not None and (other.policy is None) != (mark.policy is None):
+        raise Misuse(f"{name_of(function)} is both @idempotent and @not_idempotent: choose one")
     function.__dict__[_NAME] = mark
     return function
 
@@ -148,17 +156,18 @@ class Marked:
                 self._known[id(mark), methods] = found
         return found[1]
 
-    def check(self, views: Iterable[Any]) -> None:
-        """Raise `Misuse` for a mark on one of these views whose rules cannot be kept, and for an
-        adapter that neither they nor the routes ask for.
+    def check(self, views: Iterable[Any]) -> list[Policy]:
+        """The rules of all marks on these views, and of the routes. Raises `Misuse` for some that
+        cannot be kept, and for an adapter that none of them asks for.
         """
         settled = list(self._routes.policies)
-        for view, method in itertools.product(views, _CHANGING):
+        for view, method in itertools.product(views, _METHODS):
             mark = mark_on(view, method)
             policy = mark and self.policy(mark, frozenset({method}))
             settled += [policy] if policy else []
         if self._atomic is not None and not any(policy.atomic for policy in settled):
             raise Misuse(UNUSED)
+        return settled
 
     def _settled(self, mark: Mark, methods: frozenset[str]) -> Policy | None:
         """Whoever marks an endpoint wants it guarded: all its methods that change something are,

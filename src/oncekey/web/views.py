@@ -26,12 +26,13 @@ from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.decision import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
+from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, Edge, log
-from oncekey.web.marks import Mark, Marked, adapter_of_routes
+from oncekey.web.marks import SAFE, Mark, Marked, adapter_of_routes
 from oncekey.web.request import Request
 from oncekey.web.routes import Route
 from oncekey.web.tenant import Tenant
@@ -54,6 +55,16 @@ class Visit:
         """The attempt whose handler sent this request itself, if one did."""
         self.capture = Capture(route.policy.answer_bytes_max)
         self.capture.matched = True
+
+
+def _must_change(whose: str, methods: Iterable[str]) -> None:
+    """Raise `Misuse` for rules of methods at which nobody looks here."""
+    if safe := SAFE.intersection(methods):
+        raise Misuse(
+            f"{whose}: Policy(methods={(*sorted(safe),)}) guards nothing here, where only views "
+            "are guarded that change something; around the application, IdempotencyMiddleware of "
+            "oncekey.web.wsgi or .asgi guards any method"
+        )
 
 
 Begun = Visit | Answer | None
@@ -86,6 +97,9 @@ class Views:
             atomic=adapter_of_routes(atomic, policy, routes),
             quota=quota,
         )
+        settled = self.edge.routes
+        looks = ", ".join(settled.named(lambda policy: bool(SAFE.intersection(policy.methods))))
+        _must_change(looks, settled.methods)
         self.runtime = self.edge.runtime
         self._marked = Marked(self.edge, policy, atomic)
         atexit.register(self.close)
@@ -110,7 +124,8 @@ class Views:
         """Raise `Misuse` for marks on these views, which are all that there are, that cannot be
         heeded; and where atomic mode was prepared that none of them asks for.
         """
-        self._marked.check(views)
+        for policy in self._marked.check(views):
+            _must_change("@idempotent", policy.methods)
 
     def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""

@@ -24,6 +24,7 @@ from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
+from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.guard import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
 from oncekey.probes import probe
@@ -71,6 +72,7 @@ class IdempotencyMiddleware:
         check_wsgi(app)
         check_sync(tenant)
         self.app = app
+        self._placed = False
         self.edge = Edge(
             store=store,
             tenant=tenant,
@@ -93,12 +95,23 @@ class IdempotencyMiddleware:
         atexit.register(self.close)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if not self._placed:
+            self._check_place()
         method = environ["REQUEST_METHOD"]
         if method in STATUS_METHODS and environ.get("PATH_INFO", "") == self.edge.status_path:
             return self._tell_status(environ, start_response)
         if method in self.edge.routes.methods and (self._always or self._key_variable in environ):
             return self._guard(environ, start_response)
         return self.app(environ, start_response)
+
+    def _check_place(self) -> None:
+        """At the first request: where it was put to is seen only then."""
+        if getattr(self.app, "wsgi_app", None) is self:
+            raise Misuse(
+                "this middleware is around the application whose wsgi_app it is, and would call "
+                "itself: write app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, …)"
+            )
+        self._placed = True
 
     def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         edge = self.edge

@@ -64,6 +64,14 @@ from tests.web.django.site import Site, database, told
             {"store": "memory://", "tenant": "oncekey.single_tenant", "routes": {"orders": {}}},
             "write a route as",
         ),
+        (
+            {
+                "store": "memory://",
+                "tenant": "oncekey.single_tenant",
+                "policy": {"methods": ("GET", "POST")},
+            },
+            "Policy(methods=('GET',))",
+        ),
     ],
 )
 def test_wrong_settings_are_told_by_the_check(wsgi: Site, setting: Any, said: str) -> None:
