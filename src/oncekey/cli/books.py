@@ -112,8 +112,7 @@ def _telling(url: str) -> Iterator[None]:
         if type(error).__module__.partition(".")[0] not in _DRIVERS:
             raise
         said = scrub(url, str(error).replace(url, redact(url)))
-        hint = ". Run SqlJournal().create(within=…) there first" if "oncekey_" in said else ""
-        raise StoreUnavailable(f"{redact(url)}: {said}{hint}") from None
+        raise StoreUnavailable(f"{redact(url)}: {said}") from None
 
 
 def _postgres(url: str) -> Any:
