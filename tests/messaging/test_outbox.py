@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from oncekey.core.op import run
 from oncekey.errors import Misuse, StoreUnfit
+from oncekey.messaging.draining import Limits
 from oncekey.messaging.message import Message
 from oncekey.messaging.outbox import Outbox
 from oncekey.messaging.publisher import Publisher
@@ -242,3 +243,22 @@ async def test_every_command_has_an_awaited_twin(desk: Desk) -> None:
     assert await desk.outbox.migrate() == []
     assert await desk.outbox.parked() == []
     assert await desk.outbox.retry([str(uuid.uuid4())]) == 0
+
+
+async def test_what_are_no_ids_of_messages_are_refused(desk: Desk) -> None:
+    """Letters of one id would be ids that nobody has, and nothing would be said."""
+    put = desk.put("orders", b"1")
+    for wrong in (put.id, ["nope"], [None], [put]):
+        with pytest.raises(Misuse, match=r"retry\(\[id\]\)"):
+            desk.outbox.retry_sync(wrong)  # type: ignore[arg-type]
+        with pytest.raises(Misuse, match=r"retry\(\[id\]\)"):
+            await desk.outbox.retry(wrong)  # type: ignore[arg-type]
+
+
+def test_an_id_may_be_written_in_capitals(desk: Desk) -> None:
+    def refuse(message: Message) -> None:
+        raise ValueError("no")
+
+    put = desk.put("orders", b"1")
+    Publisher(desk.outbox, refuse, limits=Limits(attempts_max=1)).drain_sync()
+    assert desk.outbox.retry_sync([put.id.upper()]) == 1

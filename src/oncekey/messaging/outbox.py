@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
@@ -128,10 +129,10 @@ class Outbox:
 
     async def retry(self, ids: Iterable[str]) -> int:
         """Publish parked messages after all, as if they were new. How many of them there were."""
-        return await self._ask(self.shelf.retry(list(ids)))
+        return await self._ask(self.shelf.retry(_ids(ids)))
 
     def retry_sync(self, ids: Iterable[str]) -> int:
-        return self._ask_sync(self.shelf.retry(list(ids)))
+        return self._ask_sync(self.shelf.retry(_ids(ids)))
 
     async def _ask(self, op: Op[T]) -> T:
         connection = await self.store.aconnect()
@@ -143,6 +144,18 @@ class Outbox:
     def _ask_sync(self, op: Op[T]) -> T:
         with closing(self.store.connect()) as connection:
             return run(op, connection.ask)
+
+
+def _ids(given: Iterable[str]) -> list[str]:
+    try:
+        if not isinstance(given, str):  # its letters are no ids
+            return [str(uuid.UUID(each)) for each in given]
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise Misuse(
+        "retry([id]) takes a list of ids of parked messages, as texts: [parked.message.id for "
+        "parked in outbox.parked_sync()]"
+    )
 
 
 @contextmanager
