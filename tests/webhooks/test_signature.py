@@ -195,6 +195,15 @@ def test_secrets_are_replaced_without_a_gap(scheme: Scheme) -> None:
     assert verify(headers(OLD), BODY, [NEW], NOW, scheme=scheme) == Refused(Flaw.FORGED)
 
 
+@schemes
+def test_p11_no_more_signatures_are_sent_than_are_read(scheme: Scheme) -> None:
+    """Or whoever has the last secret could not verify."""
+    held = [new_secret() for _ in range(signature.SIGNATURES_MAX)]
+    assert isinstance(verify(headers(*held), BODY, held[-1:], NOW, scheme=scheme), Genuine)
+    with pytest.raises(Misuse, match="sign with 1 to"):
+        headers(*held, NEW)
+
+
 def test_new_secrets_differ_and_fit_both_schemes() -> None:
     made = {new_secret() for _ in range(100)}
     assert len(made) == 100
