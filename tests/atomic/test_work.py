@@ -230,6 +230,54 @@ def test_who_may_only_look_waits_outside_of_any_transaction(script: Script) -> N
     assert [type(question.question) for question in script.asked] == [Find, Pause, Peek, Find]
 
 
+OLD = Policy(atomic=True, key_age_s_max=60.0).settled()
+OLD_CALL = dataclasses.replace(CALL, first_sent=0.0)
+
+
+@pytest.mark.parametrize("shown", [False, True], ids=["record not seen", "record seen"])
+def test_p1_who_may_only_look_takes_over_nothing_whose_id_another_holds(
+    script: Script, shown: bool
+) -> None:
+    """Whoever holds it is about to have it."""
+    mark, lapsed = script.claim.token.hex(), script.orphan()
+    seen = ([(mark, None)], _row(lapsed, ours=False)) if shown else ([(mark, False)],)
+    decided = script.drive(
+        script.guard.begin(OLD_CALL, OLD, script.claim),
+        *(lapsed, True, *seen, None),  # find, begin, hold, rollback
+    )
+    assert isinstance(decided, Refuse)
+    assert decided.problem.kind is Kind.IN_FLIGHT
+    assert isinstance(script.asked[-1], Rollback)
+
+
+def test_p3_who_may_only_look_is_answered_from_what_another_has_completed_since(
+    script: Script,
+) -> None:
+    mark, lapsed = script.claim.token.hex(), script.orphan()
+    kept = dataclasses.replace(lapsed, state=State.COMPLETED, token=b"x" * 16, answer=ANSWER)
+    decided = script.drive(
+        script.guard.begin(OLD_CALL, OLD, script.claim),
+        *(lapsed, True, [(mark, None)], _row(kept, ours=False), None),
+    )
+    assert isinstance(decided, Replay)
+    assert decided.answer == ANSWER
+
+
+@pytest.mark.parametrize("taken_over", [[], [Done(4)]], ids=["take over", "give up"])
+def test_who_gives_up_what_another_has_finished_answers_from_that(
+    script: Script, taken_over: list[Done]
+) -> None:
+    mark = script.claim.token.hex()
+    taken = script.take_up(True, [(mark, None)], _row(script.orphan(), ours=True))
+    kept = dataclasses.replace(
+        script.orphan(), state=State.COMPLETED, token=b"x" * 16, answer=ANSWER
+    )
+    finished = script.conclude(taken.attempt, Verdict.NO_EFFECT, None, *taken_over, Refused(kept))
+    assert isinstance(finished, Replay)
+    assert finished.answer == ANSWER
+    assert _kinds(script.asked) == [Rollback, Outside, *[Outside for _ in taken_over]]
+
+
 def test_p1_who_looks_at_the_notice_before_it_runs_keeps_its_transaction(script: Script) -> None:
     """A claim may take longer than a look at the notice lasts: it is looked at once more then."""
     clock = FakeClock()
