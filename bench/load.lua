@@ -19,11 +19,10 @@ function request()
   return before .. key .. after
 end
 
-function done(summary, latency)
+function done(summary)
   local errors = summary.errors
   io.write(string.format(
-    'RESULT {"requests": %d, "seconds": %.6f, "refused": %d, "broken": %d, "p50_us": %d, "p99_us": %d}\n',
+    'RESULT {"requests": %d, "seconds": %.6f, "refused": %d, "broken": %d}\n',
     summary.requests, summary.duration / 1e6, errors.status,
-    errors.connect + errors.read + errors.write + errors.timeout,
-    latency:percentile(50), latency:percentile(99)))
+    errors.connect + errors.read + errors.write + errors.timeout))
 end

@@ -27,8 +27,6 @@ class Load:
     """Answers of 400 and above."""
     broken: int
     """Connections that failed or timed out."""
-    p50_us: int
-    p99_us: int
 
     @property
     def rate(self) -> float:

@@ -17,8 +17,7 @@ Running 1s test @ http://127.0.0.1:60987
   3783 requests in 1.01s, 617.08KB read
 Requests/sec:   3749.48
 Transfer/sec:    611.61KB
-RESULT {"requests": 3783, "seconds": 1.008941, "refused": 2, "broken": 0, \
-"p50_us": 493, "p99_us": 7610}
+RESULT {"requests": 3783, "seconds": 1.008941, "refused": 2, "broken": 0}
 """
 PGBENCH = """\
 pgbench (18.6)
@@ -43,7 +42,7 @@ REDIS_BENCHMARK = """\
 
 def test_wrk() -> None:
     seen = load.parse(WRK)
-    assert seen == load.Load(3783, 1.008941, refused=2, broken=0, p50_us=493, p99_us=7610)
+    assert seen == load.Load(3783, 1.008941, refused=2, broken=0)
     assert seen.rate == pytest.approx(3749.48, abs=0.01)
 
 
