@@ -20,6 +20,7 @@ from oncekey.sweeper import SWEEP_ROWS_MAX
 from oncekey.testing.simulate.faults import Fault
 from oncekey.testing.simulate.ghost import Ghost, Note
 from oncekey.testing.simulate.kernel import Kernel, Process
+from oncekey.testing.simulate.scenario import Intent
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import JOINED
 from oncekey.testing.simulate.wire import Reply
@@ -176,23 +177,28 @@ class Worker(Process):
 
     def task(self, name: str, client: Client) -> Task:
         """A request arrives."""
-        world = self.world
         intent = client.errand.intent
-        task = Task(
+        task = self.task_about(name, intent, self.world.oracle.ghost(intent, self.policy), client)
+        task.claim = self.guard.claim(task.call, self.policy)
+        task.work = self._work()
+        self.world.recovering.knows(task)
+        task.op = self.edge.serve(task)
+        return task
+
+    def task_about(
+        self, name: str, intent: Intent, ghost: Ghost, client: Client | None = None
+    ) -> Task:
+        """A task of this worker's about what somebody wants, under the policy that it has."""
+        return Task(
             name,
             self,
             intent=intent,
-            ghost=world.oracle.ghost(intent, self.policy),
-            call=world.call(intent, self.version),
+            ghost=ghost,
+            call=self.world.call(intent, self.version),
             policy=self.policy,
             version=self.version,
             client=client,
         )
-        task.claim = self.guard.claim(task.call, self.policy)
-        task.work = self._work()
-        world.recovering.knows(task)
-        task.op = self.edge.serve(task)
-        return task
 
     def spawn_aside(
         self, name: str, about: Task, claim: Claim, op: Op[None], answer: Answer | None = None
@@ -216,15 +222,7 @@ class Worker(Process):
         """Take up a record whose owner died: a task like a request's, but without a client."""
         if ghost.intent is None:
             raise AssertionError(f"{ghost} is due, though nobody ever asked for it")
-        task = Task(
-            "orphan",
-            self,
-            intent=ghost.intent,
-            ghost=ghost,
-            call=self.world.call(ghost.intent, self.version),
-            policy=self.policy,
-            version=self.version,
-        )
+        task = self.task_about("orphan", ghost.intent, ghost)
         task.claim = self.guard.claim(task.call, task.policy)
         task.orphan = True
         task.work = self._work()

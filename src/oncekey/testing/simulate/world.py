@@ -186,16 +186,7 @@ class World:
     def housekeeping(self, worker: Worker, name: str, ghost: Ghost | None = None) -> Task:
         """Work that is about no record in particular, or about one that somebody asked for."""
         intent = (ghost and ghost.intent) or self.scenario.errands[0].intent
-        task = Task(
-            name,
-            worker,
-            intent=intent,
-            ghost=self.oracle.ghost(intent, worker.policy),
-            call=self.call(intent, worker.version),
-            policy=worker.policy,
-            version=worker.version,
-        )
-        return task
+        return worker.task_about(name, intent, self.oracle.ghost(intent, worker.policy))
 
     # ---------------------------------------------------------------- what the others ask for
 
