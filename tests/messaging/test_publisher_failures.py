@@ -106,6 +106,22 @@ def test_an_outage_is_no_fault_of_a_message(desk: Desk) -> None:
     assert {message.attempts for message in broker.got} == {1}
 
 
+def test_an_outage_that_begins_within_a_batch_is_no_fault_of_the_rest(desk: Desk) -> None:
+    """The broker took others in the same round: before it went away, for all that is known."""
+    desk.put("orders", b"1")
+    desk.put("mails", b"2")
+    broker = Broker()
+    broker.refuses = lambda m: ConnectionError("away") if m.topic == "mails" else None
+    worker = publisher(desk, broker, attempts_max=2)
+    for _ in range(5):
+        done = worker.drain_sync()
+        assert done.outage == "ConnectionError: away"
+        assert done.failed == done.parked == 0
+    broker.refuses = lambda message: None
+    assert worker.drain_sync().published == 1
+    assert broker.payloads == [b"1", b"2"]
+
+
 class Away(Exception):
     """As a broker's client has its own."""
 

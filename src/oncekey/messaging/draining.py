@@ -128,17 +128,20 @@ class Blame:
         return self._missed
 
     def hear(self, outcomes: Sequence[tuple[str, Outcome]]) -> set[str]:
-        """The topics to blame, after these outcomes."""
+        """The topics to blame, after these outcomes. Those that were missed now for the first time
+        are not: the broker may have gone away after it took the others.
+        """
         reached = {topic for topic, outcome in outcomes if isinstance(outcome, Published)}
         missed = {topic for topic, outcome in outcomes if isinstance(outcome, Unreachable)}
-        suspects = self._missed | self._blamed | missed
+        suspects = self._missed | self._blamed
         if reached:
-            self._missed, self._blamed = set(), suspects - reached
+            self._blamed = suspects - reached
+            self._missed = missed - suspects - reached
         elif missed - self._blamed:  # as far as anybody knows the broker is away
-            self._missed, self._blamed = suspects, set()
-        if len(suspects) > BLAMED_MAX:
+            self._missed, self._blamed = suspects | missed, set()
+        if len(self._missed | self._blamed) > BLAMED_MAX:
             self._missed, self._blamed = set(), set()
-        return self._blamed | (missed if reached else set())
+        return self._blamed
 
 
 class Drain:
