@@ -442,3 +442,15 @@ def test_a_blocking_step_is_given_no_coroutine() -> None:
     with pytest.raises(Misuse, match="a coroutine, which did not run: use the awaited form"):
         _ = attempt.step_sync("charge", charge)
     assert attempt.step_sync("charge", lambda: "ch_1") == "ch_1"  # it is not under way
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+async def test_a_step_that_was_called_instead_of_given_is_told_before_it_begins(
+    at_most_once: bool,
+) -> None:
+    attempt, called = World().attempt(), cast(Any, None)  # what charge(card) gave
+    with pytest.raises(Misuse, match="what is to run is a function, not NoneType: give it uncall"):
+        attempt.step_sync("charge", called, at_most_once=at_most_once)
+    with pytest.raises(Misuse, match="what is to run is a function, not NoneType: give it uncall"):
+        await attempt.step("charge", called, at_most_once=at_most_once)
+    assert attempt.step_sync("charge", lambda: "ch_1", at_most_once=at_most_once) == "ch_1"

@@ -19,7 +19,7 @@ from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim
 from oncekey.core.verbs import Refused, Swap
 from oncekey.errors import LeaseLost, Misuse
-from oncekey.handed import Handed, not_awaitable
+from oncekey.handed import Handed, must_run_when_called, not_awaitable
 from oncekey.ports import Ports
 from oncekey.steps import Kept, Steps, child_key
 from oncekey.stores import join
@@ -35,30 +35,9 @@ class Attempt:
     """The attempt that runs now: `oncekey.current()` gives it to the handler."""
 
     __slots__ = (
-        "_claim",
-        "_listeners",
-        "_resource_id",
-        "_steps",
-        "_untold",
-        "age_s",
-        "asks",
-        "attempt",
-        "claimed_at",
-        "connection",
-        "doubted",
-        "dropped",
-        "fence",
-        "finished",
-        "handed",
-        "held",
-        "lapses",
-        "lease_until",
-        "lost",
-        "policy",
-        "ports",
-        "recorded",
-        "recovering",
-        "verdict",
+        *("_claim", "_listeners", "_resource_id", "_steps", "_untold", "age_s", "asks", "attempt"),
+        *("claimed_at", "connection", "doubted", "dropped", "fence", "finished", "handed", "held"),
+        *("lapses", "lease_until", "lost", "policy", "ports", "recorded", "recovering", "verdict"),
     )
 
     def __init__(
@@ -210,6 +189,7 @@ class Attempt:
         kept in the same transaction, which is yours to commit before the next step, or to roll back
         if this one fails. It is one or the other: what commits with its record is never in doubt.
         """
+        must_run_when_called(function)
         work = partial(function, *args, **kwargs)
         step = self._step(name, work, (args, kwargs), within, at_most_once=at_most_once)
         return self.handed.out(f"the step {name!r}", step)
@@ -258,6 +238,7 @@ class Attempt:
         **kwargs: Any,
     ) -> T:
         """`step` for handlers that block."""
+        must_run_when_called(function)
         ports, steps = self._reach(), self.steps
         if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
             steps.read(*join.perform(ports.store, within, asks))

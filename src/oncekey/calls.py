@@ -20,22 +20,6 @@ from oncekey.errors import Misuse
 SINGLE_TENANT = "single"
 
 
-def must_run_when_called(function: Any) -> None:
-    """`Misuse` for what cannot be called; and for a generator: to call it does nothing, and that
-    would be recorded as done.
-    """
-    if not callable(function):
-        raise Misuse(
-            f"what is to run is a function, not {type(function).__name__}: give it uncalled, and "
-            "its arguments behind it"
-        )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise Misuse(
-            f"{getattr(function, '__qualname__', function)} is a generator: its results come one "
-            "by one and cannot be kept as one. Return a list"
-        )
-
-
 class Calls:
     """Reads the calls of one function. `policy` is settled; `key` is None where each call brings
     one of its own.

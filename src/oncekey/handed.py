@@ -1,4 +1,4 @@
-"""Handed: what an attempt gave its handler to await.
+"""Handed: functions that are handed over to be run, and what a handler is handed to await.
 
 A coroutine that nobody awaits does nothing, and Python only warns of that, later: the step would
 not run, and its request be answered as if it had.
@@ -13,6 +13,22 @@ from typing import Any, TypeVar
 from oncekey.errors import Misuse
 
 T = TypeVar("T")
+
+
+def must_run_when_called(function: Any) -> None:
+    """`Misuse` for what cannot be called; and for a generator: to call it does nothing, and that
+    would be recorded as done.
+    """
+    if not callable(function):
+        raise Misuse(
+            f"what is to run is a function, not {type(function).__name__}: give it uncalled, and "
+            "its arguments behind it"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise Misuse(
+            f"{getattr(function, '__qualname__', function)} is a generator: its results come one "
+            "by one and cannot be kept as one. Return a list"
+        )
 
 
 def not_awaitable(result: T) -> T:

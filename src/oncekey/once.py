@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from oncekey.calls import SINGLE_TENANT, Calls, must_run_when_called
+from oncekey.calls import SINGLE_TENANT, Calls
 from oncekey.core.expression import Source
 from oncekey.core.policy import Policy
 from oncekey.core.record import Record
 from oncekey.decision import Call
 from oncekey.errors import Misuse
+from oncekey.handed import must_run_when_called
 from oncekey.operation import Declined, Operation, Outcome
 from oncekey.registry import Orphan
 from oncekey.runtime import Runtime

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,6 +205,12 @@ def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: Scripted
         api.post("/charges", intent=PAY, key="k")
 
     assert not server.seen
+
+
+def test_what_is_no_path_is_refused() -> None:
+    nothing: Any = None  # as an environment variable gives it that nobody set
+    with pytest.raises(Misuse, match="named by its path"):
+        Journal(nothing)
 
 
 @pytest.mark.parametrize(

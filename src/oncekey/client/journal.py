@@ -81,7 +81,9 @@ class Journal:
         without it, what is known of the profile, and else 24 hours.
         """
         intents.must_last(retention_s)
-        if "://" in os.fspath(path):  # not shown: it may hold a password
+        given: object = path  # an environment variable that nobody set is None
+        if not isinstance(given, str | os.PathLike) or "://" in os.fspath(given):
+            # Not shown: it may hold a password.
             raise Misuse(
                 "a journal is a file, and named by its path: Journal('intents.db'). In a database "
                 "of yours, a SqlJournal() keeps intents"

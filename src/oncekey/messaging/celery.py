@@ -22,10 +22,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, Self
 
-from oncekey.calls import SINGLE_TENANT, Calls, must_run_when_called
+from oncekey.calls import SINGLE_TENANT, Calls
 from oncekey.core.expression import Source
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
+from oncekey.handed import must_run_when_called
 from oncekey.operation import Declined, Operation
 from oncekey.runtime import Runtime
 

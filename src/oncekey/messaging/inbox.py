@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from oncekey import operation as operations
-from oncekey.calls import SINGLE_TENANT, must_run_when_called
+from oncekey.calls import SINGLE_TENANT
 from oncekey.core import arguments as canonical
 from oncekey.core import key as keys
 from oncekey.core.key import BadKey
@@ -26,6 +26,7 @@ from oncekey.core.problem import Kind, Problem
 from oncekey.core.value import value
 from oncekey.decision import Call
 from oncekey.errors import Misuse
+from oncekey.handed import must_run_when_called
 from oncekey.operation import Declined, Operation, Ran, Replayed
 from oncekey.runtime import Runtime
 
