@@ -42,8 +42,9 @@ def reserved_claim(
 
 
 def reserved_swap(found: Record, body: bytes, token: bytes, retention_s: float) -> Swap:
-    """What writes such a record anew, whatever state it is in: who was about to write it may have
-    died, and of several who write at once the first is heard.
+    """What writes such a record anew, whatever state it is in. No transition of `lifecycle` does
+    that: but nobody owns this record, who was about to write it may have died, and of several who
+    write at once the first is heard.
     """
     return Swap(
         id=found.id,
