@@ -44,7 +44,7 @@ from oncekey.stores.mysql_text import Question, Reply
 from oncekey.stores.mysql_write import Limits
 from oncekey.stores.patience import Patience
 from oncekey.stores.sql import check_schema, check_waits, migrations
-from oncekey.stores.sql_batch import Denied, RowHeld, group
+from oncekey.stores.sql_batch import CHORE_TIMEOUT_S, Denied, RowHeld, group
 
 DURABILITY = Durability(
     *(True, True, True),
@@ -78,17 +78,12 @@ class MySQLStore:
         allow: Collection[str] = (),
         timeout_s: float = 5.0,
         connect_timeout_s: float = 5.0,
-        chore_timeout_s: float = 60.0,
     ) -> None:
-        check_waits(
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            chore_timeout_s=chore_timeout_s,
-        )
+        check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
         self.allowed = allowed(allow, mysql_fitness.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = address
-        self.limits = Limits(timeout_s, chore_timeout_s)
+        self.limits = Limits(timeout_s)
         self._connect_timeout_s = connect_timeout_s
         self.shows_early = False
         """Whether the server shows a commit to others before it is on disk: `mysql_flush`."""
@@ -125,7 +120,7 @@ class MySQLStore:
 
     def migrate(self) -> Op[list[str]]:
         mutex = mysql_fitness.ONE_MIGRATOR
-        wait_s = int(self.limits.chore_timeout_s / 2)
+        wait_s = int(CHORE_TIMEOUT_S / 2)
         [reply] = yield Question((f"SELECT GET_LOCK({mutex}, {wait_s})",), chore=True)
         if reply.rows[0][0] != 1:
             raise self.unavailable("somebody else migrates, and is not done yet", sent=False)

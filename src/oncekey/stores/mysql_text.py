@@ -44,7 +44,7 @@ class Question:
     Not in a caller's transaction, whose commit is its own.
     """
     chore: bool = False
-    """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
+    """May take as long as housekeeping takes: `CHORE_TIMEOUT_S` instead of `timeout_s`."""
     at_once: bool = False
     """In a caller's transaction: who holds a row is not waited for, or as shortly as can be."""
 

@@ -27,7 +27,7 @@ from oncekey.stores.mysql_text import (
     names,
     table,
 )
-from oncekey.stores.sql_batch import RowHeld
+from oncekey.stores.sql_batch import CHORE_TIMEOUT_S, RowHeld
 
 TRIES_MAX = 3
 """How often a verb that is alone is asked for a row that somebody holds, or that deadlocks."""
@@ -36,14 +36,13 @@ TRIES_MAX = 3
 class Limits:
     """How long to wait. The server gives up on a row first, so that it can still say so."""
 
-    def __init__(self, timeout_s: float = 5.0, chore_timeout_s: float = 60.0) -> None:
+    def __init__(self, timeout_s: float = 5.0) -> None:
         self.timeout_s = timeout_s
-        self.chore_timeout_s = chore_timeout_s
         self.row_wait_s = max(1, int(timeout_s * 0.25))
         """Whole seconds: the servers count no others, and to MySQL 0 is 1."""
 
     def of(self, question: Question) -> float:
-        return self.chore_timeout_s if question.chore else self.timeout_s
+        return CHORE_TIMEOUT_S if question.chore else self.timeout_s
 
 
 def patiently(question: Question, *, alone: bool) -> Generator[Question, Any, list[Reply]]:

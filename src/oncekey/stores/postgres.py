@@ -95,18 +95,13 @@ class PostgresStore:
         allow: Collection[str] = (),
         timeout_s: float = 5.0,
         connect_timeout_s: float = 5.0,
-        chore_timeout_s: float = 60.0,
     ) -> None:
-        check_waits(
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            chore_timeout_s=chore_timeout_s,
-        )
+        check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
         self.allowed = allowed(allow, postgres_fitness.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = Address(named(url))
         self.pgbouncer = pgbouncer
-        self.limits = Limits(timeout_s, chore_timeout_s)
+        self.limits = Limits(timeout_s)
         self._connect_timeout_s = connect_timeout_s
 
     def __repr__(self) -> str:

@@ -42,7 +42,14 @@ from oncekey.errors import StoreUnavailable
 from oncekey.stores import sql, sql_batch
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
 from oncekey.stores.postgres_text import ALONE, BATCH, CLAIMED_MOST, STATEMENTS, is_uuid
-from oncekey.stores.sql_batch import FunctionGone, Handler, RowHeld, is_plain, is_renewal
+from oncekey.stores.sql_batch import (
+    CHORE_TIMEOUT_S,
+    FunctionGone,
+    Handler,
+    RowHeld,
+    is_plain,
+    is_renewal,
+)
 
 
 @value
@@ -54,7 +61,7 @@ class Question:
     sql: str
     args: tuple[Any, ...] = ()
     chore: bool = False
-    """May take as long as housekeeping takes: `chore_timeout_s` instead of `timeout_s`."""
+    """May take as long as housekeeping takes: `CHORE_TIMEOUT_S` instead of `timeout_s`."""
     script: bool = False
 
 
@@ -65,15 +72,14 @@ def _ms(seconds: float) -> str:
 class Limits:
     """How long to wait. The server gives up on a row first, so that it can still say so."""
 
-    def __init__(self, timeout_s: float = 5.0, chore_timeout_s: float = 60.0) -> None:
+    def __init__(self, timeout_s: float = 5.0) -> None:
         self.timeout_s = timeout_s
-        self.chore_timeout_s = chore_timeout_s
         self.alone_wait_ms = _ms(timeout_s * 0.75)
         self.batch_wait_ms = _ms(timeout_s * 0.05)
         """One held row must not delay a batch for long: its members are then asked alone."""
 
     def of(self, question: Question) -> float:
-        return self.chore_timeout_s if question.chore else self.timeout_s
+        return CHORE_TIMEOUT_S if question.chore else self.timeout_s
 
 
 # --------------------------------------------------------------------------------- insert and find

@@ -13,6 +13,9 @@ from oncekey.core.record import State
 from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb, When
 from oncekey.errors import StoreUnavailable, StoreUnfit
 
+CHORE_TIMEOUT_S = 60.0
+"""How long housekeeping waits for an answer, whatever `timeout_s` is."""
+
 T = TypeVar("T")
 L = TypeVar("L")
 Handler = Callable[[Any, L], Op[list[Any]]]
