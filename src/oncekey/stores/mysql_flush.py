@@ -14,8 +14,9 @@ step that is appended again changes nothing, and would commit nothing: its quest
 
 A record that ended long ago is on disk, and its replay writes nothing. Of one that ended it is only
 known when it expires. `retention_s` before that it ended, or, where retention counts from the first
-use, began: hence an hour, longer than handlers are let run, and not the seconds that a disk takes.
-An unknown one is kept for longer than that, and counts as new.
+use, began: hence an hour, and not the seconds that a disk takes. What was renewed, given back or
+taken over may have ended any time after it began, and counts as new; as does an unknown one, which
+is kept for longer.
 """
 
 # ruff: noqa: S608  (there is no value in them)
@@ -60,7 +61,12 @@ def _relies(verb: Verb, outcome: Any) -> bool:
     if record.state is State.RUNNING:
         return record.token == _own_token(verb)
     ended = record.state in (State.COMPLETED, State.UNKNOWN)
-    return ended and record.retention_s - record.expires_in_s < NEW_S
+    return ended and not _ended_long_ago(record)
+
+
+def _ended_long_ago(record: Record) -> bool:
+    at_once = record.beat <= 1  # its end was all that became of it
+    return at_once and record.retention_s - record.expires_in_s >= NEW_S
 
 
 def _own_token(verb: Verb) -> bytes | None:
