@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
 import sqlite3
 import threading
+import uuid
+import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,55 @@ def test_p11_who_is_late_is_rolled_back(writer: sqlite3.Connection, tmp_path: Pa
     assert others_find(tmp_path) == []
     exclusive.free()
     assert writer.execute("SELECT n FROM orders").fetchall() == []
+
+
+@pytest.fixture
+def writers(tmp_path: Path) -> Iterator[Callable[[], sqlite3.Connection]]:
+    """Connections that write, each to a file of its own."""
+    with contextlib.ExitStack() as opened:
+
+        def begin() -> sqlite3.Connection:
+            path = tmp_path / f"{uuid.uuid4()}.db"
+            db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            opened.enter_context(contextlib.closing(db))
+            db.execute("CREATE TABLE oncekey_meta (fence_floor)")
+            db.execute("BEGIN IMMEDIATE")
+            return db
+
+        yield begin
+
+
+def test_p11_each_of_several_is_rolled_back_in_its_time(
+    writers: Callable[[], sqlite3.Connection],
+) -> None:
+    """There is one writer per file, and a process may have many files."""
+    patient, late, later = (Exclusive(writers(), seconds) for seconds in (60.0, 0.2, 0.01))
+    for each in (later, late):
+        assert each._ended.wait(30)
+        with pytest.raises(Overdue):
+            each.check()
+    patient.check()
+    with patient.ending():
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_p11_who_is_late_in_a_forked_child_is_rolled_back(
+    writers: Callable[[], sqlite3.Connection],
+) -> None:
+    """The thread that watches is its parent's."""
+    first = Exclusive(writers(), 60.0)
+    with first.ending():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that is the point
+        child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        with contextlib.suppress(BaseException):
+            os._exit(0 if Exclusive(writers(), 0.01)._ended.wait(20) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_p11_who_has_not_read_to_the_end_is_rolled_back(

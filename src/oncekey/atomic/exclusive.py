@@ -180,24 +180,24 @@ class _Watch:
     """A thread that rolls back whoever is late. One for all: there is one writer per file."""
 
     def __init__(self) -> None:
-        self._pid = 0
+        self.begin_anew()
 
-    def add(self, transaction: Exclusive, seconds_max: float) -> None:
-        at = SystemClock.monotonic() + seconds_max
-        if self._pid != os.getpid():
-            self._start()
-        with self._condition:
-            self._late_at[transaction] = at
-            if at < self._wakes_at:
-                self._condition.notify()
-
-    def _start(self) -> None:
+    def begin_anew(self) -> None:
         """Also in a forked child: the thread and what it watched are its parent's."""
-        self._pid = os.getpid()
         self._condition = threading.Condition()
         self._late_at: dict[Exclusive, float] = {}
         self._wakes_at = 0.0
-        threading.Thread(target=self._run, name="oncekey-atomic", daemon=True).start()
+        self._runs = False
+
+    def add(self, transaction: Exclusive, seconds_max: float) -> None:
+        at = SystemClock.monotonic() + seconds_max
+        with self._condition:
+            self._late_at[transaction] = at
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="oncekey-atomic", daemon=True).start()
+            if at < self._wakes_at:
+                self._condition.notify()
 
     def drop(self, transaction: Exclusive) -> None:
         with self._condition:
@@ -221,3 +221,4 @@ class _Watch:
 
 
 watch = _Watch()
+os.register_at_fork(after_in_child=watch.begin_anew)
