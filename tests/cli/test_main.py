@@ -208,17 +208,21 @@ def test_a_terminal_without_unicode(url: str, seed: Seed) -> None:
     assert rb"K\xe4se-\u2603" in done.stdout
 
 
-def test_watch_sweeps_until_interrupted(url: str, hour_ago: Seed) -> None:
-    hour_ago.completed("old", retention_s=60.0)
+def watching() -> "subprocess.Popen[bytes]":
     words = [sys.executable, "-m", "oncekey", "sweep", "--watch", "--every-s", "0.01", "--json"]
-
-    with subprocess.Popen(
+    return subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # A shell lets what it runs in the background ignore this, and children inherit it.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    ) as process:
+    )
+
+
+def test_watch_sweeps_until_interrupted(url: str, hour_ago: Seed) -> None:
+    hour_ago.completed("old", retention_s=60.0)
+
+    with watching() as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         process.send_signal(signal.SIGINT)
@@ -227,3 +231,25 @@ def test_watch_sweeps_until_interrupted(url: str, hour_ago: Seed) -> None:
     assert lines[0] == b'{"removed": 1, "limit_reached": false}\n'
     assert lines[1:] == [b'{"removed": 0, "limit_reached": false}\n'] * 2
     assert (process.returncode, err) == (0, b"")
+
+
+def test_watch_goes_on_once_its_store_is_back_and_fit(url: str, hour_ago: Seed) -> None:
+    """A server is unfit while another takes over, as a file is that was taken away."""
+    hour_ago.completed("order-17")
+    path = Path(url.removeprefix("sqlite:///"))
+    away = path.with_name("away")
+
+    with watching() as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        path.rename(away)
+        told = [process.stderr.readline() for _ in range(3)]
+        away.rename(path)
+        hour_ago.completed("old", retention_s=60.0)
+        swept = any(b'"removed": 1' in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+
+    assert [line.endswith(b"; trying again in 0.01 s\n") for line in told] == [True] * 3
+    assert (swept, process.returncode) == (True, 0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from oncekey.cli.books import Book, opened
 from oncekey.cli.recover import load
-from oncekey.cli.table import duration, print_json, table
+from oncekey.cli.table import duration, one_line, print_json, table
 from oncekey.client.intent import LIST_MAX, Intent
 from oncekey.clock import SystemClock
 from oncekey.core.key import short_hash
@@ -117,7 +117,7 @@ def _failure(resume: Any, intent: Intent) -> str | None:
         if inspect.isawaitable(made):
             asyncio.run(_awaited(made))
     except Exception as error:
-        said = printable(" ".join(str(error).split()), ERROR_CHARS_MAX)
+        said = one_line(str(error), ERROR_CHARS_MAX)
         return f"failed, and stays: {type(error).__name__}: {said}"
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from oncekey.cli.opening import url_of
 from oncekey.cli.parser import parsed
-from oncekey.core.printable import printable
+from oncekey.cli.table import one_line
 from oncekey.errors import OncekeyError
 from oncekey.stores.url import redact
 
@@ -36,8 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except OncekeyError as error:
         said = str(error).replace(url, redact(url)) if url else str(error)
-        one_line = printable(" ".join(said.split()), 1000)
-        print(f"oncekey: {one_line}", file=sys.stderr)
+        print(f"oncekey: {one_line(said)}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # whoever read our output has enough, as `head` does
         _print_no_more()

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from oncekey.cli.table import Progress, print_json
+from oncekey.cli.table import Progress, one_line, print_json
 from oncekey.core.record import State
 from oncekey.core.reserved import TENANT as OWN
 from oncekey.core.verbs import Purge, Scan, Sweep
-from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores import migrate as migrations
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
@@ -65,16 +65,22 @@ def sweep(store: Store, args: argparse.Namespace) -> int:
 
 
 def _watch(line: Line, args: argparse.Namespace) -> int:
-    """Round after round until interrupted. A store that is away for a while does not end it."""
+    """Round after round until interrupted. A store that is away for a while does not end it, nor
+    one that is unfit meanwhile, as while another server takes over.
+    """
     if not args.json:
         print(f"sweeping every {args.every_s:g} s; Ctrl-C ends it", file=sys.stderr)
-    pause = threading.Event()
+    pause, was_fit = threading.Event(), False
     try:
         while True:
             try:
                 _report_sweep(_sweep(line, args.limit), args)
-            except StoreUnavailable as error:
-                print(f"oncekey: {error}; trying again in {args.every_s:g} s", file=sys.stderr)
+                was_fit = True
+            except (StoreUnavailable, StoreUnfit) as error:
+                if isinstance(error, StoreUnfit) and not was_fit:
+                    raise
+                said = one_line(str(error))
+                print(f"oncekey: {said}; trying again in {args.every_s:g} s", file=sys.stderr)
             pause.wait(args.every_s)
     except KeyboardInterrupt:
         return 0

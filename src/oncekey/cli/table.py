@@ -34,6 +34,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
+def one_line(said: str, chars_max: int = 1000) -> str:
+    """What an error says, which may have several."""
+    return printable(" ".join(said.split()), chars_max)
+
+
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
     """A list of names and values, one per line."""
     width = max(len(name) for name, _ in pairs)
