@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 import oncekey
+from payments import estimates
 from payments.settings import Settings
 from payments.tables import metadata
 
@@ -75,6 +76,9 @@ class Database:
         while self._create_index():
             """A transaction for each: with one table in hand, waiting for the next, it could wait
             for somebody who has written to them in another order, and who waits for it."""
+        if self.url.startswith("sqlite:"):
+            with self.begin() as connection:
+                estimates.tell(connection)
 
     def _create_index(self) -> bool:
         """Create one of those that a newer release brings to tables that are there, which

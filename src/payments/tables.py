@@ -84,6 +84,7 @@ customers = _objects(
     _text("description"),
     _json("metadata"),
     sa.Column("deleted", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Index("customers_of_email", "tenant", "email", "id"),
 )
 
 tokens = _objects(
@@ -166,6 +167,7 @@ refunds = _objects(
     sa.Column("network_key", _ID, nullable=False),
     _text("network_id"),
     sa.Index("refunds_of_charge", "tenant", "charge", "id"),
+    sa.Index("refunds_of_intent", "tenant", "payment_intent", "id"),
 )
 _unfinished("refunds", refunds, refunds.c.status == "pending")
 

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from tests.payments.api import Api, serving
 
@@ -66,3 +67,35 @@ def test_what_is_wrong_is_named(api: Api, query: dict[str, Any], param: str) -> 
 def test_one_way_at_a_time(api: Api, made: list[str]) -> None:
     both = {"starting_after": made[0], "ending_before": made[1]}
     assert api.get("charges", **both).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("charges", "customer"),
+        ("charges", "payment_intent"),
+        ("customers", "email"),
+        ("payment_intents", "customer"),
+        ("payment_methods", "customer"),
+        ("refunds", "charge"),
+        ("refunds", "payment_intent"),
+    ],
+)
+def test_p11_what_is_asked_for_is_found_without_reading_all(api: Api, kind: str, name: str) -> None:
+    ran: list[str] = []
+
+    def run(_: Any, __: Any, statement: str, *rest: Any) -> None:
+        ran.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", run)
+    try:
+        assert api.get(kind, **{name: "x"}).json()["data"] == []
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", run)
+    [listing] = [statement for statement in ran if f"{kind}.{name} = ?" in statement]
+    with api.database.read() as connection:
+        plan = connection.exec_driver_sql(
+            f"EXPLAIN QUERY PLAN {listing}", ("x",) * listing.count("?")
+        ).all()
+    assert f"tenant=? AND {name}=?" in str(plan)
+    assert "TEMP B-TREE" not in str(plan)
