@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 from collections.abc import Coroutine, Iterable
 from typing import Any, Literal, Self, TypeVar
@@ -32,6 +33,8 @@ from oncekey.stores.url import as_store
 from oncekey.sweeper import Sweeper
 
 T = TypeVar("T")
+
+_log = logging.getLogger("oncekey")
 
 DRAIN_S_MAX = 30.0
 
@@ -140,6 +143,12 @@ class Runtime:
             return False
         self.sweeper.start()
         first, self._started_in = self._started_in is None, os.getpid()
+        if first and not self.store.durability.process_crash:
+            _log.warning(
+                "records are kept in this process only: it forgets them when it ends, and in "
+                "another one, such as a second worker, a retry runs again. That is for tests: "
+                "outside of them name a store that lasts, such as sqlite:///keys.db"
+            )
         return first
 
     def stop(self) -> None:
