@@ -142,6 +142,7 @@ def test_a_file_without_the_right_to_write_is_refused_before_it_is_used(as_nobod
     gatherer.ask(Insert(claim("order-1")))
     gatherer.close()
     path.chmod(0o444)
+    as_nobody.chmod(0o777)  # only the file's own rights are in the way
     drop_rights()
     gatherer = Gatherer(SqliteStore(path))
     with pytest.raises(StoreUnfit, match="this user may write"):

@@ -111,6 +111,9 @@ class Place:
                 f"{self.path} was removed while it was in use: put it back, or start again to "
                 "begin with no records"
             )
+        # SQLite would open it all the same, and say so only when something is written.
+        if not os.access(self.path, os.W_OK, effective_ids=True):
+            raise StoreUnfit(f"{self.path} cannot be written: {_ALLOWED}")
         return patiently(self.timeout_s, self._open, factory)
 
     def _open(self, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
