@@ -124,6 +124,22 @@ async def test_an_async_connection_that_was_closed_while_idle_has_sent_nothing(
     await connection.close()
 
 
+async def test_an_async_connection_that_has_said_its_last_words_sends_nothing(
+    postgres: Subject,
+) -> None:
+    """That it has hung up too the loop may hear only after the next question."""
+    store = postgres.store
+    connection = await store.aconnect()
+    await arun(store.perform([Count()]), connection.ask)
+    words = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection\0\0"
+    protocol = connection._connection._protocol  # type: ignore[attr-defined]
+    protocol.data_received(b"E" + (len(words) + 4).to_bytes(4, "big") + words)
+    with pytest.raises(StoreUnavailable, match="closed the connection") as gone:
+        await arun(store.perform([Count()]), connection.ask)
+    assert not gone.value.sent
+    await connection.close()
+
+
 @both_faces
 def test_a_connection_that_is_closed_while_asking_may_have_sent(
     postgres: Subject, postgres_url: str, db: Connection, face: str

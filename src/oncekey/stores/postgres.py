@@ -280,6 +280,13 @@ def _late(timeout_s: float) -> str:
     return f"no answer within {timeout_s:g} s"
 
 
+def _was_refused(error: Exception) -> bool:
+    """Whether asyncpg sent nothing: it has read a server's last words, and not yet that it hung up,
+    and takes that for another question under way. There never is one.
+    """
+    return isinstance(error, asyncpg.InternalClientError) and str(error).startswith("cannot switch")
+
+
 class AsyncPostgresConnection:
     """Asks by asyncpg."""
 
@@ -305,6 +312,8 @@ class AsyncPostgresConnection:
         except _DRIVER_ERRORS as error:
             if self._late:
                 raise self._store.unavailable(_late(timeout_s), sent=True) from error
+            if _was_refused(error):
+                raise self._store.unavailable(_GONE, sent=False) from error
             translated = self._store.translated(error)
             if translated is error:
                 raise
