@@ -173,8 +173,11 @@ def test_nothing_is_begun_when_the_lease_is_nearly_over(desk: Desk) -> None:
     assert {message.attempts for message in broker.got} == {1}  # what was not begun is not counted
 
 
-def test_a_lost_reply_is_asked_again(desk: Desk) -> None:
-    """The removal happened and its answer was lost: repeated, it does no harm."""
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_lost_reply_is_asked_again(desk: Desk, happened: bool) -> None:
+    """The removal happened and its answer was lost: repeated, it does no harm. Or it did not
+    happen: if it was not repeated, the message would be published again after the lease.
+    """
     desk.put("orders", b"1")
     store = desk.outbox.store
     connection = store.connect()
@@ -188,14 +191,14 @@ def test_a_lost_reply_is_asked_again(desk: Desk) -> None:
         if isinstance(question, Deliver):
             published.extend(question.messages)
             return [Published()] * len(question.messages)
-        if not hasattr(question, "seconds"):
-            answer = connection.ask(question)
-            replies += bool(published)
-            if replies == 1:
-                replies += 1
-                raise StoreUnavailable("the reply was lost")
-            return answer
-        return None
+        if hasattr(question, "seconds"):
+            return None
+        replies += bool(published)
+        lost = replies == 1
+        answer = connection.ask(question) if happened or not lost else None
+        if lost:
+            raise StoreUnavailable("the reply was lost")
+        return answer
 
     assert run(drain.until_empty(), ask).published == 1
     connection.close()

@@ -56,6 +56,19 @@ def test_a_cache_that_was_flushed_only_costs_time(case: Case, tiers: Tiers) -> N
     assert [type(verb) for verb in tiers.asked()] == [Insert]
 
 
+def test_p12_an_entry_whose_epoch_was_forgotten_is_not_believed(case: Case, tiers: Tiers) -> None:
+    """A purge may have gone with it. It makes room for another, of an epoch that is known."""
+    record = cached(case, tiers)
+    tiers.client.delete(*tiers.client.keys(f"{tiers.prefix}:tiered:epoch:*"))
+    replayed(case, record)
+    assert [type(verb) for verb in tiers.asked()] == [Insert]
+    for _ in range(3):
+        replayed(case, record)
+    tiers.asked()
+    replayed(case, record)
+    assert tiers.asked() == []
+
+
 @pytest.mark.parametrize("forgery", ["garbage", "empty", "cut", "one bit", "hash", "extended"])
 def test_a_forged_entry_is_not_believed(case: Case, tiers: Tiers, forgery: str) -> None:
     record = cached(case, tiers)
