@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
@@ -135,9 +136,23 @@ async def test_what_is_not_genuine_is_refused_before_anything_is_kept(
     assert (await take(world.headers(), BODY, world.handle)).status == 200
 
 
-async def test_a_larger_body_is_refused_unread(world: World) -> None:
-    told = await world.receiver(body_bytes_max=10).receive(world.headers(), BODY, world.handle)
-    assert told.status == 413
+async def test_p11_a_larger_body_is_refused_unread(world: World) -> None:
+    for limit, status in ((len(BODY) - 1, 413), (len(BODY), 200)):
+        receiver = world.receiver(body_bytes_max=limit)
+        assert (await receiver.receive(world.headers(), BODY, world.handle)).status == status
+
+
+async def test_p11_an_id_of_stripes_is_bounded(world: World) -> None:
+    receiver = world.receiver(scheme=Scheme.STRIPE)
+    for length, accepted in ((255, True), (256, False)):
+        body = json.dumps({"id": "e" * length}).encode()
+        opened = receiver.open(world.headers(body), body)
+        assert isinstance(opened, Event if accepted else Receipt)
+
+
+@pytest.mark.parametrize(("wait_s", "said"), [(0.2, "1"), (1.0, "1"), (7.4, "7")])
+def test_nobody_is_told_to_come_back_at_once(wait_s: float, said: str) -> None:
+    assert Receipt(503, "not now", retry_after_s=wait_s).headers["Retry-After"] == said
 
 
 @pytest.mark.parametrize(
