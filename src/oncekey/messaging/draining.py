@@ -212,13 +212,16 @@ class Drain:
     def _likely(self, heads: Sequence[Head], *, is_full: bool) -> list[Head]:
         """Those that are due. While the broker cannot be reached, of topics that were not tried
         since, if there are any: they tell whether the others alone are to blame, and would wait for
-        each message of theirs. Where there are none, one of many is enough.
+        each message of theirs. Where there are none, one of many is enough; not always the first,
+        which may be what cannot be published.
         """
         due = [head for head in heads if head.due]
         if not self._outages:
             return due
         untried = [head for head in due if head.topic not in self._blame.missed]
-        return untried or (due[:1] if is_full else due)
+        if untried or not due or not is_full:
+            return untried or due
+        return [due[int(self._chance() * len(due))]]
 
     def _pick(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
         """The first of them, as many as one batch may hold; at least one. What may have killed the
