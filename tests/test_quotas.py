@@ -217,8 +217,10 @@ def test_a_process_that_starts_knows_what_was_kept_before() -> None:
     assert not second.done("second of all")
 
 
-def test_retentions_of_other_operations_count_too() -> None:
+@pytest.mark.parametrize(("kept_s", "asked_s"), [(RETENTION_S, 60), (60, RETENTION_S)])
+def test_retentions_of_other_operations_count_too(kept_s: float, asked_s: float) -> None:
     world = World(records_max=3)
+    world.policy = Policy(retention_s=kept_s).settled()
     first, second = world.process(), world.process()
     for guard in (first.guard, second.guard):
         guard.quotas.expect(  # type: ignore[union-attr]
@@ -226,10 +228,10 @@ def test_retentions_of_other_operations_count_too() -> None:
         )
     admitted(first, 3)
     first.chore()
-    world.policy = Policy(retention_s=60).settled()
-    assert second.done("short")
+    world.policy = Policy(retention_s=asked_s).settled()
+    assert second.done("one")
     second.chore()
-    assert not second.done("shorter")
+    assert not second.done("another")
 
 
 def test_counts_are_records_that_expire_by_themselves_and_are_not_the_tenants() -> None:
