@@ -74,8 +74,8 @@ class Attempt:
         """
         self._untold = True
         self.finished = False
-        self.handed = Handed()
-        """What the handler was given to await."""
+        self.handed: Handed | None = None
+        """What the handler was given to await; most are given nothing."""
         self.dropped = False
         """The heartbeat has let go of it: whatever is under way, it is not renewed any more."""
         self.verdict: Verdict | None = None
@@ -150,6 +150,11 @@ class Attempt:
         """Nothing happened: forget this try, even another request may use the key."""
         self.verdict = Verdict.NO_EFFECT
 
+    def _hand_out(self, what: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        if self.handed is None:
+            self.handed = Handed()
+        return self.handed.out(what, work)
+
     # ---------------------------------------------------------------------------------- steps
 
     @overload
@@ -192,7 +197,7 @@ class Attempt:
         must_run_when_called(function)
         work = partial(function, *args, **kwargs)
         step = self._step(name, work, (args, kwargs), within, at_most_once=at_most_once)
-        return self.handed.out(f"the step {name!r}", step)
+        return self._hand_out(f"the step {name!r}", step)
 
     async def _step(
         self,
@@ -289,7 +294,7 @@ class Attempt:
         if the record is not this attempt's any more: then roll back.
         """
         work = self._join(transaction, status, body, headers)
-        return self.handed.out("complete_in(…)", work)
+        return self._hand_out("complete_in(…)", work)
 
     async def _join(self, transaction: Any, status: int, body: Any, headers: Headers) -> Answer:
         ports, answer, completion = self._completing(status, body, headers)

@@ -120,7 +120,8 @@ class Holding(Asking):
         if attempt.doubted:
             return (yield from self.give_up(attempt, call))
         if verdict is Verdict.KEEP and answer is not None:
-            attempt.handed.check(attempt.operation)
+            if attempt.handed is not None:
+                attempt.handed.check(attempt.operation)
             if attempt.attempt > 1 and attempt.steps.left_over:
                 _tell_left_over(attempt)
             return (yield from self.finish(attempt, answer, call))
