@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import (
+    bodies,
     client,
     cost,
     durability,
@@ -38,6 +39,7 @@ SUBJECTS = {
     "client": client,
     "recovery": recovery,
     "memory": memory,
+    "bodies": bodies,
     "scale": scale,
     "bytes": cost,
     "sealed": sealed,

@@ -41,11 +41,21 @@ def build(store: str | None, *, manually: bool = False) -> Starlette:
             await opened[0](key, "{}")
         return JSONResponse({"id": "order_1", "item": order["item"], "quantity": order["quantity"]})
 
+    async def upload(request: Request) -> PlainTextResponse:
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+        return PlainTextResponse(str(size), 201)
+
     async def count(request: Request) -> PlainTextResponse:
         return PlainTextResponse(str(runs))
 
     app = Starlette(
-        routes=[Route("/orders", create, methods=["POST"]), Route("/runs", count, methods=["GET"])]
+        routes=[
+            Route("/orders", create, methods=["POST"]),
+            Route("/uploads", upload, methods=["POST"]),
+            Route("/runs", count, methods=["GET"]),
+        ]
     )
     if store is not None and not manually:
         app.add_middleware(

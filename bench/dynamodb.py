@@ -107,7 +107,7 @@ class _Raw:
     async def put(self) -> None:
         await self._client.put_item(
             TableName=TABLE,
-            Item=inserted(claim(), 1_800_000_000_000_000, 1_800_000_000_000_000),
+            Item=inserted(claim(), *(1_800_000_000_000_000,) * 3),
             ConditionExpression="attribute_not_exists(id)",
             ReturnValuesOnConditionCheckFailure="ALL_OLD",
         )

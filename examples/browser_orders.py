@@ -3,7 +3,8 @@
     .venv/bin/python examples/browser_orders.py        # then open http://127.0.0.1:8000
 
 The page's script is all that a page needs. The key of an order is made when the button is pressed,
-kept before the request leaves, sent again after a reload, and dropped with the answer.
+kept before the request leaves, and sent again after a reload. Pressed again after the answer, the
+button shows the order that there is; a second one has a button of its own.
 """
 
 from __future__ import annotations
@@ -27,16 +28,21 @@ from oncekey.web.asgi import IdempotencyMiddleware
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>Order a mug</title>
 <button id="order">Order a mug</button>
+<button id="another" hidden>Order another one</button>
 <p id="says" role="status"></p>
 <script type="module">
   import { Client, outcomeOf } from "/oncekey.js";
 
-  const says = document.querySelector("#says");
+  const at = (id) => document.querySelector(id);
+  const [button, more, says] = [at("#order"), at("#another"), at("#says")];
   const tell = (text) => (says.textContent = text);
 
   const api = new Client({
+    // account: "…", where users log in; and api.signOut() when they log out
     onAttempt({ what, attempt, retryInS }) {
       if (what === "offline") tell("You are offline. It is sent when you are back.");
       if (what === "sending" && attempt > 1) tell("Asking again …");
@@ -55,12 +61,20 @@ PAGE = """<!doctype html>
       });
       const { id } = await answer.json();
       tell(`Ordered: ${id}${outcomeOf(answer).replayed ? ", as you were told before" : ""}`);
+      more.hidden = false;
     } catch (error) {
       tell(error.message);
     }
   }
 
-  document.querySelector("#order").addEventListener("click", order);
+  async function another() {
+    more.hidden = true;
+    await api.begin("order"); // the one place where an order that was answered is begun anew
+    await order();
+  }
+
+  button.addEventListener("click", order);
+  more.addEventListener("click", another);
   // What a reload interrupted goes on by itself, with its key.
   if ((await api.unsettled()).length) await order();
 </script>

@@ -53,6 +53,11 @@ def may_order(account: Annotated[str, Depends(signed_in)]) -> str:
     return account
 
 
+def as_recovered() -> str:
+    """In place of `signed_in`, where the recoverer finishes what no client came back for."""
+    return oncekey.current().tenant
+
+
 def account_of(request: Request) -> str:
     """The account, not its token: a key belongs to `ann`, with whichever token she comes."""
     account: str = request.state.account
@@ -71,6 +76,7 @@ def build(data: Path = Path("."), charge: Charge = charge_card) -> FastAPI:
         store=f"sqlite:///{data / 'keys.db'}",
         tenant=account_of,
         policy=Policy(required=True, recovery="resume"),
+        recover_as={signed_in: as_recovered},
     )
     router = APIRouter(route_class=idempotency.route_class)
 

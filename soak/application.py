@@ -6,6 +6,7 @@ python -m soak.application SETTINGS STORE_URL LEDGER MARK LISTENING_FD
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -53,7 +54,9 @@ class Application:
         self.hands = Hands(self.driver, self.outbox)
 
     async def work(self, order: dict[str, Any]) -> dict[str, Any]:
-        return await arun(handler.handle(self.ledger, order), self.hands.do)
+        cut = order["how"] == handler.CUT_OFF
+        async with asyncio.timeout(order["seconds"] + handler.LIMIT_S if cut else None):
+            return await arun(handler.handle(self.ledger, order), self.hands.do)
 
     def work_sync(self, order: dict[str, Any]) -> dict[str, Any]:
         return run(handler.handle(self.ledger, order), self.hands.do_sync)
@@ -103,6 +106,8 @@ def serve_asgi(listening: socket.socket, application: Application) -> None:
         if calling is None:
             try:
                 told = calls.done(await application.work(sent))
+            except handler.Broken:
+                raise
             except Exception as error:
                 told = calls.failed(error)
         else:
@@ -134,6 +139,8 @@ def serve_wsgi(listening: socket.socket, application: Application) -> None:
         if calling is None:
             try:
                 return calls.done(application.work_sync(request.get_json()))
+            except handler.Broken:
+                raise
             except Exception as error:
                 return calls.failed(error)
         headers, route = request.headers, request.path[1:]

@@ -22,6 +22,8 @@ Order = dict[str, Any]
 Told = tuple[Order, int, dict[str, str]]
 """Body, status and headers."""
 OPERATIONS = "orders/"
+UNKNOWN_LINE = ("Idempotency-Outcome", "unknown")
+"""Says to whoever sent the request that failed: a retry does not run it again."""
 
 _unstored: ContextVar[list[Event]] = ContextVar("unstored")
 
@@ -39,7 +41,9 @@ def done(answer: Order, *, stored: bool = True) -> Told:
 
 
 def failed(error: Exception) -> Told:
-    return {"error": repr(error)}, 500, {}
+    """A function's own exception says by a note that no later call runs it again."""
+    told = any("nobody knows" in note for note in getattr(error, "__notes__", ()))
+    return {"error": repr(error)}, 500, dict([UNKNOWN_LINE]) if told else {}
 
 
 def refused(kind: Kind) -> Told:

@@ -12,13 +12,14 @@ from random import Random
 
 import httpx
 
-from soak.handler import BRIEF_S
-from soak.judge import ANSWER, CUT, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen
+from soak.handler import ANSWERS, BRIEF_S, CUT_OFF, RAISES, STEP, TIMES_OUT, UNKNOWN
+from soak.judge import ANSWER, CUT, DOUBTFUL, FAILED, GAVE_UP, NO_ANSWER, ODD, Seen
 from soak.ledger import Id, now
 from soak.operator import Operator
 
 _LASTS_S = (0.0, 0.0, 0.3, 0.6, 1.2, 1.8, 4.2)
 _ATOMIC_S_MAX = 0.05
+_SENT = ("seconds", "failures", "how")
 _PATIENCES_S = (0.15, 0.5, 1.5, 4.0, 12.0)
 _SLOWER_TRIES_MAX = 10
 """Every try waits longer than the one before, up to here: a slow machine must come to work, too."""
@@ -27,8 +28,19 @@ _HEALED_S_MAX = 120.0
 """Once nothing fails any more, everybody has an answer by then, also on a slow machine."""
 _FINAL = (ANSWER, "mismatch")
 _UNKNOWN = "outcome-unknown"
+_FAILS, _FAILS_OFTEN = 0.1, 0.3
+_HOWS_BESIDE_ROWS = (RAISES, TIMES_OUT, ANSWERS)
+_HOWS = {
+    "rerun": (*_HOWS_BESIDE_ROWS, CUT_OFF),
+    "block": (*_HOWS_BESIDE_ROWS, CUT_OFF, UNKNOWN),
+    "ask": (*_HOWS_BESIDE_ROWS, CUT_OFF, UNKNOWN),
+    "resume": (*_HOWS_BESIDE_ROWS, CUT_OFF, STEP),
+    "careful": (*_HOWS_BESIDE_ROWS, CUT_OFF, STEP),
+}
+"""By route, how attempts fail."""
 _ENDS_MIND = 0.5
 """How likely a caller is content with not knowing, each time. The others call the operator."""
+_OUTCOME = "idempotency-outcome"
 _PROBLEM = "urn:oncekey:problem:"
 
 
@@ -40,6 +52,8 @@ class Order:
     seconds: float
     failures: int
     """How many attempts fail before one does not."""
+    how: str
+    """They do."""
     callers: int
     later_s: float
     """When somebody asks once more, after all have been answered."""
@@ -49,15 +63,15 @@ def order_of(seed: int, number: int, routes: Sequence[str]) -> Order:
     """The same seed and number are the same order. Accounts share their keys, two by two."""
     chance = Random(f"{seed}/{number}")
     id_ = Id(f"account-{number % 2}", chance.choice(routes), f"order-{number // 2}")
-    seconds, failures = chance.choice(_LASTS_S), 1 if chance.random() < 0.1 else 0
+    likely = _FAILS_OFTEN if id_.route in DOUBTFUL else _FAILS
+    seconds, failures = chance.choice(_LASTS_S), 1 if chance.random() < likely else 0
+    how = chance.choice(_HOWS.get(id_.route, _HOWS_BESIDE_ROWS))
     if id_.route == "atomic":  # a file has one writer; and what is rolled back is not counted
         seconds, failures = min(seconds, _ATOMIC_S_MAX), 0
-    if id_.route == "ask":  # what was done and failed would be known as done
-        failures = 0
     callers, later_s = chance.choice((1, 2, 2, 3, 4)), chance.uniform(0, 3)
     if id_.route == "brief":
         later_s *= 2 * BRIEF_S / 3
-    return Order(id_, seconds, failures, callers, later_s)
+    return Order(id_, seconds, failures, how, callers, later_s)
 
 
 @dataclass(slots=True)
@@ -103,7 +117,7 @@ class Clients:
             self.seen.append(seen)
             if seen.kind in _FINAL:
                 return
-            if seen.kind == _UNKNOWN:
+            if seen.kind == _UNKNOWN or seen.marked:
                 if chance.random() < _ENDS_MIND:
                     return
                 await self.operator.resolve(order.id, seen.asked, released=chance.random() < 0.5)
@@ -119,7 +133,7 @@ class Clients:
         name = f"{account} {key}{' changed' if changed else ''}"
         patience_s = chance.choice(_PATIENCES_S) if self.healed_at is None else _HEALED_PATIENCE_S
         url = f"http://127.0.0.1:{chance.choice(self.ports)}/{route}"
-        body = {"name": name, "seconds": order.seconds, "failures": order.failures}
+        body = {"name": name, **{each: getattr(order, each) for each in _SENT}}
         sent = now()
         try:
             async with asyncio.timeout(patience_s):
@@ -135,6 +149,8 @@ class Clients:
 def _read(seen: Seen, got: httpx.Response) -> Seen:
     """What a caller was told, in the words of the judge."""
     common = seen.id, seen.asked, seen.sent, seen.got
+    if got.headers.get(_OUTCOME) == "unknown":
+        return Seen(*common, FAILED, marked=True)
     try:
         told = got.json()
     except json.JSONDecodeError:
@@ -143,7 +159,7 @@ def _read(seen: Seen, got: httpx.Response) -> Seen:
         digest = hashlib.sha256(got.content).hexdigest()
         stored = got.headers.get("idempotency-stored") != "false"
         return Seen(*common, ANSWER, digest, told["order"], told["run"], stored)
-    if "error" in told:
+    if "error" in told or (got.status_code == 500 and not told):  # the server's own
         return Seen(*common, FAILED)
     kind = str(told.get("type", ""))
     return Seen(*common, kind.removeprefix(_PROBLEM) if kind.startswith(_PROBLEM) else ODD)

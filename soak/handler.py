@@ -24,10 +24,25 @@ BRIEF_S = 3.0
 """How long answers of the route `brief` are kept: some retries come after that."""
 BEAT_S = 0.3
 STEPS = ("authorise", "capture", "mail")
+RAISES, TIMES_OUT, ANSWERS, CUT_OFF, UNKNOWN, STEP = HOWS = (
+    "raises",
+    "times out",
+    "answers 500",
+    "is cut off",
+    "says unknown",
+    "breaks in a step",
+)
+"""How a run fails, after its effect."""
+LIMIT_S = 2.0
+"""What the application's own limit on time adds to what an order takes."""
 JSON = {"content-type": "application/json"}
 JSON_LINES = tuple((name.encode(), value.encode()) for name, value in JSON.items())
 DOUBTED = 4
 """The application cannot tell of every so many orders what became of them."""
+
+
+class Broken(RuntimeError):
+    """Leaves the application; everything else that is raised becomes an answer of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +110,14 @@ def policies(ledger: Ledger) -> dict[str, Policy]:
 
 
 def id_of(attempt: Attempt) -> Id:
-    return Id(attempt.tenant, attempt.operation.rpartition("/")[2], attempt.key)
+    return Id(attempt.tenant, attempt.operation.rpartition("/")[2], attempt.key or "")
 
 
 def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
-    """One run: it takes its time, fails if it is told to, and leaves lines in the ledger."""
+    """One run: it takes its time, fails if it is told to, and leaves lines in the ledger.
+
+    What it did is in the ledger before it fails.
+    """
     attempt, run, claimed_at = current(), uuid.uuid4().hex, _claimed_at.get()
     id_ = id_of(attempt)
 
@@ -108,10 +126,12 @@ def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
 
     note("begin")
     answer = answer_of(order["name"], run)
+    how = order["how"] if attempt.attempt <= order["failures"] else ""
     try:
         match id_.route:
             case "resume" | "careful":
-                yield from _steps(note, order["seconds"], at_most_once=id_.route == "careful")
+                once, breaks = id_.route == "careful", how == STEP
+                yield from _steps(note, order["seconds"], at_most_once=once, breaks=breaks)
             case "atomic":
                 yield Write(Row(id_, run, "answer"))
                 yield Pause(order["seconds"])
@@ -123,17 +143,34 @@ def handle(ledger: Ledger, order: dict[str, Any]) -> Op[dict[str, Any]]:
                 ledger.keep(id_, answer)
                 note("effect", "ask")
                 yield from _beats(note, order["seconds"])
+            case "block":
+                yield from _beats(note, order["seconds"])
+                note("effect", "block")
             case _:
                 yield from _beats(note, order["seconds"])
-        if attempt.attempt <= order["failures"]:
-            raise RuntimeError("as ordered")
+        yield from _fail(attempt, how)
         if id_.route == "joined":
             yield AnswerWithin(Row(id_, run, "answer"), answer)
-    except Exception:
+    except BaseException:  # also of one that is cut off
         note("failed")
         raise
     note("end")
     return answer
+
+
+def _fail(attempt: Attempt, how: str) -> Op[None]:
+    match how:
+        case "":
+            return
+        case "times out":
+            raise TimeoutError("the bank did not answer")
+        case "answers 500":
+            raise RuntimeError("as ordered")
+        case "is cut off":
+            yield Pause(2 * LIMIT_S)
+        case "says unknown":
+            attempt.unknown()
+    raise Broken("as ordered")
 
 
 def _beats(note: Callable[[str], None], seconds: float) -> Op[None]:
@@ -142,11 +179,21 @@ def _beats(note: Callable[[str], None], seconds: float) -> Op[None]:
         note("beat")
 
 
-def _steps(note: Callable[..., None], seconds: float, *, at_most_once: bool) -> Op[None]:
+def _steps(
+    note: Callable[..., None], seconds: float, *, at_most_once: bool, breaks: bool
+) -> Op[None]:
     for name in STEPS:
-        yield Step(name, partial(note, "effect", name), at_most_once)
+        effect = partial(note, "effect", name)
+        if breaks and name == STEPS[1]:
+            effect = partial(_break, effect)
+        yield Step(name, effect, at_most_once)
         note("kept", name)
         yield Pause(seconds / len(STEPS))
+
+
+def _break(effect: Callable[[], None]) -> None:
+    effect()
+    raise Broken("as ordered")
 
 
 def find_out(ledger: Ledger, attempt: Attempt) -> Answer | Learned:

@@ -49,6 +49,8 @@ class Seen:
     """The name of the order that the answer is about."""
     run: str = ""
     stored: bool = True
+    marked: bool = False
+    """It failed, and said that a retry does not run it again."""
 
 
 T = TypeVar("T", Seen, Entry)
@@ -198,25 +200,33 @@ class Case:
             if late_s >= 0:
                 yield "P1", f"run {run.name} began, though its claim came {late_s:.3f} s too late"
 
-    def _again_allowed(self, first: Run, second: Run) -> bool:
-        """Whether the first one failed, or an operator let it run again."""
-        return first.failed_before(second) or self._released_before(second)
-
     def _released_before(self, run: Run) -> bool:
         """Whether an operator had said by then that it was not done."""
         released = (entry.at for entry in self.resolved if entry.what == "released")
         return any(at <= run.began.at for at in released)
 
+    def _releases_before(self, moment: float) -> int:
+        """How often an operator had said by then that it was not done."""
+        return sum(entry.what == "released" and entry.at <= moment for entry in self.resolved)
+
     def _blocked(self) -> Objections:
-        for first, second in pairwise(self.runs):
-            if not self._again_allowed(first, second):
-                yield "P6", f"it ran again, though nobody knew how run {first.name} ended"
+        """It ran once, and once more for each time that an operator let it; however a run ended."""
+        for earlier, run in enumerate(self.runs):
+            if earlier > self._releases_before(run.began.at):
+                before = self.runs[earlier - 1]
+                yield "P6", f"it ran again, though nobody knew how run {before.name} ended"
+        effects = sorted(run.effect_at for run in self.runs for _ in run.effects)
+        for earlier, moment in enumerate(effects):
+            if earlier > self._releases_before(moment):
+                yield "P6", f"it had {earlier + 1} effects"
+        if any(one.kind == FAILED and not one.marked for one in self.seen):
+            yield "P6", "a caller was told that it failed, and not that no retry runs it again"
 
     def _asked(self) -> Objections:
         """Whoever takes over asks first, and is told of every effect that is there by then."""
         for first, second in combinations(self.runs, 2):
             known = first.effect_at < second.began.claimed_at
-            if known and not self._again_allowed(first, second):
+            if known and not self._released_before(second):
                 yield "P6", f"run {second.name} began, though run {first.name} was known"
 
     def _careful(self) -> Objections:

@@ -37,6 +37,7 @@ def summary(outcome: Outcome) -> str:
         "requests": Counter(one.kind for one in outcome.seen),
         "keys": Counter(route for _, route, _ in {one.id for one in outcome.seen}),
         "runs": outcome.runs,
+        "failed": Counter(entry.id.route for entry in outcome.entries if entry.what == "failed"),
         "faults": Counter(one.fault.what for one in outcome.faults),
         "violations": Counter(violation.promise for violation in outcome.violations),
     }
@@ -91,5 +92,6 @@ def _calls(seen: Iterable[Seen]) -> Iterator[tuple[float, str]]:
     for one in seen:
         run = f" of run {one.run[:_RUN_CHARS]}" if one.run else ""
         mark = "" if one.stored else ", not stored"
+        mark += ", and that no retry runs" if one.marked else ""
         waited = f"who asked {one.got - one.sent:.3f} s ago for {one.asked!r}"
         yield one.got, f"  {waited} is told: {one.kind}{run}{mark}"

@@ -10,7 +10,9 @@ import hypothesis
 import psycopg
 import pytest
 
+from oncekey import warned
 from oncekey.stores.postgres_layout import PARTITIONED, SEPARATE
+from tests.leftovers import none_left
 from tests.servers.chromium import started_chromium
 from tests.servers.mariadb import mysql_connection
 from tests.servers.redis import DATABASES
@@ -62,9 +64,22 @@ def _takes_longest(item: pytest.Item) -> bool:
     return claimed is not None and claimed.args[0] >= LONGEST_S
 
 
+@pytest.fixture(autouse=True)
+def _leaves_no_thread_behind() -> Iterator[None]:
+    """A worker of a test that has ended would do the work that the next one waits for."""
+    with none_left():
+        yield
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process() -> None:
+    """What is warned of once per process is warned of once per test."""
+    warned.forget()
 
 
 # ------------------------------------------------------------------ servers

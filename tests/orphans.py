@@ -20,6 +20,7 @@ from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, messages, wsgi
 from oncekey.web import environ as environs
+from oncekey.web.body import Body
 from tests.web.client import request_headers, scope_for
 
 LEASE_S = 30.0
@@ -52,7 +53,7 @@ class Service:
         if isinstance(self.middleware, wsgi.IdempotencyMiddleware):
             request = environs.request(environ_of(lines, path, raw))
         route = self.edge.routes.match("POST", path)
-        call = self.edge.call(request, route, TENANT, key, raw)
+        call = self.edge.call(request, route, TENANT, key, Body(raw))
         assert isinstance(call, Call)
         return call, route.policy
 

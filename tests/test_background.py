@@ -109,3 +109,19 @@ async def test_work_that_is_cancelled_is_cancelled_for_its_caller() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await runtime.background.apart(cut_off())
+
+
+async def test_work_that_exits_ends_its_caller_and_not_the_event_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its own task would stop the loop, with every other request on it."""
+    runtime = Runtime("memory://")
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        await runtime.background.apart(exits())
+    runtime.background.apart(exits()).cancel()  # its caller has left
+    assert await runtime.background.drain(10) == 0
+    assert "a handler failed after its caller had left" in caplog.text

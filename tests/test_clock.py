@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from oncekey import clock
 from oncekey.clock import SystemClock
 
 
@@ -14,4 +17,36 @@ def test_p1_who_wakes_with_the_machine_knows_that_his_lease_is_over() -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= SystemClock.monotonic() <= time.clock_gettime(time.CLOCK_BOOTTIME)
     # On a machine that never slept all clocks agree: the one that stands still is told by its name.
-    assert SystemClock.monotonic is SystemClock.boot
+    assert SystemClock.monotonic is clock._sleepless
+    before = clock._sleepless()
+    assert before <= SystemClock.boot() + clock._set_off_s() <= clock._sleepless()
+
+
+# ------------------------------------------------------------------------------ time namespaces
+
+
+@pytest.fixture
+def offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    file = tmp_path / "timens_offsets"
+    monkeypatch.setattr(clock, "_OFFSETS_FILE", file)
+    clock._set_off_s.cache_clear()
+    yield file
+    clock._set_off_s.cache_clear()
+
+
+def test_p8_the_boot_clock_is_the_machines_also_in_a_time_namespace(offsets: Path) -> None:
+    """As the kernel writes it."""
+    offsets.write_text("monotonic          -5         0\nboottime       100000 250000000\n")
+    assert SystemClock.boot() == pytest.approx(clock._sleepless() - 100_000.25, abs=1.0)
+    assert SystemClock.monotonic() == pytest.approx(clock._sleepless(), abs=1.0)
+
+
+def test_p8_one_may_be_set_back(offsets: Path) -> None:
+    """The kernel counts nanoseconds upwards."""
+    offsets.write_text("monotonic           0         0\nboottime       -2 750000000\n")
+    assert SystemClock.boot() == pytest.approx(clock._sleepless() + 1.25, abs=1.0)
+
+
+def test_p8_a_system_without_time_namespaces_sets_nothing_off(offsets: Path) -> None:
+    assert not offsets.exists()
+    assert SystemClock.boot() == pytest.approx(clock._sleepless(), abs=1.0)

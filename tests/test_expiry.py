@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from oncekey.clock import FakeClock
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import Op, run
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Find, Insert, Sweep, Verb
@@ -119,7 +120,7 @@ def test_an_old_key_that_is_known_to_have_failed_may_run_again() -> None:
     world = World(key_age_s_max=600)
     call = world.key()
     decision = world.begin(call)
-    world.drive(world.guard.conclude(decision.attempt, Verdict.FAILED, None, call))
+    world.drive(world.guard.conclude(decision.attempt, End.FAILED, None, call))
     world.clock.advance(RETENTION_S - 1)
     assert isinstance(world.begin(call), Execute)
 
@@ -129,7 +130,7 @@ def test_an_old_key_that_expires_while_it_is_looked_at_does_not_start_over() -> 
     world = World(key_age_s_max=600)
     call = world.key()
     decision = world.begin(call)
-    world.drive(world.guard.conclude(decision.attempt, Verdict.FAILED, None, call))
+    world.drive(world.guard.conclude(decision.attempt, End.FAILED, None, call))
     world.clock.advance(RETENTION_S - 1)
     op = world.guard.begin(call, world.policy)
     found = Gatherer(world.store).ask(next(op))
@@ -256,7 +257,7 @@ def test_another_request_is_told_the_same(entombed: World) -> None:
 def test_what_was_released_has_no_tombstone(entombed: World) -> None:
     call = entombed.call()
     decision = entombed.begin(call)
-    entombed.drive(entombed.guard.conclude(decision.attempt, Verdict.FAILED, None, call))
+    entombed.drive(entombed.guard.conclude(decision.attempt, End.FAILED, None, call))
     entombed.clock.advance(RETENTION_S)
     assert isinstance(entombed.begin(call), Execute)
 
@@ -329,7 +330,7 @@ def test_so_is_one_that_asks_for_less_also_when_it_failed() -> None:
     record = world.found(call)
     assert record is not None
     assert record.retention_s == 10
-    world.drive(world.guard.conclude(decision.attempt, Verdict.FAILED, None, call))
+    world.drive(world.guard.conclude(decision.attempt, End.FAILED, None, call))
     world.clock.advance(10)
     released = world.found(call)
     assert released is not None

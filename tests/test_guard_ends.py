@@ -4,16 +4,20 @@ nobody can tell how.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from oncekey.clock import FakeClock
+from oncekey.core import lifecycle
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import Pause
-from oncekey.core.policy import Learned, Verdict
+from oncekey.core.policy import Learned
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Find, Insert, Swap, Sweep
+from oncekey.core.verbs import Done, Find, Insert, Swap, Sweep
 from oncekey.decision import Call, Execute, Refuse, Replay
 from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
 from oncekey.events import Event, Hooks, OutcomeUnknown
@@ -177,7 +181,7 @@ def test_p3_under_block_too_no_answer_goes_out_beside_one_that_may_be_committed(
             raise StoreUnavailable("its row is held", sent=True)
         return world.ask(question)
 
-    op = world.guard.conclude(attempt, Verdict.KEEP, Answer(200, (), b"another"), CALL)
+    op = world.guard.conclude(attempt, End.KEPT, Answer(200, (), b"another"), CALL)
     assert world.drive(op, ask).problem.kind is Kind.STORE_UNAVAILABLE
 
 
@@ -188,16 +192,16 @@ def test_whoever_was_taken_over_does_not_say_that_nobody_knows(world: World) -> 
     world.clock.advance(LEASE_S)
     other = world.execute().attempt
 
-    op = world.guard.conclude(doubtful, Verdict.FAILED, None, CALL)
+    op = world.guard.conclude(doubtful, End.FAILED, None, CALL)
     assert world.drive(op).problem.kind is Kind.IN_FLIGHT
     world.drive(world.guard.finish(other, Answer(201, (), b"paid"), CALL))
-    ended = world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL))
+    ended = world.drive(world.guard.conclude(doubtful, End.FAILED, None, CALL))
     assert isinstance(ended, Replay)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.KEEP, Verdict.FAILED])
+@pytest.mark.parametrize("end", [End.KEPT, End.FAILED])
 def test_p2_who_completed_in_vain_answers_from_what_another_recorded(
-    world: World, verdict: Verdict
+    world: World, end: End
 ) -> None:
     """Its transaction was rolled back: what it wrote there counts for nothing."""
     overtaken = world.execute().attempt
@@ -205,7 +209,7 @@ def test_p2_who_completed_in_vain_answers_from_what_another_recorded(
     world.clock.advance(LEASE_S)
     world.drive(world.guard.finish(world.execute().attempt, Answer(201, (), b"paid"), CALL))
 
-    ended = world.drive(world.guard.conclude(overtaken, verdict, overtaken.recorded, CALL))
+    ended = world.drive(world.guard.conclude(overtaken, end, overtaken.recorded, CALL))
     assert isinstance(ended, Replay)
     assert ended.answer.body == b"paid"
     assert overtaken.lost
@@ -236,7 +240,7 @@ def test_what_nobody_can_tell_is_said_although_the_store_does_not_hear_of_it(
             raise failure
         return world.ask(question)
 
-    ended = world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL), ask)
+    ended = world.drive(world.guard.conclude(doubtful, End.FAILED, None, CALL), ask)
     assert ended.problem.kind is Kind.OUTCOME_UNKNOWN
     assert world.found().state is State.RUNNING
 
@@ -246,7 +250,44 @@ def test_somebody_is_told_of_what_was_given_up(world: World) -> None:
     world.guard = Guard(clock=world.clock, hooks=Hooks([heard.append]))
     doubtful = world.execute().attempt
     doubtful.doubted = True
-    world.drive(world.guard.conclude(doubtful, Verdict.FAILED, None, CALL))
+    world.drive(world.guard.conclude(doubtful, End.FAILED, None, CALL))
 
     [told] = [event for event in heard if isinstance(event, OutcomeUnknown)]
     assert (told.operation, told.attempt, told.lapses) == ("POST /orders", 1, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_p1_who_finds_out_too_late_that_it_was_not_done_does_not_run_it(late: bool) -> None:
+    """`ask` took longer than the lease, which nobody renewed: another may have run it by now."""
+    world = World(recovery="ask", ask=lambda attempt: None)
+    world.execute()
+    world.clock.advance(LEASE_S)
+    attempt = world.execute().attempt
+    world.clock.advance(LEASE_S if late else LEASE_S / 2)
+    ended = world.drive(world.guard.learned(attempt, Learned.NOT_DONE, CALL))
+    assert attempt.lost is late
+    if late:
+        assert ended.problem.kind is Kind.UNSETTLED
+    else:
+        assert ended is None
+
+
+def test_p9_a_take_over_whose_reply_was_lost_is_asked_about_too() -> None:
+    """It landed, and its owner learns that only from its next insert."""
+    world = World(recovery="ask", ask=lambda attempt: None)
+    world.execute()
+    world.clock.advance(LEASE_S)
+    claim = world.guard.claim(CALL, world.policy)
+    assert isinstance(world.ask(lifecycle.take(world.found(), claim)), Done)
+    assert world.begin(CALL, claim).attempt.asks
+
+
+def test_p6_a_key_that_is_too_old_does_not_free_what_must_be_asked_about() -> None:
+    """A host whose clock is behind would run it, and nobody would be asked."""
+    world = World(recovery="ask", ask=lambda attempt: None, key_age_s_max=600)
+    call = dataclasses.replace(CALL, first_sent=world.clock.wall())
+    world.execute(call)
+    world.clock.advance(LEASE_S)
+    ahead = Guard(clock=FakeClock(world.clock.wall() + 1000))
+    assert world.drive(ahead.begin(call, world.policy)).problem.kind is Kind.OUTCOME_UNKNOWN
+    assert world.found().state is State.UNKNOWN

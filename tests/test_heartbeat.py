@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, probes
-from oncekey.attempt import Attempt
+from oncekey.attempt import Attempt, Lingering
 from oncekey.clock import FakeClock, SystemClock
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import run
@@ -20,7 +20,8 @@ from oncekey.decision import Call, Execute, Stored
 from oncekey.errors import LeaseLost
 from oncekey.events import Event, Hooks, LeaseWasLost
 from oncekey.guard import Guard
-from oncekey.heartbeat import Heartbeat, Schedule
+from oncekey.heartbeat import LINGER_S, Heartbeat, Schedule
+from oncekey.stores import outage
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
@@ -135,6 +136,51 @@ def test_loss_is_signalled_before_the_deadline_when_the_store_does_not_answer() 
     assert world.clock.monotonic() < world.attempt.lease_until
 
 
+def test_an_outage_is_told_once_and_asked_about_ever_less_often(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once that it is over."""
+    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    world, asked_at = World(), list[float]()
+    heartbeat, line = world.heartbeat, Line(world.store)
+
+    def beats(until_s: float) -> None:
+        while (at := heartbeat._schedule.next_at()) is not None and at <= until_s:
+            world.clock.advance(at - world.clock.monotonic())
+            asked_at.append(at)
+            heartbeat._beat(line, heartbeat._schedule.take(at))
+
+    started_at = world.clock.monotonic()
+    heartbeat._schedule.add(world.attempt, started_at, 10.0)
+    world.store.down = True
+    beats(started_at + 27.5)
+    assert world.lost(), "told in time, although the heartbeat waits longer each time"
+    assert len(asked_at) <= 16
+    beats(started_at + 127.5)
+    assert len(asked_at) <= 16 + 100 / outage.PAUSE_S_MAX
+    assert caplog.messages == ["leases cannot be renewed: no answer"]
+
+    world.store.down = False
+    beats(started_at + 150)
+    assert caplog.messages[1:] == ["leases are renewed again"]
+    assert len(heartbeat._schedule._lanes) <= 16, "one for each pause that there is"
+
+
+def test_what_cannot_be_given_back_is_told_once_and_tried_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    attempt, line = world.attempt, Line(world.store)
+    attempt.lingering = Lingering(world.guard.renewal(attempt), no_effect=False)
+    world.heartbeat._lingering.add(attempt)
+    world.store.down, tries = True, world.store.tries
+    for _ in range(1000):
+        world.clock.advance(LINGER_S)
+        world.heartbeat._end_lingering(line)
+    assert world.store.tries - tries <= 20
+    assert caplog.messages == ["leases cannot be renewed: no answer"]
+
+
 def test_p11_a_handler_that_hangs_is_not_renewed_for_ever() -> None:
     world = World(run_s_max=60)
     for _ in range(5):
@@ -154,6 +200,26 @@ def test_an_attempt_that_has_ended_is_neither_renewed_nor_told() -> None:
     world.beat()
     assert world.record().beat == 0
     assert not world.lost()
+
+
+def test_p1_what_is_left_running_while_others_are_looked_at_does_not_end_the_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    others = [World().attempt for _ in range(10)]
+
+    def still_running(attempt: Attempt) -> bool:
+        for other in others:
+            world.heartbeat.linger(other)
+        return True
+
+    monkeypatch.setattr(Attempt, "still_running", still_running)
+    world.heartbeat.linger(world.attempt)
+    world.heartbeat._end_lingering(Line(world.store))
+    assert len(world.heartbeat._lingering) == 11
+    world.heartbeat._lingering.clear()
+    world.heartbeat._schedule = Schedule()
+    world.heartbeat.stop()
 
 
 class TestSchedule:
@@ -311,7 +377,7 @@ def test_of_two_threads_that_signal_a_loss_one_tells_of_it() -> None:
 
     of = World().attempt
     times = {"age_s": 0.0, "claimed_at": 0.0}
-    raced = Raced(of._claim, of.policy, fence=1, attempt=1, lapses=0, **times)
+    raced = Raced(of.claim, of.policy, fence=1, attempt=1, lapses=0, **times)
     assert [raced.mark_lost(), *told] == [False, True]
 
 
@@ -354,8 +420,34 @@ def test_stopping_ends_although_another_attempt_begins_meanwhile() -> None:
         probes.disarm()
         go_on.set()
     stopping.join(10)
-    assert not first.is_alive()
+    assert not stopping.is_alive()
+    first.join(10)
+    assert not first.is_alive(), "another renews now"
     heartbeat.stop()
+
+
+def test_p6_stopping_leaves_nobody_without_renewals_who_still_runs() -> None:
+    """A process that ends waits for its threads: nobody may take over meanwhile what they do."""
+    store, guard = MemoryStore(), Guard()
+    heartbeat = Heartbeat(store, guard)
+    renewals = threading.Semaphore(0)
+    probes.arm("after_renew", renewals.release)
+    try:
+        attempt = running(store, guard, "slow", lease_s=0.3)
+        heartbeat.add(attempt)
+        thread = heartbeat._thread
+        heartbeat.stop()
+        for _ in range(3):
+            assert renewals.acquire(timeout=10)
+        assert not attempt.lost
+        heartbeat.drop(attempt)
+        with heartbeat._condition:
+            heartbeat._condition.notify_all()
+        assert thread is not None
+        thread.join(10)
+        assert not thread.is_alive()
+    finally:
+        probes.disarm()
 
 
 def test_p6_an_attempt_that_is_let_go_while_it_is_renewed_lapses() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from oncekey.clock import FakeClock
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import Pause, run
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import Find, Insert, Steps, Swap, Verb
@@ -59,11 +60,11 @@ class Process:
         assert isinstance(decision, Execute)
         return decision
 
-    def conclude(self, running: Execute, answer: Answer | None, verdict: Verdict) -> Finished:
-        return run(self.guard.conclude(running.attempt, verdict, answer, CALL), self.world.ask)
+    def conclude(self, running: Execute, answer: Answer | None, end: End) -> Finished:
+        return run(self.guard.conclude(running.attempt, end, answer, CALL), self.world.ask)
 
     def complete(self, answer: Answer) -> Finished:
-        return self.conclude(self.execute(), answer, Verdict.KEEP)
+        return self.conclude(self.execute(), answer, End.KEPT)
 
     def found(self) -> Record:
         found = self.world.ask(Find(self.guard.claim(CALL, self.policy).id))
@@ -156,7 +157,7 @@ def test_an_attempt_that_was_overtaken_gets_the_others_answer_in_its_own_version
     overtaken = new.execute()
     world.clock.advance(31)
     old.complete(OLD)
-    finished = new.conclude(overtaken, Answer(201, (), b"its own"), Verdict.KEEP)
+    finished = new.conclude(overtaken, Answer(201, (), b"its own"), End.KEPT)
     assert isinstance(finished, Replay)
     assert finished.answer.body == b"total 500"
 
@@ -186,7 +187,7 @@ def test_running_anew_replaces_the_answer(world: World) -> None:
     new = world.process(4, stale="rerun")
     running = new.execute()
     assert (running.attempt.attempt, running.attempt.lapses) == (2, 0)
-    assert isinstance(new.conclude(running, Answer(201, (), b"new"), Verdict.KEEP), Stored)
+    assert isinstance(new.conclude(running, Answer(201, (), b"new"), End.KEPT), Stored)
 
     for process in (world.process(4, stale="rerun"), world.process(3, stale="rerun")):
         decision = process.begin()
@@ -219,7 +220,7 @@ def test_p1_of_two_that_would_run_it_anew_one_does(world: World) -> None:
 def test_p5_what_is_run_anew_stays_bound_to_its_request(world: World) -> None:
     """The first run had its effect: "nothing happened" speaks of the second alone."""
     new = world.process(4, stale="rerun")
-    new.conclude(new.execute(), None, Verdict.NO_EFFECT)
+    new.conclude(new.execute(), None, End.NO_EFFECT)
     assert kind(new.begin(OTHER)) is Kind.MISMATCH
     assert new.execute().attempt.attempt == 3
 
@@ -229,7 +230,7 @@ def test_what_is_run_anew_takes_all_its_steps_again() -> None:
     old = world.process(3)
     running = old.execute()
     run(old.guard.keep_step(running.attempt, Step("charge", b"d" * 16, b"1")), world.ask)
-    old.conclude(running, OLD, Verdict.KEEP)
+    old.conclude(running, OLD, End.KEPT)
     new = world.process(4, stale="rerun")
     attempt = new.execute().attempt
     assert world.ask(Steps(attempt.held.id)) == []
@@ -281,7 +282,7 @@ def test_a_store_that_takes_nothing_is_not_asked_again_and_again() -> None:
     process = world.process(3)
     running = process.execute()
     world.asked.clear()
-    assert kind(process.conclude(running, OLD, Verdict.KEEP)) is Kind.STORE_UNAVAILABLE
+    assert kind(process.conclude(running, OLD, End.KEPT)) is Kind.STORE_UNAVAILABLE
     assert [type(verb) for verb in world.asked] == [Swap] * 3
 
 
@@ -322,7 +323,7 @@ def test_one_that_goes_on_failing_is_told_as_an_outage(recovery: Any) -> None:
     world.ask = lambda question: (  # type: ignore[method-assign]
         world.clock.advance(5) if type(question) is Pause else world.gatherer.ask(question)
     )
-    ended = process.conclude(running, OLD, Verdict.KEEP)
+    ended = process.conclude(running, OLD, End.KEPT)
     if recovery == "block":
         assert isinstance(ended, Unstored)
     else:

@@ -61,11 +61,11 @@ def test_what_is_transient_is_given_and_not_kept(world: World) -> None:
     assert [guarded("a"), guarded("a"), guarded("a")] == [1, 2, 2]
 
 
-def test_a_function_that_is_interrupted_did_not_say_that_it_failed(world: World) -> None:
+def test_of_a_function_that_is_interrupted_nobody_knows_what_it_did(world: World) -> None:
     def pay(x: str) -> None:
         raise KeyboardInterrupt
 
-    for recovery, state in (("rerun", State.RELEASED), ("block", State.RUNNING)):
+    for recovery, state in (("rerun", State.RELEASED), ("block", State.UNKNOWN)):
         guarded = world.once(pay, policy=Policy(recovery=recovery))  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             guarded(recovery)
@@ -74,7 +74,7 @@ def test_a_function_that_is_interrupted_did_not_say_that_it_failed(world: World)
         assert found.state is state
 
 
-async def test_nor_did_one_that_is_cancelled_within(world: World) -> None:
+async def test_nor_of_one_that_is_cancelled_within(world: World) -> None:
     @once(world.runtime, key="{x}", name="f", policy=Policy(recovery="block"))
     async def pay(x: str) -> None:
         raise asyncio.CancelledError
@@ -83,7 +83,7 @@ async def test_nor_did_one_that_is_cancelled_within(world: World) -> None:
         await pay("a")
     found = world.look("a")
     assert found
-    assert found.state is State.RUNNING
+    assert found.state is State.UNKNOWN
 
 
 def test_p6_a_signal_before_it_began_leaves_nobody_who_renews_it(
@@ -233,3 +233,94 @@ async def test_a_long_run_in_an_event_loop_is_renewed() -> None:
 def _beats(runtime: Runtime) -> int:
     found: Record = runtime.gatherer.ask(Find(record_id("single", "f", "a")))
     return found.beat
+
+
+class Declined(Exception):
+    """The bank said no: nothing happened."""
+
+
+@pytest.mark.parametrize("raised", [TimeoutError, ValueError])
+def test_p6_under_block_a_function_that_raised_is_never_run_again(
+    world: World, raised: type[Exception]
+) -> None:
+    def pay(x: str) -> None:
+        raise raised
+
+    guarded = world.once(pay, policy=Policy(recovery="block"))
+    with pytest.raises(raised) as told:
+        guarded("a")
+    assert "nobody knows what f key=" in told.value.__notes__[0]
+    assert "'a'" not in told.value.__notes__[0], "P12: keys are not shown"
+    for _ in range(2):
+        with pytest.raises(Unknown, match=r"^f key=[0-9a-f]{12}: "):
+            guarded("a")
+    assert world.runs == [("a",)]
+
+
+async def test_p6_nor_is_one_of_an_event_loop(world: World) -> None:
+    runs = []
+
+    @once(world.runtime, key="{x}", name="f", policy=Policy(recovery="block"))
+    async def pay(x: str) -> None:
+        runs.append(x)
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError) as told:
+        await pay("a")
+    assert told.value.__notes__
+    with pytest.raises(Unknown):
+        await pay("a")
+    assert runs == ["a"]
+
+
+def test_an_exception_that_proves_that_nothing_happened_releases(world: World) -> None:
+    def pay(x: str) -> str:
+        if len(world.runs) == 1:
+            raise Declined
+        return "paid"
+
+    guarded = world.once(pay, policy=Policy(recovery="block", no_effect_on=(Declined,)))
+    with pytest.raises(Declined):
+        guarded("a")
+    assert [guarded("a"), guarded("a"), len(world.runs)] == ["paid", "paid", 2]
+
+
+def test_a_function_can_say_that_nobody_knows(world: World) -> None:
+    def pay(x: str) -> str:
+        oncekey.current().unknown()
+        return "perhaps"
+
+    guarded = world.once(pay)
+    assert guarded("a") == "perhaps"
+    with pytest.raises(Unknown):
+        guarded("a")
+
+
+def test_p6_under_ask_the_next_call_asks_at_once(world: World) -> None:
+    def find_out(attempt: oncekey.Attempt) -> oncekey.Answer:
+        return oncekey.Answer(200, (), b'"found"')
+
+    def pay(x: str) -> str:
+        raise TimeoutError
+
+    guarded = world.once(pay, policy=Policy(recovery="ask", ask=find_out, lease_s=1000))
+    with pytest.raises(TimeoutError) as told:
+        guarded("a")
+    assert not hasattr(told.value, "__notes__")
+    assert [guarded("a"), guarded("a"), len(world.runs)] == ["found", "found", 1]
+
+
+def test_an_at_most_once_step_that_raised_is_unknown(world: World) -> None:
+    def pay(x: str) -> str:
+        step = oncekey.current().step_sync
+        return step("charge", charge, at_most_once=True)
+
+    def charge() -> str:
+        raise TimeoutError
+
+    guarded = world.once(pay)
+    with pytest.raises(TimeoutError):
+        guarded("a")
+    with pytest.raises(Unknown):
+        guarded("a")
+    assert len(world.runs) == 1

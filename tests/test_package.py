@@ -30,9 +30,26 @@ def test_the_wheel_says_what_it_is(built: Path) -> None:
         [name] = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = message_from_bytes(wheel.read(name))
         parts = {each.partition("/")[0] for each in wheel.namelist()}
+        [licence] = (name for name in wheel.namelist() if name.endswith("/licenses/LICENSE"))
+        assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert bytes(metadata.get_payload(decode=True)).decode().strip() == README.strip()
     assert parts == {"oncekey", name.partition("/")[0]}
+
+
+def test_its_licence_is_named_as_tools_read_it(built: Path) -> None:
+    """A classifier beside the expression would make the package invalid (PEP 639)."""
+    [path] = built.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        [name] = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(wheel.read(name))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert not [each for each in metadata.get_all("Classifier", []) if "License" in each]
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License\n" in text
+    assert "Version 2.0, January 2004" in text
+    assert "Copyright 2026 the oncekey authors" in text
 
 
 def test_the_source_has_all_that_its_readme_leads_to(built: Path) -> None:
@@ -41,4 +58,5 @@ def test_the_source_has_all_that_its_readme_leads_to(built: Path) -> None:
         held = {name.partition("/")[2] for name in archive.getnames()}
     leads = {link.partition("#")[0] for link in re.findall(r"\]\(([^):]+)\)", README)} - {""}
     assert "docs/promises.md" in leads
+    assert "LICENSE" in leads
     assert leads <= held

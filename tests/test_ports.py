@@ -11,9 +11,10 @@ import pytest
 
 import oncekey
 from oncekey.clock import FakeClock
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import Pause, arun
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.verbs import AppendStep
 from oncekey.errors import Misuse, StepsChanged, StoreUnavailable
 from oncekey.guard import Call, Execute, Guard
@@ -60,7 +61,7 @@ class World:
         return decision.attempt
 
     async def release(self, attempt: oncekey.Attempt) -> None:
-        await arun(self.guard.conclude(attempt, Verdict.FAILED, None, CALL), self.ask)
+        await arun(self.guard.conclude(attempt, End.FAILED, None, CALL), self.ask)
 
     def charge(self, amount: int = 1) -> str:
         self.charged += amount

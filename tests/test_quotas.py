@@ -9,9 +9,9 @@ import pytest
 
 from oncekey import Policy, Quota, Runtime, once
 from oncekey.clock import FakeClock
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import run
-from oncekey.core.policy import Verdict
 from oncekey.core.problem import Kind
 from oncekey.core.quota import OPERATION
 from oncekey.core.record import Answer, Record, State
@@ -127,7 +127,7 @@ def test_e49_retries_of_what_was_begun_are_not_affected() -> None:
     process = World(records_max=2).process()
     process.done("k1")
     failed = process.begin("k2")
-    process.drive(process.guard.conclude(failed.attempt, Verdict.FAILED, None, _call("k2")))
+    process.drive(process.guard.conclude(failed.attempt, End.FAILED, None, _call("k2")))
     assert not process.done("k3")
     assert isinstance(process.begin("k1"), Replay)
     assert isinstance(process.begin("k2"), Execute)
@@ -138,7 +138,7 @@ def test_what_runs_again_counts_once() -> None:
     process = World(records_max=2).process()
     for _ in range(10):
         attempt = process.begin("k1").attempt
-        process.drive(process.guard.conclude(attempt, Verdict.NO_EFFECT, None, _call("k1")))
+        process.drive(process.guard.conclude(attempt, End.NO_EFFECT, None, _call("k1")))
     assert process.done("k2")
     assert not process.done("k3")
 

@@ -15,6 +15,7 @@ from oncekey.core.verbs import Due, Requested
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.outage import QUIET_S
 from tests.orphans import LEASE_S, Shop, service
 from tests.stores.unreliable import Failing
 
@@ -128,16 +129,43 @@ async def test_a_store_that_is_down_is_told_once_and_asked_again(
     store = Failing()
     store.down = True
     shopping = service(Shop(), store=store)
-    recoverer = shopping.recoverer()
+    recoverer = shopping.recoverer(clock=shopping.clock)
     await recoverer.round()
     await recoverer.round()
     assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 1
 
     store.down = False
+    shopping.clock.advance(QUIET_S)
     await recoverer.round()
+    assert caplog.text.count("abandoned operations can be looked for again") == 1
     store.down = True
     await recoverer.round()
     assert caplog.text.count("abandoned operations cannot be looked for: no answer") == 2
+
+
+async def test_p11_while_its_store_is_down_it_looks_less_and_less_often(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so once, also where no two errors have the same text."""
+    pauses: list[float] = []
+    shopping = service(Shop())
+    recoverer = shopping.recoverer(every_s=1.0)
+
+    async def ask(_: Any) -> Any:
+        raise StoreUnavailable(f"no answer to question {len(pauses)}", sent=False)
+
+    async def wait_for(waiting: Any, timeout_s: float) -> None:
+        waiting.close()
+        pauses.append(timeout_s)
+        if len(pauses) == 6:
+            recoverer.stop()
+        raise TimeoutError
+
+    monkeypatch.setattr(recoverer._gatherer, "ask", ask)
+    monkeypatch.setattr("oncekey.recoverer.asyncio.wait_for", wait_for)
+    assert await recoverer.run() == 0
+    assert pauses == [2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
+    assert caplog.text.count("cannot be looked for") == 1
 
 
 async def test_p6_an_error_that_nobody_foresaw_does_not_end_it(

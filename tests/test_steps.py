@@ -11,9 +11,10 @@ import pytest
 
 import oncekey
 from oncekey.clock import FakeClock
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import arun, run
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer
 from oncekey.core.verbs import AppendStep, Purge, Steps
@@ -151,7 +152,7 @@ def test_what_was_not_come_to_is_told(caplog: pytest.LogCaptureFixture) -> None:
     second = world.attempt()
     second.step_sync("a", lambda: 1)
     assert second.steps.left_over == ["b"]
-    run(world.guard.conclude(second, Verdict.KEEP, Answer(201), CALL), world.ask)
+    run(world.guard.conclude(second, End.KEPT, Answer(201), CALL), world.ask)
     assert "ends without the steps 'b'" in caplog.text
 
 
@@ -162,7 +163,7 @@ def test_of_an_attempt_that_came_to_every_step_nothing_is_told(
     world.attempt().step_sync("a", lambda: 1)
     second = world.attempt()
     second.step_sync("a", lambda: 1)
-    run(world.guard.conclude(second, Verdict.KEEP, Answer(201), CALL), world.ask)
+    run(world.guard.conclude(second, End.KEPT, Answer(201), CALL), world.ask)
     assert not caplog.text
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, cast
 
 import pytest
 
 from oncekey import sweeper as sweepers
-from oncekey.clock import FakeClock
+from oncekey.clock import FakeClock, SystemClock
 from oncekey.core.record import Claim
 from oncekey.core.verbs import Count, Find, Insert, Sweep
 from oncekey.errors import StoreUnavailable
+from oncekey.stores import outage
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.line import Line
 from oncekey.stores.memory import MemoryStore
@@ -25,8 +27,10 @@ class Watched(MemoryStore):
         super().__init__(clock)
         self.sweeps: list[int] = []
         self.down = False
+        self.tries = 0
 
     def perform(self, verbs: Any) -> Any:
+        self.tries += 1
         if self.down:
             raise StoreUnavailable("no answer")
         self.sweeps += [verb.limit for verb in verbs if isinstance(verb, Sweep)]
@@ -67,6 +71,64 @@ def test_a_store_that_is_down_does_not_end_the_sweeper() -> None:
     assert sweeper.round(Line(store)) == 0
     store.down = False
     assert sweeper.round(Line(store)) == 3
+
+
+def test_a_store_that_stays_down_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once that it is back."""
+    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    _, store = filled(3)
+    sweeper = Sweeper(store)
+    for down in (True, True, True, False, False):
+        store.down = down
+        sweeper.round(Line(store))
+        sweeper.do(Reading(), Line(store))
+    assert caplog.messages == [
+        "sweeping stopped early, and is tried again: no answer",
+        "reading stopped early, and is tried again: no answer",
+        "sweeping goes on",
+        "reading goes on",
+    ]
+
+
+def test_a_chore_backs_off_while_the_store_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, store = filled(3)
+    reading = Reading()
+    reading.every_s = 1.0
+    sweeper, passing = Sweeper(store, chores=[reading]), Passing(ends_at=100.0)
+    monkeypatch.setattr(SystemClock, "monotonic", staticmethod(lambda: passing.now))
+    sweeper._stopping = cast("threading.Event", passing)
+    store.down = True
+    sweeper._run()
+    assert store.tries <= 30, "of a hundred seconds"
+
+
+class Passing:
+    """An event that nobody sets: waiting for it lets time pass, until there is no more."""
+
+    def __init__(self, ends_at: float) -> None:
+        self.now = 0.0
+        self._ends_at = ends_at
+
+    def wait(self, wait_s: float) -> bool:
+        self.now += wait_s
+        return self.is_set()
+
+    def is_set(self) -> bool:
+        return self.now >= self._ends_at
+
+
+class Reading:
+    """A chore."""
+
+    every_s = 30.0
+
+    def work(self, line: Line, pause: Any) -> None:
+        line.perform([Count()])
+
+    def finish(self, line: Line) -> None:
+        pass
 
 
 def test_counters_are_written_behind() -> None:

@@ -57,9 +57,11 @@ class Admission(Holding):
     def let_run(self, claimed: Execute, call: Call) -> Op[Execute | Replay | Refuse]:
         """What was claimed runs, unless it may have run before and that is not remembered."""
         attempt = claimed.attempt
-        if self._forgotten(call):
+        old = self._too_old(attempt, call)
+        # Given back under `ask`, it would run unasked where a clock is behind.
+        if self._forgotten(call) or (old is not None and attempt.asks):
             return (yield from self.give_up(attempt, call))
-        if (old := self._too_old(attempt, call)) is not None:
+        if old is not None:
             yield from self.abandon(attempt, no_effect=True)
             return Refuse(old)
         return claimed

@@ -7,7 +7,7 @@ again: the store recognises an attempt by its token, so asking twice is as good 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from oncekey import events
@@ -32,6 +32,10 @@ LEASE_MARGIN = 0.1
 """The part of a lease that is left unused: whoever acts on it must be done before it is over."""
 
 
+TOLD_MAX = 100
+"""So many operations at most are warned of."""
+
+
 class Asking:
     """The part of the engine that speaks with the store, and tells what it hears."""
 
@@ -39,6 +43,10 @@ class Asking:
         self._clock = clock
         self._hooks = hooks
         self._chance = chance
+        self.names: Collection[str] | None = None
+        """The operations that have a name; None: all. Any client can choose what others are called.
+        """
+        self._told_not_atomic: set[str] = set()
 
     def _ask(
         self, verb: Verb, about: Claim | Record | Attempt, *, heard_of: bool = True
@@ -134,12 +142,35 @@ class Asking:
         self, event: type[events.Event], about: Claim | Record | Attempt, **details: Any
     ) -> None:
         if self._hooks or event is events.OutcomeUnknown:
-            self._hooks(event(operation=about.operation, key_hash=short_hash(about.key), **details))
+            told = about.claim if isinstance(about, Attempt) else about
+            operation, key_hash = told.operation, short_hash(told.key)
+            named = self._is_named(operation)
+            self._hooks(event(operation=operation, key_hash=key_hash, named=named, **details))
 
     def declined(self, operation: str, problem: Problem) -> None:
         """Tell of a request that was refused before its key was looked up."""
         if self._hooks:
-            self._hooks(events.Declined(operation, "", str(problem.kind)))
+            named = self._is_named(operation)
+            self._hooks(events.Declined(operation, "", str(problem.kind), named=named))
+
+    def _is_named(self, operation: str) -> bool:
+        return self.names is None or operation in self.names
+
+    def not_atomic(self, attempt: Attempt, status: int) -> None:
+        """Warn, once for each operation, that an atomic handler did not use its transaction."""
+        if status >= 400 or attempt.operation in self._told_not_atomic:
+            return  # one that refuses has nothing to write
+        if len(self._told_not_atomic) >= TOLD_MAX:
+            return
+        self._told_not_atomic.add(attempt.operation)
+        _log.warning(
+            "%s is Policy(atomic=True), but its handler answered %d without using its transaction: "
+            "what it wrote did not commit with its answer. Write to oncekey.current().connection, "
+            "or to a session that is the same (docs/atomic.md); or write Policy(atomic=False)",
+            printable(attempt.operation),
+            status,
+        )
+        self._emit(events.NotAtomic, attempt, status=status)
 
     def _note(
         self,

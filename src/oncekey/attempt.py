@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from oncekey.core.answer import Headers, answer_of
 from oncekey.core.headers import kept_answer
@@ -17,12 +17,17 @@ from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
 from oncekey.core.record import Answer, Claim
+from oncekey.core.value import value
 from oncekey.core.verbs import Refused, Swap
 from oncekey.errors import LeaseLost, Misuse
 from oncekey.handed import Handed, must_run_when_called, not_awaitable
 from oncekey.ports import Ports
 from oncekey.steps import Kept, Steps, child_key
 from oncekey.stores import join
+from oncekey.threads import Guests, still_running
+
+if TYPE_CHECKING:
+    from oncekey.atomic.loan import Loan
 
 T = TypeVar("T")
 
@@ -31,13 +36,23 @@ RESOURCE_ID_CHARS_MAX = 255
 _log = logging.getLogger("oncekey")
 
 
+@value
+class Lingering:
+    """What is to be done with the record when the last thread of its handler has ended."""
+
+    swap: Swap | None
+    """None: it is left to lapse."""
+    no_effect: bool
+
+
 class Attempt:
     """The attempt that runs now: `oncekey.current()` gives it to the handler."""
 
     __slots__ = (
-        *("_claim", "_listeners", "_resource_id", "_steps", "_untold", "age_s", "asks", "attempt"),
-        *("claimed_at", "connection", "doubted", "dropped", "fence", "finished", "handed", "held"),
-        *("lapses", "lease_until", "lost", "policy", "ports", "recorded", "recovering", "verdict"),
+        *("_listeners", "_resource_id", "_steps", "_untold", "age_s", "asks", "attempt", "claim"),
+        *("claimed_at", "doubted", "dropped", "finished", "handed", "held", "lapses"),
+        *("_guests", "_lost", "lease_until", "lingering", "loan", "outer", "policy", "ports"),
+        *("protected", "recorded", "recovering", "verdict"),
     )
 
     def __init__(
@@ -51,12 +66,10 @@ class Attempt:
         age_s: float,
         claimed_at: float,
     ) -> None:
-        self._claim = claim
+        self.claim = claim
         self._listeners: list[Callable[[], None]] = []
         self.policy = policy
         self.held = Held(claim.id, fence, claim.token)
-        self.fence = fence
-        """Rises with every change of owner: hand it to systems that can fence."""
         self.attempt = attempt
         """1 for the first try."""
         self.lapses = lapses
@@ -68,12 +81,14 @@ class Attempt:
         """By this process's monotonic clock, counted from before the claim was sent: never later
         than the store's own deadline.
         """
-        self.lost = False
-        """True once this attempt does not own its record any more, or cannot know: stop before the
-        next effect.
-        """
+        self._lost = False
         self._untold = True
+        self._guests = Guests()
         self.finished = False
+        self.lingering: Lingering | None = None
+        """Its handler has ended, and a thread of it still runs."""
+        self.outer: Attempt | None = None
+        """The attempt that was entered before this one."""
         self.handed: Handed | None = None
         """What the handler was given to await; most are given nothing."""
         self.dropped = False
@@ -81,10 +96,10 @@ class Attempt:
         self.verdict: Verdict | None = None
         self.ports: Ports | None = None
         """Set by the edge that runs the handler."""
-        self.connection: Any = None
-        """In atomic mode: the transaction that the claim and the answer are in; write your rows
-        there.
-        """
+        self.loan: Loan | None = None
+        """In atomic mode, set by who lends: what `connection` gives."""
+        self.protected = True
+        """False where a request brought no key, or the policy lets it run without the store."""
         self.recovering = False
         """True when no client waits: the recoverer finishes what was abandoned."""
         self.asks = False
@@ -97,29 +112,44 @@ class Attempt:
         self._resource_id: str | None = None
 
     def __repr__(self) -> str:
-        lost = ", lost" if self.lost else ""
-        return f"<Attempt {self.attempt} of {self.operation!r}, fence {self.fence}{lost}>"
+        lost = ", lost" if self._lost else ""
+        return f"<Attempt {self.attempt} of {self.operation!r}, fence {self.held.fence}{lost}>"
 
     @property
-    def key(self) -> str:
-        """The key that the client sent."""
-        return self._claim.key
+    def key(self) -> str | None:
+        """The key that the client sent; None if it sent none."""
+        self._guests.note()
+        return self.claim.key or None
+
+    @property
+    def fence(self) -> int:
+        """Rises with every change of owner: hand it to systems that can fence."""
+        self._guests.note()
+        return self.held.fence
 
     @property
     def tenant(self) -> str:
-        return self._claim.tenant
+        return self.claim.tenant
 
     @property
     def operation(self) -> str:
-        return self._claim.operation
+        return self.claim.operation
+
+    @property
+    def connection(self) -> Any:
+        """In atomic mode: the transaction that the claim and the answer are in; write your rows
+        there. It ends with the answer, and is of no use to what runs on after it: then this raises
+        `Misuse`. None in other modes.
+        """
+        return None if self.loan is None else self.loan.connection
 
     @property
     def lease_s(self) -> float:
-        return self._claim.lease_s
+        return self.claim.lease_s
 
     @property
     def retention_s(self) -> float:
-        return self._claim.retention_s
+        return self.claim.retention_s
 
     @property
     def resource_id(self) -> str | None:
@@ -131,6 +161,7 @@ class Attempt:
         # Numbers and UUIDs are ids too. A store that refused one would refuse the whole answer,
         # after the effect.
         text = None if created is None else printable(str(created), RESOURCE_ID_CHARS_MAX)
+        self._guests.note()
         self._resource_id = text
 
     @property
@@ -140,15 +171,25 @@ class Attempt:
 
     def final(self) -> None:
         """Keep this answer, whatever its status."""
-        self.verdict = Verdict.KEEP
+        self._say(Verdict.KEEP)
 
     def transient(self) -> None:
         """Do not keep this answer: the same request may run again."""
-        self.verdict = Verdict.FAILED
+        self._say(Verdict.FAILED)
 
     def no_effect(self) -> None:
         """Nothing happened: forget this try, even another request may use the key."""
-        self.verdict = Verdict.NO_EFFECT
+        self._say(Verdict.NO_EFFECT)
+
+    def unknown(self) -> None:
+        """Nobody can tell what this did: a retry is refused until an operator has found out; where
+        the policy has an `ask`, that is asked.
+        """
+        self._say(Verdict.UNKNOWN)
+
+    def _say(self, verdict: Verdict) -> None:
+        self._guests.note()
+        self.verdict = verdict
 
     def _hand_out(self, what: str, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         if self.handed is None:
@@ -221,7 +262,7 @@ class Attempt:
             result = work()
             if inspect.isawaitable(result):
                 result = await result
-        if within is None:
+        if within is None or not self.protected:
             try:
                 return await ports.drive_to_end(steps.end(ports.guard, begun, result))
             except asyncio.CancelledError:
@@ -255,7 +296,7 @@ class Attempt:
             return kept
         with steps.running(begun, undone=within is not None):
             result = not_awaitable(function(*args, **kwargs))
-        if within is None:
+        if within is None or not self.protected:
             kept = ports.drive_sync(steps.end(ports.guard, begun, result))
             return kept
         verb = steps.end_with(begun, result)
@@ -277,6 +318,7 @@ class Attempt:
 
         See `oncekey.steps.child_key`.
         """
+        self._guests.note()
         return child_key(self.held.id, name)
 
     # ------------------------------------------------------------------ the caller's transaction
@@ -297,6 +339,8 @@ class Attempt:
         return self._hand_out("complete_in(…)", work)
 
     async def _join(self, transaction: Any, status: int, body: Any, headers: Headers) -> Answer:
+        if not self.protected:
+            return answer_of(status, body, headers)
         ports, answer, completion = self._completing(status, body, headers)
         [outcome] = await join.aperform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
@@ -305,6 +349,8 @@ class Attempt:
         self, transaction: Any, status: int, body: Any = b"", headers: Headers = ()
     ) -> Answer:
         """`complete_in` for handlers that block."""
+        if not self.protected:
+            return answer_of(status, body, headers)
         ports, answer, completion = self._completing(status, body, headers)
         [outcome] = join.perform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
@@ -329,11 +375,23 @@ class Attempt:
                 "an atomic handler takes no steps and needs no complete_in: all that it writes to "
                 "oncekey.current().connection commits with its answer"
             )
+        self._guests.note()
         if self.ports is None or self.finished:
             raise Misuse("steps and complete_in belong into a guarded handler, while it runs")
         return self.ports
 
     # ------------------------------------------------------------------------------- ownership
+
+    @property
+    def lost(self) -> bool:
+        """True once this attempt does not own its record any more, or cannot know: stop before the
+        next effect. Also in a thread that goes on after its handler has ended.
+        """
+        self._guests.note()
+        owns = not self.finished or self.lingering is not None
+        if not self._lost and owns and not self.dropped and self.ports is not None:
+            self.ports.guard.watch_lease(self)
+        return self._lost
 
     def ensure_owned(self) -> None:
         """Raise `LeaseLost` if this attempt should stop: call it before an effect in a long
@@ -349,21 +407,33 @@ class Attempt:
         """Call `listener` once when the lease is lost, from the heartbeat's thread; at once if it
         is lost already.
         """
+        self._guests.note()
         self._listeners.append(listener)
-        if self.lost:
+        if self._lost:
             self._tell_listeners()
+
+    def still_running(self) -> bool:
+        """For the engine: whether another thread still runs for this attempt."""
+        return still_running(self, self._guests, _current)
+
+    def give_back(self) -> None:
+        """For the engine: from now on another may own the record. Whoever still works for this
+        attempt is not its owner; nobody is told, since nothing went wrong.
+        """
+        self.finished = self._lost = True
+        self._guests.forget()
 
     def mark_lost(self) -> bool:
         """For the engine: signal the loss, once. False if it was signalled before, or the attempt
         has ended.
         """
-        if self.lost or self.finished:
+        if self._lost or (self.finished and self.lingering is None):
             return False
         try:
             del self._untold  # which only one can: two threads may be here
         except AttributeError:
             return False
-        self.lost = True
+        self._lost = True
         self._tell_listeners()
         return True
 
@@ -383,53 +453,96 @@ class Attempt:
 _current: ContextVar[Attempt | None] = ContextVar("oncekey_attempt", default=None)
 
 
+class Passing:
+    """A request that is served and not protected; its attempt is made if it is asked for."""
+
+    __slots__ = ("_attempt", "_make", "outer")
+
+    def __init__(self, make: Callable[[], Attempt]) -> None:
+        self._make = make
+        self._attempt: Attempt | None = None
+        self.outer = _current.get()
+        """The attempt whose handler sent this request itself, if one did."""
+
+    @property
+    def attempt(self) -> Attempt:
+        if self._attempt is None:
+            self._attempt = self._make()
+        return self._attempt
+
+
+_passing: ContextVar[Passing | None] = ContextVar("oncekey_passing", default=None)
+
+
 def current() -> Attempt:
     """The attempt that this code runs in.
 
-    Raises `Misuse` outside one, for instance in a request that brought no key: use
-    `current_or_none()` there.
+    In a guarded application there always is one. Where nothing protects the request, as where it
+    brought no key, it is one whose `protected` is False. Raises `Misuse` outside.
     """
-    attempt = _current.get()
+    attempt, passing = _current.get(), _passing.get()
+    if passing is not None and passing.outer is attempt:
+        return passing.attempt
     if attempt is None:
         raise Misuse(
-            "oncekey.current() was called outside a guarded handler: the request brought no key, "
-            "its method or route is not guarded, or it is not claimed yet, as while FastAPI's "
-            "dependencies run; oncekey.current_or_none() allows for that"
+            "oncekey.current() was called outside a guarded application, or before its key was "
+            "claimed, as while FastAPI's dependencies run; oncekey.current_or_none() allows for "
+            "that"
         )
     return attempt
 
 
 def current_or_none() -> Attempt | None:
-    """The attempt that this code runs in, None outside one."""
-    return _current.get()
+    """The attempt that this code runs in; None outside one, and where nothing protects it."""
+    attempt, passing = _current.get(), _passing.get()
+    if attempt is None or (passing is not None and passing.outer is attempt):
+        return None
+    return attempt if attempt.protected else None
+
+
+@contextmanager
+def served(passing: Passing) -> Iterator[None]:
+    """For the edges: nothing protects the request that is served inside."""
+    outer = _passing.set(passing)
+    try:
+        yield
+    finally:
+        _passing.reset(outer)
 
 
 def enter(attempt: Attempt) -> None:
     """For the edges: what `current()` gives from here on in this context."""
+    attempt.outer = _current.get()
     _current.set(attempt)
 
 
-def leave(outer: Attempt | None) -> None:
-    """For the edges that share a context between requests (threads): what `current()` gave before,
-    since a handler may send a request to an application in its own thread.
+def serve(passing: Passing) -> None:
+    """For the edges: nothing protects what runs from here on in this context."""
+    _passing.set(passing)
+
+
+Position = tuple[Attempt | None, Passing | None]
+
+
+def position() -> Position:
+    """For the edges that share a context between requests (threads): what to `leave` to, since a
+    handler may send a request to an application in its own thread.
     """
-    _current.set(outer)
+    return _current.get(), _passing.get()
+
+
+def leave(outer: Position) -> None:
+    """From here on `current()` gives what it gave before."""
+    _current.set(outer[0])
+    _passing.set(outer[1])
 
 
 @contextmanager
 def within(attempt: Attempt) -> Iterator[None]:
     """For guarded functions, which may call each other: `current()` gives this attempt inside."""
+    attempt.outer = _current.get()
     token = _current.set(attempt)
     try:
         yield
     finally:
         _current.reset(token)
-
-
-def failed_honestly(attempt: Attempt, error: BaseException) -> bool:
-    """Whether a handler that raised may be run again at once.
-
-    One that was cut off (cancelled, interrupted) did not say that it failed: where its effects
-    must not be repeated, it is left to lapse and becomes unknown.
-    """
-    return isinstance(error, Exception) or attempt.policy.recovery in ("rerun", "resume")

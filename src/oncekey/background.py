@@ -10,10 +10,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from oncekey.core.op import Op
 from oncekey.core.record import Claim
+from oncekey.core.value import value
 from oncekey.guard import Guard
 
 T = TypeVar("T")
@@ -24,6 +25,23 @@ FORGETS_MAX, FORGETS_ASYNC_MAX = 64, 1_024
 """Most threads, and most tasks, that release claims whose replies were lost, at once. In an outage
 there may be more: those lapse by themselves.
 """
+
+
+@value
+class _Exited:
+    """Work that raised `SystemExit`."""
+
+    error: SystemExit
+
+
+async def _outliving_exit(work: Coroutine[Any, Any, T]) -> T | _Exited:
+    """A task that raises `SystemExit` ends its event loop, with all that runs there. It is for the
+    caller of the work to do so, as it would be without a task in between: servers answer 500.
+    """
+    try:
+        return await work
+    except SystemExit as error:
+        return _Exited(error)
 
 
 class Background:
@@ -46,12 +64,15 @@ class Background:
         """Run `work` in a task of its own. Whoever awaits its end may be cancelled: it goes on."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[T] = loop.create_future()
-        task = loop.create_task(work)
+        task = loop.create_task(_outliving_exit(work))
         self._running.add(task)
 
-        def end(task: asyncio.Task[T]) -> None:
+        def end(task: asyncio.Task[T | _Exited]) -> None:
             self._running.discard(task)
             error = None if task.cancelled() else task.exception()
+            result = None if error or task.cancelled() else task.result()
+            if isinstance(result, _Exited):
+                error = result.error
             if ended.done():  # its caller has left
                 if error is not None:
                     _log.error("a handler failed after its caller had left", exc_info=error)
@@ -60,7 +81,7 @@ class Background:
             elif error is not None:
                 ended.set_exception(error)
             else:
-                ended.set_result(task.result())
+                ended.set_result(cast("T", result))
 
         task.add_done_callback(end)
         return ended

@@ -9,6 +9,7 @@ that his is over. *Wall* gives dates to people and measures retention, which mus
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,27 @@ if hasattr(time, "CLOCK_BOOTTIME"):
     _sleepless = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
+# In a time namespace, which a container may have, this clock is set off. The file says by how much,
+# in that of children, which is the one of this process too since it was forked or executed.
+_OFFSETS_FILE = Path("/proc/self/timens_offsets")
+
+
+@functools.cache
+def _set_off_s() -> float:
+    """By how much the boot clock of this process is ahead of the machine's."""
+    try:
+        lines = _OFFSETS_FILE.read_text().splitlines()
+    except OSError:  # a system that has no such namespaces
+        return 0.0
+    offsets = {name: (int(seconds), int(nanos)) for name, seconds, nanos in map(str.split, lines)}
+    seconds, nanos = offsets.get("boottime", (0, 0))
+    return seconds + nanos / 1e9
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_set_off_s.cache_clear)
+
+
 class Clock(Protocol):
     """What the engine and the embedded stores ask of time."""
 
@@ -30,7 +52,9 @@ class Clock(Protocol):
         """Seconds from an arbitrary start, sleep included; never goes back in one process."""
 
     def boot(self) -> float:
-        """Seconds since the machine booted, the same for all its processes, sleep included."""
+        """Seconds since the machine booted, the same for all its processes, whatever container they
+        are in; sleep included.
+        """
 
     def boot_id(self) -> str:
         """Differs from boot to boot: readings of `boot()` compare only under the same id."""
@@ -42,8 +66,12 @@ class Clock(Protocol):
 class SystemClock:
     """The real clocks of this machine."""
 
-    monotonic = boot = staticmethod(_sleepless)
+    monotonic = staticmethod(_sleepless)
     wall = staticmethod(time.time)
+
+    @staticmethod
+    def boot() -> float:
+        return _sleepless() - _set_off_s()
 
     @staticmethod
     @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
 
 from oncekey.attempt import Attempt
@@ -10,6 +10,7 @@ from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.problem import Problem
 from oncekey.core.record import Answer, Claim, Record
 from oncekey.core.value import value
+from oncekey.errors import Misuse
 
 
 @value
@@ -29,6 +30,8 @@ class Call:
     """When its client sent it for the first time, where the client says so; seconds since 1970."""
     retention_s: float | None = None
     """The retention that its client asks for, within the policy's limits; None: the policy's."""
+    put_away: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    """Takes the request's body out of memory, for as long as it waits for another one."""
 
 
 @value
@@ -79,8 +82,26 @@ class Unstored:
 
 @value
 class Given:
-    """The record was given back: send the answer, a retry runs again."""
+    """The record was given back: send the answer, a retry runs again, or asks what became of it."""
+
+
+@value
+class GivenUp:
+    """Nobody knows what it did, and the record says so: send the answer, marked; a retry is
+    refused.
+    """
 
 
 Decision = Execute | Replay | Refuse | Bypass
-Finished = Stored | Unstored | Given | Replay | Refuse
+Finished = Stored | Unstored | Given | GivenUp | Replay | Refuse
+
+
+class Ended(Misuse):
+    """The transaction is not the one that was begun: what the handler committed is committed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler ended the transaction itself, or closed its session, or went on after a "
+            "deadlock did, so its rows do not go with its answer: leave commit and rollback to "
+            "oncekey, and use a savepoint to undo a part"
+        )

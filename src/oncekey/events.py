@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oncekey.errors import Misuse
@@ -23,6 +23,10 @@ class Event:
     operation: str
     key_hash: str
     """Empty where a request was refused before its key was looked up."""
+    named: bool = field(default=True, kw_only=True, compare=False)
+    """Whether the operation is one that the application knows: by a template, a rule of its
+    framework, a decorator. Else its name is a path, which any client can choose.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,15 @@ class Unprotected(Event):
     """True: its handler ran without a claim (`store_down="run"`). False: it ran under one, but its
     answer could not be recorded (`recovery="block"`).
     """
+
+
+@dataclass(frozen=True, slots=True)
+class NotAtomic(Event):
+    """The handler of an atomic operation did not use its transaction: what it wrote, if anything,
+    did not commit with its answer. Told once for each operation and process.
+    """
+
+    status: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from oncekey.core import lifecycle, refusals
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import record_id
 from oncekey.core.lifecycle import Action
-from oncekey.core.op import Op, Pause
+from oncekey.core.op import Apart, Op, Pause
 from oncekey.core.policy import Policy
 from oncekey.core.quota import Quota
 from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
@@ -37,13 +37,14 @@ from oncekey.decision import (
     Execute,
     Finished,
     Given,
+    GivenUp,
     Refuse,
     Replay,
     Stored,
     Unstored,
 )
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.holding import compare, unknown_retention_s
+from oncekey.holding import compared, unknown_retention_s
 from oncekey.notices import Notices
 from oncekey.probes import probe
 from oncekey.waiters import Waiters
@@ -56,6 +57,7 @@ __all__ = [
     "Execute",
     "Finished",
     "Given",
+    "GivenUp",
     "Guard",
     "Refuse",
     "Replay",
@@ -167,7 +169,7 @@ class Guard(Admission):
                 if isinstance(changed, Execute | Refuse):
                     return changed
                 found = changed
-            action = lifecycle.decide(found, compare(found, call), policy)
+            action = lifecycle.decide(found, (yield from compared(found, call)), policy)
             if is_new(found) and (barred := self.barred(call, policy)) is not None:
                 return Refuse(barred)
             match action:
@@ -182,7 +184,7 @@ class Guard(Admission):
                 case Action.IN_FLIGHT if policy.in_flight == "wait" and policy.wait_s > 0:
                     if wait_until is None:
                         wait_until = self._clock.monotonic() + policy.wait_s
-                    changed = yield from self._wait(found, wait_until, policy)
+                    changed = yield from self._wait(found, wait_until, call, policy)
                 case _:
                     return self._answer_from(found, action, call, policy)
             if isinstance(changed, Execute | Refuse):
@@ -246,15 +248,17 @@ class Guard(Admission):
         self, found: Record, claim: Claim, policy: Policy, asked_at: float
     ) -> Execute | Record:
         """A record that runs under our token is ours: the reply to what made it so was lost. Its
-        lease has been running since.
+        lease has been running since. What was taken over under `ask` is asked about first.
         """
         if found.token != claim.token or found.state is not State.RUNNING:
             return found
         gone_s = max(claim.lease_s - found.lease_left_s, 0.0)
         claimed_at, age_s = asked_at - gone_s, max(found.age_s - gone_s, 0.0)
-        return self._execute(
+        ours = self._execute(
             claim, policy, found.fence, claimed_at, found.attempt, found.lapses, age_s
         )
+        ours.attempt.asks = policy.recovery == "ask" and found.lapses > 0
+        return ours
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
         doubted = yield from self.doubt(found, unknown_retention_s(policy), claim.token)
@@ -302,7 +306,7 @@ class Guard(Admission):
 
     def _tell_started(self, attempt: Attempt) -> None:
         if self._hooks:
-            self._emit(events.Started, attempt, attempt=attempt.attempt, fence=attempt.fence)
+            self._emit(events.Started, attempt, attempt=attempt.attempt, fence=attempt.held.fence)
 
     def _may_begin(self, attempt: Attempt) -> Op[bool]:
         """Whether it still owns its record. Where its lease is over before it began, as after this
@@ -337,7 +341,7 @@ class Guard(Admission):
             return None
         claim, policy = claim or self.claim(call, policy), _lasting(policy, call)
         yield from self.heed(claim, runs=True)
-        action = lifecycle.decide(orphan, compare(orphan, call), policy)
+        action = lifecycle.decide(orphan, (yield from compared(orphan, call)), policy)
         if action is Action.DOUBT or action is Action.MISMATCH:
             yield from self._doubt(orphan, claim, policy)
         if action is not Action.RUN_AGAIN and action is not Action.ASK:
@@ -389,12 +393,14 @@ class Guard(Admission):
             return Bypass()
         return Refuse(refusals.store_down(), lost_claim=claim if error.sent else None)
 
-    def _wait(self, found: Record, until: float, policy: Policy) -> Op[Refuse | None]:
+    def _wait(self, found: Record, until: float, call: Call, policy: Policy) -> Op[Refuse | None]:
         """None once the record has changed; a refusal if it has not before `until`."""
         still_running = Refuse(refusals.in_flight(found))
         if not self._waiters.enter(found.id, policy):
             return still_running
         try:
+            if call.put_away is not None:
+                yield Apart(call.put_away, writes=True)
             poll = 0
             while (left := until - self._clock.monotonic()) > 0:
                 delay = full_jitter(poll, POLL_S_MIN, POLL_S_MAX, self._chance())

@@ -5,6 +5,9 @@ blocks the event loop, or a crowd that keeps every other connection busy, must n
 attempt its lease. Most handlers end before their first renewal is due; for them the heartbeat is
 one `append`.
 
+Where a handler has ended and a thread of it still runs, the heartbeat goes on, looks now and then
+whether that has ended too, and then gives the record back.
+
 It is stopped and joined, never cancelled, and a renewal that crosses with the attempt's own
 completion is harmless: it needs a running record and changes neither fence nor token.
 """
@@ -25,11 +28,14 @@ from oncekey.probes import probe
 from oncekey.stores.base import Store
 from oncekey.stores.gather import BATCH_ROWS_MAX
 from oncekey.stores.line import Line
+from oncekey.stores.outage import Outage
 
 _log = logging.getLogger("oncekey")
 
 BEATS_PER_LEASE = 3
 RETRY_S = 0.2
+LINGER_S = 0.05
+"""How often it is looked whether the threads have ended that a handler left running."""
 
 
 class Schedule:
@@ -73,6 +79,17 @@ class Schedule:
         return due
 
 
+class _Stop:
+    """That one thread is to stop, and what it makes of that."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.heard = threading.Event()
+        """The renewal that was under way is over."""
+        self.goes_on = False
+        """Attempts still run: it ends when they have."""
+
+
 class Heartbeat:
     """Renews attempts from `add` until they are finished, or ran for `run_s_max`."""
 
@@ -82,10 +99,20 @@ class Heartbeat:
         self._store = store
         self._condition = threading.Condition()
         self._schedule = Schedule()
+        self._lingering: set[Attempt] = set()
+        self._outage = Outage(
+            "leases",
+            self._clock,
+            fails="cannot be renewed",
+            works="are renewed again",
+            level=logging.WARNING,
+        )
+        self._gives_back_at = 0.0
+        """Not before, what could not be given back."""
         self._wakes_at = 0.0
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self._stopping = threading.Event()
+        self._stop = _Stop()
 
     def add(self, attempt: Attempt) -> None:
         """Keep this attempt's lease alive, until `drop`."""
@@ -100,56 +127,86 @@ class Heartbeat:
 
     def drop(self, attempt: Attempt) -> None:
         """The attempt has ended. A renewal that is under way is harmless, and the last."""
+        if attempt.lingering is not None:  # it is kept alive for the threads that it left running
+            return
         with self._condition:
             attempt.dropped = True
             self._schedule.drop(attempt)
+
+    def linger(self, attempt: Attempt) -> None:
+        """Its handler has ended, and a thread of it still runs: keep its lease alive until that
+        ends too, then give the record back.
+        """
+        self.add(attempt)
+        with self._condition:
+            attempt.dropped = False
+            self._lingering.add(attempt)
+            self._condition.notify()
 
     def _leave_to_parent(self) -> None:
         """In a forked child: threads do not survive a fork, the parent's attempts are not ours, and
         its condition may have been held by a thread that is not here to let it go.
         """
         self._condition, self._schedule = threading.Condition(), Schedule()
+        self._lingering = set()
         self._thread, self._pid = None, os.getpid()
 
     def _start(self) -> None:
         # Each thread has its own: starting anew must not call back one that was told to stop.
-        self._stopping = threading.Event()
+        self._stop = _Stop()
         self._wakes_at = float("inf")
         self._thread = threading.Thread(
-            target=self._run, args=(self._stopping,), name="oncekey-heartbeat", daemon=True
+            target=self._run, args=(self._stop,), name="oncekey-heartbeat", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, after the renewal that is under way."""
+        """Stop, after the renewal that is under way. For what still runs it goes on beside whoever
+        ends this process: another one must not take it over meanwhile.
+        """
         if self._pid != os.getpid():
             self._leave_to_parent()
         with self._condition:
-            self._stopping.set()
+            stop, thread = self._stop, self._thread
+            self._thread = None
+            stop.asked = True
             self._condition.notify_all()
-            thread, self._thread = self._thread, None
         if thread is not None:
-            thread.join()
+            stop.heard.wait()
+            if not stop.goes_on:
+                thread.join()
 
-    def _run(self, stopping: threading.Event) -> None:
+    def _run(self, stop: _Stop) -> None:
         line = Line(self._store)
         try:
-            while (due := self._await_due(stopping)) is not None:
+            while (due := self._await_due(stop)) is not None:
                 self._beat(line, due)
+                self._end_lingering(line)
         finally:
+            stop.heard.set()
             line.close()
 
-    def _await_due(self, stopping: threading.Event) -> list[Attempt] | None:
-        """Sleep until somebody is due; None when it is time to stop."""
+    def _await_due(self, stop: _Stop) -> list[Attempt] | None:
+        """Sleep until somebody is due, or may have ended; None when it is time to stop."""
         with self._condition:
-            while not stopping.is_set():
+            while not stop.asked or self._must_go_on(stop):
                 now = self._clock.monotonic()
                 if due := self._schedule.take(now):
                     return due
                 at = self._schedule.next_at()
                 self._wakes_at = float("inf") if at is None else at
-                self._condition.wait(None if at is None else max(at - now, 0.001))
+                wait_s = None if at is None else max(at - now, 0.001)
+                if self._lingering:
+                    self._condition.wait(LINGER_S if wait_s is None else min(wait_s, LINGER_S))
+                    return []
+                self._condition.wait(wait_s)
             return None
+
+    def _must_go_on(self, stop: _Stop) -> bool:
+        """Whether a thread that was told to stop has attempts to renew, and no other does."""
+        stop.goes_on = self._thread is None and self._schedule.next_at() is not None
+        stop.heard.set()
+        return stop.goes_on
 
     def _beat(self, line: Line, due: list[Attempt]) -> None:
         alive = self._renewable(due, self._clock.monotonic())
@@ -168,10 +225,22 @@ class Heartbeat:
                 for attempt in alive:  # one bad member fails alone
                     self._renew(line, [attempt])
                 return
-            _log.warning("could not renew %d leases: %s", len(alive), error)
-            self._again(alive, RETRY_S)
+            self._outage.noticed(error)
+            for attempt in alive:
+                self._again([attempt], self._pause_s(attempt))
         else:
+            self._outage.over()
             self._settle(zip(alive, outcomes, strict=True), asked_at=now)
+
+    def _pause_s(self, attempt: Attempt) -> float:
+        """Longer each time, but half of what is left of its lease at most: a store that is back is
+        noticed while that counts, and a loss is signalled in time.
+        """
+        ends_at = attempt.lease_until - attempt.lease_s * LEASE_MARGIN
+        left_s, pause_s = ends_at - self._clock.monotonic(), self._outage.pause_s(RETRY_S)
+        while 0.0 < left_s < 2 * pause_s and pause_s > RETRY_S:
+            pause_s /= 2  # so that there are few different ones, each of which has a lane
+        return pause_s
 
     def _renewable(self, due: list[Attempt], now: float) -> list[Attempt]:
         """Those to renew in one round trip, in the order of their ids.
@@ -181,7 +250,7 @@ class Heartbeat:
         """
         by_id: dict[bytes, Attempt] = {}
         for attempt in due:
-            if attempt.finished or attempt.dropped or self._hangs(attempt, now):
+            if _has_ended(attempt) or self._hangs(attempt, now):
                 continue
             if by_id.setdefault(attempt.held.id, attempt) is not attempt:
                 self._again([attempt], 0.0)
@@ -204,12 +273,46 @@ class Heartbeat:
                 self._guard.lose(attempt, "could not be renewed")
         with self._condition:
             for attempt in attempts:
-                if not attempt.finished and not attempt.dropped:
+                if not _has_ended(attempt):
                     delay = min(delay_s, attempt.lease_s / BEATS_PER_LEASE)
                     self._schedule.add(attempt, now, delay)
+
+    def _end_lingering(self, line: Line) -> None:
+        """Give back what no thread runs for any more. What cannot be told now is told later, or
+        lapses.
+        """
+        if self._clock.monotonic() < self._gives_back_at:
+            return
+        with self._condition:  # more are added meanwhile
+            waiting = list(self._lingering)
+        for attempt in waiting:
+            if attempt.still_running():
+                continue
+            lingering, outcome = attempt.lingering, None
+            if lingering is not None and lingering.swap is not None and not attempt.lost:
+                try:
+                    [outcome] = line.perform([lingering.swap])
+                except Exception as error:
+                    self._outage.noticed(error)
+                    now, pause_s = self._clock.monotonic(), self._outage.pause_s(RETRY_S)
+                    self._gives_back_at = now + pause_s
+                    continue
+                self._outage.over()
+            self._let_go(attempt)
+            self._guard.let_go(attempt, outcome)
+
+    def _let_go(self, attempt: Attempt) -> None:
+        with self._condition:
+            self._lingering.discard(attempt)
+            self._schedule.drop(attempt)
 
     def _hangs(self, attempt: Attempt, now: float) -> bool:
         if now - attempt.claimed_at < attempt.policy.run_s_max:
             return False
         self._guard.lose(attempt, f"ran longer than run_s_max={attempt.policy.run_s_max:g}")
+        self._let_go(attempt)
         return True
+
+
+def _has_ended(attempt: Attempt) -> bool:
+    return attempt.dropped or (attempt.finished and attempt.lingering is None)

@@ -8,26 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from oncekey import events
 from oncekey.asking import ASKS_MAX, Asking
-from oncekey.attempt import Attempt
+from oncekey.attempt import Attempt, Lingering
 from oncekey.clock import Clock
+from oncekey.core import endings, lifecycle, refusals
 from oncekey.core import fingerprint as fingerprints
-from oncekey.core import lifecycle, refusals
+from oncekey.core.endings import End, Fate, of_error
 from oncekey.core.lifecycle import Action
-from oncekey.core.op import Op, Pause
-from oncekey.core.policy import Learned, Policy, Verdict
+from oncekey.core.op import Apart, Op, Pause, Undoable
+from oncekey.core.policy import Learned, Policy
 from oncekey.core.printable import printable
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer, Claim, Record, State, Step
 from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
-from oncekey.decision import Call, Finished, Given, Refuse, Replay, Stored, Unstored
+from oncekey.decision import (
+    Call,
+    Ended,
+    Finished,
+    Given,
+    GivenUp,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.fading import Fading
+from oncekey.ports import Ports
 from oncekey.probes import probe
 from oncekey.quotas import Quotas
 from oncekey.tallies import Tallies
@@ -80,13 +92,10 @@ class Holding(Asking):
         if attempt.mark_lost():
             self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason)
 
-    def check_lease(self, attempt: Attempt) -> None:
-        """Raise `LeaseLost` if this attempt should have no more effects: another may own its
-        record, or nobody renewed its lease in time, as after a long sleep.
-        """
+    def watch_lease(self, attempt: Attempt) -> None:
+        """Nobody may have renewed its lease in time, as after a long sleep: then it is lost."""
         if self._clock.monotonic() >= attempt.lease_until:
-            self.lose(attempt, "its lease was over before its next step")
-        attempt.ensure_owned()
+            self.lose(attempt, "its lease was over before its next effect")
 
     def steps(self, attempt: Attempt) -> Op[list[Step]]:
         """What earlier attempts left, in order."""
@@ -102,9 +111,9 @@ class Holding(Asking):
     # --------------------------------------------------------------------------------- the end
 
     def conclude(
-        self, attempt: Attempt, verdict: Verdict, answer: Answer | None, call: Call
+        self, attempt: Attempt, end: End, answer: Answer | None, call: Call
     ) -> Op[Finished]:
-        """The end of a handler that has answered: record, release, or admit that nobody knows.
+        """The end of a handler: record, release, or admit that nobody knows what it did.
 
         `answer` is what to keep, None where nothing is. Where the handler recorded an answer in a
         transaction of its own, what counts is whether that was committed. Raises `Misuse`, which is
@@ -119,43 +128,95 @@ class Holding(Asking):
                 return committed
         if attempt.doubted:
             return (yield from self.give_up(attempt, call))
-        if verdict is Verdict.KEEP and answer is not None:
+        if end is not End.KEPT and attempt.steps.in_doubt:
+            end = End.STEP_BROKEN
+        if end is End.ROLLED_BACK and not (yield Undoable()):
+            end = End.BROKEN
+        fate = endings.FATES[end, attempt.policy.recovery]
+        if fate is Fate.STORE and answer is not None:
             if attempt.handed is not None:
                 attempt.handed.check(attempt.operation)
             if attempt.attempt > 1 and attempt.steps.left_over:
                 _tell_left_over(attempt)
-            return (yield from self.finish(attempt, answer, call))
-        if attempt.recovering:
-            return (yield from self._unfinished(attempt, verdict, call))
-        yield from self.abandon(attempt, no_effect=verdict is Verdict.NO_EFFECT)
+            try:
+                return (yield from self.finish(attempt, answer, call))
+            except Ended:  # what it committed by itself stands, without a record
+                fate = endings.FATES[End.BROKEN, attempt.policy.recovery]
+        if fate is Fate.GIVE_UP or (attempt.recovering and fate is Fate.FORGET):
+            return (yield from self._give_up(attempt, call))  # refused once, refused for ever
+        if attempt.ports is not None and attempt.still_running():
+            return self._linger(attempt, attempt.ports, fate)
+        if fate is Fate.ASK:
+            return (yield from self._lapse(attempt, call))
+        if attempt.recovering:  # no client tries again: the recoverer does, until `lapses_max`
+            attempt.finished = True
+            return Given()
+        yield from self.abandon(attempt, no_effect=fate is Fate.FORGET)
         return Given()
 
-    def conclude_failed(self, attempt: Attempt, call: Call) -> Op[Finished]:
-        """The end of a handler that raised: `Given`, unless its outcome was decided before."""
-        no_effect = attempt.verdict is Verdict.NO_EFFECT
-        verdict = Verdict.NO_EFFECT if no_effect else Verdict.FAILED
-        return self.conclude(attempt, verdict, None, call)
+    def conclude_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Finished]:
+        """The end of a handler that raised, or was cut off."""
+        end = of_error(attempt.verdict, error, attempt.policy)
+        if end is End.ROLLED_BACK and not (yield Undoable(error)):
+            end = End.BROKEN
+        return (yield from self.conclude(attempt, end, None, call))
 
-    def _unfinished(self, attempt: Attempt, verdict: Verdict, call: Call) -> Op[Finished]:
-        """A recovered attempt did not do it, and no client will try again.
-
-        One that failed is left to lapse: so the recoverer tries again, and `lapses_max` ends that.
-        One that was refused would be refused for ever.
+    def _linger(self, attempt: Attempt, ports: Ports, fate: Fate) -> Given:
+        """A thread of its handler goes on: a retry must not run beside it. The record is given back
+        when that ends; until then its lease is renewed, at most for `run_s_max`.
         """
-        if verdict is Verdict.NO_EFFECT:
-            return (yield from self.give_up(attempt, call))
+        if fate is Fate.ASK:
+            swap, no_effect = self._lapsing(attempt), False
+        else:
+            swap, no_effect = self._releasing(attempt, no_effect=fate is Fate.FORGET)
+        left = attempt.recovering and fate is not Fate.ASK  # for the recoverer to try again
+        attempt.lingering = Lingering(None if left else swap, no_effect)
         attempt.finished = True
+        _log.warning(
+            "%s: its handler has ended and a thread of it still runs; retries are refused until "
+            "that has ended too, at most for run_s_max=%g",
+            printable(attempt.operation),
+            attempt.policy.run_s_max,
+        )
+        ports.heartbeat.linger(attempt)
+        return Given()
+
+    def let_go(self, attempt: Attempt, outcome: object) -> None:
+        """The last thread of an attempt that lingered has ended, and the store was told."""
+        lingered, attempt.lingering = attempt.lingering, None
+        attempt.give_back()
+        released = lingered is not None and lingered.swap and lingered.swap.to is State.RELEASED
+        if lingered is not None and released and isinstance(outcome, Done):
+            self._tell_released(attempt, no_effect=lingered.no_effect)
+
+    def _lapse(self, attempt: Attempt, call: Call) -> Op[Finished]:
+        """End the lease, so that a retry or the recoverer asks at once. Where the store does not
+        answer, or a renewal was on its way, it lapses by itself.
+        """
+        attempt.give_back()
+        swap = self._lapsing(attempt)
+        probe("before_unknown")
+        with contextlib.suppress(StoreUnavailable, StoreUnfit):
+            outcome = yield from self._persist(swap, attempt)
+            probe("after_unknown")
+            if isinstance(outcome, Refused):
+                return (yield from self._superseded(attempt, outcome.record, call))
         return Given()
 
     def learned(self, attempt: Attempt, learned: object, call: Call) -> Op[Finished | None]:
         """What the policy's `ask` found out, or what it raised. None: it was not done, run it now.
 
-        Where it found out nothing, the attempt is left to lapse: given back, it would run again.
+        Where it found out nothing, or too late, the attempt is left to lapse: given back, it would
+        run again.
         """
         match learned:
             case Answer():
                 attempt.asks = False
-                return (yield from self.conclude(attempt, Verdict.KEEP, learned, call))
+                return (yield from self.conclude(attempt, End.KEPT, learned, call))
+            case Learned.NOT_DONE if self._overslept(attempt):
+                self.lose(attempt, "its lease was over before it was known that it may run")
+                attempt.finished = True
+                return Refuse(refusals.unsettled(0.0))
             case Learned.NOT_DONE:
                 attempt.asks = False
                 return None
@@ -174,6 +235,11 @@ class Holding(Asking):
         )
         return Refuse(refusals.unsettled(attempt.lease_until - self._clock.monotonic()))
 
+    def _overslept(self, attempt: Attempt) -> bool:
+        """Whether another may have taken over, and run it, while the application was asked."""
+        over = attempt.lost or self._clock.monotonic() >= attempt.lease_until
+        return over and not attempt.policy.atomic
+
     def _committed(self, attempt: Attempt, call: Call) -> Op[Finished | None]:
         """What became of `complete_in`; None where its transaction was rolled back."""
         try:
@@ -184,7 +250,7 @@ class Holding(Asking):
         held = attempt.held
         ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
         if not ours or found is None:
-            return self._superseded(attempt, found, call)
+            return (yield from self._superseded(attempt, found, call))
         if found.state is not State.COMPLETED or found.answer is None:
             return None
         attempt.finished = True
@@ -193,22 +259,29 @@ class Holding(Asking):
         return Stored(answer_left_s(found), attempt.recorded)
 
     def give_up(self, attempt: Attempt, call: Call) -> Op[Replay | Refuse]:
-        """Declare the outcome of one's own attempt unknown."""
-        attempt.finished = True
+        """Declare the outcome of one's own attempt unknown; nothing that it answered is sent."""
+        finished = yield from self._give_up(attempt, call)
+        return Refuse(refusals.unknown()) if isinstance(finished, GivenUp) else finished
+
+    def _give_up(self, attempt: Attempt, call: Call) -> Op[GivenUp | Replay | Refuse]:
+        """The same; what it answered may be sent."""
+        attempt.give_back()
         swap = lifecycle.give_up(
             attempt.held,
             new_token=self._token(),
             lapses=attempt.lapses,
             retention_s=unknown_retention_s(attempt.policy),
         )
+        probe("before_unknown")
         with contextlib.suppress(StoreUnavailable, StoreUnfit):  # it lapses, and is doubted then
             outcome = yield from self._persist(swap, attempt)
+            probe("after_unknown")
             if isinstance(outcome, Refused):  # whoever owns it may know
-                return self._superseded(attempt, outcome.record, call)
+                return (yield from self._superseded(attempt, outcome.record, call))
             self._emit(
                 events.OutcomeUnknown, attempt, attempt=attempt.attempt, lapses=attempt.lapses
             )
-        return Refuse(refusals.unknown())
+        return GivenUp()
 
     def finish(self, attempt: Attempt, answer: Answer, call: Call) -> Op[Finished]:
         """Record the answer; only `Stored` and `Unstored` allow it to be sent."""
@@ -223,7 +296,7 @@ class Holding(Asking):
         if isinstance(outcome, Done):
             self._tell_completed(attempt, swap.answer or answer, run_s)
             return Stored(swap.retention_s - attempt.policy.tombstone_s)
-        return self._superseded(attempt, outcome.record, call)
+        return (yield from self._superseded(attempt, outcome.record, call))
 
     def _complete(self, attempt: Attempt, answer: Answer) -> Op[tuple[Swap, Done | Refused]]:
         """Of an answer that is more than the store takes, keep at least that it was done: else it
@@ -277,17 +350,19 @@ class Holding(Asking):
             return Unstored()
         return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
 
-    def _superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Replay | Refuse:
+    def _superseded(
+        self, attempt: Attempt, found: Record | None, call: Call
+    ) -> Op[Replay | Refuse]:
         """This attempt lost its record. Its own answer must not be sent: what counts is what
         stands there now.
         """
-        attempt.lost = True
+        attempt.give_back()
         self._emit(
             events.LeaseWasLost, attempt, attempt=attempt.attempt, reason="refused at completion"
         )
         if found is None:
             return Refuse(refusals.contended())
-        action = lifecycle.decide(found, compare(found, call), attempt.policy)
+        action = lifecycle.decide(found, (yield from compared(found, call)), attempt.policy)
         return self._answer_from(found, action, call, attempt.policy)
 
     def abandon(self, attempt: Attempt, *, no_effect: bool) -> Op[None]:
@@ -297,11 +372,8 @@ class Holding(Asking):
         `no_effect` speaks of this attempt alone: where an earlier one, or a step, may have had an
         effect, the record stays bound to its request.
         """
-        attempt.finished = True
-        no_effect = no_effect and attempt.attempt == 1 and not attempt.steps.any_tried
-        swap = lifecycle.release(
-            attempt.held, no_effect=no_effect, retention_s=attempt.policy.retention_s
-        )
+        attempt.give_back()
+        swap, no_effect = self._releasing(attempt, no_effect=no_effect)
         probe("before_release")
         try:
             outcome = yield from self._persist(swap, attempt)
@@ -309,7 +381,20 @@ class Holding(Asking):
             return
         probe("after_release")
         if isinstance(outcome, Done):
-            self._emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
+            self._tell_released(attempt, no_effect=no_effect)
+
+    def _releasing(self, attempt: Attempt, *, no_effect: bool) -> tuple[Swap, bool]:
+        retention_s = attempt.policy.retention_s
+        no_effect = no_effect and attempt.attempt == 1 and not attempt.steps.any_tried
+        return lifecycle.release(
+            attempt.held, no_effect=no_effect, retention_s=retention_s
+        ), no_effect
+
+    def _lapsing(self, attempt: Attempt) -> Swap:
+        return lifecycle.lapse(attempt.held, retention_s=attempt.retention_s)
+
+    def _tell_released(self, attempt: Attempt, *, no_effect: bool) -> None:
+        self._emit(events.Released, attempt, no_effect=no_effect, attempt=attempt.attempt)
 
     def forget(self, claim: Claim) -> Op[None]:
         """Release a claim whose reply was lost and whose request was refused; nothing ran under it.
@@ -398,8 +483,13 @@ class Holding(Asking):
         return Replay(bare(answer), answer_left_s(record) - ago_s, record)
 
 
-def compare(record: Record, call: Call) -> fingerprints.Comparison:
-    return fingerprints.compare(record.fingerprint_version, record.fingerprint, call.fingerprint)
+def compared(record: Record, call: Call) -> Op[fingerprints.Comparison]:
+    """Whether the record is of this request: by the rules of the release that wrote it."""
+    now = call.fingerprint
+    if record.fingerprint_version < now.version and now.earlier is not None:
+        earlier: Collection[bytes] = yield Apart(now.earlier)
+        return fingerprints.compare_earlier(record.fingerprint, earlier)
+    return fingerprints.compare(record.fingerprint_version, record.fingerprint, now)
 
 
 def unknown_retention_s(policy: Policy) -> float:

@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -30,11 +29,11 @@ from oncekey.core.record import Record
 from oncekey.decision import Call
 from oncekey.errors import Misuse
 from oncekey.handed import must_run_when_called
-from oncekey.operation import Declined, Operation, Outcome
+from oncekey.operation import Operation
+from oncekey.outcome import Declined, Outcome
 from oncekey.registry import Orphan
 from oncekey.runtime import Runtime
-
-_log = logging.getLogger("oncekey")
+from oncekey.warned import warn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +57,8 @@ def once(
 
     A call raises `Mismatch` where the key was used with other arguments, `InFlight` while the first
     call runs, `Unknown` where nobody knows how it ended, `StoreUnavailable` where the store does
-    not answer. What the function raises is raised to the caller, and the next call runs again.
+    not answer. What the function raises is raised to the caller; the next call runs again, or under
+    `recovery="block"` raises `Unknown`.
     """
     if not isinstance(runtime, Runtime):
         raise Misuse(
@@ -181,10 +181,10 @@ def _tell_of_a_namesake(operation: Operation, function: Any) -> None:
     """
     named = _named.setdefault(operation.runtime, WeakValueDictionary())
     if named.get(operation.name, function) is not function:
-        _log.warning(
-            "another function is called %s, and each is given the other's results: if they do "
-            "different things, give each a name=…",
-            operation.name,
+        warn(
+            "names",
+            f"another function is called {operation.name}, and each is given the other's results: "
+            "if they do different things, give each a name=…",
         )
     with contextlib.suppress(TypeError):  # an object to which nobody can refer like that
         named[operation.name] = function

@@ -18,95 +18,39 @@ from oncekey import attempt as attempts
 from oncekey import learning
 from oncekey.atomic import AsyncUnit, Unit
 from oncekey.atomic.callers import AsyncCallers, Callers
-from oncekey.attempt import Attempt, failed_honestly
+from oncekey.attempt import Attempt
+from oncekey.core import endings
 from oncekey.core import result as results
+from oncekey.core.endings import End
+from oncekey.core.key import short_hash
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy, Verdict, as_policy
-from oncekey.core.problem import Kind, Problem
+from oncekey.core.policy import INHERIT, Policy, Verdict, as_policy
 from oncekey.core.record import Answer
 from oncekey.core.scope import OPERATION_CHARS_MAX, is_kept
-from oncekey.core.value import value
 from oncekey.decision import (
     Bypass,
     Call,
     Execute,
-    Finished,
     Given,
+    GivenUp,
     Refuse,
     Replay,
     Stored,
-    Unstored,
 )
 from oncekey.errors import (
-    InFlight,
-    LeaseLost,
-    Mismatch,
     Misuse,
-    NotKept,
-    OncekeyError,
-    Refusal,
-    StoreUnavailable,
-    Unknown,
 )
 from oncekey.guard import Guard
 from oncekey.handed import not_awaitable
+from oncekey.outcome import Declined, Outcome, Ran, committable, outcome_of, replayed
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.runtime import Runtime
+from oncekey.warned import warn
 
 _log = logging.getLogger("oncekey")
 
 _JSON = ((b"content-type", b"application/json"),)
-
-
-@value
-class Ran:
-    """It ran now."""
-
-    result: Any
-    stored: bool = True
-    """False where the result could not be recorded, or the policy let it run unprotected."""
-
-
-@value
-class Replayed:
-    """It ran before: what it gave then."""
-
-    result: Any
-
-
-@value
-class Released:
-    """It ran now and said that this is not final: another try runs again."""
-
-    result: Any
-
-
-@value
-class Declined:
-    """It was refused, or ran and must not say what it gave."""
-
-    problem: Problem
-    sent: bool
-    """Whether the store may have heard of this call."""
-
-    def error(self) -> OncekeyError:
-        """The same as an exception."""
-        if self.problem.kind is Kind.STORE_UNAVAILABLE:
-            return StoreUnavailable(self.problem.detail, sent=self.sent)
-        return _RAISED.get(self.problem.kind, Refusal)(self.problem.detail, self.problem)
-
-
-Outcome = Ran | Replayed | Released | Declined
-
-_RAISED: dict[Kind, type[Refusal]] = {
-    Kind.IN_FLIGHT: InFlight,
-    Kind.MISMATCH: Mismatch,
-    Kind.OUTCOME_UNKNOWN: Unknown,
-    Kind.ANSWER_NOT_KEPT: NotKept,
-    Kind.STALE_ANSWER: NotKept,
-    Kind.KEY_EXPIRED: NotKept,
-}
 
 
 def must_be_runtime(whose: str, given: object) -> None:
@@ -155,7 +99,9 @@ class Operation:
             )
         runtime.reserve(name, kind)
         runtime.expect(self.policy)
-        self._warns = self.policy.recovery == "rerun"
+        chosen = policy is not None and policy.recovery is not INHERIT
+        self._is_undecided = not chosen and self.policy.recovery == "rerun"
+        self._is_used = False
         if redelivered and self.policy.recovery == "resume":
             # A later delivery continues either way; the recoverer would only give it up too early.
             self.policy = replace(self.policy, recovery="rerun")
@@ -180,11 +126,11 @@ class Operation:
             case Execute(attempt):
                 return await runtime.background.apart(self._execute(attempt, call, work))
             case Replay(answer):
-                return _replayed(answer)
+                return replayed(answer)
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     runtime.background.forget(lost_claim)
-                return Declined(problem, sent=lost_claim is not None)
+                return Declined(problem, sent=lost_claim is not None, of=self._name(call))
             case Bypass():
                 return self._unprotected(await _awaited(work()))
 
@@ -202,11 +148,11 @@ class Operation:
             case Execute(attempt):
                 return self._execute_sync(attempt, call, work)
             case Replay(answer):
-                return _replayed(answer)
+                return replayed(answer)
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     runtime.background.forget_sync(lost_claim)
-                return Declined(problem, sent=lost_claim is not None)
+                return Declined(problem, sent=lost_claim is not None, of=self._name(call))
             case Bypass():
                 return self._unprotected(not_awaitable(work()))
 
@@ -220,14 +166,14 @@ class Operation:
                     learned = await learning.ask(attempt)
                     settled = await runtime.drive(runtime.guard.learned(attempt, learned, call))
                     if settled is not None:
-                        return _outcome(settled, learned)
+                        return outcome_of(settled, learned, self._name(call))
                 result = await _awaited(work())
             probe("after_handler")
             return await runtime.drive(self._end(attempt, call, result))
         except BaseException as error:
-            if attempt.finished or not failed_honestly(attempt, error):
+            if attempt.finished:
                 raise
-            ended = await runtime.drive(self._end_failed(attempt, call))
+            ended = await runtime.drive(self._end_failed(attempt, error, call))
             if ended is None:
                 raise
             _log.exception("%r failed after its outcome was decided", attempt)
@@ -245,14 +191,14 @@ class Operation:
                     learned = learning.ask_sync(attempt)
                     settled = runtime.drive_sync(runtime.guard.learned(attempt, learned, call))
                     if settled is not None:
-                        return _outcome(settled, learned)
+                        return outcome_of(settled, learned, self._name(call))
                 result = not_awaitable(work())
             probe("after_handler")
             return runtime.drive_sync(self._end(attempt, call, result))
         except BaseException as error:
-            if attempt.finished or not failed_honestly(attempt, error):
+            if attempt.finished:
                 raise
-            ended = runtime.drive_sync(self._end_failed(attempt, call))
+            ended = runtime.drive_sync(self._end_failed(attempt, error, call))
             if ended is None:
                 raise
             _log.exception("%r failed after its outcome was decided", attempt)
@@ -271,12 +217,12 @@ class Operation:
         unit = AsyncUnit(AsyncCallers(transaction), self.runtime.store, policy.atomic_s_max, ask)
         decision = await unit.drive(guard.begin(call, policy))
         if not isinstance(decision, Execute):
-            return _outcome(decision, None)
+            return outcome_of(decision, None, self._name(call))
         with attempts.within(decision.attempt):
             result = await _awaited(work())
         answer = self._answer_in(decision.attempt, result)
-        ended = await unit.drive(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
-        return _committable(ended, answer)
+        ended = await unit.drive(guard.conclude(decision.attempt, End.KEPT, answer, call))
+        return committable(ended, answer, self._name(call))
 
     def run_in_sync(self, transaction: Any, call: Call, work: Callable[[], Any]) -> Outcome:
         """`run_in` for callers that block."""
@@ -285,12 +231,12 @@ class Operation:
         unit = Unit(Callers(transaction), self.runtime.store, policy.atomic_s_max, ask)
         decision = unit.drive_sync(guard.begin(call, policy))
         if not isinstance(decision, Execute):
-            return _outcome(decision, None)
+            return outcome_of(decision, None, self._name(call))
         with attempts.within(decision.attempt):
             result = not_awaitable(work())
         answer = self._answer_in(decision.attempt, result)
-        ended = unit.drive_sync(guard.conclude(decision.attempt, Verdict.KEEP, answer, call))
-        return _committable(ended, answer)
+        ended = unit.drive_sync(guard.conclude(decision.attempt, End.KEPT, answer, call))
+        return committable(ended, answer, self._name(call))
 
     def _joining(self) -> tuple[Guard, Policy]:
         if self.policy.recovery == "ask":
@@ -307,8 +253,9 @@ class Operation:
         probe("after_handler")
         if attempt.verdict not in (None, Verdict.KEEP):
             raise Misuse(
-                f"{self.name} called transient() or no_effect() in its caller's transaction, whose "
-                "rows would be committed all the same: raise an exception instead"
+                f"{self.name} called transient(), no_effect() or unknown() in its caller's "
+                "transaction, whose rows would be committed all the same: raise an exception "
+                "instead"
             )
         return Answer(200, _JSON, self._encode(result))
 
@@ -345,21 +292,34 @@ class Operation:
 
     def _end(self, attempt: Attempt, call: Call, result: Any) -> Op[Outcome]:
         """Record what `work` gave."""
-        verdict = attempt.verdict or Verdict.KEEP
+        end = endings.of_said(attempt.verdict or Verdict.KEEP)
         guard = self.runtime.guard
         try:
             answer = Answer(200, _JSON, self._encode(result))
         except Misuse:  # it was done all the same: a retry must not do it again
-            ended = yield from guard.conclude(attempt, verdict, Answer(200, (), None), call)
+            ended = yield from guard.conclude(attempt, end, Answer(200, (), None), call)
             if isinstance(ended, Stored) and ended.answer is not None:
-                return _outcome(ended, None)  # what `complete_in` wrote is the result
+                # What `complete_in` wrote is the result.
+                return outcome_of(ended, None, self._name(call))
             raise
-        return _outcome((yield from guard.conclude(attempt, verdict, answer, call)), answer)
+        ended = yield from guard.conclude(attempt, end, answer, call)
+        return outcome_of(ended, answer, self._name(call))
 
-    def _end_failed(self, attempt: Attempt, call: Call) -> Op[Outcome | None]:
+    def _end_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Outcome | None]:
         """`work` raised. None: nothing counts but that."""
-        finished = yield from self.runtime.guard.conclude_failed(attempt, call)
-        return None if isinstance(finished, Given) else _outcome(finished, None)
+        finished = yield from self.runtime.guard.conclude_failed(attempt, error, call)
+        if isinstance(finished, GivenUp):
+            error.add_note(
+                f"oncekey: nobody knows what {self._name(call)} did, so it is not run again: later "
+                "tries with this key get Unknown, until an operator has found out (`oncekey list "
+                "--unknown`)"
+            )
+            return None
+        return None if isinstance(finished, Given) else outcome_of(finished, None, self._name(call))
+
+    def _name(self, call: Call) -> str:
+        """Which call, for whoever reads an error: keys are not shown."""
+        return f"{self.name} key={short_hash(call.key)}"
 
     def _encode(self, result: Any) -> bytes:
         return results.encode(self.name, result, self.policy.answer_bytes_max)
@@ -368,61 +328,23 @@ class Operation:
         return Ran(json.loads(self._encode(result)), stored=False)
 
     def _begin_using(self) -> None:
-        """Start housekeeping, and say once if this operation runs again after a crash."""
+        """Start housekeeping."""
         if self.runtime.start():
             atexit.register(self.runtime.close)
-        if self._warns:
-            self._warns = False
-            _log.warning(
-                "if a process dies while it runs %s, the next call runs it again. Where that could "
-                "repeat an effect outside the database, take steps, or set "
-                "Policy(recovery='block')",
-                self.name,
+        if not self._is_used:
+            self._is_used = True
+            self.warn()
+
+    def warn(self) -> None:
+        """Say once what nobody has chosen: that this operation runs again after a crash."""
+        self.runtime.warn_of_memory()
+        if self._is_undecided:
+            warn(
+                "recovery",
+                f"if a process dies while it runs {self.name}, the next call runs it again. Where "
+                "that could repeat an effect outside the database, take steps, or set "
+                "Policy(recovery='block'); Policy(recovery='rerun') says that it is right",
             )
-
-
-def _outcome(finished: Finished, own: object) -> Outcome:
-    """`own` is what was to be recorded, where that was an answer."""
-    match finished:
-        case Stored(_, recorded):
-            return Ran(_result(recorded or own))
-        case Unstored():
-            return Ran(_result(own), stored=False)
-        case Given():
-            return Released(_result(own))
-        case Replay(answer):
-            return _replayed(answer)
-        case Refuse(problem):
-            return Declined(problem, sent=True)
-
-
-def _committable(finished: Finished, own: Answer) -> Outcome:
-    """Nobody but the caller can undo what `work` wrote, so the caller must hear of it."""
-    outcome = _outcome(finished, own)
-    if isinstance(outcome, Declined):
-        raise outcome.error()
-    if not isinstance(outcome, Ran):
-        raise LeaseLost("another call with this key was committed meanwhile: roll this one back")
-    return outcome
-
-
-def _replayed(answer: Answer) -> Replayed:
-    """What an operator gave it may be plain text: nobody could call it any more if that failed."""
-    try:
-        return Replayed(_result(answer))
-    except Misuse:
-        return Replayed((answer.body or b"").decode(errors="replace"))
-
-
-def _result(answer: object) -> Any:
-    """What every caller gets: as JSON gives it back, the first one too."""
-    body = answer.body if isinstance(answer, Answer) else None
-    try:
-        return json.loads(body or b"null")
-    except ValueError as error:
-        raise Misuse(
-            f"the kept answer is not JSON ({error}): give complete_in a body that JSON can write"
-        ) from error
 
 
 async def _awaited(result: Any) -> Any:

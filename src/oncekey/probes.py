@@ -22,6 +22,8 @@ PROBES = (
     "after_send",  # everything is done
     "before_release",  # the handler failed, the record still runs
     "after_release",
+    "before_unknown",  # nobody knows what the handler did, the record still runs
+    "after_unknown",  # it is unknown, or its lease is over and the application will be asked
     "before_take_over",  # a lapsed record was read, not yet taken over
     "after_take_over",
     "before_renew",

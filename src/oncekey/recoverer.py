@@ -19,8 +19,10 @@ import enum
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
+from oncekey.apart import computing
 from oncekey.clock import Clock, SystemClock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
@@ -37,6 +39,7 @@ from oncekey.holding import unknown_retention_s
 from oncekey.registry import Orphan, Runner, registry_of
 from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.outage import Outage
 from oncekey.stores.url import as_store
 
 _log = logging.getLogger("oncekey")
@@ -142,7 +145,14 @@ class Recoverer:
         self._chance = chance
         self._setbacks = Setbacks()
         self._running: dict[bytes, asyncio.Task[None]] = {}
-        self._told: set[str] = set()
+        self._is_told = False
+        """That there is nothing to recover by."""
+        self._outage = Outage(
+            "abandoned operations",
+            self._clock,
+            fails="cannot be looked for",
+            works="can be looked for again",
+        )
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self._task: asyncio.Task[int] | None = None
@@ -159,8 +169,9 @@ class Recoverer:
         try:
             while not self._stopping.is_set():
                 await self.round()
+                pause_s = self._outage.pause_s(self._every_s)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), self._every_s)
+                    await asyncio.wait_for(woken.wait(), pause_s)
             return await self._drain()
         finally:
             self._wake = lambda: None
@@ -220,18 +231,21 @@ class Recoverer:
         may be more.
         """
         if not len(self._registry):
-            self._tell_once(
-                "nobody here runs operations of this store, so nothing is recovered: name it as "
-                "the middleware does"
-            )
+            if not self._is_told:
+                self._is_told = True
+                _log.warning(
+                    "nobody here runs operations of this store, so nothing is recovered: name it "
+                    "as the middleware does"
+                )
             return False
+        self._is_told = False
         try:
             limit = ROWS_MAX + len(self._setbacks) + len(self._running)
             due = await self._gatherer.ask(Due(limit, abandoned=True))
         except Exception as error:  # whatever it is, the next round must come
-            self._tell_once(f"abandoned operations cannot be looked for: {error}")
+            self._outage.noticed(error)
             return False
-        self._told.clear()
+        self._outage.over()
         for record_id in due:
             if self._setbacks.waits(record_id, self._clock.monotonic()):
                 continue
@@ -285,7 +299,7 @@ class Recoverer:
             return await self._declare(orphan, "its process died, and it must not be repeated")
         request: bytes | None = await self._gatherer.ask(Requested(record_id))
         orphan = Orphan(record, request, looked_at)
-        runner = self._registry.owner(orphan)
+        runner = await computing.run(partial(self._registry.owner, orphan))
         if runner is not None:
             return await self._with(runner, orphan)
         if request is None:
@@ -337,11 +351,6 @@ class Recoverer:
             self._setbacks.forget(record.id)
         if self._report is not None:
             self._report(recovered)
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            _log.warning("%s", text)
 
 
 def _came_of(found: Record | None, failed: str) -> tuple[Ending, str]:

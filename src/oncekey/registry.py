@@ -15,6 +15,8 @@ from oncekey.core.record import Record
 from oncekey.core.value import value
 from oncekey.guard import Guard
 from oncekey.stores.base import Store
+from oncekey.stores.identity import identity_of
+from oncekey.stores.url import as_store
 
 
 @value
@@ -78,15 +80,15 @@ _shared: WeakValueDictionary[object, Registry] = WeakValueDictionary()
 
 
 def registry_of(store: str | Store) -> Registry:
-    """The registry of a store: the same for everybody in this process who names it by the same URL,
-    or hands over the same object.
+    """The registry of a store: the same for everybody in this process who means the same records,
+    by whatever URL or object.
 
     `memory://` names another store each time, and so has another registry each time.
     """
     if isinstance(store, str) and store.lower().startswith("memory:"):
         return Registry(store)
     # An object is kept alive by its registry: its id is its own for as long as that is found here.
-    name = store if isinstance(store, str) else id(store)
+    name = identity_of(as_store(store))
     found = _shared.get(name)
     if found is None:
         found = _shared[name] = Registry(store)

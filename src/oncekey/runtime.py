@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 from collections.abc import Coroutine, Iterable
 from typing import Any, Literal, Self, TypeVar
@@ -31,10 +30,9 @@ from oncekey.stores.base import Store
 from oncekey.stores.gather import AsyncGatherer, Gatherer
 from oncekey.stores.url import as_store
 from oncekey.sweeper import Sweeper
+from oncekey.warned import warn
 
 T = TypeVar("T")
-
-_log = logging.getLogger("oncekey")
 
 DRAIN_S_MAX = 30.0
 
@@ -143,13 +141,20 @@ class Runtime:
             return False
         self.sweeper.start()
         first, self._started_in = self._started_in is None, os.getpid()
-        if first and not self.store.durability.process_crash:
-            _log.warning(
-                "records are kept in this process only: it forgets them when it ends, and in "
-                "another one, such as a second worker, a retry runs again. That is for tests: "
-                "outside of them name a store that lasts, such as sqlite:///keys.db"
-            )
+        if first:
+            self.warn_of_memory()
         return first
+
+    def warn_of_memory(self) -> None:
+        """Warn where records are kept in this process only."""
+        if self.store.durability.process_crash:
+            return
+        warn(
+            "store",
+            "records are kept in this process only: it forgets them when it ends, and in another "
+            "one, such as a second worker, a retry runs again. That is for tests: outside of them "
+            "name a store that lasts, such as sqlite:///keys.db",
+        )
 
     def stop(self) -> None:
         """Stop the threads; waits for what they have under way."""

@@ -130,6 +130,11 @@ class Steps:
         return bool(self._tried or self._begun or self._known)
 
     @property
+    def in_doubt(self) -> bool:
+        """Whether this attempt began a step that must not be repeated, and has no result of it."""
+        return not self._begun <= self._taken
+
+    @property
     def left_over(self) -> list[str]:
         """Steps of earlier attempts that this one has not come to."""
         return [step.name for step in (self._known or ())[len(self._taken) :]]
@@ -182,7 +187,8 @@ class Steps:
         self, guard: Guard, name: str, digest: bytes, *, at_most_once: bool
     ) -> Op[Kept | Take]:
         attempt = self._attempt
-        guard.check_lease(attempt)
+        guard.watch_lease(attempt)
+        attempt.ensure_owned()
         if self._known is None:
             self._known = (yield from guard.steps(attempt)) if attempt.attempt > 1 else []
         if name in self._begun:

@@ -18,6 +18,7 @@ from oncekey.clock import SystemClock
 from oncekey.core.verbs import Sweep, Tally
 from oncekey.stores.base import Store
 from oncekey.stores.line import Line
+from oncekey.stores.outage import Outage
 from oncekey.tallies import Tallies
 
 _log = logging.getLogger("oncekey")
@@ -61,6 +62,7 @@ class Sweeper:
         self._every_s = every_s
         self._rows_max = rows_max
         self._chores = chores
+        self._outages: dict[str, Outage] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -83,15 +85,20 @@ class Sweeper:
 
     def _run(self) -> None:
         line, now = Line(self._store), SystemClock.monotonic
-        works: list[tuple[float, Callable[[Line], Any]]] = [(self._every_s, self.round)]
-        works += [(chore.every_s, partial(self.do, chore)) for chore in self._chores]
-        due = [now() + every_s for every_s, _ in works]
+        works: list[tuple[Outage, float, Callable[[Line], Any]]] = [
+            (self._outage("sweeping"), self._every_s, self.round),
+            *(
+                (self._outage(_name(chore)), chore.every_s, partial(self.do, chore))
+                for chore in self._chores
+            ),
+        ]
+        due = [now() + every_s for _, every_s, _ in works]
         try:
             while not self._stopping.wait(max(min(due) - now(), 0.0)):
-                for at, (every_s, work) in enumerate(works):
+                for at, (outage, every_s, work) in enumerate(works):
                     if due[at] <= now():
                         work(line)
-                        due[at] = now() + every_s
+                        due[at] = now() + outage.pause_s(every_s)
             self._finish(line)
         finally:
             line.close()
@@ -105,18 +112,20 @@ class Sweeper:
 
     def do(self, chore: Chore, line: Line) -> None:
         """One chore; whatever becomes of it, its next time must come."""
+        outage = self._outage(_name(chore))
         try:
             chore.work(line, self._pause)
         except Exception as error:
-            again = f"again in {chore.every_s:g} s"
-            _log.warning("%s stopped early, %s: %s", type(chore).__name__.lower(), again, error)
+            outage.noticed(error)
+        else:
+            outage.over()
 
     def _pause(self) -> bool:
         return self._stopping.wait(SWEEP_PAUSE_S)
 
     def round(self, line: Line) -> int:
         """Counters, then batches until nothing is left. How many records were removed."""
-        removed = 0
+        removed, outage = 0, self._outage("sweeping")
         try:
             self._write_tallies(line)
             while not self._stopping.is_set():
@@ -126,10 +135,22 @@ class Sweeper:
                     break
                 self._pause()
         except Exception as error:  # whatever it is, the next round must come
-            _log.warning("sweeping stopped early, it goes on in %g s: %s", self._every_s, error)
+            outage.noticed(error)
+        else:
+            outage.over()
         return removed
 
     def _write_tallies(self, line: Line) -> None:
         replays, conflicts = self._tallies.take()
         if replays or conflicts:
             line.perform([Tally(replays, conflicts)])
+
+    def _outage(self, what: str) -> Outage:
+        if what not in self._outages:
+            fails = "stopped early, and is tried again"
+            self._outages[what] = Outage(what, fails=fails, works="goes on", level=logging.WARNING)
+        return self._outages[what]
+
+
+def _name(chore: Chore) -> str:
+    return type(chore).__name__.lower()

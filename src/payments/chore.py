@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 
-log = logging.getLogger("payments")
+from payments.outage import Outage
 
 
 class Chore(ABC):
-    """Done every `every_s` until it is stopped. What fails is logged, and tried again."""
+    """Done every `every_s` until it is stopped. What fails is logged, and tried again later."""
 
     every_s: float
 
@@ -36,8 +35,12 @@ class Chore(ABC):
             self._thread.join()
 
     def _run(self) -> None:
-        while not self.ends.wait(self.every_s):
+        name = type(self).__name__
+        outage = Outage(f"{name} fails, and is tried again", f"{name} works again")
+        while not self.ends.wait(outage.pause_s(self.every_s)):
             try:
                 self.do()
-            except Exception:
-                log.exception("%s failed; it is tried again", type(self).__name__)
+            except Exception as error:
+                outage.failed(error)
+            else:
+                outage.succeeded()

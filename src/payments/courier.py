@@ -21,6 +21,7 @@ from payments import clock, deliveries, events, ids
 from payments.answers import encode
 from payments.database import Database
 from payments.deliveries import Claimed
+from payments.outage import Outage
 from payments.places import Places
 from payments.senders import Senders
 
@@ -66,6 +67,7 @@ class Courier:
         self._wake = threading.Event()
         self._places = Places(self._pace.concurrency_max, self._pace.per_endpoint_max)
         self._places_guard = threading.Lock()
+        self._outage = Outage("deliveries cannot be handed out", "deliveries are handed out again")
         self._connections = threading.BoundedSemaphore(self._pace.connections_max)
         self._thread: threading.Thread | None = None
 
@@ -94,21 +96,23 @@ class Courier:
                 self._wake.clear()
                 if not self._round(threads):
                     # Not all workers at the same moment.
-                    self._wake.wait(self._pace.poll_s * (0.5 + self._chance() / 2))
+                    pause_s = self._outage.pause_s(self._pace.poll_s)
+                    self._wake.wait(pause_s * (0.5 + self._chance() / 2))
 
     def drain(self) -> int:
-        """Deliver all that is due now, and return: how many attempts that took."""
+        """Deliver all that is due now, unless stopped, and return: how many attempts that took."""
         total = 0
         with self._threads() as threads:
-            while True:
+            while not self._stop.is_set():
                 self._wake.clear()
                 taken = self._round(threads)
                 total += taken
                 if not taken:
                     with self._places_guard:
                         if self._places.free == self._places.count:
-                            return total
-                    self._wake.wait(self._pace.poll_s)
+                            break
+                    self._wake.wait(self._outage.pause_s(self._pace.poll_s))
+        return total
 
     # -------------------------------------------------------------------------------- the work
 
@@ -121,13 +125,13 @@ class Courier:
             taken = self._claim()
             for claimed in taken:
                 self._hand_out(claimed, threads)
-            return len(taken)
-        except SQLAlchemyError as error:
-            log.warning("deliveries cannot be read: %s", error)
-        except Exception:
-            # As where no thread can be started. Nobody else does this here, so it goes on.
-            log.exception("deliveries were not handed out; their leases end, and they are sent")
-        return 0
+        except Exception as error:
+            # Also what is no outage, as where no thread can be started: nobody else does this here,
+            # so it goes on. What was claimed is sent when its lease ends.
+            self._outage.failed(error, is_known=isinstance(error, SQLAlchemyError))
+            return 0
+        self._outage.succeeded()
+        return len(taken)
 
     def _hand_out(self, claimed: Claimed, threads: ThreadPoolExecutor) -> None:
         with self._places_guard:

@@ -37,7 +37,7 @@ def record(
     """Write an event and its deliveries; gives its id. `request` is what caused it."""
     id_, now = ids.new("evt"), clock.wall()
     attempt = oncekey.current_or_none()
-    key = None if attempt is None or ids.is_own_key(attempt.key) else attempt.key
+    key = None if attempt is None else attempt.key
     connection.execute(
         events.insert(),
         {
@@ -47,7 +47,7 @@ def record(
             "type": kind,
             "data": changed,
             "request": request,
-            "idempotency_key": key,
+            "idempotency_key": None if key is None or ids.is_own_key(key) else key,
         },
     )
     wanted = [

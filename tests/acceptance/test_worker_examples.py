@@ -58,6 +58,24 @@ def test_a_job_of_the_plain_queue_keeps_its_key_until_it_is_answered(
     assert len(set(server.keys)) == 1
 
 
+def test_a_job_that_nobody_knows_the_outcome_of_is_not_recorded_as_refused(
+    tmp_path: Path, server: Scripted
+) -> None:
+    """It may have been charged. Its key stays for whoever finds out."""
+    server.otherwise = lambda handler: (500, {"Idempotency-Outcome": "unknown"}, {})
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.executescript(queue_charges.TABLES)
+        queue_charges.order(database, "o1", 100)
+        with Client(base_url=server.url) as api:
+            queue_charges.work(database, api)
+        [(key, order)] = database.execute("SELECT key, order_id FROM jobs").fetchall()
+        [(charge,)] = database.execute("SELECT charge FROM orders").fetchall()
+
+    assert (order, charge) == ("o1", None)
+    assert set(server.keys) == {key}
+    assert len(server.keys) == queue_charges.TRIES_MAX
+
+
 def test_a_celery_task_keeps_its_key_over_its_retries(
     redis_url: str, tmp_path: Path, server: Scripted
 ) -> None:

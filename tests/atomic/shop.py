@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,9 +32,9 @@ import oncekey
 from oncekey import Policy, atomic, single_tenant
 from oncekey.attempt import Attempt
 from oncekey.core import fingerprint as fingerprints
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.key import record_id
-from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer, Record
 from oncekey.guard import Call, Execute
 from oncekey.runtime import Runtime
@@ -57,16 +57,24 @@ Open = Callable[[str], AbstractAsyncContextManager[Opened]]
 # ------------------------------------------------------------------------------- adapters
 
 
+class Pools:
+    """How many connections each has."""
+
+    size = 4
+
+
 @asynccontextmanager
 async def by_asyncpg(url: str) -> AsyncIterator[Opened]:
-    async with asyncpg.create_pool(url, min_size=1, max_size=4, statement_cache_size=0) as pool:
+    async with asyncpg.create_pool(
+        url, min_size=1, max_size=Pools.size, statement_cache_size=0
+    ) as pool:
         yield atomic.Asyncpg(pool), lambda connection: connection.execute(ORDER)
 
 
 @asynccontextmanager
 async def by_psycopg(url: str) -> AsyncIterator[Opened]:
     unprepared = {"prepare_threshold": None}
-    with ConnectionPool(url, min_size=1, max_size=4, kwargs=unprepared) as pool:
+    with ConnectionPool(url, min_size=1, max_size=Pools.size, kwargs=unprepared) as pool:
         yield atomic.Psycopg(pool), lambda connection: connection.execute(ORDER)
 
 
@@ -81,7 +89,7 @@ async def by_psycopg_connect(url: str) -> AsyncIterator[Opened]:
 @asynccontextmanager
 async def by_async_psycopg(url: str) -> AsyncIterator[Opened]:
     unprepared = {"prepare_threshold": None}
-    pool = AsyncConnectionPool(url, min_size=1, max_size=4, open=False, kwargs=unprepared)
+    pool = AsyncConnectionPool(url, min_size=1, max_size=Pools.size, open=False, kwargs=unprepared)
     async with pool:
         yield atomic.AsyncPsycopg(pool), lambda connection: connection.execute(ORDER)
 
@@ -104,7 +112,7 @@ def _sqlalchemy(*, session: bool) -> Open:
         scheme, _, rest = url.partition(":")
         driver = _DRIVERS[scheme]
         address, arguments = f"{scheme}+{driver}:{rest}", _UNPREPARED.get(driver, {})
-        engine = create_engine(address, connect_args=arguments)
+        engine = create_engine(address, connect_args=arguments, pool_size=Pools.size)
         if session:
             maker = sessionmaker(engine)
             yield atomic.SQLAlchemy(maker), lambda s: s.connection().exec_driver_sql(ORDER)
@@ -148,7 +156,7 @@ async def by_asyncmy(url: str, *, autocommit: bool = True) -> AsyncIterator[Open
             await cursor.execute(ORDER)
 
     created = asyncmy.create_pool(
-        maxsize=4,
+        maxsize=Pools.size,
         autocommit=autocommit,
         host=parts.hostname,
         port=parts.port,
@@ -290,6 +298,8 @@ class Shop:
         self.answer: bytes | None = None
         """What is answered; None: which run it is."""
         self.during: Callable[[], None] = lambda: None
+        self.instead: Callable[[Any], Any] | None = None
+        """The application, where it is to be another one."""
         given: dict[str, Any] = {
             "store": store or place.url,
             "tenant": single_tenant,
@@ -302,18 +312,21 @@ class Shop:
             else wsgi.IdempotencyMiddleware(self._wsgi, **given)
         )
 
-    async def order(self, key: str, **order: Any) -> Reply:
+    async def order(self, key: str | None, **order: Any) -> Reply:
         if self.edge == "asgi":
             return await ask(self.app, key, order)
         return await asyncio.to_thread(self._order, key, order)
 
-    def _order(self, key: str, order: Any) -> Reply:
+    def _order(self, key: str | None, order: Any) -> Reply:
         try:
             return ask_wsgi(self.app, key, order)
         finally:
             connections.close_all()  # as Django does after a request
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.instead is not None:
+            await self.instead(send)
+            return
         order = json.loads((await receive())["body"])
         self.runs += 1
         written = self.write(oncekey.current().connection)
@@ -328,7 +341,9 @@ class Shop:
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": self._said()})
 
-    def _wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
+    def _wsgi(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        if self.instead is not None:
+            return self.instead(start_response)  # type: ignore[no-any-return]
         order = json.loads(environ["wsgi.input"].read())
         self.runs += 1
         self.write(oncekey.current().connection)
@@ -398,9 +413,9 @@ async def leased(shop: Shop, key: str, **policy: Any) -> AsyncIterator[tuple[Run
         await runtime.aclose()
 
 
-async def finish(runtime: Runtime, attempt: Attempt, verdict: Verdict) -> None:
-    answer = Answer(202, (), b"leased") if verdict is Verdict.KEEP else None
-    await runtime.drive(runtime.guard.conclude(attempt, verdict, answer, call(attempt.key)))
+async def finish(runtime: Runtime, attempt: Attempt, end: End) -> None:
+    answer = Answer(202, (), b"leased") if end is End.KEPT else None
+    await runtime.drive(runtime.guard.conclude(attempt, end, answer, call(attempt.key or "")))
 
 
 Opener = Callable[..., AbstractAsyncContextManager[Shop]]

@@ -99,14 +99,13 @@ def test_an_engine_of_the_other_kind_or_a_session_is_refused() -> None:
     engine = create_engine("postgresql+psycopg://db.internal/shop")
     awaited = create_async_engine("postgresql+asyncpg://db.internal/shop")
     maker = sessionmaker(engine)
-    for given in (awaited, async_sessionmaker(awaited), Session(engine), scoped_session(maker), 7):
-        with pytest.raises(
-            Misuse, match=r"^SQLAlchemy\(…\) takes an engine, or a sessionmaker, not"
-        ):
+    for given in (awaited, async_sessionmaker(awaited), Session(engine), 7):
+        with pytest.raises(Misuse, match=r"^SQLAlchemy\(…\) takes an engine, a sessionmaker, or"):
             atomic.SQLAlchemy(given)
     for other in (engine, maker, AsyncSession(awaited)):
         with pytest.raises(Misuse, match=r"^AsyncSQLAlchemy\(…\) takes an async engine, or an"):
             atomic.AsyncSQLAlchemy(other)
+    assert atomic.SQLAlchemy(scoped_session(maker)).engine == "postgres"
     assert atomic.SQLAlchemy(maker).engine == atomic.AsyncSQLAlchemy(awaited).engine == "postgres"
 
 

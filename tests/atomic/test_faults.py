@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,16 @@ import asyncpg
 import psycopg
 import pytest
 
+import oncekey
 from oncekey import atomic
 from oncekey.atomic.lent import AsyncLent
+from oncekey.atomic.loan import twin_of
 from oncekey.notices import Notices
 from oncekey.stores import outage
 from tests.atomic.shop import (
     KINDS,
+    MARIADB,
+    OF_MYSQL,
     POSTGRES,
     Opener,
     Shop,
@@ -177,11 +183,9 @@ def execute(shop: Shop, connection: Any, statement: str) -> Any:
     return connection.execute(statement)
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-async def test_a_handler_that_ends_its_transaction_is_found_out(
-    on_server: Shop, caplog: pytest.LogCaptureFixture, end: str
-) -> None:
-    shop, key, write = on_server, new_key(), on_server.write
+def ending(shop: Shop, end: str) -> Any:
+    """What writes an order and then ends the transaction."""
+    write = shop.write
 
     def write_and_end(connection: Any) -> None:
         write(connection)
@@ -196,9 +200,18 @@ async def test_a_handler_that_ends_its_transaction_is_found_out(
             await getattr(connection, end)()
 
     awaited = shop.kind.startswith(("asyncpg", "asyncmy"))
-    shop.write = write_and_end_async if awaited else write_and_end
+    return write_and_end_async if awaited else write_and_end
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_handler_that_ends_its_transaction_is_found_out(
+    on_server: Shop, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    shop, key, write = on_server, new_key(), on_server.write
+    shop.write = ending(shop, end)
     reply = await shop.order(key)
-    assert reply.status == 503
+    assert (reply.status, reply.kind) == (503, "transaction-ended")
+    assert reply.json()["title"] == "The handler ended its transaction itself"
     assert "What it committed by itself stands" in reply.json()["detail"]
     assert not reply.json()["retryable"]
     assert reply.json()["advice"].startswith("Do not send it again")
@@ -207,6 +220,155 @@ async def test_a_handler_that_ends_its_transaction_is_found_out(
     assert shop.orders() == (end == "commit")
     shop.write = write
     assert (await shop.order(key)).status == 201  # nothing was left behind that holds the id
+
+
+IN_PART = marked("asyncpg", "Session", "Django", "asyncmy", "Django on PyMySQL")
+
+
+@pytest.mark.parametrize("kind", IN_PART)
+@pytest.mark.parametrize("then", [{}, {"fail": True}, {"status": 500}, {"status": 402}])
+async def test_p6_under_block_what_it_committed_by_itself_is_never_run_again(
+    opener: Opener, kind: str, then: Any
+) -> None:
+    async with opener(kind, recovery="block") as shop:
+        key = new_key()
+        shop.write = ending(shop, "commit")
+        with contextlib.suppress(RuntimeError):  # which an ASGI server would log
+            first = await shop.order(key, **then)
+            told = first.status, first.header("idempotency-outcome")
+            assert told == {
+                "fail": (500, "unknown"),
+                "status": (then.get("status"), "unknown"),
+            }.get(next(iter(then), ""), (503, None))
+            if not then:
+                assert first.json()["detail"].endswith("nobody can tell what it did.")
+        for _ in range(2):
+            again = await shop.order(key, **then)
+            assert (again.status, again.kind) == (409, "outcome-unknown")
+        assert (shop.runs, shop.orders()) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", IN_PART)
+async def test_p6_under_ask_the_next_retry_asks_what_it_committed_by_itself(
+    opener: Opener, kind: str
+) -> None:
+    def find_out(attempt: oncekey.Attempt) -> oncekey.Answer:
+        return oncekey.answer(201, {"found": asked.orders()})
+
+    async with opener(kind, recovery="ask", ask=find_out) as asked:
+        key = new_key()
+        asked.write = ending(asked, "commit")
+        assert (await asked.order(key, status=500)).status == 500
+        assert (await asked.order(key, status=500)).json() == {"found": 1}
+        assert (asked.runs, asked.orders()) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", [*IN_PART, "sqlite3"])
+@pytest.mark.parametrize("then", [{"fail": True}, {"status": 500}])
+async def test_p6_under_block_what_was_surely_rolled_back_runs_again(
+    opener: Opener, kind: str, then: Any
+) -> None:
+    async with opener(kind, recovery="block") as shop:
+        key = new_key()
+        for _ in range(2):
+            with contextlib.suppress(RuntimeError):
+                first = await shop.order(key, **then)
+                assert (first.status, first.header("idempotency-outcome")) == (500, None)
+        assert (shop.look(key), shop.orders(), shop.runs) == (None, 0, 2)
+
+
+class Deadlock:
+    """Two rows and a rival: whoever has the first and wants the second is undone by the server."""
+
+    def __init__(self, place: Place) -> None:
+        self._rival = mysql_connection(place.url.partition("?")[0], autocommit=False)
+        with self._rival.cursor() as cursor:
+            cursor.execute("DROP TABLE IF EXISTS pairs")
+            cursor.execute("CREATE TABLE pairs (id INT PRIMARY KEY, n INT) ENGINE = InnoDB")
+            cursor.executemany("INSERT INTO pairs VALUES (%s, 0)", [(n,) for n in range(100)])
+            self._rival.commit()
+            cursor.execute("UPDATE pairs SET n = 1 WHERE id > 1")  # more to undo than the handler
+
+    def run(self, execute: Callable[[str], Any]) -> None:
+        """The handler's part, by which way it executes statements."""
+        execute("UPDATE pairs SET n = 2 WHERE id = 1")
+        with self._rival.cursor() as cursor, ThreadPoolExecutor(1) as threads:
+            threads.submit(cursor.execute, "UPDATE pairs SET n = 1 WHERE id = 1")
+            execute("UPDATE pairs SET n = 2 WHERE id = 2")
+
+    def close(self) -> None:
+        self._rival.rollback()
+        self._rival.close()
+
+
+EXECUTE: dict[str, Callable[[Any], Callable[[str], Any]]] = {
+    "PyMySQL": lambda connection: connection.cursor().execute,
+    "Session on PyMySQL": lambda session: session.connection().exec_driver_sql,
+    "Django on PyMySQL": lambda connection: connection.cursor().execute,
+}
+
+
+@pytest.mark.parametrize("kind", marked(*EXECUTE))
+async def test_p6_under_block_what_a_deadlock_undid_runs_again(opener: Opener, kind: str) -> None:
+    async with opener(kind, recovery="block") as shop:
+        deadlock, write, key = Deadlock(shop.place), shop.write, new_key()
+
+        def write_and_deadlock(connection: Any) -> None:
+            write(connection)
+            deadlock.run(EXECUTE[kind.removesuffix(OF_MYSQL)](connection))
+
+        shop.write = write_and_deadlock
+        with contextlib.suppress(Exception):  # which an ASGI server would log
+            first = await shop.order(key)
+            assert (first.status, first.header("idempotency-outcome")) == (500, None)
+        assert (shop.look(key), shop.orders(), shop.runs) == (None, 0, 1)
+        shop.write = write
+        assert (await shop.order(key)).status == 201
+        assert shop.orders() == 1
+        deadlock.close()
+
+
+CLOSED = [kind for kind in POSTGRES | MARIADB if not kind.endswith("in threads")]
+
+
+@pytest.mark.parametrize("kind", marked(*CLOSED))
+@pytest.mark.parametrize("recovery", ["rerun", "block"])
+async def test_a_handler_that_commits_and_closes_is_found_out(
+    opener: Opener, kind: str, recovery: str
+) -> None:
+    """As psycopg's `with connection:` does. What it committed would be there twice, was its client
+    told that nothing happened.
+    """
+    async with opener(kind, recovery=recovery) as shop:
+        key, write = new_key(), shop.write
+
+        def end(lent: Any) -> None:
+            write(lent)
+            driver = lent.connection if kind.startswith("Django") else lent
+            driver.commit()
+            lent.close()
+
+        async def end_async(lent: Any) -> None:
+            await write(lent)
+            if kind == "asyncpg":
+                await lent.execute("COMMIT")
+            else:
+                await lent.commit()
+            closing = lent.close()
+            if hasattr(closing, "__await__"):
+                await closing
+
+        shop.write = end if shop.edge == "wsgi" else end_async
+        reply = await shop.order(key)
+        assert (reply.status, reply.kind) == (503, "transaction-ended")
+        assert "What it committed by itself stands" in reply.json()["detail"]
+        assert not reply.json()["retryable"]
+        assert shop.orders() == 1
+        shop.write = write
+        if recovery == "block":
+            assert (await shop.order(key)).kind == "outcome-unknown"
+        assert (await shop.order(new_key())).status == 201
+        assert shop.orders() == 2
 
 
 @pytest.mark.parametrize("kind", marked("asyncmy", "PyMySQL", "Session on PyMySQL"))
@@ -296,13 +458,13 @@ class _Stuck:
     async def ask(self, question: Any) -> Any:
         raise NotImplementedError
 
-    async def release(self) -> None:
+    async def release(self, tainted: bool) -> None:
         self.released = True
 
 
 async def test_p6_who_is_cancelled_while_it_rolls_back_gives_its_connection_back() -> None:
     stuck = _Stuck()
-    transaction = AsyncLent(stuck, stuck.ask, stuck.release)
+    transaction = AsyncLent(stuck, stuck.ask, stuck.release, twin_of)
     ending = asyncio.create_task(transaction.rollback())
     await stuck.asked.wait()
     ending.cancel()

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.policy import Learned, Policy, Verdict
+from oncekey import current
+from oncekey.core.endings import End
+from oncekey.core.policy import Learned, Policy
 from oncekey.core.record import Answer, State
 from oncekey.guard import Execute
 from oncekey.runtime import Runtime
@@ -37,7 +39,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_released_record_runs_again(shop: Shop) -> None:
     key = new_key()
     async with leased(shop, key) as (runtime, attempt):
-        await finish(runtime, attempt, Verdict.FAILED)
+        await finish(runtime, attempt, End.FAILED)
     assert (await shop.order(key)).status == 201
     found = shop.look(key)
     assert found is not None
@@ -50,7 +52,7 @@ async def test_a_released_record_runs_again(shop: Shop) -> None:
 async def test_a_released_record_stays_as_it_was_if_the_handler_fails(shop: Shop) -> None:
     key = new_key()
     async with leased(shop, key) as (runtime, attempt):
-        await finish(runtime, attempt, Verdict.FAILED)
+        await finish(runtime, attempt, End.FAILED)
     assert (await shop.order(key, status=500)).kind == "mismatch"
     with pytest.raises(RuntimeError):
         await fail(shop, key)
@@ -74,7 +76,7 @@ async def test_p6_a_lapsed_lease_is_taken_over_within_the_transaction(shop: Shop
         assert (await shop.order(key)).kind == "in-flight"
         shop.place.elapse(LEASE_S)
         assert (await shop.order(key)).status == 201
-        await finish(runtime, attempt, Verdict.KEEP)  # too late
+        await finish(runtime, attempt, End.KEPT)  # too late
     found = shop.look(key)
     assert found is not None
     assert (found.state, found.attempt, found.lapses) == (State.COMPLETED, 2, 1)
@@ -101,6 +103,24 @@ async def test_what_is_found_not_to_be_done_runs_within_the_transaction(
         assert (await shop.order(key)).status == 201
         assert (await shop.order(key)).replayed
         assert shop.runs == shop.orders() == 1
+
+
+@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "psycopg"))
+async def test_what_a_handler_wrote_that_cannot_tell_is_rolled_back_and_asked_about(
+    opener: Opener, kind: str
+) -> None:
+    key, asks = new_key(), {"recovery": "ask", "ask": lambda attempt: Learned.NOT_DONE}
+    async with opener(kind, **asks) as shop:
+        shop.during = lambda: current().unknown()
+        await shop.order(key)
+        assert (shop.runs, shop.orders()) == (1, 0)
+        found = shop.look(key)
+        assert found is not None
+        assert (found.state, found.lapsed) == (State.RUNNING, True)
+        shop.during = lambda: None
+        assert (await shop.order(key)).status == 201  # at once
+        assert (await shop.order(key)).replayed
+        assert (shop.runs, shop.orders()) == (2, 1)
 
 
 async def test_an_expired_answer_is_forgotten(shop: Shop) -> None:
@@ -134,7 +154,7 @@ async def test_p2_a_leased_claim_of_the_same_key_is_not_blocked_and_wins(
         shop.gate.opened.set()
         assert (await order).kind == "in-flight"
         assert shop.orders() == 0
-        await finish(runtime, decision.attempt, Verdict.KEEP)
+        await finish(runtime, decision.attempt, End.KEPT)
         await runtime.aclose()
         assert (await shop.order(key, stand=True)).body == b"leased"
 
@@ -150,7 +170,7 @@ async def test_p2_a_take_over_meanwhile_wins(opener: Opener, kind: str) -> None:
         async def write_and_be_overtaken(connection: Any) -> None:
             await write(connection)
             async with leased(shop, key) as (runtime, attempt):
-                await finish(runtime, attempt, Verdict.KEEP)
+                await finish(runtime, attempt, End.KEPT)
 
         shop.write = write_and_be_overtaken
         reply = await shop.order(key)
@@ -172,7 +192,7 @@ async def test_others_go_on_while_an_atomic_one_runs(opener: Opener, kind: str) 
             decision = await runtime.drive(runtime.guard.begin(mine, Policy().settled()))
             assert isinstance(decision, Execute)
             await runtime.drive(
-                runtime.guard.conclude(decision.attempt, Verdict.KEEP, Answer(200), mine)
+                runtime.guard.conclude(decision.attempt, End.KEPT, Answer(200), mine)
             )
 
         async def duplicate() -> None:

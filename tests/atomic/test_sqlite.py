@@ -112,7 +112,9 @@ async def test_p4_p6_who_could_not_end_its_transaction_is_undone_and_holds_nothi
 
         shop.write = go_on
         for _ in range(2):
-            assert (await shop.order(key)).status == 503
+            reply = await shop.order(key)
+            assert (reply.status, reply.kind) == (503, "transaction-ended")
+            assert "Nothing of it happened" in reply.json()["detail"]
         assert "POST /orders was undone: the handler tried to end its transaction" in caplog.text
         shop.write = end_it
         for _ in range(2):

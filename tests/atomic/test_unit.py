@@ -92,9 +92,9 @@ class Failing:
             transaction.ask = self._fail
         give_back = transaction._give_back
 
-        def given_back() -> Any:
+        def given_back(tainted: bool) -> Any:
             self.lent -= 1
-            return give_back()
+            return give_back(tainted)
 
         transaction._give_back = given_back
         return transaction

@@ -9,14 +9,15 @@ import pytest
 from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work, _in_flight
 from oncekey.attempt import Attempt
 from oncekey.clock import FakeClock
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.op import Op, Pause, run
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Done, Find, Peek, Refused, Swap
+from oncekey.core.verbs import Done, Find, Inserted, Peek, Refused, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Call, Execute, Guard, Refuse, Replay, Stored
+from oncekey.guard import Call, Execute, Given, GivenUp, Guard, Refuse, Replay, Stored
 from oncekey.notices import LOOK, LOOK_EVERY_S, Notices
 from oncekey.stores import postgres_atomic
 from oncekey.stores.postgres_sql import Question
@@ -60,9 +61,9 @@ class Script:
         assert isinstance(decision, Execute)
         return decision.attempt
 
-    def conclude(self, attempt: Attempt, verdict: Verdict, *replies: Any) -> Any:
-        answer = ANSWER if verdict is Verdict.KEEP else None
-        return self.drive(self.guard.conclude(attempt, verdict, answer, CALL), *replies)
+    def conclude(self, attempt: Attempt, end: End, *replies: Any) -> Any:
+        answer = ANSWER if end is End.KEPT else None
+        return self.drive(self.guard.conclude(attempt, end, answer, CALL), *replies)
 
     def orphan(self) -> Record:
         running = _in_flight(self.claim)
@@ -94,7 +95,7 @@ def test_p9_what_was_refused_is_not_written_again_without_a_transaction(script: 
     attempt = script.begun()
     finished = script.conclude(
         attempt,
-        Verdict.KEEP,
+        End.KEPT,
         *(None, [], [(script.claim.token.hex(),)], None),  # flush, settle, mark, rollback
         *(NO_REPLY, None, other),  # find, pause, find
     )
@@ -115,7 +116,7 @@ def test_an_orphan_is_taken_up_within_a_transaction(script: Script) -> None:
 
     script.conclude(
         taken.attempt,
-        Verdict.KEEP,
+        End.KEPT,
         *(None, [(mark,)], [Done(4)], [Done(4)], None),  # flush, mark, take over, complete, commit
     )
     assert _kinds(script.asked) == [Flush, Question, Asked, Asked, Commit]
@@ -148,15 +149,31 @@ def test_what_an_orphan_wrote_does_not_go_with_an_unknown_outcome(script: Script
     ours = dataclasses.replace(script.orphan(), fence=4, token=script.claim.token)
     finished = script.conclude(
         taken.attempt,
-        Verdict.NO_EFFECT,
+        End.NO_EFFECT,
         *(None, NO_REPLY, None),  # rollback, take over, pause
         *(Refused(ours), Done(5)),  # take over, give up
     )
 
-    assert isinstance(finished, Refuse)
-    assert finished.problem.kind is Kind.OUTCOME_UNKNOWN
+    assert isinstance(finished, GivenUp)
     assert _kinds(script.asked) == [Rollback, *[Outside] * 4]
     assert script.asked[4].question.fence == 4
+
+
+def test_what_a_handler_wrote_that_cannot_tell_does_not_go_with_the_end_of_its_lease(
+    script: Script,
+) -> None:
+    """Under `ask` the application is asked at once; it must not find half of the rows."""
+    policy = Policy(atomic=True, recovery="ask", ask=lambda attempt: None).settled()
+    begun = script.drive(
+        script.guard.begin(CALL, policy, script.claim),
+        *(True, [(script.claim.token.hex(), True)]),
+    )
+    ended = script.conclude(begun.attempt, End.UNKNOWN, None, Inserted(4), Done(4))
+
+    assert isinstance(ended, Given)
+    assert _kinds(script.asked) == [Rollback, Outside, Outside]
+    lapse = script.asked[2].question
+    assert (lapse.to, lapse.fence, lapse.lease_s) == (State.RUNNING, 4, 0.0)
 
 
 def test_p9_a_commit_that_happened_unheard_is_found(script: Script) -> None:
@@ -166,7 +183,7 @@ def test_p9_a_commit_that_happened_unheard_is_found(script: Script) -> None:
     mark = script.claim.token.hex()
     finished = script.conclude(
         script.begun(),
-        Verdict.KEEP,
+        End.KEPT,
         *(None, [(True,)], NO_REPLY, None),  # flush, settle, commit, pause
         *(True, [(mark, None)], _row(kept, ours=False), None),  # begin, claim, hold, rollback
     )
@@ -183,7 +200,7 @@ def test_p9_a_commit_that_did_not_happen_is_not_mistaken_for_anothers(script: Sc
     mark = script.claim.token.hex()
     finished = script.conclude(
         script.begun(),
-        Verdict.KEEP,
+        End.KEPT,
         *(None, [(True,)], NO_REPLY, None),  # flush, settle, commit, pause
         *(True, [(mark, None)], _row(kept, ours=False), None),  # begin, claim, hold, rollback
     )
@@ -195,7 +212,7 @@ def test_p9_a_commit_that_did_not_happen_is_not_mistaken_for_anothers(script: Sc
 def test_rows_that_cannot_be_written_fail_their_handler_at_once(script: Script) -> None:
     attempt = script.begun()
     with pytest.raises(LookupError, match="no such customer"):
-        script.conclude(attempt, Verdict.KEEP, LookupError("no such customer"))
+        script.conclude(attempt, End.KEPT, LookupError("no such customer"))
     assert _kinds(script.asked) == [Flush]
 
 
@@ -272,7 +289,7 @@ def test_who_gives_up_what_another_has_finished_answers_from_that(
     kept = dataclasses.replace(
         script.orphan(), state=State.COMPLETED, token=b"x" * 16, answer=ANSWER
     )
-    finished = script.conclude(taken.attempt, Verdict.NO_EFFECT, None, *taken_over, Refused(kept))
+    finished = script.conclude(taken.attempt, End.NO_EFFECT, None, *taken_over, Refused(kept))
     assert isinstance(finished, Replay)
     assert finished.answer == ANSWER
     assert _kinds(script.asked) == [Rollback, Outside, *[Outside for _ in taken_over]]

@@ -30,7 +30,8 @@ def sender(library: str, **options: Any) -> Iterator[Send]:
     module = importlib.import_module(library.removeprefix("async "))
     if library == "requests":
         with module.Session() as session:
-            session.mount("http://", retrying(module.adapters.HTTPAdapter(), **options))
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, retrying(module.adapters.HTTPAdapter(), **options))
             yield session.request
     elif library.startswith("async"):
         transport = retrying(module.AsyncHTTPTransport(), **options)

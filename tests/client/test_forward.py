@@ -267,6 +267,28 @@ def test_a_prepared_request_does_not_carry_one_steps_key_into_another(
     assert downstream.keys == [attempt.child_key("a"), attempt.child_key("b"), None]
 
 
+@pytest.mark.parametrize("library", [*HTTPX, "requests"])
+def test_a_request_that_was_retried_outside_of_a_step_gets_the_key_of_the_next(
+    library: str, attempt: oncekey.Attempt
+) -> None:
+    """The retries left their own key in its headers."""
+    module: Any = importlib.import_module(library)
+    with scripted() as server:
+        prepared = module.Request("POST", f"{server.url}/charges")
+        if library == "requests":
+            prepared = prepared.prepare()
+            client = module.Session()
+            adapter = forward.through(retrying(module.adapters.HTTPAdapter()))
+            client.mount("http://", adapter)
+        else:
+            transport = forward.through(retrying(module.HTTPTransport()))
+            client = module.Client(transport=transport)
+        with client:
+            client.send(prepared).close()
+            attempt.step_sync("a", lambda: client.send(prepared).close())
+        assert server.keys[1] == attempt.child_key("a") != server.keys[0]
+
+
 # -------------------------------------------------------------------------------- wrapping
 
 

@@ -120,7 +120,17 @@ def test_why_it_was_not_sent_twice_is_told(
     assert value(registry, "given_up_total", reason=reason) == 1
 
 
+def test_what_nobody_knows_is_counted_as_given_up(registry: CollectorRegistry) -> None:
+    answer = httpx2.Response(500, headers={"Idempotency-Outcome": "unknown"})
+    transport = httpx2.MockTransport(lambda request: answer)
+    with httpx2.Client(transport=retrying(transport, hooks=[PrometheusHook(registry)])) as client:
+        client.post(f"{HOME}/orders")
+
+    assert value(registry, "given_up_total", reason="unknown") == 1
+
+
 def test_every_reason_has_been_told_above() -> None:
     told = {"attempts", "time", "asked-to-wait", "retry-budget", "sent-once", "forgotten"}
+    told |= {"unknown"}
 
     assert set(GIVEN_UP.values()) == told

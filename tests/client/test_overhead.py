@@ -27,7 +27,8 @@ __test__ = sys.version_info < (3, 12)
 
 ORDER = {"item": "tea", "quantity": 2, "note": "to be delivered before noon"}
 BESIDE_A_KEY_PERCENT_MAX = 3.0
-BESIDE_NONE_PERCENT_MAX = {"httpx2": 8.0, "httpx": 8.0, "requests": 5.0}
+# httpx copies the headers of a request once more, for its cookies: the key is one of them.
+BESIDE_NONE_PERCENT_MAX = {"httpx2": 8.0, "httpx": 9.0, "requests": 5.0}
 
 
 @pytest.fixture

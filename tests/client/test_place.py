@@ -140,3 +140,22 @@ def test_an_origin_is_scheme_host_and_port() -> None:
     assert place.origin_of("HTTPS://API.test/a") == place.origin_of("https://api.test:443/b?c")
     assert place.origin_of("http://api.test") != place.origin_of("https://api.test")
     assert place.origin_of("https://api.test:8443") != place.origin_of("https://api.test")
+
+
+@pytest.mark.parametrize("location", ["/", "/there?a=1#b", f"{URL}/1", "https://api.test/?//a"])
+def test_a_redirect_that_stays(location: str) -> None:
+    assert place.stays_at(URL, location)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *("", "there", "//else.test/", "/\\else.test/", "\\\\else.test", "http://api.test/"),
+        *("https://api.test", "https://api.test@else.test/", "https://api.test:444/"),
+        *("/\t/else.test/", "/\n/else.test", " /there", "https:/else.test", "https:else.test"),
+        *("https://api.test.else.test/", "https:///else.test/", "HTTPS://api.test/"),
+    ],
+)
+def test_a_redirect_that_may_lead_elsewhere(location: str) -> None:
+    """What libraries read in different ways is not followed with a key."""
+    assert not place.stays_at(URL, location)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import get_type_hints
+
 from oncekey.client.place import Outgoing
-from oncekey.client.sender import Sender
+from oncekey.client.sender import Options, Sender
 from oncekey.clock import FakeClock
 
 
@@ -18,3 +21,10 @@ def test_a_request_that_its_caller_sends_again_is_as_old_as_it_was() -> None:
     clock.advance(3600.0)
     again = sender.plan(request, first.mark, b"{}")
     assert (again.key, again.until, again.mark) == (first.key, first.until, first.mark)
+
+
+def test_an_editor_offers_every_option_and_no_other() -> None:
+    taken = inspect.signature(Sender.__init__, eval_str=True).parameters
+    types = {name: each.annotation for name, each in taken.items() if name != "self"}
+
+    assert get_type_hints(Options) == types

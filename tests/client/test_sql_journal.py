@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from oncekey import probes
@@ -319,6 +321,22 @@ def test_any_other_error_is_the_drivers_own(journal: SqlJournal, driver: Open) -
     with pytest.raises(Exception, match=r"(?i)syntax") as told, driver() as within:
         asker(within).do("SELECTED")
     assert not isinstance(told.value, Misuse)
+
+
+def test_p12_no_error_of_sqlalchemy_shows_a_key(journal: SqlJournal, tmp_path: Path) -> None:
+    """By itself it shows the parameters of what failed."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 0})
+    with engine.begin() as within:
+        journal.create(within=within)
+        key = journal.key(PAY, within=within)
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OperationalError) as told, engine.begin() as within:
+            journal.settle(PAY, within=within, key=key)
+    engine.dispose()
+
+    assert "database is locked" in str(told.value)
+    assert key not in f"{told.value} {told.value!r}"
 
 
 class Odd:

@@ -18,6 +18,7 @@ import pytest
 from oncekey.client import Counters, Counts, Retries, RetryBudget, outcome_of, retrying
 from oncekey.client.forward import through
 from oncekey.clock import FakeClock
+from oncekey.core.key import short_hash
 from oncekey.errors import Mismatch, Misuse
 from tests.client.hostile import IN_FLIGHT, MISMATCH
 from tests.client.libraries import QUICK, library, sender, server
@@ -84,6 +85,29 @@ def test_in_the_end_the_last_answer_is_the_answer(library: str, server: Scripted
     assert (told.attempts, told.gave_up) == (4, "4 attempts were made")
 
 
+UNKNOWN = {"type": "urn:oncekey:problem:outcome-unknown", "title": "Nobody knows"}
+
+
+@pytest.mark.parametrize(
+    "answered",
+    [
+        (500, {"Idempotency-Outcome": "unknown", "Retry-After": "0"}, {"n": 0}),
+        (409, {"X-Should-Retry": "false"}, UNKNOWN),
+        (409, {}, UNKNOWN),
+    ],
+)
+def test_what_nobody_knows_is_no_outcome(library: str, server: Scripted, answered: Any) -> None:
+    """It is asked once, and whoever records outcomes by `gave_up` keeps its key."""
+    server.script = [answered]
+    with sender(library) as send:
+        answer = send("POST", f"{server.url}/orders")
+
+    assert (answer.status_code, len(server.seen)) == (answered[0], 1)
+    told = outcome_of(answer)
+    assert told is not None
+    assert told.gave_up == "the server says that nobody knows what became of it"
+
+
 def test_in_the_end_an_error_is_the_library_s_own_and_says_what_to_do(
     library: str, server: Scripted
 ) -> None:
@@ -97,8 +121,9 @@ def test_in_the_end_an_error_is_the_library_s_own_and_says_what_to_do(
         send("POST", f"{server.url}/orders")
 
     (note,) = raised.value.__notes__
-    assert "sent 3 times, and nobody knows whether it was carried out" in note
-    assert f"with the same key, {server.keys[0]}" in note
+    assert "in 3 attempts it was sent, and nobody knows whether it was carried out" in note
+    assert f"with the same key (key={short_hash(server.keys[0] or '')}" in note
+    assert server.keys[0] not in note
 
 
 def test_a_replay_is_surfaced(library: str, server: Scripted) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.client.verdict import Again, Broken, Final, Mismatched, Reply, judge
+from oncekey.client.verdict import NOBODY_KNOWS, Again, Broken, Final, Mismatched, Reply, judge
 from oncekey.core import refusals
 from oncekey.core.dates import http_date
 from oncekey.core.problem import Kind, Problem
@@ -36,7 +36,8 @@ def test_every_profile_s_refusals_are_understood(profile: str) -> None:
     assert refused(refusals.contended(), profile) == Again(1.0)
     assert refused(refusals.store_down(), profile) == Again(1.0)
     assert refused(refusals.unsettled(2.0), profile) == Again(2.0)
-    for kind in (Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.INVALID_KEY, Kind.TOO_OLD):
+    assert refused(Problem(Kind.OUTCOME_UNKNOWN, "no"), profile) == NOBODY_KNOWS
+    for kind in (Kind.ANSWER_NOT_KEPT, Kind.INVALID_KEY, Kind.TOO_OLD):
         assert refused(Problem(kind, "no"), profile) == Final(), kind
 
 
@@ -52,6 +53,12 @@ def test_a_mismatch_says_which_fields_differ() -> None:
 def test_what_may_pass_is_asked_for_again(status: int) -> None:
     assert said(status) == Again(None)
     assert said(status, retry_after="7") == Again(7.0)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_nobody_knows_the_outcome_of_is_not_asked_for_again(profile: str) -> None:
+    """A retry would not run it; also in profiles that have no header which says not to come."""
+    assert said(503, profile=profile, idempotency_outcome="unknown") == NOBODY_KNOWS
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 302, 307])
@@ -163,7 +170,7 @@ def test_a_409_that_does_not_say_why_is_the_application_s_unless_it_says_when() 
     assert said(409, {"detail": "sold out"}) == Final()
     assert said(409, {"detail": "busy"}, retry_after="2") == Again(2.0)
     unknown = {"type": "urn:oncekey:problem:outcome-unknown"}
-    assert said(409, unknown, retry_after="2") == Final()
+    assert said(409, unknown, retry_after="2") == NOBODY_KNOWS
 
 
 @pytest.mark.parametrize(

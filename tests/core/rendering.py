@@ -10,6 +10,7 @@ from oncekey.core.record import Answer
 RETRYABLE = {
     Kind.IN_FLIGHT,
     Kind.NEWER_RECORD,
+    Kind.NO_ROOM,
     Kind.OVER_QUOTA,
     Kind.STORE_UNAVAILABLE,
     Kind.UNSETTLED,

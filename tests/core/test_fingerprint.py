@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.core import fingerprint
+from oncekey.core.canonical import canonical_form, parse_pairs
 from oncekey.core.fingerprint import (
     FIELD_NAME_CHARS_MAX,
     FIELDS_DIGESTED_MAX,
+    LOOKED_INTO_BYTES_MAX,
     VERSION,
     BadBody,
     Comparison,
@@ -34,9 +37,9 @@ def of(
     query: bytes | str = b"",
     content_type: str = JSON,
     body: bytes = b'{"amount":100,"currency":"eur"}',
-    **exclude: str,
+    **options: Any,
 ) -> Fingerprint:
-    outcome = fingerprint.of(method, path, query, content_type, body, **exclude)
+    outcome = fingerprint.of(method, path, query, content_type, body, **options)
     assert isinstance(outcome, Fingerprint), outcome
     return outcome
 
@@ -48,8 +51,16 @@ FIRST = of()
 
 
 def test_a_fingerprint_names_its_version() -> None:
-    assert FIRST.version == VERSION == 1
+    assert (FIRST.version, FIRST.newest) == (1, VERSION)
+    assert of(content_type=FORM, body=b"a=1").version == VERSION == 2
     assert len(FIRST.digest) == 32
+
+
+def test_e27_version_1_knows_no_header_that_names_the_operation() -> None:
+    named = of(target="Orders.Create")
+    assert named.version == 2
+    assert named != of(target="Orders.Delete") != FIRST
+    assert of(target="Orders.Create", version=1).digest == FIRST.digest
 
 
 def test_e16_another_method_or_path_is_another_request() -> None:
@@ -79,8 +90,13 @@ def test_e20_types_that_end_in_json_are_json() -> None:
 
 def test_e21_forms_are_compared_by_their_decoded_pairs() -> None:
     one = of(content_type=FORM, body=b"amount=100&note=two+words")
-    assert one == of(content_type=FORM, body=b"note=two%20words&amount=100")
-    assert one != of(content_type=FORM, body=b"note=two%20words&amount=1000")
+    assert one == of(content_type=FORM, body=b"amount=%3100&note=two%20words")
+    assert one != of(content_type=FORM, body=b"amount=1000&note=two%20words")
+
+
+def test_p5_e21_the_order_of_form_fields_counts() -> None:
+    one = of(content_type=FORM, body=b"from=a&amount=5&to=b")
+    assert one != of(content_type=FORM, body=b"from=a&to=b&amount=5")
 
 
 def test_e22_multipart_forms_are_compared_by_part() -> None:
@@ -231,21 +247,100 @@ def test_e27_version_1_stays_what_it_is() -> None:
     head = b"21:oncekey/fingerprint/14:POST8:/charges"
     assert FIRST.digest == spelled(head + b'0:16:application/json{"amount":100,"currency":"eur"}')
     assert of(query=b"b=2&a=1", body=b"").digest == spelled(head + b"12:1:a1:11:b1:20:")
-    assert of(content_type=FORM, body=b"b=2&a=1").digest == spelled(
+    assert of(content_type=FORM, body=b"b=2&a=1", version=1).digest == spelled(
         head + b"0:33:application/x-www-form-urlencoded1:a1:11:b1:2"
     )
     assert of(content_type="text/x", body=b"raw").digest == spelled(head + b"0:6:text/xraw")
 
 
+@pytest.mark.parametrize(
+    ("content_type", "body", "version"),
+    [
+        (JSON, b'{"a":[1,2.5,"x",null],"b":1e39,"c":-0.0,"d":1e-400,"e":1e400}', 1),
+        (JSON, b'{"a":1e40}', 2),
+        (JSON, b'{"a":1%b}' % (b"0" * 40), 2),
+        (JSON, b'{"a":"%b"}' % (b"1" * 1000), 1),
+        (FORM, b"a=1", 2),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\n1\r\n--x--", 1),
+        ("text/plain", b"x" * 2_000_000, 1),
+        (JSON, b'{"a":"%b"}' % (b"1" * 100_000), 1),
+        (JSON, b'{"a":"%b"}' % (b"1" * LOOKED_INTO_BYTES_MAX), 2),
+        (FORM, b"a=" + b"1" * LOOKED_INTO_BYTES_MAX, 2),
+    ],
+)
+def test_e27_the_second_version_is_written_only_where_the_first_has_another_form(
+    content_type: str, body: bytes, version: int
+) -> None:
+    made = of(content_type=content_type, body=body)
+    assert made.version == version
+    earlier = of(content_type=content_type, body=body, version=1)
+    assert (made == earlier) == (version == 1)
+
+
+class Spooled:
+    """A body that does not lie in memory."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.size = len(body)
+
+    def chunks(self) -> Iterator[bytes]:
+        return (self._body[at : at + 50_000] for at in range(0, self.size, 50_000))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (JSON, b'{"a":1,"b":2}'),
+        (JSON, b'{"a":"%b"}' % (b"1" * LOOKED_INTO_BYTES_MAX)),
+        (FORM, b"a=1&b=2"),
+        (FORM, b"a=" + b"1" * LOOKED_INTO_BYTES_MAX),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\n%b\r\n--x--" % (b"1" * 2_000_000)),
+        ("text/plain", b"x" * 2_000_000),
+    ],
+)
+def test_e25_where_a_body_lies_does_not_matter(content_type: str, body: bytes) -> None:
+    spooled = fingerprint.of("POST", "/charges", b"", content_type, Spooled(body))
+    assert spooled == of(content_type=content_type, body=body)
+
+
+def test_e25_a_long_body_counts_byte_for_byte() -> None:
+    long = b'{"a":"%b"}' % (b"1" * LOOKED_INTO_BYTES_MAX)
+    assert of(body=long) == of(body=long)
+    assert of(body=long) != of(body=long + b" ")
+    # A short form and the bytes of its canonical form are not the same form.
+    names = b"&".join(b"%b=%b" % (b"n" * 40, b"v" * 62) for _ in range(9_900))
+    pairs = canonical_form(parse_pairs(names))
+    assert len(names) <= LOOKED_INTO_BYTES_MAX < len(pairs)
+    assert of(content_type=FORM, body=pairs) != of(content_type=FORM, body=names)
+
+
 # --------------------------------------------------------------------------- comparing
 
 
+FORMED = of(content_type=FORM, body=b"b=2&a=1")
+EARLIER = of(content_type=FORM, body=b"b=2&a=1", version=1)
+
+
+def test_e27_an_earlier_version_is_compared_by_its_own_rules() -> None:
+    assert compare(1, EARLIER.digest, EARLIER) is Comparison.SAME
+    other = of(content_type=FORM, body=b"b=2&a=2", version=1)
+    assert compare(1, other.digest, EARLIER) is Comparison.DIFFERENT
+    assert compare(1, EARLIER.digest, FORMED) is Comparison.UNKNOWN_VERSION  # until it is asked for
+
+
+def test_e27_what_the_second_version_has_another_form_for_is_no_request_of_the_first() -> None:
+    assert compare(2, FORMED.digest, FIRST) is Comparison.DIFFERENT
+    assert compare(2, FORMED.digest, EARLIER) is Comparison.UNKNOWN_VERSION
+
+
 def test_e27_another_version_is_neither_a_match_nor_a_mismatch() -> None:
-    assert compare(VERSION, FIRST.digest, FIRST) is Comparison.SAME
-    assert compare(VERSION, of(body=b"{}").digest, FIRST) is Comparison.DIFFERENT
+    assert compare(1, FIRST.digest, FIRST) is Comparison.SAME
+    assert compare(1, of(body=b"{}").digest, FIRST) is Comparison.DIFFERENT
+    assert compare(2, FORMED.digest, FORMED) is Comparison.SAME
     assert compare(VERSION + 1, FIRST.digest, FIRST) is Comparison.UNKNOWN_VERSION
     assert compare(VERSION + 1, b"of another length", FIRST) is Comparison.UNKNOWN_VERSION
-    assert compare(VERSION, FIRST.digest[:16], FIRST) is Comparison.DIFFERENT
+    assert compare(1, FIRST.digest[:16], FIRST) is Comparison.DIFFERENT
 
 
 # ------------------------------------------------------------------------------- fields
@@ -332,7 +427,16 @@ def test_p11_names_that_no_store_should_hold_are_left_out() -> None:
         (FORM, b"key=", ""),
         (FORM, b"a=1", None),
         (FORM, b"key=%C3%A9", "Ã©"),
-        ("text/plain", b'{"key":"k"}', None),
+        ("text/plain", b'{"key":"k"}', "k"),
+        ("", b'\xef\xbb\xbf {"key":"k"}', "k"),
+        ("application/octet-stream", b'{"key":null}', None),
+        ("text/plain", b'{"a":1,"a":2}', None),
+        ("text/plain", b'{"a":', None),
+        ("text/plain", b'["key"]', None),
+        ("text/plain", b"key=k", None),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\nkey\r\n--x--", None),
+        ("multipart/form-data; boundary=x", b"--x--", None),
+        ("multipart/form-data; boundary=x", b'--x\r\n\r\n{"key":"k"}\r\n--x--', "k"),
         ("", b"", None),
     ],
 )
@@ -346,6 +450,14 @@ def test_e11_a_key_is_read_from_a_body_field(
     ("content_type", "body", "reason"),
     [
         (JSON, b'{"key":17}', "not a string"),
+        ("text/plain", b'{"key":17}', "not a string"),
+        ("text/plain", b'{"key":"a","key":"b"}', "twice"),
+        ("multipart/form-data", b'--x\r\n\r\n{"key":"k"}\r\n--x--', "boundary"),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\n\r\n{"key":"k"}\r\n--x\r\n\r\n{"key":"l"}\r\n--x--',
+            "different keys",
+        ),
         (JSON, b'{"key":{"a":"b"}}', "not a string"),
         (JSON, b'{"key":false}', "not a string"),
         (JSON, b'{"key":"a","key":"b"}', "twice"),

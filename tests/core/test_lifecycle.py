@@ -28,6 +28,7 @@ MOVES = """
     move                  from                                 to         when      fence
     renew                 running                              running    any       stays
     shorten               running                              running    overlong  stays
+    lapse                 running                              running    any       stays
     complete              running                              completed  any       stays
     release               running                              released   any       stays
     take over             running                              running    lapsed    rises
@@ -66,7 +67,7 @@ def test_the_moves_are_these_and_no_others() -> None:
 def test_p1_whoever_changes_the_owner_raises_the_fence() -> None:
     """Only the owner's own writes leave it, and shortening, after which nobody else owns it."""
     kept = {name for name, move in TRANSITIONS.items() if not move.raise_fence}
-    assert kept == {"renew", "shorten", "complete", "release"}
+    assert kept == {"renew", "shorten", "lapse", "complete", "release"}
 
 
 def test_p1_nobody_takes_a_running_record_without_looking_at_the_clock() -> None:
@@ -83,6 +84,7 @@ def held(state: State = RUNNING) -> Held:
 BUILDERS: dict[str, Callable[[State], Swap]] = {
     "renew": lambda state: lifecycle.renew(held(state), lease_s=30, retention_s=600),
     "shorten": lambda state: lifecycle.shorten(record(state)),
+    "lapse": lambda state: lifecycle.lapse(held(state), retention_s=600),
     "complete": lambda state: lifecycle.complete(held(state), ANSWER, retention_s=600),
     "release": lambda state: lifecycle.release(held(state), no_effect=False, retention_s=600),
     "take over": lambda state: lifecycle.take(record(state, lease_left_s=0.0), CLAIM),

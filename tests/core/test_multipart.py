@@ -1,5 +1,6 @@
 """Multipart forms (E22): by part, with a free boundary, and never looser."""
 
+import hashlib
 from dataclasses import dataclass, replace
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.core.canonical import FIELDS_MAX, BadBody
-from oncekey.core.multipart import canonical_multipart
+from oncekey.core.framing import frame
+from oncekey.core.multipart import HEAD_BYTES_MAX, HEAD_LINES_MAX, multipart_keys
+from oncekey.core.multipart import canonical_multipart as read
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,15 @@ def encoded(parts: list[Part], boundary: str) -> bytes:
         head = "\r\n".join(part.headers()).encode()
         body += b"--%b\r\n%b\r\n\r\n%b\r\n" % (boundary.encode(), head, part.content)
     return body + b"--%b--\r\n" % boundary.encode()
+
+
+def canonical_multipart(content_type: str, body: bytes, cut_at: int = 65_536) -> bytes | BadBody:
+    """The canonical form of a body that comes in chunks of this size."""
+    chunks = [body[at : at + cut_at] for at in range(0, len(body), cut_at)]
+    framed = list(read(content_type, chunks))
+    if isinstance(framed[-1], BadBody):
+        return framed[-1]
+    return b"".join(each for each in framed if isinstance(each, bytes))
 
 
 def canonical(body: bytes, content_type: str = "multipart/form-data; boundary=XX") -> bytes:
@@ -173,3 +185,85 @@ def test_p5_two_header_lines_of_one_name_keep_their_order() -> None:
 
     assert isinstance(form("a", "z"), bytes)
     assert form("a", "z") != form("z", "a")
+
+
+# ------------------------------------------------------------------------------ in chunks
+
+
+@given(PARTS, st.integers(1, 40))
+def test_e22_how_a_body_is_cut_into_chunks_does_not_matter(parts: list[Part], cut_at: int) -> None:
+    body, content_type = encoded(parts, "between"), "multipart/form-data; boundary=between"
+    assert canonical_multipart(content_type, body, cut_at) == of_parts(parts, "other")
+
+
+@given(st.text("X-:\r\na", max_size=60).map(str.encode), st.integers(1, 9))
+def test_e22_nor_does_it_for_what_is_malformed(body: bytes, cut_at: int) -> None:
+    content_type = "multipart/form-data; boundary=X"
+    assert canonical_multipart(content_type, body, cut_at) == canonical_multipart(
+        content_type, body
+    )
+
+
+def test_e27_the_form_is_the_one_that_it_always_was() -> None:
+    body = b"--XX\r\nB: 2\r\nA: 1\r\n\r\nhello\r\n--XX--\r\n"
+    digest = hashlib.sha256(b"hello").digest()
+    assert canonical(body) == frame([b"", frame([b"a", b"1", b"b", b"2", digest]), b"--\r\n"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"--XX\r\nA: " + b"x" * HEAD_BYTES_MAX + b"\r\n\r\n1\r\n--XX--",
+        b"--XX\r\nA: b\r\n\r\n1\r\n--XX--" + b"x" * HEAD_BYTES_MAX,
+        b"x" * (HEAD_BYTES_MAX + 1) + b"\r\n--XX\r\nA: b\r\n\r\n1\r\n--XX--",
+        b"--XX\r\nA: b\r\n\r\n1\r\n--XX\r\n" + b"A: b\r\n" * HEAD_BYTES_MAX,
+    ],
+    ids=["header line", "after", "before", "no end of header lines"],
+)
+def test_p11_what_stands_around_contents_is_limited(body: bytes) -> None:
+    for cut_at in (100, 65_536):
+        outcome = canonical_multipart("multipart/form-data; boundary=XX", body, cut_at)
+        assert isinstance(outcome, BadBody)
+        assert str(HEAD_BYTES_MAX) in outcome.reason
+
+
+def test_p11_header_lines_are_limited() -> None:
+    part = b"--XX\r\n" + b"a:b\r\n" * 3000 + b"\r\n1\r\n"
+    times = HEAD_LINES_MAX // 3000
+    assert canonical(part * times + b"--XX--")
+    outcome = canonical_multipart(
+        "multipart/form-data; boundary=XX", part * (times + 1) + b"--XX--"
+    )
+    assert isinstance(outcome, BadBody)
+    assert "header lines" in outcome.reason
+
+
+# -------------------------------------------------------------------- a key in a part
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (Part("key", b"k-1"), [b"k-1"]),
+        (Part("Key", b"k-1"), []),
+        (Part("request", b'{"key":"k-1"}', None, "application/json"), [b"k-1"]),
+        (Part("request", b' {"key":"k-1"}'), [b"k-1"]),
+        (Part("request", b'{"other":"k-1"}'), []),
+        (Part("request", b'{"key":1}'), []),
+        (Part("request", b'{"other"'), []),
+        (Part("request", b"x" * 100_000), []),
+    ],
+)
+def test_e11_keys_in_parts_are_found(part: Part, expected: list[bytes]) -> None:
+    body = encoded([FILE, part, NOTE], "XX")
+    assert multipart_keys("multipart/form-data; boundary=XX", [body], "key") == expected
+
+
+@pytest.mark.parametrize("content", [b'{"key"', b'{"key":"k-1","a":NaN}'])
+def test_e11_a_part_that_may_hold_one_and_cannot_be_read_is_refused(content: bytes) -> None:
+    body = encoded([FILE, Part("request", content)], "XX")
+    assert isinstance(multipart_keys("multipart/form-data; boundary=XX", [body], "key"), BadBody)
+
+
+def test_e11_parts_that_cannot_be_read_have_no_keys() -> None:
+    assert isinstance(multipart_keys("multipart/form-data; boundary=XX", [b"--X"], "key"), BadBody)

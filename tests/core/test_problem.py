@@ -40,7 +40,6 @@ def test_a_refusal_as_problem_json() -> None:
         "advice": "Wait, then send the same request with the same key.",
         "retryable": True,
         "retry_after_s": 2.25,
-        "docs": "docs/words.md#in-flight",
     }
     assert reply_headers(problem) == [(b"cache-control", b"no-store"), (b"retry-after", b"3")]
 
@@ -60,7 +59,7 @@ def test_every_kind_has_a_title_a_status_and_advice(kind: Kind) -> None:
     assert 400 <= meaning.status <= 599
     assert not meaning.title.endswith(".")
     assert meaning.advice.endswith(".")
-    assert docs_link(kind) == f"docs/words.md#{kind.value}"
+    assert docs_link(kind, "/help") == f"/help#{kind.value}"
 
 
 def test_titles_tell_the_kinds_apart() -> None:

@@ -108,8 +108,8 @@ def test_every_profile_can_say_everything(name: str, kind: Kind) -> None:
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_profile_tells_the_kinds_apart(name: str) -> None:
     """Except where a provider has one code for several: a store that is down, a release that is
-    behind and an outcome that is not found out yet are all "not available"; Adyen's 704 is in
-    flight or a mismatch, told by its header.
+    behind, no room for a body and an outcome that is not found out yet are all "not available";
+    Adyen's 704 is in flight or a mismatch, told by its header.
     """
 
     def seen(kind: Kind) -> str:
@@ -117,7 +117,7 @@ def test_every_profile_tells_the_kinds_apart(name: str) -> None:
         marks = [header(answer, mark) for mark in (b"transient-error", b"x-amzn-errortype")]
         return f"{answer.status} {body(answer)} {marks}"
 
-    rest = set(Kind) - {Kind.NEWER_RECORD, Kind.UNSETTLED}
+    rest = set(Kind) - {Kind.NEWER_RECORD, Kind.NO_ROOM, Kind.UNSETTLED}
     assert len({seen(kind) for kind in rest}) == len(rest)
 
 
@@ -157,7 +157,7 @@ def test_what_a_client_counts_on_is_inherited_unless_the_retention_is_said() -> 
 
 
 def test_a_shape_of_ones_own() -> None:
-    def ours(problem: Problem, status: int, docs_url: str) -> Shaped:
+    def ours(problem: Problem, status: int, docs_url: str | None) -> Shaped:
         return Shaped({"fault": problem.kind, "see": docs_url}, b"application/vnd.ours+json")
 
     answer = refusal(Kind.MISMATCH, PROFILES["oncekey"].derive(shape=ours, docs_url="/help"))

@@ -1,9 +1,11 @@
 """What refusals look like under each profile, and what official clients make of them."""
 
+from typing import Any
+
 import pytest
 
-from oncekey.core.problem import Kind
-from oncekey.core.profiles import PROFILES
+from oncekey.core.problem import Kind, Problem
+from oncekey.core.profiles import PROFILES, profile, render
 from oncekey.core.record import Answer
 from oncekey.core.shapes import SHAPES
 from tests.core.rendering import RETRYABLE, body, header, refusal
@@ -18,6 +20,31 @@ def test_the_draft_links_its_documentation() -> None:
     assert link is not None
     assert link.startswith(b"<https://datatracker.ietf.org/doc/")
     assert link.endswith(b'#missing-key>; rel="describedby"')
+
+
+@pytest.mark.parametrize("name", sorted(PROFILES))
+def test_a_refusal_names_a_page_only_where_one_was_given(name: str) -> None:
+    """No client of ours reads the pages of this repository."""
+    for kind in Kind:
+        answer = refusal(kind, name)
+        assert b"words.md" not in (answer.body or b""), answer.body
+        if name != "ietf":  # which asks for a link: to itself, until there is a better one
+            assert b"doc" not in (answer.body or b"").replace(b"domain", b"")
+            assert header(answer, b"link") is None
+
+
+def test_the_page_that_was_given_is_named_as_each_shape_does() -> None:
+    url = "https://api.example/errors"
+
+    def said(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = body(render(Problem(Kind.MISMATCH, "Details."), profile(name, url)))
+        return found
+
+    assert said("oncekey")["docs"] == f"{url}#mismatch"
+    assert said("stripe")["error"]["doc_url"] == f"{url}#mismatch"
+    assert said("paypal")["links"][0]["href"] == f"{url}#mismatch"
+    answer = render(Problem(Kind.MISMATCH, "Details."), profile("ietf", url))
+    assert header(answer, b"link") == f'<{url}#mismatch>; rel="describedby"'.encode()
 
 
 @pytest.mark.parametrize(
@@ -41,7 +68,6 @@ def test_stripe_errors(
             "type": error_type,
             "code": code,
             "message": "Details.",
-            "doc_url": f"docs/words.md#{kind}",
         }
     }
     assert header(answer, b"stripe-should-retry") == should_retry
@@ -79,7 +105,7 @@ def test_paypal_errors(kind: Kind, name: str, issue: str) -> None:
     found = body(refusal(kind, "paypal"))
     assert found["name"] == name
     assert found["details"] == [{"issue": issue, "description": "Details."}]
-    assert found["links"][0]["href"] == f"docs/words.md#{kind}"
+    assert "links" not in found
 
 
 @pytest.mark.parametrize(

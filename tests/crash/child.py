@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 from oncekey.testing.crash import VARIABLE
 from tests.crash.forked import Forked
+from tests.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 20.0
@@ -37,9 +37,7 @@ class Child:
     program = "tests.crash.server"
 
     def __init__(self, store: str, ledger: Path, *, at: str = "", **policy: Any) -> None:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port: int = listener.getsockname()[1]
+        self.port = free_port()
         arguments = [str(self.port), store, str(ledger), json.dumps(policy)]
         self.process = Forked(self.program, arguments, {**os.environ, VARIABLE: at})
 
@@ -50,7 +48,9 @@ class Child:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}")
             try:
-                if self._ask("GET", "/healthz").status == 200:
+                reply = self._ask("GET", "/healthz")
+                if reply.status == 200:
+                    assert json.loads(reply.body) == {"pid": self.process.pid}, "another's server"
                     return
             except ConnectionRefusedError:
                 time.sleep(0.005)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.servers.process import free_port
 
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 20.0
@@ -53,9 +54,7 @@ def ask(port: int, method: str, path: str, body: Any = None, key: str | None = N
 @contextmanager
 def running(folder: Path) -> Iterator[Downstream]:
     """The double in a process of its own."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.crash.downstream", str(port), str(folder / "double.db")]
     process = subprocess.Popen(command, cwd=ROOT)
     try:

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from oncekey import Policy, current, open_store, single_tenant
+from oncekey import Answer, Learned, Policy, current, open_store, single_tenant
 from oncekey.attempt import Attempt
 from oncekey.steps import current_child_key as child_key
 from oncekey.stores.base import Store
@@ -35,6 +36,9 @@ from tests.crash import downstream
 POLL_S = 0.01
 SECRETS = "ONCEKEY_TEST_SECRETS"
 """Where this is set, records are sealed."""
+
+ANSWERS, RAISES, CUT_OFF = HOWS = ("answers 503", "raises", "is cut off")
+"""How an attempt fails, after its effect. A thread cannot be cut off: it raises."""
 
 App = TypeVar("App")
 
@@ -59,8 +63,18 @@ def open_sealed(url: str) -> Store:
 def receipt(order: dict[str, Any], attempt: Attempt) -> tuple[dict[str, Any], int]:
     """What is answered when it is paid, unless this attempt is to fail."""
     if order.get("fail_attempt") == attempt.attempt:
+        if order.get("how", ANSWERS) != ANSWERS:
+            raise RuntimeError("the bank did not answer")
         return {"error": "out of order"}, 503
     return {"paid_by": os.getpid(), "attempt": attempt.attempt}, 201
+
+
+def find_out(ledger: str, attempt: Attempt) -> Answer | Learned:
+    """What the application knows of an attempt that died: its ledger has the effect, or not."""
+    for line in Path(ledger).read_text().splitlines():
+        if json.loads(line)["key"] == attempt.key:
+            return Answer(201, ((b"content-type", b"application/json"),), line.encode())
+    return Learned.NOT_DONE
 
 
 BOOKED = ("reserve", "charge", "mail")
@@ -90,6 +104,9 @@ def build(store: str, ledger: str, policy: Policy) -> Starlette:
         lines.note(attempt)
         if "until" in order:
             await hold(Path(order["until"]), blocking=order.get("blocking", False))
+        if order.get("how") == CUT_OFF and order["fail_attempt"] == attempt.attempt:
+            async with asyncio.timeout(POLL_S):
+                await asyncio.Event().wait()
         return JSONResponse(*receipt(order, attempt))
 
     async def book(request: Request) -> JSONResponse:
@@ -119,9 +136,12 @@ def build(store: str, ledger: str, policy: Policy) -> Starlette:
 
 def described(build: Callable[[str, str, Policy], App]) -> tuple[App, int]:
     """The application that the command describes, and the port to serve it on."""
-    port, store, ledger, policy = sys.argv[1:]
+    port, store, ledger, text = sys.argv[1:]
     arm_from_environment()
-    return build(store, ledger, Policy(**json.loads(policy))), int(port)
+    policy = json.loads(text)
+    if policy.get("recovery") == "ask":
+        policy["ask"] = partial(find_out, ledger)
+    return build(store, ledger, Policy(**policy)), int(port)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def effects(ledger: Path, key: str) -> int:
     return sum(json.loads(line)["key"] == key for line in lines)
 
 
-def settle(child: Child, place: Place, key: str, **order: int) -> Reply:
+def settle(child: Child, place: Place, key: str, **order: Any) -> Reply:
     """Retry as a client would; one lease after its owner died the record must answer."""
     reply = child.pay(key, **order)
     if reply.status == 409 and b"in-flight" in reply.body:

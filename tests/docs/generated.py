@@ -10,11 +10,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
 from oncekey.client.verdict import Again, Final, Mismatched, Reply, judge
+from oncekey.core.endings import FATES, RECOVERIES, End, Fate
 from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Situation
-from oncekey.core.policy import Verdict
+from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Action, Situation, recover
+from oncekey.core.policy import Policy, Verdict
 from oncekey.core.problem import MEANINGS, Kind, Problem
 from oncekey.core.profiles import PROFILES, BodyField, Header, Profile, render
 from oncekey.core.verbs import When
@@ -65,6 +68,28 @@ def decisions() -> str:
 
 
 # ------------------------------------------------------------------------------ reference
+
+
+def endings() -> str:
+    """How an attempt ended, and what a retry gets."""
+    head = ("the attempt ended with", *(f"`{recovery}`" for recovery in RECOVERIES))
+    rows = [[end.value, *(FATES[end, each].value for each in RECOVERIES)] for end in End]
+    died = ["the death of its process, after one lease", *map(_after_death, RECOVERIES)]
+    return table(head, [*rows, died])
+
+
+_AFTER_DEATH = {
+    Action.RUN_AGAIN: "a new run; under `resume` without the steps that are done",
+    Action.ASK: "what your `ask` function finds out",
+    Action.DOUBT: Fate.GIVE_UP.value,
+}
+
+
+def _after_death(recovery: Any) -> str:
+    """What a retry gets that finds a lapsed record."""
+    policy = Policy(recovery=recovery, ask=str if recovery == "ask" else None).settled()
+    lapsed: Any = SimpleNamespace(recovery=recovery)
+    return _AFTER_DEATH[recover(lapsed, policy)]
 
 
 def kinds() -> str:
@@ -121,8 +146,8 @@ def _kept(keep: Callable[[int], Verdict]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    unit, name = (3_600, "hours") if seconds >= 3_600 else (60, "minutes")
-    return f"{seconds / unit:g} {name}"
+    unit, name = (3_600, "hour") if seconds >= 3_600 else (60, "minute")
+    return f"{seconds / unit:g} {name}{'' if seconds == unit else 's'}"
 
 
 def durability() -> str:
@@ -195,7 +220,9 @@ MOVES = {
     Kind.TOO_OLD: "yours: find out whether it was done before you use a new key",
     Kind.KEY_EXPIRED: "yours: it was done, read what it created",
     Kind.OVER_QUOTA: "the client's; if it lasts, yours: fewer requests, or a larger quota",
+    Kind.NO_ROOM: "the client's; if it lasts, the service's operator's",
     Kind.STORE_UNAVAILABLE: "the client's; if it lasts, the service's operator's",
+    Kind.TRANSACTION_ENDED: "the service's developer's; do not send it again before",
     Kind.UNSETTLED: "the client's: it waits and asks again",
     Kind.NOT_FOUND: "yours: nothing is known of this key there",
 }
@@ -240,7 +267,7 @@ def layers() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
-        *(states, decisions, kinds, profiles, durability, allowed, compared, planned),
+        *(states, decisions, endings, kinds, profiles, durability, allowed, compared, planned),
         *(moves, relied, layers),
     )
 }

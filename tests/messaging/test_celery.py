@@ -5,21 +5,29 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery  # type: ignore[import-untyped]
-from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
+from celery.exceptions import (  # type: ignore[import-untyped]
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+)
 from redis import Redis
 
 from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown, once
+from oncekey.core.record import State
+from oncekey.core.verbs import Scan
 from oncekey.messaging.celery import OnceTask, once_task
 
 pytestmark = pytest.mark.slow
@@ -44,9 +52,9 @@ class Shop:
         self.app: Any = importlib.import_module("tests.messaging.celery_app")
         self.workers: list[subprocess.Popen[bytes]] = []
 
-    def work(self) -> subprocess.Popen[bytes]:
+    def work(self, children: int = 1) -> subprocess.Popen[bytes]:
         app = "tests.messaging.celery_app"
-        options = ["--pool", "prefork", "--concurrency", "1", "--loglevel", "info"]
+        options = ["--pool", "prefork", "--concurrency", str(children), "--loglevel", "info"]
         options += ["--without-heartbeat", "--without-gossip", "--without-mingle"]
         with open(self.log, "ab") as log:
             worker = subprocess.Popen(
@@ -110,6 +118,19 @@ def test_a_task_delivered_twice_runs_once(shop: Shop, order: str) -> None:
     assert marker["order"] == order + "-next"
     assert again.get(ANSWER_S_MAX) == first
     assert shop.effects(task="ship", order=order) == 1
+
+
+def test_what_nobody_has_decided_is_warned_of_once_and_not_by_each_child(
+    shop: Shop, tmp_path: Path
+) -> None:
+    other, sign = shop.work(children=3), tmp_path / "sign"
+    results = [shop.app.hold.delay(str(sign)) for _ in range(4)]
+    until(lambda: shop.effects(task="hold", sign=str(sign)) == 4)  # each in a child of its own
+    sign.touch()
+    assert [result.get(ANSWER_S_MAX) for result in results] == ["held"] * 4
+    told = [line for line in shop.log.read_text().splitlines() if "while it runs hold" in line]
+    assert ["WARNING/MainProcess" in line for line in told] == [True] * len(shop.workers)
+    kill_all(other)
 
 
 def test_a_key_expression_makes_different_tasks_one(shop: Shop, order: str) -> None:
@@ -289,9 +310,11 @@ def test_p5_the_arguments_say_whose_a_task_is_and_which_of_them_count() -> None:
     runtime.close()
 
 
-@pytest.mark.parametrize(("recovery", "then"), [("rerun", "charged"), ("block", "InFlight")])
-def test_a_time_limit_does_not_say_that_a_task_failed(recovery: Any, then: str) -> None:
-    """Where its effects must not be repeated it lapses, and nobody knows how it ended."""
+@pytest.mark.parametrize(("recovery", "then"), [("rerun", "charged"), ("block", "Unknown")])
+@pytest.mark.parametrize("cause", [SoftTimeLimitExceeded, TimeoutError, partial(Reject, "no")])
+def test_p6_under_block_a_task_that_broke_is_never_run_again(
+    recovery: Any, then: str, cause: Any
+) -> None:
     runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
     app.conf.task_always_eager = True
     runs: list[str] = []
@@ -301,13 +324,54 @@ def test_a_time_limit_does_not_say_that_a_task_failed(recovery: Any, then: str) 
     def charge(x: str) -> str:
         runs.append(x)
         if len(runs) == 1:
-            raise SoftTimeLimitExceeded
+            raise cause()
         return "charged"
 
-    assert isinstance(charge.delay("a").result, SoftTimeLimitExceeded)
-    again = charge.delay("a").result
-    assert (again if isinstance(again, str) else type(again).__name__) == then
+    broken = charge.delay("a")
+    assert type(broken.result) is not str
+    for _ in range(2):
+        again = charge.delay("a").result
+        assert (again if isinstance(again, str) else type(again).__name__) == then
+    assert len(runs) == (2 if recovery == "rerun" else 1)
+    if recovery == "block":
+        assert re.match("charge key=[0-9a-f]{12}: ", str(again)), "which task, and which key"
+        [record] = runtime.gatherer.ask(Scan(10))
+        assert record.state is State.UNKNOWN
     runtime.close()
+
+
+@pytest.mark.parametrize("again", [Retry, partial(Reject, "later", requeue=True)])
+def test_a_task_that_asks_for_another_try_gets_it_under_block_too(again: Any) -> None:
+    runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
+    runs: list[str] = []
+
+    @app.task(name="charge", base=once_task(runtime, key="{x}", policy=Policy(recovery="block")))  # type: ignore[untyped-decorator]
+    def charge(x: str) -> str:
+        runs.append(x)
+        if len(runs) == 1:
+            raise again()
+        return "charged"
+
+    with pytest.raises((Retry, Reject)):
+        charge("a")
+    assert charge("a") == charge("a") == "charged"
+    assert len(runs) == 2
+    runtime.close()
+
+
+@pytest.mark.parametrize("recovery", ["block", "ask"])
+def test_what_celery_would_run_again_by_itself_is_refused_where_that_may_repeat_an_effect(
+    recovery: Any,
+) -> None:
+    def task(x: str) -> str:
+        return x
+
+    app, ask = Celery("t", set_as_current=False), (str if recovery == "ask" else None)
+    base = once_task(Runtime("memory://"), key="{x}", policy=Policy(recovery=recovery, ask=ask))
+    with pytest.raises(Misuse, match=r"charge: .* name the exceptions .*no_effect_on=\(…,\)"):
+        app.task(base=base, name="charge", autoretry_for=(OSError,), lazy=False)(task)
+    again = once_task(Runtime("memory://"), key="{x}", policy=Policy(recovery="resume"))
+    app.task(base=again, name="other", autoretry_for=(OSError,), lazy=False)(task)
 
 
 def test_the_example_does_as_it_says(redis_url: str, tmp_path: Path) -> None:

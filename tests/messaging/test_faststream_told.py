@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import nats
 import pytest
 from faststream import AckPolicy, Response
-from faststream.exceptions import AckMessage
+from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.message import StreamMessage
 from faststream.nats import NatsBroker
 from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
@@ -51,6 +52,27 @@ async def test_a_middleware_that_is_a_class_or_within_another_is_told(twice: boo
             await tested.publish("a", "orders", message_id="id-a")
     await runtime.aclose()
     assert not ran
+
+
+@pytest.mark.parametrize(("raised", "then"), [(NackMessage, NackMessage), (OSError, RejectMessage)])
+async def test_p6_under_block_only_a_message_that_its_handler_gives_back_runs_again(
+    raised: type[Exception], then: type[Exception]
+) -> None:
+    runtime, ran = Runtime("memory://"), list[str]()
+    broker = RabbitBroker(middlewares=[OnceMiddleware(runtime, policy=Policy(recovery="block"))])
+
+    @broker.subscriber("orders")
+    async def work(body: str) -> None:
+        ran.append(body)
+        if len(ran) == 1:
+            raise raised
+
+    async with TestRabbitBroker(broker) as tested:
+        for _ in range(2):
+            with contextlib.suppress(raised, then):
+                await tested.publish("a", "orders", message_id="id-a")
+    await runtime.aclose()
+    assert len(ran) == (2 if raised is NackMessage else 1)
 
 
 async def test_an_unknown_outcome_goes_to_the_dead_letters(

@@ -11,7 +11,7 @@ import pytest
 import oncekey
 from oncekey import Misuse, Policy, Runtime, StoreUnavailable
 from oncekey.clock import FakeClock
-from oncekey.core.key import record_id
+from oncekey.core.key import record_id, short_hash
 from oncekey.core.record import Record
 from oncekey.core.verbs import Find
 from oncekey.messaging import Busy, Duplicate, Handled, Inbox, Rejected, Released, Then, Unknown
@@ -138,6 +138,7 @@ async def test_p5_another_message_under_the_same_id_is_rejected(
     outcome = await handle(inbox, "m1", world.ship, payload=b"two")
     assert isinstance(outcome, Rejected)
     assert outcome.then is Then.DEAD_LETTER
+    assert outcome.of == f"{inbox._operation.name} key={short_hash('m1')}"
     assert len(world.runs) == 1
 
 
@@ -256,3 +257,37 @@ def test_p12_a_url_in_place_of_a_runtime_is_refused_without_its_password() -> No
     with pytest.raises(oncekey.Misuse, match="given a str as its runtime") as refused:
         Inbox(url, name="orders")
     assert "hunter2" not in str(refused.value)
+
+
+# ---------------------------------------------------------------------------- handlers that fail
+
+
+async def test_p6_under_block_a_message_whose_handler_raised_is_never_run_again(
+    world: World, handle: Handle
+) -> None:
+    def charge() -> None:
+        world.runs.append("charged")
+        raise TimeoutError("the bank did not answer")
+
+    inbox = world.inbox(recovery="block")
+    with pytest.raises(TimeoutError):
+        await handle(inbox, "m1", charge)
+    for _ in range(2):
+        again = await handle(inbox, "m1", charge)
+        assert isinstance(again, Unknown)
+        assert again.then is Then.DEAD_LETTER
+        assert again.of == f"{inbox._operation.name} key={short_hash('m1')}"
+    assert world.runs == ["charged"]
+
+
+async def test_a_handler_that_says_that_nobody_knows_has_its_message_looked_at(
+    world: World, handle: Handle
+) -> None:
+    def charge() -> str:
+        oncekey.current().unknown()
+        return "perhaps"
+
+    inbox = world.inbox()
+    said = [await handle(inbox, "m1", charge) for _ in range(2)]
+    assert [type(each) for each in said] == [Unknown, Unknown]
+    assert {each.of for each in said} == {f"{inbox._operation.name} key={short_hash('m1')}"}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.errors import Misuse
+from oncekey.clock import FakeClock
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.draining import Limits
 from oncekey.messaging.message import Message, lane
 from oncekey.messaging.publisher import Publisher
@@ -238,6 +239,71 @@ def test_p11_what_a_failure_says_is_bounded(
     publisher(sqlite_desk, broker, attempts_max=2).drain_sync()
     assert len(caplog.text) < 3_000
     assert len(caplog.text.splitlines()) == 2
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_p11_a_worker_whose_database_is_gone_says_so_once_and_asks_less_and_less_often(
+    sqlite_desk: Desk,
+    colour: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, pauses, broker = FakeClock(), list[float](), Broker()
+    worker = Publisher(sqlite_desk.outbox, broker, poll_s=1.0, clock=clock, chance=lambda: 1.0)
+    store, pause_s = sqlite_desk.outbox.store, worker._pause_s
+
+    def refused() -> Any:
+        raise StoreUnavailable(f"refused, for the {len(pauses)}th time", sent=False)
+
+    async def arefused() -> Any:
+        refused()
+
+    def passed() -> float:
+        """The pause, over at once. The database is back after six of them."""
+        pauses.append(pause_s())
+        clock.advance(pauses[-1])
+        if len(pauses) == 6:
+            sqlite_desk.put("orders", b"1")
+            broken.undo()
+        if broker.payloads:
+            worker.stop()
+        return 0.0
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "connect", refused)
+        broken.setattr(store, "aconnect", arefused)
+        monkeypatch.setattr(worker, "_pause_s", passed)
+        if colour == "sync":
+            worker.run_sync()
+        else:
+            asyncio.run(worker.run())
+    assert pauses[:6] == [2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
+    assert pauses[-1] == 1.0
+    assert broker.payloads == [b"1"]
+    assert caplog.messages == [
+        "the outbox cannot be read: refused, for the 0th time",
+        "the outbox can be read again",
+    ]
+
+
+def test_a_broker_that_is_back_is_told_once(
+    sqlite_desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker()
+    worker = publisher(sqlite_desk, broker)
+    sqlite_desk.put("orders", b"1")
+    broker.refuses = lambda message: ConnectionError("nobody listens")
+    for _ in range(3):
+        worker.drain_sync()
+        sqlite_desk.elapse(60)
+    broker.refuses = lambda message: None
+    for _ in range(2):
+        worker.drain_sync()
+    assert broker.payloads == [b"1"]
+    assert [line for line in caplog.messages if "the broker" in line] == [
+        "the broker cannot be reached, messages wait: ConnectionError: nobody listens",
+        "the broker can be reached again",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def sample(
         events.OutcomeUnknown: {"attempt": 1, "lapses": 1},
         events.Resolved: {"to": "completed", "status": 201, "by": "ops", "reason": "looked"},
         events.Unprotected: {"ran": True},
+        events.NotAtomic: {"status": 201},
         events.StoreAsked: {"verb": "insert", "seconds": 0.003, "error": None},
         events.Attempted: {
             "attempt": 1,

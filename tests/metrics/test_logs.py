@@ -28,6 +28,7 @@ from tests.metrics.samples import HASH, KINDS, OPERATION, sample
         (sample(events.Released, no_effect=True), "DEBUG"),
         (sample(events.Started), "DEBUG"),
         (sample(events.Completed), "DEBUG"),
+        (sample(events.NotAtomic), "DEBUG"),  # the engine has warned itself
         (sample(events.StoreAsked), "DEBUG"),
         (sample(events.Attempted), "DEBUG"),
         (sample(events.Attempted, status=503, retry_in_s=1.0), "INFO"),

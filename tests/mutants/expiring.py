@@ -29,8 +29,8 @@ _KEYS = (
     Mutant(
         "a claim that was long on its way runs",
         "admission.py",
-        "        if (old := self._too_old(attempt, call)) is not None:\n",
-        "        if (old := self._too_old(attempt, call)) is not None and not old:\n",
+        "        if old is not None:\n            yield from self.abandon",
+        "        if old is not None and not old:\n            yield from self.abandon",
         EXPIRY,
         "test_e67_a_claim_that_was_on_its_way_for_too_long_does_not_run",
     ),

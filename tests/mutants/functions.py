@@ -40,7 +40,7 @@ _MUTANTS = (
     Mutant(
         "a result that cannot be kept lets it run again",
         OPERATION,
-        "ended = yield from guard.conclude(attempt, verdict, Answer(200, (), None), call)\n",
+        "ended = yield from guard.conclude(attempt, end, Answer(200, (), None), call)\n",
         "ended = Given()\n",
         ONCE_ATTEMPT_TESTS,
         "test_a_result_that_cannot_be_kept_does_not_make_it_run_again",
@@ -54,12 +54,12 @@ _MUTANTS = (
         "test_the_first_caller_too_gets_it_as_json_gives_it_back",
     ),
     Mutant(
-        "an interrupted function counts as failed",
+        "an interrupted function is left to lapse",
         OPERATION,
-        "            if attempt.finished or not failed_honestly(attempt, error):\n",
         "            if attempt.finished:\n",
+        "            if attempt.finished or not isinstance(error, Exception):\n",
         ONCE_ATTEMPT_TESTS,
-        "test_a_function_that_is_interrupted_did_not_say_that_it_failed",
+        "test_of_a_function_that_is_interrupted_nobody_knows_what_it_did",
         times=2,
     ),
     Mutant(
@@ -128,12 +128,12 @@ _MUTANTS = (
         "test_what_is_written_wrongly_is_told_at_once",
     ),
     Mutant(
-        "a time limit counts as a failure",
+        "a task that asks for another try has broken",
         "messaging/celery.py",
-        "            raise CutOff(limit) from limit\n",
-        "            raise\n",
+        "                attempt.transient()\n",
+        "                pass\n",
         "tests/messaging/test_celery.py",
-        "test_a_time_limit_does_not_say_that_a_task_failed",
+        "test_a_task_that_asks_for_another_try_gets_it_under_block_too",
     ),
     Mutant(
         "a topic that cannot be reached looks like an outage",
@@ -154,8 +154,8 @@ _MUTANTS = (
     Mutant(
         "an unknown outcome is acknowledged",
         INBOX,
-        "            return Unknown(problem)\n",
-        "            return Duplicate()\n",
+        "        case Kind.OUTCOME_UNKNOWN:\n            return Unknown(problem, declined.of)\n",
+        "        case Kind.OUTCOME_UNKNOWN:\n            return Duplicate()\n",
         INBOX_TESTS,
         "test_an_unknown_outcome_is_never_acknowledged",
     ),
@@ -177,7 +177,7 @@ _MUTANTS = (
     ),
     Mutant(
         "rows of a message that was lost are committed",
-        OPERATION,
+        "outcome.py",
         "    if not isinstance(outcome, Ran):\n",
         "    if False:\n",
         JOINED_TESTS,

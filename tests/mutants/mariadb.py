@@ -107,8 +107,8 @@ _MUTANTS = (
     Mutant(
         "a caller's transaction keeps others from sweeping, mariadb",
         ATOMIC,
-        "CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in)",
-        "CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, settle)",
+        "CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in, undoes)",
+        "CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, settle, undoes)",
         INBOX_MYSQL_TESTS,
         "test_a_transaction_that_stays_open_keeps_nobody_from_sweeping",
         server="mariadb",

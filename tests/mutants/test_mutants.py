@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.mutants import table
 from tests.mutants.durable import DURABLE
 from tests.mutants.dynamodb import DYNAMODB
+from tests.mutants.endings import ENDINGS
 from tests.mutants.expiring import EXPIRING
 from tests.mutants.functions import FUNCTIONS
 from tests.mutants.looping import LOOPING
@@ -21,6 +23,7 @@ from tests.mutants.mariadb import MARIADB
 from tests.mutants.table import Mutant
 
 MUTANTS = table.MUTANTS | DURABLE | FUNCTIONS | EXPIRING | MARIADB | LOOPING | DYNAMODB
+MUTANTS |= ENDINGS
 
 ROOT = Path(__file__).parents[2]
 RUN_S_MAX = 50.0
@@ -38,6 +41,15 @@ def test_a_mutant_applies(name: str) -> None:
         f"{mutant.file} and finds it {found} times; say in table.py how the same mistake would "
         f"be written now:\n{mutant.text}"
     )
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_tests_that_must_notice_a_mutant_exist(name: str) -> None:
+    mutant = MUTANTS[name]
+    places = [ROOT / mutant.tests, *(ROOT / "src/oncekey/testing/contract").glob("*.py")]
+    written = "".join(place.read_text() for place in places)
+    for test in re.findall(r"\btest_\w+", mutant.chosen):
+        assert f"def {test}" in written, f"{mutant.tests} has no {test}: which test is it now?"
 
 
 class Tree:

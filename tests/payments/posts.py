@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Post:
         self.database.create_tables()
         self.tenant = f"acct_{uuid.uuid4().hex}/test"
         self.ahead_s = 0.0
+        self._couriers: list[Courier] = []
         with self.database.begin() as connection:
             for table in (deliveries, delivery_attempts, event_rows):
                 connection.execute(table.delete())  # what other tests have left
@@ -41,13 +42,23 @@ class Post:
         return clock.wall() + self.ahead_s
 
     def courier(self, senders: Senders | None = None, **pace: Any) -> Courier:
-        return Courier(
+        courier = Courier(
             self.database,
             senders or Senders(self.settings),
             pace=replace(PACE, **pace),
             now=self.now,
             chance=lambda: 0.0,
         )
+        self._couriers.append(courier)
+        return courier
+
+    def close(self) -> None:
+        """No courier goes on, whatever became of its test: on a database that others share it would
+        deliver what they wait for.
+        """
+        for courier in self._couriers:
+            courier.stop()
+        self.database.close()
 
     def endpoint(self, url: str, *enabled: str, secrets: list[Any] | None = None) -> str:
         row = {
@@ -97,8 +108,8 @@ class Post:
 @contextmanager
 def post_on(url: str, folder: Path) -> Iterator[Post]:
     post = Post(Settings(data=folder, database_url=url, webhook_networks=LOOPBACK))
-    yield post
-    post.database.close()
+    with closing(post):
+        yield post
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -93,7 +93,8 @@ class Stage:
         told = {
             field.name: getattr(event, field.name)
             for field in fields(event)
-            if field.name not in ("operation", "key_hash") and not field.name.endswith("_s")
+            if field.name not in ("operation", "key_hash", "named")
+            and not field.name.endswith("_s")
         }
         self.events.append({"server": server, "event": type(event).__name__, **told})
 

@@ -51,7 +51,7 @@ def opened(context: BrowserContext, running: Running) -> Page:
     page = context.new_page()
     page.goto(f"http://127.0.0.1:{running.port}/")
     page.wait_for_selector("#fault-slow")
-    page.wait_for_function("document.querySelector('#way').childElementCount === 7")
+    page.wait_for_function("() => document.querySelector('#way').childElementCount === 7")
     return page
 
 
@@ -75,9 +75,11 @@ def await_paid(page: Page, running: Running) -> str:
     shows(page, "moved", "24.00")
     [charge] = re.findall(r"ch_\w+", page.inner_text("#says"))
     assert captures(running, charge) == [2400]
-    page.wait_for_function("""async () => {
+    page.evaluate("""async () => {
       const { Client } = await import("/oncekey.js");
-      return (await new Client().unsettled()).length === 0;
+      while ((await new Client().unsettled()).length > 0) {
+        await new Promise((resolve) => setTimeout(resolve, 10));
+      }
     }""")
     return str(charge)
 
@@ -145,6 +147,23 @@ def test_pressed_again_when_it_is_paid(page: Page, running: Running) -> None:
     page.get_by_text(f"Paid already: {charge}").wait_for()
     shows(page, "clicks", "2")
     shows(page, "clicks-word", "clicks")
+    assert all_captures(running) == before
+
+
+def test_pressed_again_when_the_page_has_lost_its_own_note(page: Page, running: Running) -> None:
+    """As when it was left between the answer and the note: the client still has the answer."""
+    page.click("#pay")
+    charge, before = await_paid(page, running), all_captures(running)
+    page.evaluate("""async () => {
+      const { usualShelf } = await import("/oncekey.js");
+      const { id } = JSON.parse(localStorage.getItem("checkout/order"));
+      await usualShelf().update(`checkout/paid/${id}`, () => undefined);
+    }""")
+    page.reload()
+    page.wait_for_selector("#fault-slow")
+    page.click("#pay")
+
+    page.get_by_text(f"Paid already: {charge}").wait_for()
     assert all_captures(running) == before
 
 
@@ -225,6 +244,15 @@ def test_another_order_is_another_charge(page: Page, running: Running) -> None:
     assert await_paid(page, running) != first
 
 
+LISTEN = """() => {
+  window.said = [];
+  const says = document.getElementById("says");
+  new MutationObserver((changes) => {
+    for (const { addedNodes } of changes) said.push(...[...addedNodes].map((n) => n.textContent));
+  }).observe(says, { childList: true });
+}"""
+"""What the page says is kept, also what the next order soon replaces."""
+
 HOLD = """async () => {
   const database = await new Promise((done) => {
     indexedDB.open("oncekey").onsuccess = ({ target }) => done(target.result);
@@ -245,13 +273,14 @@ def test_what_is_paid_stays_paid_for_a_tab_that_is_late(
     await_paid(page, running)
     other, before = opened(context, running), all_captures(running)
     shows(other, "charges", "1")
+    page.evaluate(LISTEN)
     page.evaluate(HOLD)
     page.click("#pay")
     other.click("#another")
     page.evaluate("letGo = true")
 
     other.wait_for_selector("#another", state="hidden")
-    page.get_by_text("Paid already").wait_for()
+    page.wait_for_function("() => said.some((text) => text.startsWith('Paid already'))")
     assert all_captures(running) == before
 
 
@@ -259,11 +288,7 @@ def test_an_answer_that_is_late_says_nothing_of_the_next_order(
     page: Page, context: BrowserContext, running: Running
 ) -> None:
     other, held = opened(context, running), list[Any]()
-    page.evaluate("""() => {
-      window.said = [];
-      const says = document.getElementById("says");
-      new MutationObserver(() => said.push(says.textContent)).observe(says, { childList: true });
-    }""")
+    page.evaluate(LISTEN)
     page.route("**/v1/charges", lambda route: held.append(route))
     page.click("#pay")
     other.click("#pay")
@@ -408,6 +433,23 @@ def test_keys_are_enough(page: Page, running: Running) -> None:
     page.keyboard.press("Enter")
     shows(page, "clicks", "0")
     assert page.evaluate("document.activeElement.id") == "pay"
+
+
+def test_an_answer_that_is_late_flips_no_switch_back(page: Page, running: Running) -> None:
+    before = page.evaluate("async () => (await fetch('/demo/faults')).text()")
+    held = list[Any]()
+    page.route("**/demo/faults", lambda route: route.continue_() if held else held.append(route))
+    page.click("#pay")
+    while not held:
+        page.wait_for_timeout(10)
+    page.click("#fault-500-before")
+    page.wait_for_selector("#fault-500-before[aria-checked=true]")
+    held[0].fulfill(body=before, content_type="application/json")
+    page.evaluate("async () => (await fetch('/demo/faults')).text()")  # what was held is read
+
+    assert page.get_attribute("#fault-500-before", "aria-checked") == "true"
+    page.click("#fault-500-before")
+    page.wait_for_selector("#fault-500-before[aria-checked=false]")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

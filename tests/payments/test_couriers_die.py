@@ -74,7 +74,12 @@ def work(post: Post, *deaths: tuple[str, int]) -> list[int]:
         subprocess.Popen([sys.executable, "-m", module, *given, point, str(count)], cwd=ROOT)
         for point, count in deaths
     ]
-    return [process.wait(60) for process in processes]
+    try:
+        return [process.wait(60) for process in processes]
+    finally:
+        for process in processes:  # none goes on beside the tests that follow
+            process.kill()
+            process.wait()
 
 
 def lapse(post: Post) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -199,6 +199,44 @@ def test_each_finishes_what_the_other_began(shared: Site, old: OldRelease) -> No
         assert case.ask(Requested(ours)) is None
 
 
+def break_one(shared: Site, **policy: Any) -> None:
+    """A function of this release that raises after its effect."""
+    runtime = oncekey.Runtime(shared.store)
+
+    @oncekey.once(runtime, key="{order}", name="pay", policy=oncekey.Policy(**policy))
+    def pay(order: str) -> None:
+        raise TimeoutError("the bank did not answer")
+
+    with closing(runtime), pytest.raises(TimeoutError):
+        pay("order-17")
+
+
+@pytest.mark.parametrize("recovery", ["rerun", "block"])
+def test_p6_the_old_release_never_runs_what_broke_under_block(
+    shared: Site, old: OldRelease, recovery: str
+) -> None:
+    break_one(shared, recovery="block")
+    with shared.case() as case:
+        [record] = case.ask(Scan(10))
+    assert record.state is State.UNKNOWN
+    assert old.ask("decide", record.id.hex(), recovery) == "refuse: outcome unknown"
+
+
+def test_p6_the_old_release_does_not_run_what_broke_under_ask_if_it_blocks(
+    shared: Site, old: OldRelease
+) -> None:
+    """It knows no `ask`, and goes by its own policy: that must be `block` until it is gone."""
+    break_one(shared, recovery="ask", ask=lambda attempt: None)
+    with shared.case() as case:
+        [record] = case.ask(Scan(10))
+        assert (record.state, record.lapsed) == (State.RUNNING, True)
+        assert old.ask("find", record.id.hex())["lapsed"]
+        assert old.ask("decide", record.id.hex(), "block") == "declare the outcome unknown"
+        assert old.ask("decide", record.id.hex(), "rerun") == "run again"
+        assert old.ask("doubt", record.id.hex()) == "Done"
+        assert case.find(record.id).state is State.UNKNOWN
+
+
 def test_each_takes_over_from_the_other_and_is_fenced_off(shared: Site, old: OldRelease) -> None:
     with shared.case() as case:
         record = case.begin(case.claim(recovery="resume", request=REQUEST))
@@ -254,3 +292,98 @@ def test_what_the_old_release_purges_is_blank(shared: Site, old: OldRelease) -> 
         assert old.ask("purge", "leaving") == 1
         assert case.find(record.id).key == ""
         assert case.ask(Purge("leaving", 10)) == 0
+
+
+# ------------------------------------------------------------- fingerprints of either release
+
+FORM = "application/x-www-form-urlencoded"
+JSON = "application/json"
+LONG = b'{"a":"' + b"x" * 1_100_000 + b'"}'
+REQUESTS = {
+    "json": (
+        JSON,
+        b'{"a": [1, 2.5, 1e3], "b": "\xc3\xa9"}',
+        b'{"b":"\\u00e9","a":[1,2.5,1000]}',
+        False,
+    ),
+    "json, long number": (JSON, b'{"a":1e300}', b'{"a":10e299}', True),
+    "json, long": (JSON, LONG, None, True),
+    "json, of AWS": ("application/x-amz-json-1.1", b'{"a": 1}', None, True),
+    "form": (FORM, b"to=x&amount=5", b"to=%78&amount=5", True),
+    "form, long": (FORM, b"a=" + b"x" * 1_100_000, None, True),
+    "multipart": (
+        "multipart/form-data; boundary=b",
+        b"--b\r\nA: 1\r\n\r\nhallo\r\n--b--\r\n",
+        None,
+        False,
+    ),
+    "bytes, long": ("application/octet-stream", LONG, None, False),
+}
+"""The type, the body, another way to write it, and whether this release has another form for it."""
+
+
+@contextmanager
+def serving(site: Site) -> Iterator[IdempotencyMiddleware]:
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("201 Created", [("Content-Type", "text/plain")])
+        return [b"of this release"]
+
+    policy = oncekey.Policy(bodies_bytes_max=2**30)
+    middleware = IdempotencyMiddleware(
+        app, store=site.store, tenant=oncekey.single_tenant, policy=policy
+    )
+    with closing(middleware):
+        yield middleware
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_e27_what_the_old_release_ran_is_not_run_again(
+    shared: Site, old: OldRelease, name: str
+) -> None:
+    """And is not refused: it is compared by the rules of the release that wrote it."""
+    content_type, body, other, _ = REQUESTS[name]
+    assert old.ask("serve", "k1", content_type, body.decode("latin-1")) == "ran"
+    with serving(shared) as middleware:
+        for spelling in filter(None, (body, other)):
+            again = ask_wsgi(middleware, "k1", spelling, content_type=content_type)
+            assert (again.status, again.body, again.replayed) == (201, b"of 0.1", True)
+        changed = ask_wsgi(middleware, "k1", body.replace(b"a", b"A"), content_type=content_type)
+        assert (changed.status, changed.kind) == (422, "mismatch")
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_e27_what_this_release_ran_the_old_one_refuses_for_now_or_replays(
+    shared: Site, old: OldRelease, name: str
+) -> None:
+    content_type, body, _, differs = REQUESTS[name]
+    with serving(shared) as middleware:
+        assert ask_wsgi(middleware, "k1", body, content_type=content_type).status == 201
+        told = old.ask("serve", "k1", content_type, body.decode("latin-1"))
+        assert told == ("NEWER" if differs else "REPLAY")
+        again = ask_wsgi(middleware, "k1", body, content_type=content_type)
+        assert (again.body, again.replayed) == (b"of this release", True)
+
+
+def test_p5_e27_a_form_in_another_order_is_compared_by_who_wrote_its_record(
+    shared: Site, old: OldRelease
+) -> None:
+    one, other = b"type=debit&of=x&type=credit", b"of=x&type=debit&type=credit"
+    assert old.ask("serve", "k1", FORM, one.decode()) == "ran"
+    with serving(shared) as middleware:
+        assert ask_wsgi(middleware, "k1", other, content_type=FORM).replayed
+        assert ask_wsgi(middleware, "k2", one, content_type=FORM).status == 201
+        assert ask_wsgi(middleware, "k2", other, content_type=FORM).kind == "mismatch"
+
+
+def test_e27_what_the_old_release_has_begun_is_taken_over(shared: Site, old: OldRelease) -> None:
+    """A process of 0.1 dies in a form; a retry runs it here, and 0.1 does not run it again."""
+    form = b"to=x&amount=5"
+    with shared.case() as case, serving(shared) as middleware:
+        middleware.edge.guard.notices = None
+        assert old.ask("leave", "k1", FORM, form.decode()) == "began"
+        assert ask_wsgi(middleware, "k1", form, content_type=FORM).kind == "in-flight"
+        case.lapse()
+        assert ask_wsgi(middleware, "k1", b"to=y", content_type=FORM).kind == "mismatch"
+        assert ask_wsgi(middleware, "k1", form, content_type=FORM).body == b"of this release"
+        assert old.ask("serve", "k1", FORM, form.decode()) == "NEWER"
+        assert ask_wsgi(middleware, "k1", form, content_type=FORM).replayed

@@ -108,6 +108,9 @@ def mysql_connection(url: str, *, autocommit: bool = True) -> Any:
         password=address.password or "",
         database=address.path.lstrip("/") or None,
         autocommit=autocommit,
+        # Whatever a test has set for everybody.
+        init_command="SET completion_type = 0, sql_safe_updates = 0, sql_big_selects = 1, "
+        "sql_select_limit = 4294967295",
         connect_timeout=5,
         ssl_disabled=True,  # else it reads all certificates that the system trusts, each time
     )

@@ -1,5 +1,8 @@
 """A server as a child process: start, stop, crash, start again."""
 
+import contextlib
+import functools
+import itertools
 import os
 import shutil
 import signal
@@ -7,6 +10,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -197,11 +201,38 @@ class Server(ABC):
         raise Unavailable(f"{self.name} not ready in {_START_S_MAX} s: {self.log[-2000:]}")
 
 
+_PORTS = range(12_000, 32_000)
+"""Below those that the system gives to clients by itself."""
+_PORTS_EACH = 500
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that no other process of tests is given: a test would take
+    another's server for its own.
+    """
+    ports = _own_ports(os.getpid())
+    for _ in range(_PORTS_EACH):
+        port = next(ports)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise Unavailable(f"none of {_PORTS_EACH} ports is free")
+
+
+@functools.cache
+def _own_ports(pid: int) -> Iterator[int]:
+    """A part of them, in turn, for as long as this process lives."""
+    for first in _PORTS[::_PORTS_EACH]:
+        claim = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            claim.bind(f"\0oncekey-tests-ports-{first}")
+            _claims.append(claim)
+            return itertools.cycle(range(first, first + _PORTS_EACH))
+        claim.close()
+    raise Unavailable("other processes of tests have all ports")
+
+
+_claims: list[socket.socket] = []
 
 
 def _is_dead(pid: int) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from soak import engines
 from soak.clients import order_of
 from soak.faults import OF_CLOCKS, OF_WORKERS, of_store, plan
+from soak.handler import HOWS, STEP
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES)
@@ -25,5 +26,8 @@ def test_a_seed_makes_the_same_orders_and_accounts_share_keys() -> None:
     orders = [order_of(7, number, routes) for number in range(200)]
     assert orders == [order_of(7, number, routes) for number in range(200)]
     assert {order.id.route for order in orders} == set(routes)
+    failing = [order for order in orders if order.failures]
+    assert {order.how for order in failing if order.id.route == "block"} == {*HOWS} - {STEP}
+    assert all(order.id.route != "atomic" for order in failing)
     assert orders[4].id.key == orders[5].id.key
     assert len({order.id for order in orders}) == len(orders)

@@ -129,7 +129,33 @@ def test_p6_what_is_blocked_runs_once() -> None:
     lines = [line("begin", 1.0, id=BLOCK), line("begin", 9.0, "b", 2, id=BLOCK)]
     assert promises(lines) == ["P6"]
     failed = line("failed", 1.2, id=BLOCK)
-    assert promises([*lines, failed]) == []
+    assert promises([*lines, failed]) == ["P6"]  # whatever it was that it did before
+
+
+def test_p6_what_is_blocked_runs_once_for_each_time_that_an_operator_let_it() -> None:
+    lines = [line("begin", 1.0, id=BLOCK), line("begin", 9.0, "b", 2, id=BLOCK)]
+    lines += [line("begin", 19.0, "c", 3, id=BLOCK)]
+    once = line("released", 8.0, "operator-1", id=BLOCK)
+    assert promises([*lines, once]) == ["P6"]
+    assert promises([*lines, once, line("released", 18.0, "operator-2", id=BLOCK)]) == []
+
+
+def test_p6_what_is_blocked_has_one_effect() -> None:
+    effect = line("effect", 1.1, id=BLOCK, step="block")
+    lines = [line("begin", 1.0, id=BLOCK), effect]
+    assert promises(lines) == []
+    assert promises([*lines, replace(effect, at=1.2)]) == ["P6"]
+    again = [line("begin", 9.0, "b", 2, id=BLOCK), line("effect", 9.1, "b", 2, id=BLOCK)]
+    released = line("released", 8.0, "operator-1", id=BLOCK)
+    assert promises([*lines, *again, released]) == []
+    assert promises([*lines, *again]) == ["P6", "P6"]
+
+
+def test_p6_who_is_blocked_is_told_that_no_retry_runs() -> None:
+    broke = [line("begin", 1.0, id=BLOCK), line("failed", 1.2, id=BLOCK)]
+    assert promises(broke, [seen(FAILED, 1.0, id=BLOCK)]) == ["P6"]
+    assert promises(broke, [seen(FAILED, 1.0, id=BLOCK, marked=True)]) == []
+    assert promises([replace(entry, id=RERUN) for entry in broke], [seen(FAILED, 1.0)]) == []
 
 
 def test_p6_a_kept_step_is_not_taken_again() -> None:
@@ -180,6 +206,7 @@ def test_p6_what_the_application_knows_of_is_not_run_again() -> None:
     first = [line("begin", 1.0, id=ASK), line("effect", 1.2, id=ASK, step="ask")]
     second = line("begin", 9.0, "b", 2, id=ASK, claimed_at=8.0, lease_until=9.5)
     assert promises([*first, second]) == ["P6"]
+    assert promises([*first, line("failed", 1.3, id=ASK), second]) == ["P6"]
     belated = line("effect", 8.5, id=ASK, step="ask", lease_until=2.5)
     sleeper = [first[0], belated]  # nobody could know of it when they asked
     assert promises([*sleeper, second]) == []

@@ -45,6 +45,9 @@ class DatesAhead(Dates):
     def now(self) -> int:
         return super().now() + round(self.seconds * 1_000_000)
 
+    def latest(self) -> int:
+        return super().latest() + round(self.seconds * 1_000_000)
+
 
 def must_suit_amazon(call: Call) -> None:
     """Amazon refuses a call whose expressions leave a variable out, or have one that is not given.

@@ -258,7 +258,7 @@ def test_a_client_that_its_last_user_leaves_is_not_given_to_the_next(dynamodb_ur
 
 
 def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> None:
-    with pytest.raises(StoreError, match="request_bytes_max"):
+    with pytest.raises(StoreError, match="request_kept_bytes_max"):
         case.ask(Insert(case.claim(request=bytes(REQUEST_BYTES_MAX + 1))))
     record = case.begin()
     step = Step("fetch", b"d", bytes(STEP_BYTES_MAX + 1))
@@ -326,6 +326,15 @@ def test_p9_a_transaction_whose_answer_was_lost_is_asked_for_again_at_once(
     CUTS[when](wire)
     assert isinstance(case.ask(verb), Inserted | Done)
     assert wire.cuts == 1
+
+
+@pytest.mark.parametrize("when", CUTS)
+def test_what_closed_a_connection_is_told(cut: tuple[Case, Wire], when: str) -> None:
+    case, wire = cut
+    CUTS[when](wire)
+    with pytest.raises(StoreUnavailable, match=r"reset|aborted|disconnected|Broken pipe") as lost:
+        case.ask(Find(b"any"))
+    assert lost.value.sent
 
 
 def test_what_cannot_be_reached_was_not_sent(dynamodb_url: str) -> None:

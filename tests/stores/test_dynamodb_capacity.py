@@ -140,6 +140,24 @@ def test_p11_and_then_no_more_and_nothing_was_sent(scarce: Scarce, behind: Behin
     assert case.ask(Find(claim.id)) is None
 
 
+def test_a_connection_that_is_closed_has_no_sockets_open(scarce: Scarce, dynamodb_url: str) -> None:
+    """Also where somebody keeps an error that a call ended with."""
+    endpoint = f"http://127.0.0.1:{scarce.server_port}"
+    url = table_url(endpoint, dynamodb_kit.name_of(dynamodb_url))
+    before = set(threading.enumerate())
+    face = FACES["sync"](dynamodb_kit.subject(f"{url}&patience_s=0").store)
+    with closing(face):
+        case = Case(dynamodb_kit.subject(url), face)
+        face.ask(Find(case.claim().id))
+        scarce.reads, scarce.refusals = True, 1_000_000
+        with pytest.raises(StoreUnavailable) as lost:
+            face.ask(Find(case.claim().id))
+    for serving in set(threading.enumerate()) - before:  # they end with their sockets
+        serving.join(20)
+        assert not serving.is_alive()
+    assert lost.value.__traceback__ is not None
+
+
 def test_p1_whoever_heard_that_a_record_is_there_was_sent(scarce: Scarce, behind: Behind) -> None:
     """Under `store_down="run"` it would run again what is done."""
     case = behind("&patience_s=0.05")

@@ -66,6 +66,24 @@ def test_a_slow_answer_makes_it_late_not_early() -> None:
     assert 3.0 - 0.001 <= exchange.behind_s <= 4.0
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
+def test_p3_the_latest_that_it_may_be_is_never_behind(fraction: float) -> None:
+    """What is to last counts from there: who judges may know the server's clock more exactly."""
+    exchange = Exchange()
+    exchange.pass_time(fraction)
+    exchange.ask(there_s=0.25, back_s=0.5)
+    expires = exchange.dates.latest() / 1_000_000 + 60.0
+    assert exchange.server + 60.0 <= expires <= exchange.server + 62.0
+    other = Exchange()
+    other.pass_time(0.999 + 59.0)
+    other.ask()
+    for _ in range(100):  # by now it knows it to 10 ms
+        other.pass_time(0.01)
+        other.ask()
+    ended = expires - other.dates.now() / 1_000_000
+    assert ended >= exchange.server + 60.0 - other.server
+
+
 def test_every_answer_narrows_it() -> None:
     exchange = Exchange()
     exchange.pass_time(0.9)

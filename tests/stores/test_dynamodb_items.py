@@ -35,5 +35,5 @@ def test_p6_amazon_understands_every_change_of_a_record(
     record = case.begin(case.claim(recovery=recovery, request=request_bytes))
     taken = case.take(record, recovery=recovery, request=request_bytes)
     for swap in (taken, case.renew(record), case.complete(record), case.release(record)):
-        update = dynamodb_items.swapped(swap, record.fence + 1, NOW_US)
+        update = dynamodb_items.swapped(swap, record.fence + 1, NOW_US, NOW_US)
         must_suit_amazon(Call("update_item", update.parameters()))

@@ -18,8 +18,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey import current, single_tenant
+from oncekey.core.endings import End
 from oncekey.core.op import run
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, State
 from oncekey.core.verbs import Find
 from oncekey.errors import LeaseLost, Misuse
@@ -77,7 +78,7 @@ async def test_p2_what_is_committed_is_both(world: World) -> None:
     assert found.answer == answer == Answer(201, answer.headers, b'{"id":1}')
     assert world.orders() == 1
     guard = world.runtime.guard
-    finished = await world.runtime.drive(guard.conclude(attempt, Verdict.FAILED, None, call(key)))
+    finished = await world.runtime.drive(guard.conclude(attempt, End.FAILED, None, call(key)))
     assert finished == Stored(finished.expires_in_s, answer)  # type: ignore[union-attr]
 
 
@@ -91,9 +92,7 @@ async def test_p2_what_is_rolled_back_is_neither_and_the_attempt_goes_on(world: 
     assert (await world.record(attempt)).state is State.RUNNING
     assert world.orders() == 0
     guard = world.runtime.guard
-    finished = await world.runtime.drive(
-        guard.conclude(attempt, Verdict.KEEP, Answer(402), call(key))
-    )
+    finished = await world.runtime.drive(guard.conclude(attempt, End.KEPT, Answer(402), call(key)))
     assert isinstance(finished, Stored)
     assert (await world.record(attempt)).answer == Answer(402)
 
@@ -229,7 +228,7 @@ async def test_a_released_attempt_that_completed_in_vain_is_given_back(world: Wo
         await attempt.complete_in(caller.connection, 201)
         await do(caller.rollback())
     guard = world.runtime.guard
-    finished = await world.runtime.drive(guard.conclude(attempt, Verdict.FAILED, None, call(key)))
+    finished = await world.runtime.drive(guard.conclude(attempt, End.FAILED, None, call(key)))
     assert isinstance(finished, Given)
     assert (await world.record(attempt)).state is State.RELEASED
 

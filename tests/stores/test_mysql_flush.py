@@ -12,9 +12,9 @@ import pytest
 from oncekey import Policy, Runtime
 from oncekey.atomic import PyMySQL
 from oncekey.atomic.unit import Unit
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
 from oncekey.core.lifecycle import landed
-from oncekey.core.policy import Verdict
 from oncekey.core.record import Answer, Record, State, Step
 from oncekey.core.verbs import AppendStep, Done, Find, Insert, Inserted, Steps
 from oncekey.guard import Call, Execute
@@ -200,7 +200,7 @@ class Worker:
         unit = Unit(self._adapter, gatherer.store, 5.0, gatherer.ask)
         decided = unit.drive_sync(guard.begin(call, ATOMIC))
         if isinstance(decided, Execute):
-            op = guard.conclude(decided.attempt, Verdict.KEEP, Answer(201), call)
+            op = guard.conclude(decided.attempt, End.KEPT, Answer(201), call)
             decided = unit.drive_sync(op)
         return type(decided).__name__
 

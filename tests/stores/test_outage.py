@@ -11,7 +11,7 @@ from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import outage
 from oncekey.stores.gather import AsyncGatherer, Gatherer
-from oncekey.stores.outage import QUIET_S, Outage
+from oncekey.stores.outage import PAUSE_S_MAX, QUIET_S, Outage
 from tests.stores.scripted import Scripted, find
 
 TOLD = ["the store does not answer: refused is it running?", "the store answers again"]
@@ -77,3 +77,30 @@ async def test_event_loops_an_outage_is_told_once_with_its_reason(
     for _ in range(3):
         await gatherer.ask(find("after"))
     assert caplog.messages == TOLD
+
+
+def test_p11_who_works_in_rounds_pauses_longer_each_time_up_to_a_limit() -> None:
+    watched = Outage(clock=FakeClock())
+    pauses = [watched.pause_s(0.1)]
+    for _ in range(100):
+        watched.noticed(StoreUnavailable("no answer", sent=False))
+        pauses.append(watched.pause_s(0.1))
+    assert pauses[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, PAUSE_S_MAX, PAUSE_S_MAX]
+    assert max(pauses) == PAUSE_S_MAX
+    assert watched.pause_s(60.0) == 60.0
+    watched.over()
+    assert watched.pause_s(0.1) == 0.1
+
+
+def test_an_error_that_nobody_foresaw_is_told_once_with_where_it_came_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also in the middle of an outage, whose reason it is not."""
+    watched = Outage("the outbox", fails="cannot be read")
+    for error in (StoreUnavailable("no answer", sent=False), ZeroDivisionError("by zero")) * 3:
+        watched.noticed(error)
+    assert caplog.messages == [
+        "the outbox cannot be read: no answer",
+        "the outbox cannot be read: by zero",
+    ]
+    assert [record.exc_info is not None for record in caplog.records] == [False, True]

@@ -23,7 +23,7 @@ from tests.servers import start_redis
 from tests.servers.process import free_port
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.servers.skipping import or_skip
-from tests.stores import redis_kit
+from tests.stores import elapse, redis_kit
 from tests.stores.test_against_memory import compare
 
 pytestmark = pytest.mark.slow
@@ -205,7 +205,7 @@ def test_a_node_that_is_down_takes_only_its_own_records_along(face: Any) -> None
             node.client.config_set("cluster-require-full-coverage", "no")
         store = open_url(cluster.url)
         with contextlib.closing(face(store)) as asked:
-            case = Case(Subject(store), asked)
+            case = Case(Subject(store, elapse=elapse.never), asked)
             records = [case.begin(case.claim(id=bytes([byte]) * 32)) for byte in range(0, 256, 32)]
             gone = cluster.owner(SLOT_OF_BYTE[0])
             lost = [r for r in records if cluster.owner(SLOT_OF_BYTE[r.id[0]]) is gone]

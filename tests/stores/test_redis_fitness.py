@@ -21,6 +21,7 @@ from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import Case, SyncFace
 from tests.servers import Redis, start_redis
 from tests.servers.process import free_port
+from tests.stores import elapse
 
 CLAIM = Claim(b"i" * 32, b"t" * 16, "tenant", "POST /", "key", b"f" * 32, 1, 30.0, 600.0)
 
@@ -122,7 +123,7 @@ def test_the_rule_that_is_recommended_allows_all_that_is_needed(
     client.execute_command(f"ACL SETUSER app on >pw {acl_rule('oncekey')}")
     store = open_url(f"{_url_of(server, 'app')}")
     face = SyncFace(store)
-    case = Case(Subject(store, elapse=lambda seconds: None), face)
+    case = Case(Subject(store, elapse=elapse.never), face)
     case.done(case.complete(case.begin()))
     case.done(case.take(case.done(case.release(case.begin()))))
     case.done(case.complete(case.begin(case.claim(recovery="resume", lease_s=0.0))))
@@ -207,7 +208,7 @@ def test_a_node_of_a_cluster_is_refused_unless_it_serves_all_keys() -> None:
                 time.sleep(0.05)
         prepare(store)
         with contextlib.closing(SyncFace(store)) as face:
-            case = Case(Subject(store), face)
+            case = Case(Subject(store, elapse=elapse.never), face)
             record = case.begin(case.claim(recovery="resume", request=b"POST /orders"))
             assert case.ask(Requested(record.id)) == b"POST /orders"
             assert case.ask(Due(10, abandoned=True)) == []

@@ -97,7 +97,7 @@ def test_a_failover_is_noticed_by_whoever_is_connected(face: Any) -> None:
     with start_watched_redis() as watched:
         store = open_url(watched.url)
         with contextlib.closing(face(store)) as asked:
-            case = Case(Subject(store), asked)
+            case = Case(Subject(store, elapse=elapse.never), asked)
             record = case.begin()
             await_that(lambda: _asked_for(watched), "the Sentinel sees no replica fit for it")
             await_that(lambda: watched.primary() is watched.second, "nobody took over")
@@ -125,7 +125,7 @@ def test_a_demoted_primary_is_not_written_to_and_not_believed(face: Any) -> None
     with start_watched_redis() as watched:
         store = open_url(watched.url)
         with contextlib.closing(face(store)) as asked:
-            case = Case(Subject(store), asked)
+            case = Case(Subject(store, elapse=elapse.never), asked)
             record = case.begin()
             watched.sentinel.kill()  # from now on nobody puts things right
             with watched.client(watched.first) as client:

@@ -31,6 +31,7 @@ from oncekey.testing.contract import (
     WatchContract,
 )
 from oncekey.testing.contract.subject import ANSWER, FACES
+from tests.stores import elapse
 from tests.stores.test_against_memory import compare
 from tests.stores.tiered_kit import (
     Tiers,
@@ -192,7 +193,7 @@ def test_a_url_names_both_tiers(redis_url: str, tmp_path: Path) -> None:
     assert store.name == "sqlite"
     assert store.durability.power_loss
     with contextlib.closing(FACES["sync"](store)) as face:
-        case = Case(Subject(store), face)
+        case = Case(Subject(store, elapse=elapse.never), face)
         record = case.stage(State.COMPLETED)
         assert case.find(record.id).answer == ANSWER
 

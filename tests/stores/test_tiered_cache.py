@@ -26,6 +26,7 @@ from oncekey.stores.tiered_entry import MARGIN_S
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, Face
 from tests.servers import start_redis
+from tests.stores import elapse
 from tests.stores.sealed_kit import SECRET
 from tests.stores.tiered_kit import (
     Tiers,
@@ -301,7 +302,7 @@ def test_an_operator_may_ask_the_truth_of_a_sealed_one(tiers: Tiers, face: Any) 
     truth, sealed = SealedStore(tiers.truth, SECRET), SealedStore(tiers.store(), SECRET)
     with contextlib.closing(face(truth)) as asked, contextlib.closing(face(sealed)) as beside:
         assert asked.ask(Scan(10)) == []
-        record = Case(Subject(sealed), beside).stage(State.COMPLETED)
+        record = Case(Subject(sealed, elapse=elapse.never), beside).stage(State.COMPLETED)
         [shown] = asked.ask(Scan(1))
         assert asked.ask(Find(shown.id)).state is State.COMPLETED
         assert asked.ask(Find(record.id)).answer == ANSWER

@@ -112,6 +112,28 @@ def test_a_url_of_sqlalchemy_s_is_answered_with_what_to_leave_out(url: str, plai
     assert PASSWORD not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (f"postgresql://u:{PASSWORD}@host/db?nonsense=1", 'parameter: "nonsense"'),
+        (f"postgresql://u:{PASSWORD}@host/db?sslmod=require", 'parameter: "sslmod"'),
+        (f"postgresql://u:{PASSWORD}@host/db?sslmode=yes", "sslmode is one of disable, allow"),
+        ("sqlite:///a%00b.db", "zero byte"),
+    ],
+)
+def test_what_a_driver_cannot_read_is_refused_before_it_connects(url: str, says: str) -> None:
+    with pytest.raises(Misuse, match=says) as caught:
+        open_store(url)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_path_of_sqlite_s_may_begin_with_more_slashes(tmp_path: Path) -> None:
+    for url in (f"sqlite:////{tmp_path}/k.db", f"sqlite://////{tmp_path}/k.db"):
+        store = open_store(url)
+        store.connect().close()
+    assert (tmp_path / "k.db").exists()
+
+
 @pytest.mark.parametrize("path", ["keys.db", "./keys.db", "/var/lib/oncekey/keys.db"])
 def test_a_bare_path_is_answered_with_its_url(path: str) -> None:
     with pytest.raises(Misuse, match=f"write sqlite:///{path}"):
@@ -222,7 +244,7 @@ def test_p12_a_password_with_a_sign_of_urls_is_told_how_to_be_written(
         "sqlite:///keys@home.db",
         "tiered+sqlite:///keys@home.db?cache=redis://:p@h/0",
         "unix:///run/redis@1.sock?db=0",
-        "postgresql://host:5432/keys?user=u@corp&password=p=@ss",
+        "postgresql://host:5432/keys?user=u@corp&password=p@ss",
         "postgresql://u:p@host/keys?application_name=orders@corp",
         "postgresql://host?user=u@corp&dbname=keys",
         "redis+sentinel://h1,h2/keys?sentinel_password=p@ss",

@@ -31,8 +31,10 @@ class Failing(MemoryStore):
 
     left = math.inf
     down = False
+    tries = 0
 
     def perform(self, verbs: Any) -> Any:
+        self.tries += 1
         if self.down or self.left <= 0:
             raise StoreUnavailable("no answer")
         self.left -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import uuid
@@ -14,9 +15,10 @@ from oncekey import Policy
 from oncekey.core.canonical import FIELDS_MAX
 from oncekey.events import Declined, Event
 from oncekey.stores.memory import MemoryStore
+from oncekey.web import messages
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import World, tenant_of
-from tests.web.client import Reply, ask
+from tests.web.client import Reply, ask, request_headers, scope_for
 
 pytestmark = pytest.mark.anyio
 
@@ -186,9 +188,9 @@ async def test_p5_the_same_bytes_mean_something_else_where_nothing_says_how_they
 
 async def test_e25_a_body_over_the_limit_is_refused_before_the_claim() -> None:
     world = World()
-    declared = await ask(world.app, "k1", b"x" * 5_000_000, content_type="text/plain")
+    declared = await ask(world.app, "k1", b"x" * 11_000_000, content_type="text/plain")
     chunked = await ask(
-        world.app, "k1", b"", content_type="text/plain", chunks=[b"x" * 500_000] * 10
+        world.app, "k1", b"", content_type="text/plain", chunks=[b"x" * 1_100_000] * 10
     )
     assert [declared.kind, chunked.kind] == ["request-too-large"] * 2
     assert declared.status == chunked.status == 413
@@ -344,3 +346,26 @@ async def test_p11_a_query_of_too_many_parameters_is_refused_wherever_it_is_read
     assert world.runs == 1
     asked = await ask(world.app, "k1", b"", method="GET", path="/idempotency", query=query)
     assert asked.status == 400
+
+
+async def test_p11_a_body_that_stops_coming_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers of ASGI wait as long as the connection lasts."""
+    monkeypatch.setattr(messages, "SILENT_S_MAX", 0.01)
+    world, asked, sent = World(), [], []
+
+    async def receive() -> Any:
+        asked.append(1)
+        if len(asked) == 1:
+            return {"type": "http.request", "body": b'{"half": ', "more_body": True}
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    lines = request_headers("k1", b"{}", "application/json", ())
+    await world.app(scope_for("POST", "/orders", lines), receive, send)
+    assert sent[0]["status"] == 400
+    assert b"malformed-request" in sent[1]["body"]
+    assert (world.runs, world.stored()) == (0, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.middleware.cors import CORSMiddleware
 
 from oncekey import Policy, current, probes
 from oncekey.core.record import State
@@ -17,8 +18,9 @@ from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sqlite import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.messages import App, Receive, Scope, Send
 from tests.web.asgi_world import World, tenant_of
-from tests.web.client import ask, request_headers, scope_for
+from tests.web.client import Reply, ask, request_headers, scope_for
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +70,28 @@ async def test_p1_a_handler_is_renewed_while_it_runs() -> None:
     finally:
         probes.disarm()
         await app.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+async def test_what_ends_a_handler_and_is_no_exception_is_answered_and_raised(
+    error: BaseException,
+) -> None:
+    """A program that a handler calls may exit, and what it awaits may have been cancelled."""
+    world, answered = World(policy=Policy(recovery="block")), Reply()
+
+    async def breaks(receive: Any, send: Any) -> None:
+        raise error
+
+    def hear(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            answered.status, answered.headers = message["status"], message["headers"]
+
+    world.handler = breaks
+    with pytest.raises(type(error)):
+        await ask(world.app, "k1", on_message=hear)
+    assert (answered.status, answered.header("idempotency-outcome")) == (500, "unknown")
+    assert (await ask(world.app, "k1")).kind == "outcome-unknown"
+    assert world.runs == 1
 
 
 @pytest.mark.parametrize("answer_bytes_max", [1_000, 3])
@@ -193,10 +217,27 @@ async def test_p3_an_application_may_use_its_buffer_again() -> None:
     assert (first.body, again.body) == (b"onetwo", b"onetwo")
 
 
+def hidden(app: IdempotencyMiddleware) -> App:
+    """Behind a function, where nobody can see it."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+
+    return call
+
+
+def test_a_middleware_around_another_is_refused_when_it_is_made() -> None:
+    world = World()
+    with pytest.raises(Misuse, match="there are two IdempotencyMiddleware"):
+        IdempotencyMiddleware(world.app, store=world.store, tenant=tenant_of)
+    with pytest.raises(Misuse, match="there are two IdempotencyMiddleware"):
+        IdempotencyMiddleware(CORSMiddleware(world.app), store=MemoryStore(), tenant=tenant_of)
+
+
 async def test_a_middleware_within_itself_is_refused_and_not_waited_for() -> None:
     """It was told for ever that the first request, which is itself, still runs."""
     world = World()
-    twice = IdempotencyMiddleware(world.app, store=world.store, tenant=tenant_of)
+    twice = IdempotencyMiddleware(hidden(world.app), store=world.store, tenant=tenant_of)
     with pytest.raises(Misuse, match="guarded twice"):
         await ask(twice, "k1")
     assert world.runs == 0
@@ -205,7 +246,8 @@ async def test_a_middleware_within_itself_is_refused_and_not_waited_for() -> Non
 
 async def test_a_middleware_may_stand_within_one_that_has_another_store() -> None:
     world = World()
-    outer = IdempotencyMiddleware(world.app, store=MemoryStore(world.clock), tenant=tenant_of)
+    store = MemoryStore(world.clock)
+    outer = IdempotencyMiddleware(hidden(world.app), store=store, tenant=tenant_of)
     first, again = await ask(outer, "k1"), await ask(outer, "k1")
     assert (first.body, again.body, again.replayed) == (b'{"ok": true}', b'{"ok": true}', True)
     assert world.runs == 1

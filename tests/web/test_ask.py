@@ -92,6 +92,24 @@ async def test_what_was_not_done_runs_now(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_p1_what_was_found_out_too_late_does_not_run(kind: str) -> None:
+    """The lease was over before it was known that nothing was done: another may have run it."""
+
+    def find_out(attempt: Attempt) -> Any:
+        if attempt.lapses == 1:
+            shopping.clock.advance(LEASE_S)
+            attempt.mark_lost()  # as the heartbeat does
+        return Learned.NOT_DONE
+
+    shopping, shop = asking(find_out, kind)
+
+    assert (await retry(shopping)).kind == "unsettled"
+    assert shop.runs == []
+    assert (await retry(shopping)).json() == {"paid": True}
+    assert [run["attempt"] for run in shop.runs] == [3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_nobody_can_tell_is_unknown(kind: str) -> None:
     shopping, shop = asking(lambda attempt: Learned.UNKNOWN, kind)
 

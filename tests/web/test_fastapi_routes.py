@@ -78,12 +78,14 @@ async def test_routes_have_policies_by_their_path_too() -> None:
 
 async def test_two_guards_around_one_route_are_told_apart_at_once() -> None:
     world = ordering()
-    world.app.add_middleware(
-        IdempotencyMiddleware, store=MemoryStore(FakeClock()), tenant=oncekey.single_tenant
-    )
+    store = MemoryStore(FakeClock())
+    world.app.add_middleware(IdempotencyMiddleware, store=store, tenant=lambda request: "acme")
     with pytest.raises(Misuse, match="guarded twice"):
         await world.ask("k1")
     assert (await world.ask(None)).status == 201
+    with pytest.raises(Misuse, match="POST /orders is guarded twice"):
+        async with world.idempotency.lifespan(world.app):
+            pass
 
 
 async def test_an_endpoint_may_send_requests_to_its_own_application() -> None:

@@ -20,6 +20,7 @@ from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
 
 FOUND = (
+    "POST /{kind}",
     "POST /orders",
     "/orders",
     "DELETE /orders/{number}",

@@ -33,10 +33,141 @@ def test_a_template_does_not_know_where_the_application_is_mounted(root: str) ->
     assert operation(routes, "POST", f"{root}/refunds", root) == (f"POST {root}/refunds", "rerun")
 
 
-def test_a_path_that_the_server_handed_over_without_its_root_is_taken_as_it_is() -> None:
+@pytest.mark.parametrize("path", ["/orders", "//orders", "/Orders/"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_e16_a_path_keeps_its_name_with_and_without_its_root(path: str, declared: bool) -> None:
+    """As 0.1 named them. Servers and proxies take the root away, or leave it there."""
     routes = Routes(Policy(), {"POST /orders": BLOCKED})
-    assert operation(routes, "POST", "/orders", "/api") == ("POST /orders", "block")
-    assert operation(routes, "POST", "/apiorders", "/api") == ("POST /apiorders", "rerun")
+    routes.declared_root, root = ("/api", "") if declared else ("", "/api")
+    assert operation(routes, "POST", path, root) == ("POST /orders", "block")
+    assert operation(routes, "POST", f"/api{path}", root) == ("POST /api/orders", "block")
+    assert operation(routes, "POST", "/refunds", root) == ("POST /refunds", "rerun")
+    assert operation(routes, "POST", "/api/refunds", root) == ("POST /api/refunds", "rerun")
+    assert operation(routes, "POST", "/apiorders", root) == ("POST /apiorders", "rerun")
+
+
+def test_e16_a_template_may_have_the_root_that_only_the_application_declares() -> None:
+    routes = Routes(Policy(), {"POST /api/orders": BLOCKED, "POST /{name}/refunds": Policy()})
+    routes.declared_root = "/api"
+    assert operation(routes, "POST", "/api/orders") == ("POST /api/orders", "block")
+    own = Routes(Policy(), {"POST /{name}/refunds": Policy(), "POST /refunds": BLOCKED})
+    own.declared_root = "/api"
+    assert operation(own, "POST", "/api/refunds") == ("POST /api/refunds", "block")
+
+
+SPELT = [
+    *("//orders", "/orders/", "orders", "/./orders", "/x/../orders", "http://host/orders"),
+    *("/ORDERS", "//Orders/", "/orders\udcff"),
+    *(
+        "http://host/orders?x",
+        "http://host/orders;x",
+        "http://host/or\tders",
+        "x:orders#",
+        " /orders",
+    ),
+]
+CHARGE = Policy(required=True, recovery="block")
+
+
+@pytest.mark.parametrize("path", SPELT)
+def test_e16_a_template_applies_to_every_spelling_of_its_path(path: str) -> None:
+    routes = Routes(Policy(), {"POST /orders": CHARGE})
+    route = routes.match("POST", path)
+    assert (route.operation, route.policy.recovery) == ("POST /orders", "block")
+    assert not route.is_unclear
+
+
+@pytest.mark.parametrize("path", SPELT)
+def test_e16_weaker_rules_are_not_got_by_another_spelling(path: str) -> None:
+    """A router that does not read it so may lead it to a route with the stricter rules."""
+    routes = Routes(CHARGE, {"POST /orders": Policy(required=False)})
+    assert routes.match("POST", "/orders").policy.required is False
+    assert routes.match("POST", path).is_unclear
+
+
+@pytest.mark.parametrize("path", SPELT)
+def test_e16_a_path_that_is_left_out_is_left_out_as_it_is_written(path: str) -> None:
+    routes = Routes(CHARGE, {"/orders": Policy(methods=())})
+    assert "POST" not in routes.match("POST", "/orders").policy.methods
+    assert routes.match("POST", path).policy == CHARGE.settled()
+
+
+def test_e16_two_templates_that_differ_by_a_slash_are_two() -> None:
+    routes = Routes(Policy(), {"/orders": Policy(), "/orders/": CHARGE})
+    assert operation(routes, "POST", "/orders") == ("POST /orders", "rerun")
+    assert operation(routes, "POST", "/orders/") == ("POST /orders/", "block")
+    assert operation(routes, "POST", "//orders/") == ("POST /orders/", "block")
+
+
+def test_e16_of_what_dots_lead_to_the_stricter_rules_count() -> None:
+    """`/files/{name}` is how a router reads it that leaves dots alone."""
+    routes = Routes(Policy(), {"/files/{name}": CHARGE, "/search": Policy()})
+    assert operation(routes, "POST", "/files/../search")[1] == "rerun"
+    assert operation(routes, "POST", "/files/..") == ("POST /files/{name}", "block")
+    weaker = Routes(Policy(), {"/files/{name}": CHARGE, "/": Policy(recovery="ask", ask=print)})
+    assert operation(weaker, "POST", "/files/..") == ("POST /files/{name}", "block")
+
+
+@pytest.mark.parametrize("path", ["//refunds", "refunds", "/refunds\n", "http://host/refunds"])
+def test_e16_a_path_without_a_template_has_one_name(path: str) -> None:
+    assert operation(Routes(Policy()), "POST", path)[0] == "POST /refunds"
+
+
+@pytest.mark.parametrize(
+    "path", ["/refunds", "/refunds/", "/", "/a.b/..c", "/Refunds", "/a:b@c", "/7/%20"]
+)
+def test_e16_an_ordinary_path_is_named_as_it_always_was(path: str) -> None:
+    """Another name would hide its records from the retries of an earlier release's clients."""
+    for routes in (Routes(Policy()), Routes(Policy(), {"POST /orders": CHARGE})):
+        assert operation(routes, "POST", path)[0] == f"POST {path}"
+        assert operation(routes, "POST", f"/api{path}", "/api")[0] == f"POST /api{path}"
+
+
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [
+        *(("/api", "/api//orders"), ("/api", "//api/orders"), ("/api", "//api//orders/")),
+        *(("/api/", "/api//orders"), ("//api", "//api/orders"), ("/api", "/./api/orders")),
+    ],
+)
+def test_e16_a_mounted_application_is_no_way_around(root: str, path: str) -> None:
+    routes = Routes(Policy(), {"POST /orders": CHARGE})
+    assert routes.match("POST", path, root).policy.required
+
+
+def test_e16_the_place_where_it_is_mounted_is_its_root() -> None:
+    """Django serves `/` there, without a slash at the end."""
+    routes = Routes(Policy(), {"POST /": CHARGE})
+    assert operation(routes, "POST", "/shop", "/shop") == ("POST /shop/", "block")
+    assert operation(Routes(Policy()), "POST", "/shop", "/shop")[0] == "POST /shop"
+
+
+def test_the_route_that_the_framework_found_decides() -> None:
+    routes = Routes(Policy(), {"/orders/mine": Policy(recovery="resume"), "/orders/{id}": CHARGE})
+    assert routes.ruled("POST", "/orders/7", "/orders/{number}").recovery == "block"
+    assert routes.ruled("POST", "/orders/mine", "/orders/{number}").recovery == "resume"
+    assert routes.ruled("POST", "/what/ever", "/orders/{number}").recovery == "block"
+    assert routes.ruled("POST", "/what/ever", "/{a}/{b}").recovery == "rerun"
+    assert routes.ruled("PUT", "/orders/7", "/orders/{number}").recovery == "block"
+
+
+@pytest.mark.parametrize("path", ["/Orders", "/orders/", "/ORDERS/"])
+def test_a_regular_expression_may_leave_much_open(path: str) -> None:
+    expression = "/(?i)^orders/?$"
+    strict = Routes(Policy(), {"POST /orders": CHARGE})
+    assert strict.ruled("POST", path, expression).recovery == "block"
+    assert strict.ruled("POST", path, "/{name}").recovery == "rerun"
+    loose = Routes(CHARGE, {"POST /orders": Policy(required=False)})
+    assert loose.ruled("POST", path, expression).required
+
+
+@pytest.mark.parametrize(("rule", "text"), [("/orders/", "/orders"), ("/orders", "/orders/")])
+def test_e16_a_rule_whose_slash_at_the_end_does_not_count(rule: str, text: str) -> None:
+    strict = Routes(Policy(), {f"POST {text}": CHARGE})
+    assert strict.ruled("POST", rule, rule).required
+    assert not strict.ruled("POST", "/refunds/", "/{name}/").required
+    loose = Routes(CHARGE, {f"POST {text}": Policy(required=False)})
+    assert loose.ruled("POST", rule, rule).required
 
 
 def test_a_line_end_behind_a_path_leads_around_no_rule() -> None:

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ from starlette.routing import Mount, Route
 
 from oncekey import Policy, current, single_tenant
 from oncekey.clock import FakeClock
+from oncekey.core.lifecycle import lapse
 from oncekey.core.record import Record
-from oncekey.core.verbs import Find
+from oncekey.core.verbs import Done, Find
 from oncekey.errors import Misuse
 from oncekey.guard import Execute
 from oncekey.recoverer import Recoverer
@@ -38,6 +38,7 @@ from oncekey.stores.base import Store
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web import asgi, messages, wsgi
+from oncekey.web.body import Body
 from oncekey.web.edge import Edge
 from oncekey.web.started import started
 from tests.web.client import request_headers, scope_for
@@ -45,18 +46,23 @@ from tests.web.client import request_headers, scope_for
 POLICY = Policy(recovery="resume", lease_s=30.0)
 
 
-def abandon(store: str | Store, path: str = "/pay", root: str = "", lease_s: float = 30.0) -> bytes:
+def abandon(
+    store: str | Store, path: str = "/pay", root: str = "", *, lapsed: bool = False
+) -> bytes:
     """What another process left: it had the same settings, and died. The record's id."""
-    edge = Edge(store=store, tenant=single_tenant, policy=Policy(lease_s=lease_s).over(POLICY))
+    edge = Edge(store=store, tenant=single_tenant, policy=POLICY)
     body = b'{"amount": 7}'
     lines = request_headers("k", body, "application/json", ())
     request = messages.request(scope_for("POST", root + path, lines, root_path=root))
     route = edge.routes.match("POST", root + path, root)
-    call: Any = edge.call(request, route, "single", "k", body)
+    call: Any = edge.call(request, route, "single", "k", Body(body))
     decision = edge.runtime.drive_sync(edge.guard.begin(call, route.policy))
     assert isinstance(decision, Execute)
+    held = decision.attempt.held
+    if lapsed:
+        assert isinstance(edge.runtime.gatherer.ask(lapse(held, retention_s=600)), Done)
     edge.runtime.close()
-    return decision.attempt.held.id
+    return held.id
 
 
 async def recovered(app: Any, store: MemoryStore, clock: FakeClock, orphan: bytes) -> Any:
@@ -204,12 +210,9 @@ app = IdempotencyMiddleware(
 def test_django_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Its settings are one per process."""
     url = f"sqlite:///{tmp_path / 'keys.db'}"
-    orphan = abandon(url, lease_s=0.01)
+    orphan = abandon(url, lapsed=True)
     (tmp_path / "shop.py").write_text(textwrap.dedent(DJANGO.replace("{url!r}", repr(url))))
     look = Runtime(url)
-    while not look.gatherer.ask(Find(orphan)).lapsed:
-        time.sleep(0.01)
-
     ran = subprocess.run(
         [sys.executable, "-m", "oncekey", "recover", "--once", "--json", "shop:app"],
         cwd=tmp_path,

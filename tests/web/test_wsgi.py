@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -251,7 +252,7 @@ def test_flask_adopts_it_in_one_line() -> None:
 
     @app.post("/orders")
     def create() -> Any:
-        runs.append(oncekey.current().key)
+        runs.append(str(oncekey.current().key))
         return {"item": flask.request.json["item"]}, 201
 
     @app.post("/missing")
@@ -275,7 +276,10 @@ def test_flask_adopts_it_in_one_line() -> None:
 
 
 def test_a_middleware_within_itself_is_refused_and_not_waited_for(world: World) -> None:
-    twice = IdempotencyMiddleware(world.app, store=world.store, tenant=tenant_of)
+    with pytest.raises(Misuse, match="there are two IdempotencyMiddleware"):
+        IdempotencyMiddleware(world.app, store=world.store, tenant=tenant_of)
+    behind = functools.partial(world.app)  # where nobody can see it
+    twice = IdempotencyMiddleware(behind, store=world.store, tenant=tenant_of)
     with pytest.raises(Misuse, match="guarded twice"):
         ask_wsgi(twice, "k1")
     assert world.states() == [State.RELEASED]
@@ -287,7 +291,7 @@ def test_a_handler_may_send_requests_to_its_own_application() -> None:
         if environ["PATH_INFO"] == "/twice":
             assert ask_wsgi(guarded, "inner").body == b"inner"
         start_response("201 Created", [])
-        return [oncekey.current().key.encode()]
+        return [str(oncekey.current().key).encode()]
 
     guarded = IdempotencyMiddleware(app, store=MemoryStore(), tenant=tenant_of)
     assert ask_wsgi(guarded, "outer", path="/twice").body == b"outer"

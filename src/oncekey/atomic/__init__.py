@@ -10,7 +10,8 @@ from oncekey.atomic.check import check, check_blocking, check_loop, check_thread
 from oncekey.atomic.django import Django
 from oncekey.atomic.mysql import Asyncmy, PyMySQL
 from oncekey.atomic.postgres import Asyncpg, AsyncPsycopg, Psycopg
-from oncekey.atomic.sqlalchemy import AsyncSQLAlchemy, SQLAlchemy
+from oncekey.atomic.sqlalchemy import SQLAlchemy
+from oncekey.atomic.sqlalchemy_async import AsyncSQLAlchemy
 from oncekey.atomic.sqlite import Sqlite
 from oncekey.atomic.unit import Adapter, AsyncUnit, Transaction, Unit
 

@@ -28,8 +28,17 @@ class Callers:
 
 class _Callers:
     def __init__(self, connection: Any, ask: join.Ask) -> None:
-        self.connection = connection
+        self._connection = connection
         self.ask = ask
+
+    def lend(self) -> Any:
+        return self._connection
+
+    def taint(self) -> None:
+        """The connection is the caller's."""
+
+    def recall(self) -> bool:
+        return True
 
     def flush(self) -> None:
         """The caller's commit does."""
@@ -56,8 +65,17 @@ class AsyncCallers:
 
 class _AsyncCallers:
     def __init__(self, connection: Any, ask: join.AsyncAsk) -> None:
-        self.connection = connection
+        self._connection = connection
         self.ask = ask
+
+    def lend(self) -> Any:
+        return self._connection
+
+    def taint(self) -> None:
+        """The connection is the caller's."""
+
+    async def recall(self) -> bool:
+        return True
 
     async def flush(self) -> None:
         """The caller's commit does."""

@@ -12,6 +12,11 @@ import sqlite3
 from typing import Any
 
 from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
+from oncekey.atomic.loan import DriverLoan
+from oncekey.atomic.loan_sqlite import SqliteLoan
+from oncekey.atomic.loans import lend
+from oncekey.atomic.work import Denied
+from oncekey.decision import Ended
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import join
 
@@ -77,23 +82,66 @@ class _Django:
         exclusive: Exclusive | None,
         ask: join.Ask,
     ) -> None:
-        self.connection = connection
+        self._connection = connection
+        self._driver = connection.connection
         self._atomic = atomic
         self._byte = byte
         self._exclusive = exclusive
         self._ask = ask
-        if exclusive is not None:
-            connection._close = self._close
+        self._loan: DriverLoan | None = None
+        self._is_tainted = False
+        self._is_shared = connection.allow_thread_sharing
+        """Other threads may use it, and could before the view had it."""
+        self.used = False
+        """Whether a statement was sent by the view."""
+        connection._close = self._close
+
+    def lend(self) -> Any:
+        """Django's connection stays where it is: what stands behind it is lent."""
+        self._loan = lend(self._driver)
+        self._connection.connection = self._loan.lent
+        self._connection.execute_wrappers.append(self._note)
+        return self._connection
+
+    def _note(self, execute: Any, sql: Any, params: Any, many: Any, context: Any) -> Any:
+        self.used = True
+        return execute(sql, params, many, context)
+
+    def recall(self) -> bool:
+        return self._loan is None or self._recall(self._loan, cut=False)
+
+    def _recall(self, loan: DriverLoan, *, cut: bool) -> bool:
+        """Threads with which the view shared Django's connection would have it in the next view of
+        this thread too.
+        """
+        while not self._is_shared and self._connection.allow_thread_sharing:
+            self._connection.dec_thread_sharing()
+        return loan.recall(cut=cut)
+
+    def taint(self) -> None:
+        self._is_tainted = True
 
     def ask(self, question: Any) -> Any:
         if self._exclusive is not None:
             self._exclusive.check()
-        if self.connection.needs_rollback:  # Django would roll back, and not say so
+        if self._connection.closed_in_transaction:
+            raise Ended if self._exclusive is None else Denied
+        if not self._is_there:
+            raise Ended
+        if self._loan is not None and self._loan.ended:
+            raise Ended if self._exclusive is None else Denied
+        if self._connection.needs_rollback:  # Django would roll back, and not say so
             raise StoreUnavailable(
                 "the view asked for a rollback, or let an error of the database pass: put what "
                 "may fail into a transaction.atomic() of its own"
             )
         return self._ask(question)
+
+    @property
+    def _is_there(self) -> bool:
+        """Whether the view has left Django its connection."""
+        lent = self._driver if self._loan is None else self._loan.lent
+        return self._connection.connection in (self._driver, lent)
 
     def flush(self) -> None:
         """The ORM holds nothing back."""
@@ -101,16 +149,22 @@ class _Django:
     def commit(self) -> None:
         try:
             with self._ending():
+                self._take_back()
                 self._atomic.__exit__(None, None, None)
         finally:
             self._give_back()
 
     def rollback(self) -> str | None:
+        if self._loan is not None and not self._recall(self._loan, cut=True):
+            self._abandon(self._loan)
+            return None
         try:
             with self._ending():
+                self._take_back()
                 self._roll_back()
             return None
         except Overdue as overdue:
+            self._take_back()
             self._roll_back()
             return str(overdue)
         finally:
@@ -124,15 +178,50 @@ class _Django:
     def _ending(self) -> Any:
         return contextlib.nullcontext() if self._exclusive is None else self._exclusive.ending()
 
+    def _take_back(self) -> None:
+        """Put the driver's connection behind Django's again, unless the view has closed it."""
+        connection = self._connection
+        if self._loan is not None and connection.connection is self._loan.lent:
+            connection.connection = self._driver
+
     def _close(self) -> None:
         """In place of the connection's own while it is lent."""
         if self._exclusive is not None:
             self._exclusive.leave()
-        type(self.connection)._close(self.connection)
+        self._take_back()
+        type(self._connection)._close(self._connection)
 
     def _give_back(self) -> None:
+        connection = self._connection
         if self._exclusive is not None:
             self._exclusive.free()
-            del self.connection._close
+        del connection._close
+        if self._note in connection.execute_wrappers:
+            connection.execute_wrappers.remove(self._note)
+        tainted = self._is_tainted or (self._loan is not None and self._loan.tainted)
+        if tainted and not connection.in_atomic_block:
+            connection.close()
+        if self._byte is not None:
+            self._byte.close()
+
+    def _abandon(self, loan: DriverLoan) -> None:
+        """Somebody is in the connection, and cannot be waited for: Django throws a stand-in away,
+        and it is left to them to close the connection itself.
+        """
+        connection = self._connection
+        connection._close = lambda: None
+        self._roll_back()
+        connection.close()
+        del connection._close
+        connection.execute_wrappers.remove(self._note)
+        if isinstance(loan, SqliteLoan):
+            loan.when_left(self._leave)
+
+    def _leave(self) -> None:
+        """For the thread that leaves the connection."""
+        if self._exclusive is not None:
+            self._exclusive.leave()
+            self._exclusive.free()
+        self._driver.close()
         if self._byte is not None:
             self._byte.close()

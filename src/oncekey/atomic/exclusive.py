@@ -142,12 +142,21 @@ class Exclusive:
                 self._ended.set()
             self._unpin()
 
+    def roll_back(self) -> None:
+        """To be called while `ending`: closing would not do it while a result is not read to its
+        end.
+        """
+        with contextlib.suppress(sqlite3.Error):  # closed, perhaps by the handler
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
     def _undo(self) -> None:
         # The handler may be in the middle of a statement, which may be about to call Python, as for
         # `_authorise`. So nothing here waits for the connection while it keeps Python to itself, as
         # `set_authorizer` would. Nothing runs past the interrupt, not even ROLLBACK; but a write
         # that it stops takes the transaction with it, and this one needs not be parsed.
-        with contextlib.suppress(sqlite3.Error, MemoryError):  # the latter: closed meanwhile
+        # The latter two: closed meanwhile.
+        with contextlib.suppress(sqlite3.Error, MemoryError, SystemError):
             self._db.interrupt()
             self._db.blobopen("oncekey_meta", "fence_floor", 1)
         try:

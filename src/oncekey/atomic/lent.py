@@ -1,7 +1,7 @@
 """A connection that is lent to a handler for one transaction, and given back however that ends.
 
-`Lent` blocks and `AsyncLent` awaits. Drivers differ in how a connection is taken and given back,
-hardly in how a transaction on it ends.
+`Lent` blocks and `AsyncLent` awaits. Drivers differ in how a connection is taken, lent and given
+back, hardly in how a transaction on it ends.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from oncekey.decision import Ended
 from oncekey.errors import Misuse
 from oncekey.stores import join
 
@@ -24,52 +25,108 @@ def must_open(source: object, takes: str) -> None:
 
 
 class Lent:
-    """`give_back` takes the connection in whatever state it is."""
+    """`lend` makes the loan (`loan.py`). `give_back` takes the connection in whatever state it is,
+    and is told whether it is tainted: then it must be closed.
+    """
 
-    def __init__(self, connection: Any, ask: join.Ask, give_back: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        connection: Any,
+        ask: join.Ask,
+        give_back: Callable[[bool], Any],
+        lend: Callable[[Any], Any],
+    ) -> None:
         self.connection = connection
-        self.ask = ask
+        self._ask = ask
         self._give_back = give_back
+        self._lend = lend
+        self._loan: Any = None
+        self._is_tainted = False
+
+    def lend(self) -> Any:
+        self._loan = self._lend(self.connection)
+        return self._loan.lent
+
+    def ask(self, question: Any) -> Any:
+        if self._loan is not None and self._loan.ended:
+            raise Ended
+        return self._ask(question)
 
     def flush(self) -> None:
         """There is no session."""
+
+    def recall(self) -> bool:
+        return self._loan is None or bool(self._loan.recall(cut=False))
+
+    def taint(self) -> None:
+        self._is_tainted = True
 
     def commit(self) -> None:
         try:
             self.connection.commit()
         finally:
-            self._give_back()
+            self._end()
 
     def rollback(self) -> None:
         try:
-            with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
-                self.connection.rollback()
+            if self._loan is None or self._loan.recall(cut=True):
+                with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
+                    self.connection.rollback()
         finally:
-            self._give_back()
+            self._end()
+
+    def _end(self) -> None:
+        self._give_back(self._is_tainted or (self._loan is not None and self._loan.tainted))
 
 
 class AsyncLent:
     """As `Lent`, for an event loop."""
 
     def __init__(
-        self, connection: Any, ask: join.AsyncAsk, give_back: Callable[[], Awaitable[Any]]
+        self,
+        connection: Any,
+        ask: join.AsyncAsk,
+        give_back: Callable[[bool], Awaitable[Any]],
+        lend: Callable[[Any], Any],
     ) -> None:
         self.connection = connection
-        self.ask = ask
+        self._ask = ask
         self._give_back = give_back
+        self._lend = lend
+        self._loan: Any = None
+        self._is_tainted = False
+
+    def lend(self) -> Any:
+        self._loan = self._lend(self.connection)
+        return self._loan.lent
+
+    async def ask(self, question: Any) -> Any:
+        if self._loan is not None and self._loan.ended:
+            raise Ended
+        return await self._ask(question)
 
     async def flush(self) -> None:
         """There is no session."""
+
+    async def recall(self) -> bool:
+        return self._loan is None or bool(await self._loan.recall(cut=False))
+
+    def taint(self) -> None:
+        self._is_tainted = True
 
     async def commit(self) -> None:
         try:
             await self.connection.commit()
         finally:
-            await self._give_back()
+            await self._end()
 
     async def rollback(self) -> None:
         try:
-            with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
-                await self.connection.rollback()
+            if self._loan is None or await self._loan.recall(cut=True):
+                with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
+                    await self.connection.rollback()
         finally:
-            await self._give_back()
+            await self._end()
+
+    async def _end(self) -> None:
+        await self._give_back(self._is_tainted or (self._loan is not None and self._loan.tainted))

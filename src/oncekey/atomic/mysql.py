@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
+from oncekey.atomic.loan_mysql import AsyncmyLoan, PyMySQLLoan
 from oncekey.stores import join
 from oncekey.stores.base import Store
+
+_log = logging.getLogger("oncekey")
 
 
 class PyMySQL:
@@ -37,11 +41,11 @@ class PyMySQL:
             connection.close()
             raise
 
-        def give_back() -> None:
+        def give_back(tainted: bool) -> None:
             with contextlib.suppress(Exception):  # it may be closed already
                 connection.close()
 
-        return Lent(connection, ask, give_back)
+        return Lent(connection, ask, give_back, PyMySQLLoan)
 
 
 class Asyncmy:
@@ -68,12 +72,18 @@ class Asyncmy:
             await pool.release(connection)
             raise
 
-        async def give_back() -> None:
+        async def give_back(tainted: bool) -> None:
+            whole = False
             try:
-                await connection.autocommit(autocommit)
+                if not tainted:
+                    await connection.autocommit(autocommit)
+                    whole = True
             except Exception:  # it is broken: the pool must not lend it again
-                connection.close()
+                _log.debug("a connection of the pool is closed", exc_info=True)
             finally:
+                if not whole:
+                    connection.close()
+                    connection._connected = False  # else its pool finds out only later
                 await pool.release(connection)
 
-        return AsyncLent(connection, ask, give_back)
+        return AsyncLent(connection, ask, give_back, AsyncmyLoan)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
+from oncekey.atomic.loan import LEAVE_S_MAX
+from oncekey.atomic.loan_psycopg import AsyncPsycopgLoan, PsycopgLoan
+from oncekey.decision import Ended
+from oncekey.errors import StoreUnavailable
 from oncekey.stores import join
 from oncekey.stores.base import Store
 
@@ -37,29 +44,100 @@ class Asyncpg:
         return _Asyncpg(pool, connection, transaction, ask)
 
 
+_ended: WeakSet[Any] = WeakSet()
+"""Connections of asyncpg whose transaction the handler has ended."""
+
+
 class _Asyncpg:
+    """asyncpg revokes by itself, when its pool gets a connection back: the connection and all that
+    was made of it.
+    """
+
     def __init__(self, pool: Any, connection: Any, transaction: Any, ask: join.AsyncAsk) -> None:
         self.connection = connection
-        self.ask = ask
+        self._ask = ask
         self._pool = pool
         self._transaction = transaction
+        self._is_tainted = False
+        self._kind = connection.__class__
+        self._driver = connection._con
+
+    def lend(self) -> Any:
+        self.connection.__class__ = _late(self._kind)
+        return self.connection
+
+    async def ask(self, question: Any) -> Any:
+        if self._driver in _ended:
+            raise Ended
+        if self.connection._con is None:  # it broke, or the handler has closed it
+            raise StoreUnavailable("its connection is closed", sent=True)
+        return await self._ask(question)
 
     async def flush(self) -> None:
         """There is no session."""
+
+    async def recall(self) -> bool:
+        """Two at once are refused by the connection: whoever stays in it fails the next of ours."""
+        return True
+
+    def taint(self) -> None:
+        self._is_tainted = True
 
     async def commit(self) -> None:
         try:
             await self._transaction.commit()
         finally:
-            await self._pool.release(self.connection)
+            await self._release()
 
     async def rollback(self) -> None:
         try:
             await self._transaction.rollback()
-        except Exception:  # its connection is broken: what was not committed is gone
-            self.connection.terminate()
+        except Exception:  # its connection is broken, or somebody is in it
+            self._is_tainted = True
         finally:
-            await self._pool.release(self.connection)
+            if self._is_tainted:
+                await self._hang_up()
+            await self._release()
+
+    async def _release(self) -> None:
+        _ended.discard(self._driver)
+        self.connection.__class__ = self._kind  # its pool takes nothing else
+        await self._pool.release(self.connection)
+
+    async def _hang_up(self) -> None:
+        """Close the connection; a statement that runs is cancelled before."""
+        try:
+            await self.connection.close(timeout=LEAVE_S_MAX)
+        except Exception:
+            self.connection.terminate()
+
+
+@functools.cache
+def _late(kind: Any) -> Any:
+    """What a pool lends, whose coroutines ask for the connection when they begin. asyncpg's own
+    have it from when they were made: one that is awaited later would miss that it was given back.
+    """
+    driver = sys.modules["asyncpg"].Connection
+    names = (name for name in dir(driver) if not name.startswith("_"))
+    methods = {
+        name: _begin_late(getattr(kind, name))
+        for name in names
+        if inspect.iscoroutinefunction(getattr(driver, name))
+    }
+    return type(kind)(kind.__name__, (kind,), {"__slots__": (), **methods})
+
+
+def _begin_late(method: Any) -> Any:
+    @functools.wraps(method)
+    async def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        driver = self._con
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            if driver is not None and not (driver.is_closed() or driver.is_in_transaction()):
+                _ended.add(driver)
+
+    return begin
 
 
 class Psycopg:
@@ -78,17 +156,23 @@ class Psycopg:
         try:
             if connection.autocommit:
                 connection.execute("BEGIN")
-            return Lent(connection, join.blocking(store, connection), give_back)
+            return Lent(connection, join.blocking(store, connection), give_back, PsycopgLoan)
         except BaseException:
-            give_back()
+            give_back(False)
             raise
 
-    def _take(self) -> tuple[Any, Callable[[], Any]]:
-        if hasattr(self._pool, "getconn"):
-            connection = self._pool.getconn(timeout=self._acquire_s_max)
-            return connection, lambda: self._pool.putconn(connection)
-        connection = self._pool()
-        return connection, connection.close
+    def _take(self) -> tuple[Any, Callable[[bool], Any]]:
+        if not hasattr(self._pool, "getconn"):
+            connection = self._pool()
+            return connection, lambda tainted: connection.close()
+        connection = self._pool.getconn(timeout=self._acquire_s_max)
+
+        def give_back(tainted: bool) -> None:
+            if tainted:
+                connection.pgconn.finish()  # its `close` might give it back as it is
+            self._pool.putconn(connection)
+
+        return connection, give_back
 
 
 class AsyncPsycopg:
@@ -111,14 +195,20 @@ class AsyncPsycopg:
                 await connection.execute("BEGIN")
             ask = await join.awaited(store, connection)
         except BaseException:
-            await give_back()
+            await give_back(False)
             raise
-        return AsyncLent(connection, ask, give_back)
+        return AsyncLent(connection, ask, give_back, AsyncPsycopgLoan)
 
-    async def _take(self) -> tuple[Any, Callable[[], Any]]:
-        if hasattr(self._pool, "getconn"):
-            connection = await self._pool.getconn(timeout=self._acquire_s_max)
-            return connection, lambda: self._pool.putconn(connection)
-        opened = self._pool()
-        connection = await opened if inspect.isawaitable(opened) else opened
-        return connection, connection.close
+    async def _take(self) -> tuple[Any, Callable[[bool], Any]]:
+        if not hasattr(self._pool, "getconn"):
+            opened = self._pool()
+            connection = await opened if inspect.isawaitable(opened) else opened
+            return connection, lambda tainted: connection.close()
+        connection = await self._pool.getconn(timeout=self._acquire_s_max)
+
+        async def give_back(tainted: bool) -> None:
+            if tainted:
+                connection.pgconn.finish()  # its `close` might give it back as it is
+            await self._pool.putconn(connection)
+
+        return connection, give_back

@@ -6,6 +6,8 @@ import sqlite3
 from typing import Any
 
 from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
+from oncekey.atomic.loan_sqlite import SqliteLoan
+from oncekey.atomic.work import Denied
 from oncekey.stores import join
 from oncekey.stores.sqlite_connection import File
 
@@ -59,14 +61,27 @@ class _Sqlite:
         exclusive: Exclusive,
         ask: join.Ask,
     ) -> None:
-        self.connection = db
+        self._db = db
         self._file = file
         self._byte = byte
         self._exclusive = exclusive
         self._ask = ask
+        self._loan: SqliteLoan | None = None
+
+    def lend(self) -> Any:
+        self._loan = SqliteLoan(self._db)
+        return self._loan.lent
+
+    def recall(self) -> bool:
+        return self._loan is None or self._loan.recall(cut=False)
+
+    def taint(self) -> None:
+        """It is closed in any case."""
 
     def ask(self, question: Any) -> Any:
         self._exclusive.check()
+        if self._loan is not None and self._loan.ended:
+            raise Denied
         return self._ask(question)
 
     def flush(self) -> None:
@@ -80,15 +95,20 @@ class _Sqlite:
             self._give_back()
 
     def rollback(self) -> str | None:
+        if self._loan is not None and not self._loan.recall(cut=True):
+            self._loan.when_left(self._give_back)  # under them it would end the process
+            return None
         try:
             with self._exclusive.ending():
+                self._exclusive.roll_back()
                 return None
         except Overdue as overdue:
             return str(overdue)
         finally:
-            self._give_back()  # what is closed is rolled back
+            self._give_back()
 
     def _give_back(self) -> None:
+        self._exclusive.leave()
         self._exclusive.free()
         self._file.close()
         self._byte.close()

@@ -8,13 +8,16 @@ blocking adapter serves an event loop too, in threads.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
+from oncekey.atomic.loan import STAYED, Loan
 from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
 from oncekey.core.op import Op, arun, run
 from oncekey.decision import Execute
@@ -23,6 +26,9 @@ from oncekey.stores import join, mysql_atomic
 from oncekey.stores.base import Store
 from oncekey.stores.cached import Cached
 from oncekey.stores.outage import Outage
+
+if TYPE_CHECKING:
+    from oncekey.attempt import Attempt
 
 CALLERS = "any"
 """The engine of adapters that stand in a transaction of a caller's."""
@@ -39,10 +45,18 @@ _WENT_ON = (
 
 
 class Transaction(Protocol):
-    """An open transaction. Each method awaits or blocks, as its adapter does."""
+    """An open transaction. Each method but `lend` and `taint` awaits or blocks, as its adapter
+    does.
+    """
 
-    connection: Any
-    """What the handler gets."""
+    def lend(self) -> Any:
+        """What the handler gets. It is of no use any more once it was recalled."""
+
+    def taint(self) -> None:
+        """The handler was cut off: the connection is to be closed instead of given back."""
+
+    def recall(self) -> Any:
+        """Take back what was lent. False: somebody stays in the middle of a statement."""
 
     def ask(self, question: Any) -> Any:
         """Ask a question of the store's, within it."""
@@ -54,7 +68,9 @@ class Transaction(Protocol):
         """Commit, and give the connection back, whatever happens."""
 
     def rollback(self) -> Any:
-        """Roll back, and give the connection back. Why it had ended before, if it had."""
+        """Recall what was lent, cutting off whoever is in a statement; roll back, and give the
+        connection back. Why it had ended before, if it had.
+        """
 
 
 class Adapter(Protocol):
@@ -96,17 +112,66 @@ def _first(adapter: Adapter) -> Any:
     return mysql_atomic.READ_COMMITTED if adapter.engine == "mysql" else None
 
 
-class Unit:
-    """One atomic operation, for callers that block."""
+Told = Callable[[Any, int], None]
+"""Is told of an attempt that was committed, with its status, though it did not use its transaction.
+"""
+
+
+class _Lender:
+    """What both kinds of units know of the transaction and of who has borrowed it."""
 
     def __init__(
-        self, adapter: Adapter, store: Store, seconds_max: float, ask: Callable[[Any], Any]
+        self,
+        adapter: Adapter,
+        store: Store,
+        seconds_max: float,
+        ask: Callable[[Any], Any],
+        unused: Told | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._outside = ask
-        self._work = Work(store, seconds_max, callers=adapter.engine == CALLERS)
+        self._unused = unused
+        self._work = Work(store, seconds_max, callers=adapter.engine == CALLERS, plain=plain)
         self._transaction: Transaction | None = None
+        self._borrower: Attempt | None = None
+        self._loan: Loan | None = None
+        self._is_clear = True
+        """Nobody stays in the middle of a statement."""
+
+    def _lend(self, decided: Any) -> Any:
+        if isinstance(decided, Execute) and self._transaction is not None:
+            self._loan, self._borrower = (
+                Loan(self._transaction.lend(), self._adapter),
+                decided.attempt,
+            )
+            self._borrower.loan = self._loan
+        return decided
+
+    def _check_clear(self) -> None:
+        if not self._is_clear:
+            raise StoreUnavailable(STAYED, sent=True)
+
+    def _end_loan(self, transaction: Transaction | None) -> None:
+        if self._loan is not None:
+            self._loan.end()
+        # Who was cancelled, or interrupted, may have been in the middle of anything.
+        error = sys.exception()
+        if transaction is not None and error is not None and not isinstance(error, Exception):
+            transaction.taint()
+
+    def _committed(self, transaction: Transaction) -> None:
+        _outage(self._adapter).over()
+        if self._loan is None or self._unused is None or self._loan.used:
+            return
+        if not getattr(transaction, "used", False):
+            self._unused(self._borrower, self._work.status)
+
+
+class Unit(_Lender):
+    """One atomic operation, for callers that block."""
 
     def drive_sync(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine within the transaction."""
@@ -115,9 +180,7 @@ class Unit:
         except BaseException:
             self.close()
             raise
-        if isinstance(decided, Execute):
-            decided.attempt.connection = self._transaction and self._transaction.connection
-        return decided
+        return self._lend(decided)
 
     def close(self) -> None:
         """Roll back whatever is open."""
@@ -136,9 +199,10 @@ class Unit:
             if kind is Rollback:
                 return self._roll_back()
             if kind is Flush:
-                return transaction and transaction.flush()
+                return self._flush(transaction)
             if kind is Cached and not question.needed:
                 return None  # what has the id looks into no cache
+            self._check_clear()
             return transaction and transaction.ask(question)
         except Exception as error:
             raise _judged(error, question, self._adapter) from error
@@ -164,21 +228,27 @@ class Unit:
             join.prove(self._store, own, transaction.ask)
             _proven.add(self._adapter)
 
+    def _flush(self, transaction: Transaction | None) -> Any:
+        if transaction is not None:
+            self._is_clear = _flush_and_recall(transaction)
+            self._end_loan(None)
+
     def _commit(self) -> Any:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             transaction.commit()
-            _outage(self._adapter).over()
+            self._committed(transaction)
 
     def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
+        self._end_loan(transaction)
         try:
             return transaction and transaction.rollback()
         except Exception as error:  # its connection broke: what is not committed is gone
             _judged(error, Rollback(), self._adapter)
 
 
-class AsyncUnit:
+class AsyncUnit(_Lender):
     """One atomic operation, for an event loop."""
 
     def __init__(
@@ -187,13 +257,12 @@ class AsyncUnit:
         store: Store,
         seconds_max: float,
         ask: Callable[[Any], Awaitable[Any]],
+        unused: Told | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
-        self._adapter = adapter
+        super().__init__(adapter, store, seconds_max, ask, unused, plain=plain)
         self._threaded = not adapter.awaited
-        self._store = store
-        self._outside = ask
-        self._work = Work(store, seconds_max, callers=adapter.engine == CALLERS)
-        self._transaction: Transaction | None = None
 
     async def drive(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine within the transaction."""
@@ -202,9 +271,7 @@ class AsyncUnit:
         except BaseException:
             await self.close()
             raise
-        if isinstance(decided, Execute):
-            decided.attempt.connection = self._transaction and self._transaction.connection
-        return decided
+        return self._lend(decided)
 
     async def close(self) -> None:
         """Roll back whatever is open."""
@@ -223,9 +290,10 @@ class AsyncUnit:
             if kind is Rollback:
                 return await self._roll_back()
             if kind is Flush:
-                return transaction and await self._do(transaction.flush)
+                return await self._flush(transaction)
             if kind is Cached and not question.needed:
                 return None
+            self._check_clear()
             return transaction and await self._do(transaction.ask, question)
         except Exception as error:
             raise _judged(error, question, self._adapter) from error
@@ -274,14 +342,25 @@ class AsyncUnit:
         finally:
             await self.close()
 
+    async def _flush(self, transaction: Transaction | None) -> Any:
+        if transaction is None:
+            return
+        if self._threaded:
+            self._is_clear = await self._do(_flush_and_recall, transaction)
+        else:
+            await transaction.flush()
+            self._is_clear = await transaction.recall()
+        self._end_loan(None)
+
     async def _commit(self) -> Any:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             await self._do(transaction.commit)
-            _outage(self._adapter).over()
+            self._committed(transaction)
 
     async def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
+        self._end_loan(transaction)
         try:
             return transaction and await self._do(transaction.rollback)
         except Exception as error:  # its connection broke: what is not committed is gone
@@ -296,11 +375,17 @@ class AsyncUnit:
         return awaited
 
 
+def _flush_and_recall(transaction: Transaction) -> bool:
+    transaction.flush()
+    return bool(transaction.recall())
+
+
 def _in_thread(
     function: Callable[..., Any], *args: Any, waits: bool = False
 ) -> asyncio.Future[Any]:
-    pool = _threads(os.getpid(), waits)
-    return asyncio.get_running_loop().run_in_executor(pool, function, *args)
+    pool, loop = _threads(os.getpid(), waits), asyncio.get_running_loop()
+    # The context knows of the request's session.
+    return loop.run_in_executor(pool, contextvars.copy_context().run, function, *args)
 
 
 def _undo(begun: asyncio.Future[Transaction | None]) -> None:

@@ -21,12 +21,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from oncekey.core import refusals
-from oncekey.core.op import Op, Pause
+from oncekey.core.op import Apart, Op, Pause, Undoable
 from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer, Claim, Glimpse, Record, State
 from oncekey.core.value import value
 from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Refused, Swap, Verb
-from oncekey.decision import Bypass, Execute, Finished, Given, Refuse, Unstored
+from oncekey.decision import (
+    Bypass,
+    Ended,
+    Execute,
+    Finished,
+    Given,
+    GivenUp,
+    Refuse,
+    Unstored,
+)
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, TooLong
 from oncekey.probes import probe
 from oncekey.stores import mysql_atomic, postgres_atomic
@@ -67,11 +76,18 @@ class Rollback:
 class Outside:
     """Ask on the store's own connections, apart from the transaction."""
 
-    question: Verb | Pause
+    question: Verb | Pause | Apart
 
 
-class _Ended(Misuse):
-    """The transaction is not the one that was begun: what the handler committed is committed."""
+class Denied(StoreUnavailable):
+    """The handler tried to end the transaction, and was not let."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the handler tried to end its transaction, or closed its session: leave both to "
+            "oncekey, and use a savepoint to undo a part",
+            sent=True,
+        )
 
 
 @value
@@ -85,9 +101,12 @@ class Undone:
 class Work:
     """One request in atomic mode."""
 
-    def __init__(self, store: Store, seconds_max: float, *, callers: bool = False) -> None:
-        """`callers`: its transactions are a caller's own."""
+    def __init__(
+        self, store: Store, seconds_max: float, *, callers: bool = False, plain: bool = False
+    ) -> None:
+        """`callers`: its transactions are a caller's own. `plain`: nothing is recorded in it."""
         self._store = store
+        self._plain = plain
         self._callers = callers
         self._way = _way(store, _CALLERS_WAYS if callers else _WAYS)
         self._seconds_max = seconds_max
@@ -103,8 +122,12 @@ class Work:
         self._in_doubt = False
         """Its commit was not acknowledged."""
         self._undone: Undone | None = None
+        self._undoable: bool | None = None
+        """Whether a rollback surely undoes it all, once that was asked."""
         self._final: Exception | None = None
         """What the engine must not repeat."""
+        self.status = 0
+        """Of the answer that it commits."""
 
     def drive(self, op: Op[T]) -> Op[T | Finished]:
         """Drive an operation of the engine, with its verbs answered by the transaction.
@@ -118,7 +141,8 @@ class Work:
         yield from self.close()
         if self._undone is not None:
             _log.error("%s was undone: %s", self._claim.operation, self._undone.why)
-            return self._undone.told
+            own = isinstance(self._undone.told, Given) and isinstance(decided, GivenUp)
+            return decided if own else self._undone.told
         if isinstance(decided, Bypass):
             return Refuse(refusals.store_down())
         if isinstance(decided, Unstored):
@@ -135,13 +159,13 @@ class Work:
             if why is not None:
                 self._undo(why)
 
-    def _undo(self, why: str, answer: Answer | None = None, *, ended: bool = False) -> None:
-        """Nothing of it happened, unless its handler `ended` the transaction. One that says itself
+    def _undo(self, why: str | Exception, answer: Answer | None = None) -> None:
+        """Nothing of it happened, unless its handler ended the transaction. One that says itself
         that it failed is heard, but not kept.
         """
         failed = answer is not None and answer.status >= 400
-        problem = _ended() if ended else _undone()
-        self._undone = Undone(why, Given() if failed else Refuse(problem))
+        told = Given() if failed else Refuse(_problem(why, self._claim.recovery))
+        self._undone = Undone(str(why), told)
 
     # -------------------------------------------------------------- another way to answer verbs
 
@@ -180,6 +204,12 @@ class Work:
             case Find() if self._held:  # the store's notice, by who is about to run: it holds on
                 [found] = yield from self._store.perform([verb])
                 return found
+            case Apart():
+                return (yield Outside(verb))
+            case Undoable(error):
+                if self._undoable is None:
+                    self._undoable = yield from self._is_undoable(error)
+                return self._undoable
         yield from self.close()  # whoever needs two connections at once may wait for ever
         return (yield Outside(verb))
 
@@ -264,17 +294,20 @@ class Work:
         if swap.to is State.RELEASED:
             yield from self.close()
             return Done(swap.fence)
-        if swap.to is State.UNKNOWN:
-            return (yield from self._give_up(swap))
+        if swap.to is not State.COMPLETED:
+            return (yield from self._end_without_rows(swap))
         if not self._open:  # it was refused before, and by what was not heard
             return (yield from self._refused())
         yield from self._flush()
+        self.status = 0 if swap.answer is None else swap.answer.status
         try:
             fence = yield from self._write(swap)
         except (StoreError, Misuse) as error:
             if isinstance(error, TooLong) and self._take is None:  # less of it may be kept
                 raise
-            self._undo(str(error), swap.answer, ended=isinstance(error, _Ended))
+            self._undo(error, swap.answer)
+            if isinstance(error, Ended) and not self._may_repeat:
+                raise
             fence = None
         if fence is None:
             return (yield from self._refused())
@@ -296,9 +329,34 @@ class Work:
             self._final = error
             raise
 
-    def _give_up(self, swap: Swap) -> Op[Done | Refused]:
-        """Of an attempt that was taken over nobody knows the outcome: what this one wrote does not
-        go with that.
+    @property
+    def _may_repeat(self) -> bool:
+        """Whether it may run again though it may have had its effect. In a transaction of a
+        caller's all of that is the caller's to undo.
+        """
+        return self._callers or self._claim.recovery not in ("ask", "block")
+
+    def _is_undoable(self, error: BaseException | None) -> Op[bool]:
+        """False where the handler has ended the transaction, and may have committed. One that
+        cannot be asked any more has failed as it was, or broken.
+        """
+        if self._may_repeat or self._way is None or not self._open:  # SQLite lets nobody end it
+            return True
+        try:
+            yield Flush()
+            ours = yield from self._way.is_ours(self._claim)
+            ours = ours or (error is not None and self._way.undoes(error))
+        except Ended:  # it was seen to commit
+            ours = False
+        except Exception:
+            return True
+        if not ours:
+            _log.error("%s may have had its effect: %s", self._claim.operation, Ended())
+        return ours
+
+    def _end_without_rows(self, swap: Swap) -> Op[Done | Refused]:
+        """Nobody knows the outcome, or the application is to be asked: what was written here does
+        not go with that.
         """
         yield from self.close()
         taken = yield Outside(self._take or Insert(self._claim))
@@ -307,24 +365,22 @@ class Work:
             taken = Done(found.fence)
         if not isinstance(taken, Done | Inserted):
             return Refused(found)
-        given_up: Done | Refused = yield Outside(replace(swap, fence=taken.fence))
-        return given_up
+        ended: Done | Refused = yield Outside(replace(swap, fence=taken.fence))
+        return ended
 
     def _write(self, swap: Swap) -> Op[int | None]:
         """The record's fence, None if it is another's by now."""
         claim, perform = self._claim, self._store.perform
         if self._way is not None:
             new = self._take is None and swap.to is State.COMPLETED
-            if new and (yield from self._way.settle(claim, swap)):
+            if new and not self._plain and (yield from self._way.settle(claim, swap)):
                 return swap.fence
             if not (yield from self._way.is_ours(claim)):
-                raise _Ended(
-                    "the handler ended the transaction itself, or went on after a deadlock did, so "
-                    "its rows do not go with its answer: leave commit and rollback to oncekey, and "
-                    "use a savepoint to undo a part"
-                )
-            if new:
+                raise Ended
+            if new and not self._plain:
                 return None
+        if self._plain:
+            return swap.fence
         [taken] = yield from perform([self._take or Insert(claim)])
         if not isinstance(taken, Done | Inserted):
             return None
@@ -405,17 +461,29 @@ def _in_flight(claim: Claim) -> Record:
     )
 
 
-def _ended() -> Problem:
-    return Problem(
-        Kind.STORE_UNAVAILABLE,
-        "The request is not recorded: its handler ended the transaction that was begun for it, or "
-        "went on after a deadlock had. What it committed by itself stands, all else is undone. A "
-        "retry runs it again.",
-        advice="Do not send it again before its service is put right: it could happen twice.",
-    )
+_AFTERWARDS = {
+    "block": "A retry is refused, since nobody can tell what it did.",
+    "ask": "A retry finds out first what it did.",
+}
 
 
-def _undone() -> Problem:
+def _problem(why: str | Exception, recovery: str) -> Problem:
+    """What its client is told."""
+    if isinstance(why, Ended):
+        afterwards = _AFTERWARDS.get(recovery, "A retry runs it again.")
+        return Problem(
+            Kind.TRANSACTION_ENDED,
+            "The request is not recorded: its handler ended the transaction that was begun for it, "
+            "or went on after a deadlock had. What it committed by itself stands, all else is "
+            f"undone. {afterwards}",
+        )
+    if isinstance(why, Denied):
+        return Problem(
+            Kind.TRANSACTION_ENDED,
+            "The request was undone before it was answered: its handler tried to end the "
+            "transaction that was begun for it. Nothing of it happened. A retry runs it again.",
+            advice="Send it again with the same key once its service is put right.",
+        )
     return Problem(
         Kind.STORE_UNAVAILABLE,
         "The request was undone before it was answered: nothing of it happened. Retry with the "

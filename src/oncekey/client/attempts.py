@@ -17,8 +17,19 @@ from dataclasses import asdict, dataclass
 from typing import TypeGuard
 
 from oncekey.client.budget import Buckets, RetryBudget
+from oncekey.client.failing import show
 from oncekey.client.retention import FORGOTTEN
-from oncekey.client.verdict import FINAL, Again, Broken, Mismatched, Reply, Verdict, judge, replayed
+from oncekey.client.verdict import (
+    FINAL,
+    Again,
+    Broken,
+    Final,
+    Mismatched,
+    Reply,
+    Verdict,
+    judge,
+    replayed,
+)
 from oncekey.clock import Clock
 from oncekey.core.backoff import full_jitter
 from oncekey.core.key import short_hash
@@ -68,6 +79,8 @@ class Call:
     until: float = math.inf
     """When its key counts no more, in seconds since 1970."""
 
+    __repr__ = show
+
 
 @value
 class First:
@@ -88,6 +101,8 @@ class Ended:
     mismatch: Problem | None
     gave_up: str | None
     """Why there was no further attempt, where one would have been in order."""
+    sent: bool = True
+    """False where none of the attempts can have reached anybody."""
 
 
 class Attempts:
@@ -129,12 +144,13 @@ class Attempts:
         """From the first answer on: send until it is final, or no further attempt is allowed."""
         answer, sent_at, deadline = first.answer, first.sent_at, first.deadline
         self._buckets.earn(call.host, sent_at)
-        attempt = 1 + call.retried
+        attempt, sent = 1 + call.retried, _was_sent(answer)
         while True:
             now = self._clock.monotonic()
             verdict = judge(answer, self._profile, self._clock.wall())
             after = self._after(call, attempt, verdict, now, deadline)
-            ended = _ended(answer, attempt, verdict, after if isinstance(after, str) else None)
+            gave_up = after if isinstance(after, str) else None
+            ended = _ended(answer, attempt, verdict, gave_up, sent)
             wait_s = after if isinstance(after, float) else None
             if verdict is not FINAL or self._watched():
                 self._observe(self._event(call, ended, now - sent_at, wait_s))
@@ -143,18 +159,19 @@ class Attempts:
             yield Pause(wait_s)
             sent_at = self._clock.monotonic()
             if sent_at >= deadline:  # woken up late
-                return _ended(answer, attempt, verdict, OVER)
+                return _ended(answer, attempt, verdict, OVER, sent)
             if self._clock.wall() >= call.until:  # clocks stand still while a computer sleeps
-                return _ended(answer, attempt, verdict, FORGOTTEN)
+                return _ended(answer, attempt, verdict, FORGOTTEN, sent)
             attempt += 1
             answer = yield Send(deadline - sent_at)
+            sent = sent or _was_sent(answer)
 
     def _after(
         self, call: Call, attempt: int, verdict: Verdict, now: float, deadline: float
     ) -> float | str | None:
         """How long to wait for the next attempt, or why there is none; None if there need not."""
         if not isinstance(verdict, Again):
-            return None
+            return verdict.gave_up if isinstance(verdict, Final) else None
         if call.once:
             return call.once
         if attempt >= self._retries.attempts_max:
@@ -194,6 +211,12 @@ OVER = "the time for all attempts is over"
 _LONGER = "longer than is left for all attempts"
 
 
-def _ended(answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: str | None) -> Ended:
+def _ended(
+    answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: str | None, sent: bool
+) -> Ended:
     problem = verdict.problem if isinstance(verdict, Mismatched) else None
-    return Ended(answer, attempt, problem, gave_up)
+    return Ended(answer, attempt, problem, gave_up, sent)
+
+
+def _was_sent(answer: Reply | Broken) -> bool:
+    return isinstance(answer, Reply) or answer.sent

@@ -21,6 +21,7 @@ from collections.abc import MutableMapping
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from oncekey.client.mark import DELIVERY, Mark
 from oncekey.client.place import origin_of
 from oncekey.client.wrapping import Wrapping, must_be_a_transport
 from oncekey.steps import Calls, current_calls
@@ -61,6 +62,8 @@ class Giving:
     def give(self, request: Request) -> None:
         """The key of the step that runs now, unless the request has one that is not ours."""
         headers: MutableMapping[str, str] = request.headers
+        if headers.get(self._header) == _left_by_retries(request):
+            headers.pop(self._header, None)
         calls = current_calls.get()
         given_by, given = self._given.get(request, (None, None))
         if given is not None and headers.get(self._header) == given:
@@ -75,6 +78,13 @@ class Giving:
         if method in METHODS and self._header not in headers:
             headers[self._header] = key = calls.key_for((method, address))
             self._given[request] = calls, key
+
+
+def _left_by_retries(request: Any) -> str | None:
+    """The key that a transport below has written there: it was not its caller who did."""
+    kept = getattr(request, "extensions", None) or getattr(request, "hooks", None) or {}
+    mark = kept.get(DELIVERY)
+    return mark.key if isinstance(mark, Mark) and mark.shown else None
 
 
 def _belongs_elsewhere(key: str | None, calls: Calls, address: str) -> bool:

@@ -8,17 +8,19 @@ import functools
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from oncekey.client.mark import Mark
-from oncekey.client.place import Outgoing
+from oncekey.client.connecting import came_from_connecting
+from oncekey.client.mark import DELIVERY, Mark
+from oncekey.client.place import Outgoing, header_of
 from oncekey.client.sender import LATE, Outcome, Plan, Sender
 from oncekey.client.verdict import BODY_BYTES_MAX, Broken, Reply
 from oncekey.probes import probe
 
-EXTENSION = "oncekey"
+EXTENSION = DELIVERY
 """In a request's extensions: the caller's key, later our mark. In a response's: the delivery."""
 _NO_LIMITS = dict.fromkeys(("connect", "read", "write", "pool"))
 _SHORTEST_S = 0.001
@@ -35,6 +37,14 @@ def _library_of(kind: Any) -> Any:
         if hasattr(library, "TransportError"):
             return library
     raise TypeError(f"{kind} is no request of httpx or httpx2")
+
+
+@functools.cache
+def _unsent(library: Any) -> tuple[type[Exception], ...]:
+    """What is raised only before a connection is there: a refused one, an unknown name, TLS that
+    fails, a proxy that refuses, no free one in the pool.
+    """
+    return library.ConnectError, library.ConnectTimeout, library.PoolTimeout, library.ProxyError
 
 
 def is_whole(request: Any) -> bool:
@@ -57,6 +67,8 @@ class Exchange:
 
     attempts = 1
     gave_up: str | None = None
+    first = True
+    """Nothing can have been sent under its key before."""
 
     def __init__(self, request: Any, sender: Sender, inner: Any) -> None:
         self._request = request
@@ -72,7 +84,7 @@ class Exchange:
             if isinstance(brought, Mark):
                 request.extensions[EXTENSION] = brought = brought.again(request)
                 self.deadline, self.attempts = brought.deadline(self.deadline), brought.attempts
-            self.mark = self.plan.mark
+            self.mark, self.first = self.plan.mark, self.plan.first
             self._ready = self._planned(self.plan)
 
     @functools.cached_property
@@ -101,14 +113,15 @@ class Exchange:
         has its timeouts only, and so has one on another loop than asyncio's.
         """
         probe("before_request")
-        limit = _within(left_s)
+        limit, outer = _within(left_s), sys.exc_info()[1]
         try:
             async with limit:
                 response = await self._inner.handle_async_request(self._limited(left_s))
                 return await self._collect_async(response)
         except Exception as error:
-            over = isinstance(limit, asyncio.Timeout) and limit.expired()
-            return self._broken(self._late() if over else error)
+            if isinstance(limit, asyncio.Timeout) and limit.expired():
+                return Broken(self._late(), sent=not came_from_connecting(error, outer))
+            return self._broken(error)
         finally:
             probe("after_answer")
 
@@ -117,7 +130,10 @@ class Exchange:
         response.extensions[EXTENSION] = self
         if 300 <= response.status_code < 400 and self.mark is not None:
             left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
-            self._request.extensions[EXTENSION] = left
+            shown = left.is_shown_after(response.headers.get("location"))
+            if left.shown and not shown:
+                self._request.headers.pop(header_of(self._sender.profile), None)
+            self._request.extensions[EXTENSION] = replace(left, shown=shown)
         return response
 
     def outcome(self, response: Any) -> Outcome:
@@ -135,7 +151,8 @@ class Exchange:
         headers[header] = key = sender.new_key()
         if len(headers) <= lines:  # it had one
             return False
-        mark = Mark(key, request.url, request.stream, sender.clock.wall())
+        request.headers = headers  # for whoever inspects it
+        mark = Mark(key, request.url, request.stream, sender.clock.wall(), shown=True)
         self.mark = request.extensions[EXTENSION] = mark
         return True
 
@@ -146,16 +163,20 @@ class Exchange:
             ready.url = self._library.URL(placed.url)
         for name, text in placed.headers:
             ready.headers[name] = text
+        if plan.shown is not None:
+            name, text = plan.shown
+            self._request.headers[name] = text
         if plan.without:
-            del ready.headers[plan.without]
+            ready.headers.pop(plan.without, None)
+            self._request.headers.pop(plan.without, None)
         if placed.body is not None:
             ready.stream = self._library.ByteStream(placed.body)
             ready.headers["content-length"] = str(len(placed.body))
         return ready
 
     def _copied(self) -> Any:
-        """The request as it is sent. The caller's own stays as it is, so that whoever follows a
-        redirect does not carry the key along.
+        """The request as it is sent. Of the caller's own nothing changes but that its key stands in
+        its headers too.
         """
         request = self._request
         return self._library.Request(
@@ -258,7 +279,7 @@ class Exchange:
         passing = library.TransportError, library.DecodingError
         refused = library.UnsupportedProtocol, library.LocalProtocolError
         if isinstance(error, passing) and not isinstance(error, refused):
-            return Broken(error)
+            return Broken(error, sent=not isinstance(error, _unsent(library)))
         raise error
 
     def _late(self) -> Exception:

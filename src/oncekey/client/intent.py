@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncekey.client.failing import show
 from oncekey.client.place import origin_of
 from oncekey.client.retention import RETENTION_S, usable_until
 from oncekey.client.transport import outcome_of
@@ -39,6 +40,8 @@ class Intent:
     """Where it goes, if that was said."""
     note: str
     """What its caller wrote down to be able to resume it."""
+
+    __repr__ = show
 
     def must_be_usable(self, wall: float) -> None:
         """`Unknown` is raised if the server has forgotten its key by now."""

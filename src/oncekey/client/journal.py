@@ -143,7 +143,9 @@ class Journal:
 
     @contextlib.contextmanager
     def intent(self, name: str, *, origin: str = "", note: str = "") -> Iterator[str]:
-        """The key of an intent that is settled if the block ends without an error."""
+        """The key of an intent that is settled if the block ends without an error. A 503 is none
+        unless you raise it: `response.raise_for_status()`, or the next key is a new one.
+        """
         key = self.key(name, origin=origin, note=note)
         yield key
         self.settle(name, key=key)

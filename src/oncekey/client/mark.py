@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oncekey.client.place import origin_of
+from oncekey.client.failing import show
+from oncekey.client.place import origin_of, stays_at
 from oncekey.core.value import value
+
+DELIVERY = "oncekey"
+"""Under this name a request has its mark, and an answer, or an error, what became of it."""
 
 
 @value
@@ -20,6 +24,8 @@ class Given:
     first_sent: float | None = None
     until: float | None = None
     """How long it may be sent; both in seconds since 1970."""
+
+    __repr__ = show
 
 
 @value
@@ -35,6 +41,10 @@ class Mark:
     until: float | None = None
     spent: Spent | None = None
     """If it was redirected."""
+    shown: bool = False
+    """Its key stands in that request because we wrote it there, for whoever inspects it."""
+
+    __repr__ = show
 
     @property
     def origin(self) -> str:
@@ -58,6 +68,12 @@ class Mark:
     def redirected(self, request: object, deadline: float, retried: int) -> Mark:
         """What is left on a request whose answer may make somebody follow."""
         return replace(self, spent=Spent(id(request), deadline, retried))
+
+    def is_shown_after(self, location: str | None) -> bool:
+        """Whether what we wrote may stay: whoever follows elsewhere copies the request's headers,
+        and may do so past our transport.
+        """
+        return self.shown and (location is None or stays_at(str(self.url), location))
 
 
 @value

@@ -7,6 +7,8 @@ request changes: of a JSON body every byte stays, one member is put before the o
 from __future__ import annotations
 
 import functools
+import re
+from dataclasses import field
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -40,11 +42,13 @@ class Outgoing:
 
 @value
 class Placed:
-    """What of a request has to change so that it carries its key."""
+    """What of a request has to change so that it carries its key. It is not shown: each part may
+    hold the key.
+    """
 
-    headers: tuple[tuple[str, str], ...] = ()
-    url: str | None = None
-    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    url: str | None = field(default=None, repr=False)
+    body: bytes | None = field(default=None, repr=False)
 
 
 NOTHING = Placed()
@@ -61,6 +65,26 @@ def _origin(url: str) -> str:
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
     return f"{scheme}://{parts.hostname or ''}:{parts.port or _PORTS.get(scheme, 0)}"
+
+
+def header_of(profile: Profile) -> str:
+    """The header that holds the key, where it is one; else the usual one, which holds none."""
+    where = profile.key_in
+    return where.name if isinstance(where, Header) else "Idempotency-Key"
+
+
+def stays_at(url: str, location: str) -> bool:
+    """Whether a redirect surely leads to the same origin. Libraries read odd addresses in different
+    ways: of those it is not sure.
+    """
+    if not _PLAIN.fullmatch(location):
+        return False
+    here = url[: url.find("/", len("https://")) + 1]
+    return bool(_PATH.match(location)) or (bool(here) and location.startswith(here))
+
+
+_PLAIN = re.compile(r"[!-\[\]-~]+")  # neither blanks, nor control characters, nor a backslash
+_PATH = re.compile(r"/(?!/)")
 
 
 def given(request: Outgoing, profile: Profile) -> str | None:
@@ -111,6 +135,8 @@ def fingerprint(request: Outgoing, profile: Profile) -> Fingerprint | None:
     where, media_type, body = profile.key_in, _type(request), request.body
     if len(body) > COMPARED_BYTES_MAX:
         media_type, body = "", b"%d" % len(body)
+    # Forms by the rules that leave the order of fields free, as most servers do: this only warns.
+    version = 1 if essence(media_type) == FORM else fingerprints.VERSION
     made = fingerprints.of(
         request.method,
         parts.path,
@@ -119,6 +145,7 @@ def fingerprint(request: Outgoing, profile: Profile) -> Fingerprint | None:
         body,
         exclude_field=where.name if isinstance(where, BodyField) else None,
         exclude_parameter=where.name if isinstance(where, QueryParameter) else None,
+        version=version,
     )
     return None if isinstance(made, BadBody) else made
 

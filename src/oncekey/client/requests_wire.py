@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from oncekey.client.mark import Mark
-from oncekey.client.place import Outgoing
+from oncekey.client.connecting import came_from_connecting
+from oncekey.client.mark import DELIVERY, Mark
+from oncekey.client.place import Outgoing, header_of
 from oncekey.client.sender import LATE, Outcome, Plan, Sender
 from oncekey.client.verdict import Broken, Reply
 from oncekey.probes import probe
 
-_MARK = "oncekey"
+_MARK = DELIVERY
 """Among a request's hooks, because that is what its copy for a redirect shares with it."""
 
 
@@ -40,6 +42,8 @@ class Exchange:
 
     attempts = 1
     gave_up: str | None = None
+    first = True
+    """Nothing can have been sent under its key before."""
 
     def __init__(self, request: Any, sender: Sender, send: Send, stream: bool, limit: Any) -> None:
         """`limit` is the caller's timeout."""
@@ -57,7 +61,7 @@ class Exchange:
             if brought is not None:
                 brought = _marked(request, brought.again(request))
                 self.deadline, self.attempts = brought.deadline(self.deadline), brought.attempts
-            self.mark = self.plan.mark
+            self.mark, self.first = self.plan.mark, self.plan.first
             self._ready = self._planned(self.plan)
 
     @functools.cached_property
@@ -73,10 +77,11 @@ class Exchange:
     def attempt(self, left_s: float) -> Reply | Broken:
         """What comes of sending it now, in at most so many seconds."""
         probe("before_request")
+        outer = sys.exc_info()[1]
         try:
             return self._collect(self._send(self._ready, self._limited(left_s)))
         except Exception as error:
-            return self._broken(error)
+            return self._broken(error, outer)
         finally:
             probe("after_answer")
 
@@ -85,9 +90,14 @@ class Exchange:
         challenge in it (Digest) sends a copy of its request, which is the caller's therefore.
         """
         response.oncekey, response.request = self, self._request
+        if self._ready.url is not self._request.url:  # with the key in it, and errors show that
+            response.url = self._request.url
         if 300 <= response.status_code < 400 and self.mark is not None:
             left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
-            _marked(self._request, left)
+            shown = left.is_shown_after(response.headers.get("location"))
+            if left.shown and not shown:
+                self._request.headers.pop(header_of(self._sender.profile), None)
+            _marked(self._request, replace(left, shown=shown))
         return response
 
     def outcome(self, response: Any) -> Outcome:
@@ -103,7 +113,8 @@ class Exchange:
             return False
         self._ready = ready = self._copied()
         ready.headers[header] = key = self._sender.new_key()
-        mark = Mark(key, request.url, request.body, self._sender.clock.wall())
+        request.headers = ready.headers  # for whoever inspects it
+        mark = Mark(key, request.url, request.body, self._sender.clock.wall(), shown=True)
         self.mark = _marked(request, mark)
         return True
 
@@ -111,8 +122,12 @@ class Exchange:
         placed, ready = plan.placed, self._copied()
         for name, text in placed.headers:
             ready.headers[name] = text
+        if plan.shown is not None:
+            name, text = plan.shown
+            self._request.headers[name] = text
         if plan.without:
-            del ready.headers[plan.without]
+            ready.headers.pop(plan.without, None)
+            self._request.headers.pop(plan.without, None)
         if placed.url is not None:
             ready.url = placed.url
         if placed.body is not None:
@@ -121,8 +136,8 @@ class Exchange:
         return ready
 
     def _copied(self) -> Any:
-        """The request as it is sent. The caller's own stays as it is, so that whoever follows a
-        redirect does not carry the key along. Its cookies are in its headers by now: the jar, which
+        """The request as it is sent. Of the caller's own nothing changes but that its key stands in
+        its headers too. Its cookies are in its headers by now: the jar, which
         is most of what its own `copy` copies, stays behind.
         """
         request = self._request
@@ -172,12 +187,13 @@ class Exchange:
         if self._sender.clock.monotonic() > self.deadline:
             raise self._late()
 
-    def _broken(self, error: Exception) -> Broken:
+    def _broken(self, error: Exception, outer: BaseException | None) -> Broken:
         """What a retry may cure; anything else is raised."""
         errors = _errors()
         cut_short = errors.ChunkedEncodingError, errors.ContentDecodingError
         if isinstance(error, (errors.ConnectionError, errors.Timeout, *cut_short)):
-            return Broken(error)
+            early = isinstance(error, errors.ConnectTimeout) or came_from_connecting(error, outer)
+            return Broken(error, sent=not early)
         raise error
 
     def _late(self) -> Exception:

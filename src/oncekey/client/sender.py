@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from functools import partial
+from typing import TypedDict
 
 from oncekey import guard
-from oncekey.client import keys, place
+from oncekey.client import failing, keys, place
 from oncekey.client.attempts import Attempts, Call, Ended, Retries
 from oncekey.client.budget import RetryBudget
-from oncekey.client.mark import Given, Mark
+from oncekey.client.failing import show
+from oncekey.client.mark import DELIVERY, Given, Mark
 from oncekey.client.place import NOTHING, Outgoing, Placed
-from oncekey.client.retention import FORGOTTEN, usable_until
+from oncekey.client.retention import usable_until
 from oncekey.client.reuse import Reuse
 from oncekey.client.verdict import Broken, Headers, Reply, replayed
 from oncekey.client.watch import logged
@@ -46,7 +49,13 @@ class Outcome:
     expires: str | None
     """Until when the server remembers the key, as it says (Idempotency-Expires)."""
     gave_up: str | None
-    """Why there was no further attempt, where one would have been in order."""
+    """Why there was no further attempt, though what came back is no outcome: nothing that could be
+    asked for again, or the server's word that nobody knows. The intent keeps its key.
+    """
+    sent: bool = True
+    """False where no connection was made: this request was not carried out."""
+
+    __repr__ = show
 
 
 @value
@@ -58,6 +67,31 @@ class Plan(Call):
     """To be left on the caller's request, for the case that it is redirected."""
     without: str | None = None
     """A header that must not be sent."""
+    first: bool = False
+    """Nothing can have been sent under its key before."""
+
+    __repr__ = show
+
+    @property
+    def shown(self) -> tuple[str, str] | None:
+        """The key's header, to be written on the caller's request too."""
+        is_shown = self.mark is not None and self.mark.shown
+        return self.placed.headers[0] if is_shown and self.placed.headers else None
+
+
+class Options(TypedDict, total=False):
+    """What `retrying` takes beside a transport; what each means is said at `Sender`."""
+
+    profile: str | Profile
+    retries: Retries | None
+    budget: RetryBudget | None
+    methods: Collection[str] | None
+    keys_as: str
+    body_bytes_max: int
+    answer_bytes_max: int
+    hooks: Iterable[Hook]
+    clock: Clock | None
+    chance: Callable[[], float]
 
 
 class Sender:
@@ -128,8 +162,12 @@ class Sender:
         """
         if isinstance(brought, Mark):
             return self._marked(request, brought, body)
+        return self._begun(request, brought, place.given(request, self.profile), body)
+
+    def _begun(
+        self, request: Outgoing, brought: str | Given | None, standing: str | None, body: object
+    ) -> Plan:
         given = Given(brought) if isinstance(brought, str) else brought
-        standing = place.given(request, self.profile)
         key = self._key(request, given, standing)
         first_sent = given.first_sent if given else None
         mark = Mark(
@@ -139,7 +177,8 @@ class Sender:
             self.clock.wall() if first_sent is None else first_sent,
             given.until if given else None,
         )
-        return self._placed(request, mark, standing, must=given is not None)
+        first = given is None and standing is None
+        return self._placed(request, mark, standing, must=given is not None, first=first)
 
     def outcome(
         self, key: str | None, attempts: int, headers: Headers, gave_up: str | None
@@ -148,14 +187,27 @@ class Sender:
         expires = headers.get(self.profile.expiry_header or "idempotency-expires")
         return Outcome(key, attempts, replayed(headers, self.profile), expires, gave_up)
 
-    def settle(self, plan: Plan, ended: Ended) -> Reply:
-        """The answer; or the error, in its library's own words and with a note of ours."""
+    def settle(self, plan: Plan, ended: Ended, first: bool) -> Reply:
+        """The answer; or the error, in its library's own words and with a note of ours.
+
+        `first`: nothing can have been sent under its key before.
+        """
+        key = plan.key if plan.mark is not None else None
+        error: Exception
         if ended.mismatch is not None:
-            raise Mismatch(ended.mismatch.detail, ended.mismatch)
-        if isinstance(ended.answer, Broken):
-            ended.answer.error.add_note(_note(plan, ended))
-            raise ended.answer.error
-        return ended.answer
+            detail = failing.hidden(ended.mismatch.detail, key) if key else ended.mismatch.detail
+            error = Mismatch(detail, replace(ended.mismatch, detail=detail))
+        elif isinstance(ended.answer, Broken):
+            error = ended.answer.error
+            about = failing.note(key, ended.attempts, ended.gave_up, sent=ended.sent, first=first)
+            error.add_note(about)
+            if key:
+                failing.hide(error, key)
+        else:
+            return ended.answer
+        told = Outcome(key, ended.attempts, False, None, ended.gave_up, ended.sent)
+        setattr(error, DELIVERY, told)
+        raise error
 
     # ------------------------------------------------------------------------------------ parts
 
@@ -166,22 +218,31 @@ class Sender:
             return self._resent(request, mark, origin, body)
         if mark.origin != origin:
             return self._elsewhere(request, origin, mark)
+        standing = self._standing(request, mark)
         if request.method.upper() not in self._methods:  # a 303, followed by a GET
-            return self._planned(request, mark, once="it is a redirected read")
-        standing = place.given(request, self.profile)
+            once, where = "it is a redirected read", self.profile.key_in
+            ours = where.name if mark.shown and standing is None else None
+            return self._planned(request, mark, once=once, without=ours)
         if standing is not None and place.usable(standing, self.profile) != mark.key:
             standing = None  # somebody gives each request a new one
         return self._placed(request, mark, standing)
 
     def _resent(self, request: Outgoing, mark: Mark, origin: str, body: object) -> Plan:
         """The caller sends it again, and may have changed it."""
-        standing = place.given(request, self.profile)
+        standing = self._standing(request, mark)
         another = standing is not None and place.usable(standing, self.profile) != mark.key
         if another or mark.origin != origin:
-            return self.plan(request, None, body)
+            return self._begun(request, None, standing, body)
         if body != mark.body or request.url != str(mark.url):
             self._warn(request, mark.key)
         return self._placed(request, mark, standing)
+
+    def _standing(self, request: Outgoing, mark: Mark) -> str | None:
+        """The key that its caller has put into a request; what we wrote there ourselves is none."""
+        standing = place.given(request, self.profile)
+        if standing is None or not mark.shown:
+            return standing
+        return None if place.usable(standing, self.profile) == mark.key else standing
 
     def _elsewhere(self, request: Outgoing, origin: str, mark: Mark) -> Plan:
         """Another origin must not see the key, so nothing there can tell a retry: it is sent once.
@@ -198,7 +259,13 @@ class Sender:
         return self._planned(request, mark, once=once, without=bare, host=_host(origin))
 
     def _placed(
-        self, request: Outgoing, mark: Mark, standing: str | None, *, must: bool = False
+        self,
+        request: Outgoing,
+        mark: Mark,
+        standing: str | None,
+        *,
+        must: bool = False,
+        first: bool = False,
     ) -> Plan:
         # What stands there is the caller's: it is not written again, in another spelling.
         changes = NOTHING if standing else place.placed(request, self.profile, mark.key)
@@ -209,10 +276,12 @@ class Sender:
             host = _host(mark.origin)
             _log.warning("%s %s is sent without a key, once: %s", request.method, host, no_place)
             return Plan(request.method, host, None, no_place)
+        is_shown = standing is None and isinstance(self.profile.key_in, Header)
+        mark = replace(mark, shown=is_shown)
         once = "its body is a stream, which cannot be sent twice" if request.body is None else None
         if self.profile.first_sent_in is not None:
             changes = self._dated(request, changes, self.profile.first_sent_in, mark.first_sent)
-        return self._planned(request, mark, once=once, placed=changes)
+        return self._planned(request, mark, once=once, placed=changes, first=first)
 
     def _planned(
         self,
@@ -223,6 +292,7 @@ class Sender:
         placed: Placed = NOTHING,
         without: str | None = None,
         host: str | None = None,
+        first: bool = False,
     ) -> Plan:
         return Plan(
             request.method,
@@ -234,6 +304,7 @@ class Sender:
             placed=placed,
             mark=mark,
             without=without,
+            first=first,
         )
 
     def _key(self, request: Outgoing, given: Given | None, standing: str | None) -> str:
@@ -290,15 +361,3 @@ def _place_of(profile: Profile) -> str:
 
 def _host(origin: str) -> str:
     return origin.partition("://")[2]
-
-
-def _note(plan: Plan, ended: Ended) -> str:
-    times = "once" if ended.attempts == 1 else f"{ended.attempts} times"
-    why = f" Not again, because {ended.gave_up}." if ended.gave_up else ""
-    if ended.gave_up == FORGOTTEN:
-        move = "Find out there whether it was done."
-    elif plan.mark is None:
-        move = "It carried no key: find out whether it was done before you send it again."
-    else:
-        move = f"To retry, send the same request with the same key, {plan.mark.key}."
-    return f"oncekey: sent {times}, and nobody knows whether it was carried out.{why} {move}"

@@ -61,6 +61,8 @@ class Asker:
         try:
             return self.run(written, named if self.style == "named" else given)
         except Exception as error:  # each driver has its own
+            if hasattr(error, "hide_parameters"):  # SQLAlchemy's shows them, and keys among them
+                error.hide_parameters = True
             if _misses_table(error):
                 raise Misuse(
                     "the journal's tables are missing: make them once, by journal.create(within="

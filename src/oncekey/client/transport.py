@@ -15,12 +15,12 @@ import asyncio
 import importlib
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from oncekey.client import httpx_wire, requests_wire
 from oncekey.client.attempts import First, Send
 from oncekey.client.httpx_wire import EXTENSION
-from oncekey.client.sender import Outcome, Sender
+from oncekey.client.sender import Options, Outcome, Sender
 from oncekey.client.verdict import Broken, Reply
 from oncekey.client.wrapping import (
     Wrapping,
@@ -34,11 +34,13 @@ T = TypeVar("T")
 _EXCHANGES = (httpx_wire.Exchange, requests_wire.Exchange)
 
 
-def retrying(transport: T, **options: Any) -> T:
+def retrying(transport: T, **options: Unpack[Options]) -> T:
     """The same transport, which sends each change of state under a key, and again if need be.
 
-    The options are those of `oncekey.client.sender.Sender`, among them `profile`, `retries`,
-    `budget`, `methods`, `keys_as` and `hooks`.
+    Options: `profile` says how the server wants its keys and words its refusals; `retries` and
+    `budget`, how long and how often one request and one host are tried; `methods`, which requests
+    get a key; `keys_as`, "uuid7", "uuid4" or "ulid"; `body_bytes_max` and `answer_bytes_max`, what
+    is kept to be sent again and read to its end; `hooks` are told of every attempt.
     """
     return cast(T, around(transport, Sender(**options)))
 
@@ -51,10 +53,14 @@ def around(transport: Any, sender: Sender) -> Retrying:
     return Retrying(transport, sender)
 
 
-def outcome_of(response: Any) -> Outcome | None:
-    """What there is to know about the delivery of this answer; None if it was not ours."""
-    found = getattr(response, "extensions", {}).get(EXTENSION) or getattr(response, EXTENSION, None)
-    return found.outcome(response) if isinstance(found, _EXCHANGES) else None
+def outcome_of(answer: Any) -> Outcome | None:
+    """What there is to know about the delivery of this answer, or of what was raised in place of
+    one; None if it was not ours.
+    """
+    found = getattr(answer, "extensions", {}).get(EXTENSION) or getattr(answer, EXTENSION, None)
+    if isinstance(found, Outcome):
+        return found
+    return found.outcome(answer) if isinstance(found, _EXCHANGES) else None
 
 
 async def _sleep(seconds: float) -> None:
@@ -144,7 +150,7 @@ class Retrying(Wrapping):
                 last.native.close()
             raise
         exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
-        return exchange.told(sender.settle(exchange.plan, ended).native)
+        return exchange.told(sender.settle(exchange.plan, ended, exchange.first).native)
 
     async def _deliver_async(self, exchange: httpx_wire.Exchange) -> Any:
         sender = self._sender
@@ -170,4 +176,4 @@ class Retrying(Wrapping):
                 await last.native.aclose()
             raise
         exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
-        return exchange.told(sender.settle(exchange.plan, ended).native)
+        return exchange.told(sender.settle(exchange.plan, ended, exchange.first).native)

@@ -29,6 +29,7 @@ _PASSING = frozenset(
     {
         Kind.IN_FLIGHT,
         Kind.NEWER_RECORD,
+        Kind.NO_ROOM,
         Kind.OVER_QUOTA,
         Kind.STORE_UNAVAILABLE,
         Kind.UNSETTLED,
@@ -49,6 +50,7 @@ _SETTLED = frozenset(
         Kind.STALE_ANSWER,
         Kind.TOO_OLD,
         Kind.KEY_EXPIRED,
+        Kind.TRANSACTION_ENDED,
     }
 )
 
@@ -75,14 +77,20 @@ class Broken:
     """No answer, or not a whole one. Whether the request was carried out is not known."""
 
     error: Exception
+    sent: bool = True
+    """False where no connection was made: then it was not carried out."""
 
 
 @value
 class Final:
     """It is the caller's."""
 
+    gave_up: str | None = None
+    """Why it is not asked for again, though it is no outcome."""
+
 
 FINAL = Final()
+NOBODY_KNOWS = Final("the server says that nobody knows what became of it")
 
 
 @value
@@ -120,8 +128,12 @@ def judge(answer: Reply | Broken, profile: Profile, now_wall: float) -> Verdict:
     kind = _kind(answer, said, profile)
     if kind is Kind.MISMATCH:
         return Mismatched(_mismatch(said))
-    if replayed(answer.headers, profile) or not _passing(answer, said, kind, profile):
+    if answer.headers.get("idempotency-outcome") == "unknown":  # a retry does not run
+        return NOBODY_KNOWS
+    if replayed(answer.headers, profile):
         return FINAL
+    if not _passing(answer, said, kind, profile):
+        return NOBODY_KNOWS if kind is Kind.OUTCOME_UNKNOWN else FINAL
     asked = answer.headers.get("retry-after")
     if asked is None:
         return Again()

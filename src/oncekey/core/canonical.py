@@ -9,20 +9,25 @@ outcome of another one.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from math import nan
+from functools import partial
 from operator import itemgetter
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
+from oncekey.core import numbers
 from oncekey.core.framing import as_bytes, frame
+from oncekey.core.long_json import LongJson, Rules, written
+from oncekey.core.numbers import Number
 
 FIELDS_MAX = 10_000
 """Most fields or parts of one form or query; frameworks stop at about a tenth of it."""
 
 FORM = "application/x-www-form-urlencoded"
+
+_UNESCAPED_BYTES_MAX = 16_384
+"""Of a name or value that is unescaped at one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +42,42 @@ def essence(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def is_json(media_type: str) -> bool:
-    """Whether bodies of this essence are read as JSON: AWS has a name of its own for it."""
+def is_json(media_type: str, version: int = 2) -> bool:
+    """Whether bodies of this essence are read as JSON: AWS has a name of its own for it, which the
+    first version of the fingerprint did not know.
+    """
     return (
         media_type == "application/json"
         or media_type.endswith("+json")
-        or media_type.startswith("application/x-amz-json-")
+        or (version > 1 and media_type.startswith("application/x-amz-json-"))
     )
 
 
 # -------------------------------------------------------------------------------- JSON
 
+SHORT_BYTES_MAX = 65_536
+"""Of JSON that is read at one go. Longer texts are read in steps: see `core.long_json`."""
 
-def canonical_json(body: bytes, *, without: str | None = None) -> bytes | BadBody:
+
+def canonical_json(body: bytes, *, without: str | None = None, version: int = 2) -> bytes | BadBody:
     """A JSON text by value: order, spacing, escapes and the spelling of numbers are free.
 
-    `without` names a member of the outermost object that is left out.
+    `without` names a member of the outermost object that is left out. `version` is that of the
+    fingerprint: the first one has all whole numbers as digits.
     """
+    ways = _WAYS[version]
     try:
         text = _text(body)
+        if len(body) > SHORT_BYTES_MAX:
+            return _long(text, ways, without).encode("ascii")
         if without is None and "\\" not in text:
             # Duplicates are looked for after the fact, which is cheaper than watching every
             # object. Each name and each string costs two quotes. Nothing adds one; where no
             # backslash hides one, a name that was overwritten takes two away.
-            canonical = _encode(_decode(text))
+            canonical = _encode(ways.decode(text))
             if canonical.count('"') == text.count('"'):
                 return canonical.encode("ascii")
-        value = _decode_watching(text)
+        value = ways.decode_watching(text)
         if without is not None and isinstance(value, dict):
             value.pop(without, None)
         return _encode(value).encode("ascii")
@@ -71,23 +85,53 @@ def canonical_json(body: bytes, *, without: str | None = None) -> bytes | BadBod
         return _bad_json(error)
 
 
-def parse_json(body: bytes) -> object | BadBody:
-    """The value of a JSON text, for reading fields of it; numbers as `canonical_json` sees them."""
+def json_members(body: bytes) -> dict[str, bytes] | BadBody:
+    """The canonical form of each member of the outermost object; none where it is no object."""
     try:
-        value: object = _decode_watching(_text(body))
+        text = _text(body)
+        if len(body) > SHORT_BYTES_MAX:
+            long = LongJson(text, _WAYS[2].rules)
+            long.canonical()
+            return {name: each.encode("ascii") for name, each in (long.members or {}).items()}
+        value = _WAYS[2].decode_watching(text)
+        members = value.items() if isinstance(value, dict) else ()
+        return {name: _encode(member).encode("ascii") for name, member in members}
+    except (_Refused, ValueError, RecursionError) as error:
+        return _bad_json(error)
+
+
+def json_member(body: bytes, name: str) -> object | BadBody:
+    """The value of a member of the outermost object; None where there is none of that name."""
+    if len(body) <= SHORT_BYTES_MAX:
+        value = parse_json(body)
+        return value.get(name) if isinstance(value, dict) else _only_bad(value)
+    members = json_members(body)
+    if isinstance(members, BadBody):
+        return members
+    member: object = json.loads(members.get(name, b"null"))
+    return member
+
+
+def parse_json(body: bytes) -> object | BadBody:
+    """The value of a JSON text at one go; numbers as `canonical_json` sees them."""
+    try:
+        value: object = _WAYS[2].decode_watching(_text(body))
         return value
     except (_Refused, ValueError, RecursionError) as error:
         return _bad_json(error)
 
 
-def json_members(body: bytes) -> dict[str, bytes] | BadBody:
-    """The canonical form of each member of the outermost object; none where it is no object."""
-    try:
-        value = _decode_watching(_text(body))
-        members = value.items() if isinstance(value, dict) else ()
-        return {name: _encode(member).encode("ascii") for name, member in members}
-    except (_Refused, ValueError, RecursionError) as error:
-        return _bad_json(error)
+def _only_bad(value: object) -> BadBody | None:
+    return value if isinstance(value, BadBody) else None
+
+
+def _long(text: str, ways: _Ways, without: str | None) -> str:
+    long = LongJson(text, ways.rules)
+    canonical = long.canonical()
+    if without is None or long.members is None or without not in long.members:
+        return canonical
+    del long.members[without]
+    return written(long.members)
 
 
 class _Refused(Exception):
@@ -98,25 +142,6 @@ def _text(body: bytes) -> str:
     return body.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
 
 
-def _number(text: str) -> int | float | list[float]:
-    """A number with a point or an exponent, by value: 1.0 and 1e0 are the integer 1.
-
-    One that no float can hold as written is kept by its spelling, in a form that no JSON text has:
-    a list that starts with NaN. It adds no quotes, which `canonical_json` counts.
-    """
-    value = float(text)
-    if repr(value) == text and not value.is_integer():
-        return value
-    try:
-        exact = Decimal(text)
-    except InvalidOperation:  # an exponent of twenty digits
-        return [nan, *text.encode()]
-    # Only what a float can hold: 1e999999999 as an integer would fill the memory.
-    if value.is_integer() and exact == exact.to_integral_value():
-        return int(exact)
-    return value if exact == Decimal(repr(value)) else [nan, *text.encode()]
-
-
 def _constant(name: str) -> NoReturn:
     raise _Refused(f"The JSON body holds {name}, which is not JSON. Send null or a number.")
 
@@ -124,17 +149,25 @@ def _constant(name: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise _Refused(
-            f"The JSON body names {_twice(pairs)} twice in one object, so servers may disagree on "
-            "which value counts. Send each name once."
-        )
+        raise _twice(_first_again([name for name, _ in pairs]))
     return members
 
 
-def _twice(pairs: list[tuple[str, object]]) -> str:
-    counts = Counter(name for name, _ in pairs)
-    name = next(name for name, count in counts.items() if count > 1)
-    return json.dumps(name[:64])  # escaped: a name may hold control characters
+def _first_again(names: list[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            break
+        seen.add(name)
+    return name
+
+
+def _twice(name: str) -> _Refused:
+    shown = json.dumps(name[:64])  # escaped: a name may hold control characters
+    return _Refused(
+        f"The JSON body names {shown} twice in one object, so servers may disagree on "
+        "which value counts. Send each name once."
+    )
 
 
 def _bad_json(error: Exception) -> BadBody:
@@ -151,12 +184,28 @@ def _bad_json(error: Exception) -> BadBody:
     return BadBody("The JSON body holds a number of too many digits. Send it as a string.")
 
 
-_decode = json.JSONDecoder(parse_float=_number, parse_constant=_constant).decode
-_decode_watching = json.JSONDecoder(
-    parse_float=_number, parse_constant=_constant, object_pairs_hook=_unique
-).decode
 # What was parsed cannot be circular.
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False).encode
+
+
+class _Ways:
+    """How JSON is read for one version of the fingerprint."""
+
+    def __init__(self, whole: Callable[[str], Number], number: Callable[[str], Number]) -> None:
+        read = partial(
+            json.JSONDecoder, parse_int=whole, parse_float=number, parse_constant=_constant
+        )
+        self.decode = read().decode
+        self.decode_watching = read(object_pairs_hook=_unique).decode
+        self.rules = Rules(
+            lambda text: _encode(whole(text)),
+            lambda text: _encode(number(text)),
+            _twice,
+            _constant,
+        )
+
+
+_WAYS = {1: _Ways(numbers.whole_v1, numbers.number_v1), 2: _Ways(numbers.whole, numbers.number)}
 
 
 # ----------------------------------------------------------------- forms and query strings
@@ -168,7 +217,23 @@ def parse_pairs(encoded: bytes) -> list[tuple[bytes, bytes]]:
     They stay bytes: decoding them with replacement characters would make different ones equal.
     """
     split = [field.partition(b"=") for field in encoded.replace(b"+", b" ").split(b"&") if field]
-    return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in split]
+    return [(_unescaped(name), _unescaped(value)) for name, _, value in split]
+
+
+def _unescaped(field: bytes) -> bytes:
+    """A name or value without its escapes; of a long one, in steps that let other threads have
+    their turn.
+    """
+    if len(field) <= _UNESCAPED_BYTES_MAX:
+        return unquote_to_bytes(field)
+    parts, at = [], 0
+    while at < len(field):
+        end = at + _UNESCAPED_BYTES_MAX
+        if (escape := field.find(b"%", end - 2, end)) >= 0:  # not to be cut
+            end = escape
+        parts.append(unquote_to_bytes(field[at:end]))
+        at = end
+    return b"".join(parts)
 
 
 def parse_query(query: bytes) -> list[tuple[bytes, bytes]] | BadBody:
@@ -185,8 +250,21 @@ def parse_form(body: bytes) -> list[tuple[bytes, bytes]] | BadBody:
     return parse_pairs(body)
 
 
-def canonical_pairs(pairs: list[tuple[bytes, bytes]], *, without: str | None = None) -> bytes:
-    """Pairs sorted by name, in the order sent within one name.
+def canonical_form(
+    pairs: list[tuple[bytes, bytes]], *, without: str | None = None, version: int = 2
+) -> bytes:
+    """Pairs of a form, in the order sent: what stands behind what may belong together.
+
+    `without` names pairs that are left out. Version 1 of the fingerprint sorted them by name.
+    """
+    if version == 1:
+        return canonical_query(pairs, without=without)
+    left_out = None if without is None else as_bytes(without)
+    return frame(part for pair in pairs if pair[0] != left_out for part in pair)
+
+
+def canonical_query(pairs: list[tuple[bytes, bytes]], *, without: str | None = None) -> bytes:
+    """Pairs of a query sorted by name, in the order sent within one name.
 
     `without` names pairs that are left out.
     """

@@ -9,14 +9,18 @@ _EITHER = 32 + zlib.MAX_WBITS
 _READABLE = frozenset({"gzip", "x-gzip", "deflate"})
 
 
+def is_readable(coding: str) -> bool:
+    """Whether a coding is one of those that can be read here."""
+    return coding.strip().lower() in _READABLE
+
+
 def decoded(body: bytes, coding: str, bytes_max: int) -> bytes | None:
     """The body without its coding. None if that is not one of those that can be read here, is
     broken, or makes more than `bytes_max` of it.
     """
-    coding = coding.strip().lower()
-    if coding in ("", "identity"):
+    if coding.strip().lower() in ("", "identity"):
         return body
-    if coding not in _READABLE:
+    if not is_readable(coding):
         return None
     reader = zlib.decompressobj(_EITHER)
     try:

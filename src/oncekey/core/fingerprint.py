@@ -4,6 +4,18 @@ It covers the method, the concrete path, the query, the content type's essence a
 canonical form, and the header that names the operation, where a profile has one; nothing else, for
 other headers differ between honest tries. It is taken from the request as it was sent, before
 validation, so that a new release of the handler does not change it.
+
+Records live longer than releases, so the rules have a version, which is kept with each digest. The
+second version is written only where the first one has another form:
+
+- forms, whose fields were compared without their order;
+- JSON with whole numbers of very many digits, all of which were written out;
+- JSON and forms of more than `LOOKED_INTO_BYTES_MAX`, also when they are decompressed, which count
+  byte for byte;
+- JSON as AWS names it, which counted byte for byte; and where a header names the operation.
+
+All else has the digest that it always had, so that processes of both releases agree on it while a
+deployment rolls. A record of the first version is compared by the first version's rules.
 """
 
 from __future__ import annotations
@@ -11,32 +23,39 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import field
+from typing import Protocol
 
 from oncekey.core.canonical import (
     FORM,
     BadBody,
+    canonical_form,
     canonical_json,
-    canonical_pairs,
+    canonical_query,
     essence,
     is_json,
+    json_member,
     json_members,
     parse_form,
-    parse_json,
     parse_query,
 )
 from oncekey.core.framing import as_bytes, frame
-from oncekey.core.multipart import MULTIPART, canonical_multipart
+from oncekey.core.multipart import MULTIPART, canonical_multipart, multipart_keys
+from oncekey.core.numbers import LONG
 from oncekey.core.value import value
 
 __all__ = [
     "FIELDS_DIGESTED_MAX",
     "FIELD_NAME_CHARS_MAX",
+    "LOOKED_INTO_BYTES_MAX",
     "VERSION",
     "BadBody",
     "Comparison",
+    "Content",
     "Fingerprint",
     "compare",
+    "compare_earlier",
     "differing",
     "extract_field",
     "field_digests",
@@ -44,10 +63,25 @@ __all__ = [
     "of",
 ]
 
-VERSION = 1
-"""Raised whenever an equal request would get another digest. Records live longer than releases."""
+VERSION = 2
+"""Raised whenever an equal request would get another digest, or another one the same."""
 
-_TAG = frame((b"oncekey/fingerprint/%d" % VERSION,))
+LOOKED_INTO_BYTES_MAX = 1_048_576
+"""A longer body counts byte for byte, but for multipart, which counts part by part."""
+
+_CHUNK_BYTES = 65_536
+_TAGS = {version: frame((b"oncekey/fingerprint/%d" % version,)) for version in (1, 2)}
+_TAG_BYTES = frame((b"oncekey/fingerprint/2/bytes",))
+"""Before what counts byte for byte: it must not look like the canonical form of anything."""
+
+
+class Content(Protocol):
+    """A body that is too long to be looked into, wherever it lies."""
+
+    @property
+    def size(self) -> int: ...
+
+    def chunks(self) -> Iterator[bytes]: ...
 
 
 @value
@@ -56,6 +90,10 @@ class Fingerprint:
 
     version: int
     digest: bytes
+    newest: int = field(default=0, compare=False)
+    """The newest rules that are known for what this is a fingerprint of, if not these."""
+    earlier: Callable[[], Collection[bytes]] | None = field(default=None, compare=False, repr=False)
+    """Makes the digests that version 1 may have given the request; none once its body is gone."""
 
 
 def of(
@@ -63,51 +101,88 @@ def of(
     path: str,
     query: bytes | str,
     content_type: str,
-    body: bytes,
+    body: bytes | Content,
     *,
     target: str = "",
     exclude_field: str | None = None,
     exclude_parameter: str | None = None,
+    unread: bool = False,
+    version: int = VERSION,
 ) -> Fingerprint | BadBody:
-    """The fingerprint of a request.
+    """The fingerprint of a request, by the rules of this version.
+
+    `unread`: what the body says is hidden by its coding, and more than may be looked into.
 
     `target` is what a header says of the operation, where the path alone does not tell it. Where
     the key itself travels in the body or the query, `exclude_field` (of a form, or of the outermost
     JSON object) or `exclude_parameter` leaves it out.
     """
-    media_type = essence(content_type) if body else ""  # without a body, the type says nothing
-    canonical = _canonical_body(media_type, content_type, body, exclude_field)
-    if isinstance(canonical, BadBody):
-        return canonical
+    size = len(body) if isinstance(body, bytes) else body.size
+    media_type = essence(content_type) if size else ""  # without a body, the type says nothing
+    rules = None if unread else version
+    tag, canonical = _canonical_body(media_type, content_type, body, exclude_field, rules)
+    if version == 1:
+        target = ""
+    elif target and tag is _TAGS[1]:
+        tag = _TAGS[2]
     query = as_bytes(query) if isinstance(query, str) else query
     if query:
         pairs = parse_query(query)
         if isinstance(pairs, BadBody):
             return pairs
-        query = canonical_pairs(pairs, without=exclude_parameter)
+        query = canonical_query(pairs, without=exclude_parameter)
     verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)
     if target:  # framed it begins with a digit, as no path does
         place = frame((place, as_bytes(target)))
     # As `frame` would write it; spelt out, because every request needs one.
     head = (len(verb), verb, len(place), place, len(query), query, len(kind), kind)
-    digest = hashlib.sha256(_TAG + b"%d:%b%d:%b%d:%b%d:%b" % head)
-    digest.update(canonical)  # comes last, so it needs no length; apart, so it is not copied
-    return Fingerprint(VERSION, digest.digest())
+    digest = hashlib.sha256(tag + b"%d:%b%d:%b%d:%b%d:%b" % head)
+    for each in canonical:  # comes last, so it needs no length
+        if isinstance(each, BadBody):
+            return each
+        digest.update(each)
+    return Fingerprint(1 if tag is _TAGS[1] else 2, digest.digest(), version)
 
 
 def _canonical_body(
-    media_type: str, content_type: str, body: bytes, exclude_field: str | None
-) -> bytes | BadBody:
-    if is_json(media_type):
-        return canonical_json(body, without=exclude_field)
-    if media_type == FORM:
-        pairs = parse_form(body)
-        if isinstance(pairs, BadBody):
-            return pairs
-        return canonical_pairs(pairs, without=exclude_field)
+    media_type: str,
+    content_type: str,
+    body: bytes | Content,
+    exclude_field: str | None,
+    version: int | None,
+) -> tuple[bytes, Iterable[bytes | BadBody]]:
+    """The tag of the rules that apply, and the canonical form."""
+    if version is None:
+        return _TAG_BYTES, _chunks(body)
     if media_type == MULTIPART:
-        return canonical_multipart(content_type, body)
-    return body
+        return _TAGS[1], canonical_multipart(content_type, _chunks(body))
+    if media_type != FORM and not is_json(media_type, version):
+        return _TAGS[1], _chunks(body)
+    if version > 1 and not _may_look_into(body):
+        return _TAG_BYTES, _chunks(body)
+    whole = body if isinstance(body, bytes) else b"".join(body.chunks())
+    if media_type == FORM:
+        pairs = parse_form(whole)
+        if isinstance(pairs, BadBody):
+            return _TAGS[version], (pairs,)
+        return _TAGS[version], (canonical_form(pairs, without=exclude_field, version=version),)
+    canonical = canonical_json(whole, without=exclude_field, version=version)
+    written = canonical if version > 1 and isinstance(canonical, bytes) else b""
+    differs = LONG in written or not is_json(media_type, 1)
+    return _TAGS[2 if differs else 1], (canonical,)
+
+
+def _may_look_into(body: bytes | Content) -> bool:
+    size = len(body) if isinstance(body, bytes) else body.size
+    return size <= LOOKED_INTO_BYTES_MAX
+
+
+def _chunks(body: bytes | Content) -> Iterable[bytes]:
+    if not isinstance(body, bytes):
+        return body.chunks()
+    if len(body) <= _CHUNK_BYTES:
+        return (body,)
+    return (body[at : at + _CHUNK_BYTES] for at in range(0, len(body), _CHUNK_BYTES))
 
 
 # -------------------------------------------------------------------------- comparing
@@ -123,10 +198,24 @@ class Comparison(enum.Enum):
 
 
 def compare(stored_version: int, stored_digest: bytes, now: Fingerprint) -> Comparison:
-    """Whether the request at hand is the one whose fingerprint was stored."""
-    if stored_version != now.version:
+    """Whether the request at hand is the one whose fingerprint was stored.
+
+    One that was stored by earlier rules is compared by them: `compare_earlier`.
+    """
+    if stored_version > max(now.newest, now.version):
         return Comparison.UNKNOWN_VERSION
-    same = hmac.compare_digest(stored_digest, now.digest)
+    if stored_version > now.version:
+        return Comparison.DIFFERENT  # else the request at hand would have that version, too
+    if stored_version < now.version:
+        return Comparison.UNKNOWN_VERSION
+    return compare_earlier(stored_digest, (now.digest,))
+
+
+def compare_earlier(stored_digest: bytes, now: Collection[bytes]) -> Comparison:
+    """The same with what earlier rules make of the request at hand."""
+    if not now:
+        return Comparison.UNKNOWN_VERSION
+    same = any(hmac.compare_digest(stored_digest, digest) for digest in now)
     return Comparison.SAME if same else Comparison.DIFFERENT
 
 
@@ -163,29 +252,58 @@ def differing(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def has_fields(content_type: str) -> bool:
-    """Whether a key can travel in a body of this type."""
+    """Whether a key is expected in a body of this type."""
     media_type = essence(content_type)
-    return media_type == FORM or is_json(media_type)
+    return media_type in (FORM, MULTIPART) or is_json(media_type)
 
 
-def extract_field(content_type: str, body: bytes, name: str) -> str | BadBody | None:
-    """A key that travels in a field of a form or of the outermost JSON object.
+def is_read_by_part(content_type: str) -> bool:
+    """Whether a key is found in such a body however long that is."""
+    return essence(content_type) == MULTIPART
+
+
+def extract_field(content_type: str, body: bytes | Content, name: str) -> str | BadBody | None:
+    """A key that travels in a field of a form or of the outermost JSON object. What is not in
+    memory is a form that `is_read_by_part`.
 
     None where the field is missing or null. A field that is there but cannot be a key is refused:
-    taking it for missing would run the request unprotected.
+    taking it for missing would run the request unprotected. Handlers read JSON whatever its type
+    says, so it is looked for in any other body as well that is an object of JSON.
     """
     media_type = essence(content_type)
+    if media_type == MULTIPART:
+        return _part(content_type, body, name)
+    if not isinstance(body, bytes):
+        raise TypeError(f"{media_type} is not read by part")
     if media_type == FORM:
         return _form_field(body, name)
-    if not body or not is_json(media_type):
+    if not body or not (is_json(media_type) or _looks_like_json(body)):
         return None
-    value = parse_json(body)
-    if isinstance(value, BadBody):
-        return value
-    found = value.get(name) if isinstance(value, dict) else None
-    if found is None or isinstance(found, str):
+    found = json_member(body, name)
+    if isinstance(found, BadBody) and not is_json(media_type) and not _may_name(body, name):
+        return None
+    if found is None or isinstance(found, str | BadBody):
         return found
     return BadBody("The body field that carries the key is not a string. Send it as a string.")
+
+
+def _looks_like_json(body: bytes) -> bool:
+    """Handlers read UTF-16 and UTF-32 as well."""
+    return body.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"{")
+
+
+def _may_name(body: bytes, name: str) -> bool:
+    """Whether a body that cannot be read here may have a member of this name."""
+    return b"\\u" in body or as_bytes(name) in body.replace(b"\0", b"")
+
+
+def _part(content_type: str, body: bytes | Content, name: str) -> str | BadBody | None:
+    found = multipart_keys(content_type, _chunks(body), name)
+    if isinstance(found, BadBody):
+        return None if isinstance(body, bytes) and as_bytes(name) not in body else found
+    if len(set(found)) > 1:
+        return BadBody("The parts of the form carry different keys. Send one.")
+    return found[0].decode("latin-1") if found else None
 
 
 def _form_field(body: bytes, name: str) -> str | BadBody | None:

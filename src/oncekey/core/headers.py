@@ -16,6 +16,9 @@ from oncekey.core.record import Answer
 
 Lines = list[tuple[bytes, bytes]]
 
+UNKNOWN = (b"idempotency-outcome", b"unknown")
+"""On the answer of an attempt of which nobody knows what it did."""
+
 BODILESS = (204, 304)
 """Statuses whose answers have no body, whatever the application says."""
 
@@ -112,6 +115,17 @@ def replay_headers(
     if b"cache-control" not in [name for name, _ in lines]:
         lines.append((b"cache-control", b"no-store"))
     return lines
+
+
+def unknown_headers(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> Lines:
+    """The headers of a handler's own answer after which nobody knows what it did: a retry does not
+    run it again, and says so.
+    """
+    added = [UNKNOWN]
+    if profile.should_retry_header:
+        added.append(_line(profile.should_retry_header, "false"))
+    names = [name for name, _ in added]
+    return [line for line in headers if line[0].lower() not in names] + added
 
 
 def says_transient(headers: Iterable[tuple[bytes, bytes]], profile: Profile) -> bool:

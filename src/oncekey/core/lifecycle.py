@@ -56,6 +56,7 @@ class Transition:
 TRANSITIONS = {
     "renew": Transition((RUNNING,), RUNNING, When.ANY, False),
     "shorten": Transition((RUNNING,), RUNNING, When.OVERLONG, False),
+    "lapse": Transition((RUNNING,), RUNNING, When.ANY, False),
     "complete": Transition((RUNNING,), COMPLETED, When.ANY, False),
     "release": Transition((RUNNING,), RELEASED, When.ANY, False),
     "take over": Transition((RUNNING,), RUNNING, When.LAPSED, True),
@@ -227,6 +228,11 @@ def renew(held: Held, *, lease_s: float, retention_s: float) -> Swap:
 def shorten(found: Record) -> Swap:
     """After the store's clock was set back: from now on one lease, unless the owner renews."""
     return _swap("shorten", found, lease_s=found.lease_s, retention_s=found.retention_s)
+
+
+def lapse(held: Held, *, retention_s: float) -> Swap:
+    """End one's own lease now: whoever comes next finds out what became of it."""
+    return _swap("lapse", held, lease_s=0.0, retention_s=retention_s)
 
 
 def complete(

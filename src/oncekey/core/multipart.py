@@ -3,56 +3,190 @@
 Everything else counts: the order of the parts, all their header lines (not only name, filename and
 content type: a transfer encoding changes what the handler reads), their contents, and what stands
 before the first part and after the last.
+
+A body comes in chunks, however they were cut, so that an upload need not be in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
-from oncekey.core.canonical import FIELDS_MAX, BadBody
+from oncekey.core.canonical import FIELDS_MAX, BadBody, json_member
 from oncekey.core.framing import as_bytes, frame
 
 MULTIPART = "multipart/form-data"
 
+HEAD_BYTES_MAX = 16_384
+"""Of the header lines of one part, and of what stands before the first part or after the last."""
+HEAD_LINES_MAX = 4 * FIELDS_MAX
+"""Of all parts together."""
+CONTENT_BYTES_MAX = 16_384
+"""Of a part in which a key is looked for."""
+
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)=(?:"([^"]*)"|([^\s;"]*))')
+_BLANK = b"\r\n\r\n"
 
 
-def canonical_multipart(content_type: str, body: bytes) -> bytes | BadBody:
-    """The framed parts of a body; contents stand as their SHA-256."""
+class _Refused(Exception):
+    """Carries a reason out of the reader."""
+
+
+def canonical_multipart(content_type: str, chunks: Iterable[bytes]) -> Iterator[bytes | BadBody]:
+    """The framed parts of a body, one after the other; contents stand as their SHA-256. Of a body
+    that has no canonical form the last one says why.
+    """
+    try:
+        for piece in _Reader().pieces(content_type, chunks):
+            yield b"%d:%b" % (len(piece), piece)
+    except _Refused as refused:
+        yield BadBody(str(refused))
+
+
+def multipart_keys(content_type: str, chunks: Iterable[bytes], name: str) -> list[bytes] | BadBody:
+    """The contents of the parts of this name, and of the members of this name in parts that are
+    JSON: keys that travel in the body.
+    """
+    reader = _Reader(name)
+    try:
+        for _ in reader.pieces(content_type, chunks):
+            pass
+    except _Refused as refused:
+        return BadBody(str(refused))
+    return reader.keys
+
+
+class _Reader:
+    """One body. A piece is what stands between two boundaries, before the first or after the last
+    one.
+    """
+
+    def __init__(self, key_name: str | None = None) -> None:
+        self.keys: list[bytes] = []
+        self._key_name = key_name
+        self._number = 0
+        """Of the current piece; 0 is what stands before the first part."""
+        self._lines = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._head = b""
+        """The piece so far, until its content begins."""
+        self._headers: bytes | None = None
+        self._content = hashlib.sha256()
+        self._kept: bytes | None = b""
+        """The content, if it is short."""
+        self._is_key = False
+
+    def pieces(self, content_type: str, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """What stands before the first part, each part, and what stands after the last one."""
+        for piece, ends in _split(chunks, b"\r\n--" + _boundary(content_type)):
+            self._add(piece)
+            if ends:
+                yield self._ended()
+                self._number += 1
+                if self._number > FIELDS_MAX + 1:
+                    raise _Refused(f"The form has more than {FIELDS_MAX} parts. Send fewer.")
+                self._begin()
+        if not self._number:
+            raise _Refused(
+                "The multipart body does not hold the boundary that its content type names."
+            )
+        if not self._head.startswith(b"--"):
+            raise _Refused("The multipart body ends without its closing boundary. Send all of it.")
+        yield self._head
+
+    def _add(self, piece: bytes) -> None:
+        if self._headers is not None:
+            self._add_content(piece)
+            return
+        self._head += piece
+        around = not self._number or self._head.startswith(b"--")
+        head, blank, content = (self._head, b"", b"") if around else self._head.partition(_BLANK)
+        if len(head) > HEAD_BYTES_MAX:
+            raise _Refused(
+                f"The multipart body has more than {HEAD_BYTES_MAX} bytes around its parts, or in "
+                "the header lines of one. Send fewer."
+            )
+        if blank:
+            self._headers, self._head = self._read_headers(head), b""
+            self._add_content(content)
+
+    def _add_content(self, piece: bytes) -> None:
+        self._content.update(piece)
+        if self._key_name is not None and self._kept is not None:
+            kept = self._kept + piece
+            self._kept = kept if len(kept) <= CONTENT_BYTES_MAX else None
+
+    def _ended(self) -> bytes:
+        if not self._number:
+            return self._head
+        if self._headers is None:
+            raise self._malformed()
+        if self._key_name is not None and self._kept:
+            self._find_key(self._key_name, self._kept)
+        return self._headers + frame([self._content.digest()])
+
+    def _read_headers(self, head: bytes) -> bytes:
+        """Framed, in any order and letter case."""
+        padding, *lines = head.split(b"\r\n")
+        self._lines += len(lines)
+        if self._lines > HEAD_LINES_MAX:
+            raise _Refused(f"The form has more than {HEAD_LINES_MAX} header lines. Send fewer.")
+        if padding.strip(b" \t") or not all(b":" in line for line in lines):
+            raise self._malformed()
+        split = [line.partition(b":") for line in lines]
+        headers = [(name.strip().lower(), value.strip()) for name, _, value in split]
+        headers.sort(key=itemgetter(0))  # of two lines of one name, some parsers take the last
+        self._is_key = self._names_key(dict(headers).get(b"content-disposition", b""))
+        return frame(part for pair in headers for part in pair)
+
+    def _names_key(self, disposition: bytes) -> bool:
+        parameters = _PARAMETER.findall(disposition.decode("latin-1"))
+        return any(
+            name.lower() == "name" and (quoted or bare) == self._key_name
+            for name, quoted, bare in parameters
+        )
+
+    def _find_key(self, name: str, content: bytes) -> None:
+        if self._is_key:
+            self.keys.append(content)
+        elif content.lstrip(b" \t\r\n").startswith(b"{"):
+            found = json_member(content, name)
+            if isinstance(found, str):
+                self.keys.append(as_bytes(found))
+            elif isinstance(found, BadBody) and as_bytes(name) in content:
+                raise _Refused(found.reason)
+
+    def _malformed(self) -> _Refused:
+        return _Refused(
+            f"Part {self._number} of the multipart body is malformed. Each needs its header lines, "
+            "an empty line and its content, with CRLF line ends."
+        )
+
+
+def _boundary(content_type: str) -> bytes:
     boundaries = [
         quoted or bare
         for name, quoted, bare in _PARAMETER.findall(content_type)
         if name.lower() == "boundary"
     ]
     if len(boundaries) != 1 or not boundaries[0]:
-        return BadBody("The multipart content type does not name exactly one boundary. Name it.")
-    delimiter = b"\r\n--" + as_bytes(boundaries[0])
-    pieces = (b"\r\n" + body).split(delimiter, FIELDS_MAX + 2)
-    if len(pieces) > FIELDS_MAX + 2:
-        return BadBody(f"The form has more than {FIELDS_MAX} parts. Send fewer.")
-    if len(pieces) == 1:
-        return BadBody("The multipart body does not hold the boundary that its content type names.")
-    before, *parts, end = pieces
-    if not end.startswith(b"--"):
-        return BadBody("The multipart body ends without its closing boundary. Send all of it.")
-    framed = [_part(piece) for piece in parts]
-    if None in framed:
-        return BadBody(
-            f"Part {framed.index(None) + 1} of the multipart body is malformed. Each needs its "
-            "header lines, an empty line and its content, with CRLF line ends."
-        )
-    return frame([before, *framed, end])
+        raise _Refused("The multipart content type does not name exactly one boundary. Name it.")
+    return as_bytes(boundaries[0])
 
 
-def _part(piece: bytes) -> bytes | None:
-    """One part, from behind its delimiter; its header lines in any order and letter case."""
-    head, blank, content = piece.partition(b"\r\n\r\n")
-    padding, *lines = head.split(b"\r\n")
-    if not blank or padding.strip(b" \t") or not all(b":" in line for line in lines):
-        return None
-    split = [line.partition(b":") for line in lines]
-    headers = [(name.strip().lower(), value.strip()) for name, _, value in split]
-    headers.sort(key=itemgetter(0))  # of two lines of one name, some parsers take the last
-    return frame([*(part for pair in headers for part in pair), hashlib.sha256(content).digest()])
+def _split(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[tuple[bytes, bool]]:
+    """The pieces of a body, each with whether it ends there: a long one comes bit by bit."""
+    kept = b"\r\n"  # the first boundary need not stand behind a line's end
+    behind = len(delimiter) - 1
+    for chunk in chunks:
+        *whole, kept = (kept + chunk).split(delimiter)
+        for piece in whole:
+            yield piece, True
+        if len(kept) > behind:
+            yield kept[: len(kept) - behind], False
+            kept = kept[len(kept) - behind :]
+    yield kept, False

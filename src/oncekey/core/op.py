@@ -24,6 +24,25 @@ class Pause:
     seconds: float
 
 
+@value
+class Apart:
+    """A question whose answer is what this work gives; it is done where it holds up nobody."""
+
+    work: Callable[[], Any]
+    writes: bool = False
+    """Whether it writes a file, rather than computes."""
+
+
+@value
+class Undoable:
+    """A question to whoever drives an operation within a transaction: whether a rollback surely
+    undoes all that was written there.
+    """
+
+    error: BaseException | None = None
+    """With which its handler ended."""
+
+
 def relay(op: Op[T], turn: Callable[[Any], Any]) -> Op[T]:
     """The same operation, each of its questions turned into another."""
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -37,6 +37,10 @@ class Verdict(enum.Enum):
     """Released after failure: a retry with the same request runs again."""
     NO_EFFECT = "no effect"
     """Released without effect: a retry may even bring another request."""
+    UNKNOWN = "unknown"
+    """Nobody can tell what it did: it is not run again before an operator has found out. Where the
+    operation's recovery is `ask`, that is asked.
+    """
 
 
 class Learned(enum.Enum):
@@ -48,7 +52,11 @@ class Learned(enum.Enum):
     """Nobody can tell: an operator must look."""
 
 
-_REFUSALS = frozenset({307, 308, 401, 403, 405, 407, 408, 409, 413, 415, 425, 429})
+CONDITIONAL = frozenset({206, 304, 412, 428})
+"""What one client is told because of its own conditions. Stored it would be told to every client:
+it never is, whatever a policy or a handler says.
+"""
+_REFUSALS = CONDITIONAL | {307, 308, 401, 403, 405, 407, 408, 409, 413, 415, 425, 429}
 
 
 def keep_definitive(status: int) -> Verdict:
@@ -61,7 +69,7 @@ def keep_definitive(status: int) -> Verdict:
 
 def keep_success(status: int) -> Verdict:
     """Only 2xx is kept; every error may be tried again."""
-    if 200 <= status < 300:
+    if 200 <= status < 300 and status not in CONDITIONAL:
         return Verdict.KEEP
     return keep_definitive(status) if status in _REFUSALS else Verdict.FAILED
 
@@ -71,7 +79,7 @@ def keep_errors_too(status: int) -> Verdict:
     return Verdict.KEEP if status >= 500 else keep_definitive(status)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Policy:
     """The rules for an application or a route; fields left out are inherited.
 
@@ -112,9 +120,13 @@ class Policy:
     keep: Callable[[int], Verdict] = INHERIT
     """What an answer's status means for its record."""
     recovery: Literal["rerun", "resume", "block", "ask"] = INHERIT
-    """What happens to an attempt whose lease is over: a retry runs it again; it is continued after
-    its last finished step, by a retry or by the recoverer; its outcome is declared unknown; or
-    `ask` finds out.
+    """What happens to an attempt that died: a retry runs it again; it is continued after its last
+    finished step, by a retry or by the recoverer; its outcome is declared unknown; or `ask` finds
+    out. Under `block` and `ask` the same goes for one that raised, was cut off or answered 5xx.
+    """
+    no_effect_on: tuple[type[Exception], ...] = INHERIT
+    """Exceptions that prove that nothing happened, such as a card that was declined: the key is
+    released, also where `recovery` is `block` or `ask`.
     """
     ask: Callable[..., Any] | None = INHERIT
     """Finds out what became of an attempt that died: gets the new attempt, returns an `Answer` or a
@@ -125,6 +137,9 @@ class Policy:
     lapses_max: int = INHERIT
     """An attempt that died this often is not run again but declared unknown."""
     request_bytes_max: int = INHERIT
+    """A larger body is refused."""
+    bodies_bytes_max: int = INHERIT
+    """Most bytes of bodies that one process holds at once; beyond that they are refused for now."""
     answer_bytes_max: int = INHERIT
     """A larger answer is sent, but only the fact is kept: a retry is told so and never runs again.
     """
@@ -152,6 +167,15 @@ class Policy:
     waiters_max: int = INHERIT
     """Most retries that wait at once, for one key and in one process; more are refused at once."""
 
+    def __post_init__(self) -> None:
+        _check_values(self)
+
+    def __repr__(self) -> str:
+        """What it sets, and nothing of what it inherits."""
+        fields = ((name, getattr(self, name)) for name in _FIELDS)
+        given = (f"{name}={value!r}" for name, value in fields if value is not INHERIT)
+        return f"Policy({', '.join(given)})"
+
     def over(self, base: Policy) -> Policy:
         """This policy, with what it does not set taken from `base`."""
         missing = {name: getattr(base, name) for name in _FIELDS if getattr(self, name) is INHERIT}
@@ -165,9 +189,9 @@ class Policy:
         return memory_s
 
     def settled(self) -> Policy:
-        """This policy over `DEFAULTS`, with every value checked."""
+        """This policy over `DEFAULTS`. Raises `Misuse` for values that do not go together."""
         policy = self.over(DEFAULTS)
-        _check(policy)
+        _check_together(policy)
         methods = frozenset(method.upper() for method in policy.methods)
         kept = policy.headers_kept
         names = None if kept is None else frozenset(name.lower() for name in kept)
@@ -194,6 +218,7 @@ _POSITIVE = (
     "unknown_retention_s",
     "lapses_max",
     "request_bytes_max",
+    "bodies_bytes_max",
     "request_kept_bytes_max",
     "answer_bytes_max",
     "atomic_s_max",
@@ -215,8 +240,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def _check_numbers(policy: Policy) -> None:
-    for name in (*_POSITIVE, *_NOT_NEGATIVE):
-        value = getattr(policy, name)
+    for name, value in _set(policy, *_POSITIVE, *_NOT_NEGATIVE):
         if not _is_number(value):
             raise Misuse(f"Policy({name}={value!r}): must be a number, not negative, not infinite")
         if value == 0 and name in _POSITIVE:
@@ -226,36 +250,61 @@ def _check_numbers(policy: Policy) -> None:
                 raise Misuse(f"Policy({name}={value!r}): must be at most a century, {SECONDS_MAX}")
         elif not isinstance(value, int):
             raise Misuse(f"Policy({name}={value!r}): must be a whole number, such as {int(value)}")
-    if policy.key_chars_min > 255:
-        raise Misuse(
-            f"Policy(key_chars_min={policy.key_chars_min}): keys have at most 255 characters"
-        )
+        if name == "key_chars_min" and value > 255:
+            raise Misuse(f"Policy(key_chars_min={value}): keys have at most 255 characters")
 
 
-def _check(policy: Policy) -> None:
-    """A misuse, unless every field has a value that it can have, and they go together."""
+def _set(policy: Policy, *names: str) -> Iterator[tuple[str, Any]]:
+    """Those of these fields that are not inherited."""
+    for name in names:
+        if (value := getattr(policy, name)) is not INHERIT:
+            yield name, value
+
+
+def _check_values(policy: Policy) -> None:
+    """A misuse, unless every field that is set has a value that it can have."""
     _check_numbers(policy)
-    for name in _FLAGS:
-        value = getattr(policy, name)
+    for name, value in _set(policy, *_FLAGS):
         if not isinstance(value, bool):  # "false" would count as true
             raise Misuse(f"Policy({name}={value!r}): must be True or False")
-    for name, choices in _CHOICES.items():
-        if getattr(policy, name) not in choices:
-            raise Misuse(f"Policy({name}={getattr(policy, name)!r}): choose one of {choices}")
-    for name, names, such in (
-        ("methods", policy.methods, "POST"),
-        ("headers_kept", policy.headers_kept or (), "ETag"),
-    ):
-        if not are_names(names):
-            raise Misuse(f"Policy({name}={names!r}): takes a list of names, such as [{such!r}]")
+    for name, value in _set(policy, *_CHOICES):
+        if value not in _CHOICES[name]:
+            raise Misuse(f"Policy({name}={value!r}): choose one of {_CHOICES[name]}")
+    for name, value in _set(policy, "methods", "headers_kept"):
+        if not are_names(() if value is None and name == "headers_kept" else value):
+            such = "ETag" if name == "headers_kept" else "POST"
+            raise Misuse(f"Policy({name}={value!r}): takes a list of names, such as [{such!r}]")
+    for name, value in _set(policy, "ask"):
+        if value is not None and not callable(value):
+            raise Misuse(f"Policy({name}={value!r}): takes a function")
+    for _, value in _set(policy, "no_effect_on"):
+        _check_no_effect_on(value)
+    _check_declared(policy)
+    _check_version_values(policy)
+    _check_keep(policy)
+
+
+def _check_together(policy: Policy) -> None:
+    """A misuse, unless the values of a policy that inherits nothing more go together."""
     if (policy.recovery == "ask") != callable(policy.ask):
         raise Misuse(
             "Policy(recovery='ask', ask=find_out) belong together: ask=… takes the function that "
             "finds out what became of an attempt that died"
         )
-    _check_versions(policy)
+    _check_stale(policy)
     _check_memory(policy)
-    _check_keep(policy)
+
+
+def _check_no_effect_on(named: object) -> None:
+    proofs = isinstance(named, tuple) and all(
+        isinstance(each, type) and issubclass(each, Exception) and each is not Exception
+        for each in named
+    )
+    if not proofs:
+        raise Misuse(
+            f"Policy(no_effect_on={named!r}): takes a tuple of exception classes that each prove "
+            "that nothing happened, such as (CardDeclined,); Exception itself proves nothing"
+        )
 
 
 def _is_number(value: object) -> bool:
@@ -271,10 +320,10 @@ def are_names(given: object) -> bool:
     return all(isinstance(each, str) for each in given)
 
 
-def _check_memory(policy: Policy) -> None:
-    """What is asked of the memory of a store must be within it."""
-    declared: object = policy.retention_declared_s
-    if declared is not None:
+def _check_declared(policy: Policy) -> None:
+    for _, declared in _set(policy, "retention_declared_s"):
+        if declared is None:
+            continue
         given = tuple(declared) if isinstance(declared, tuple | list) else ()
         known = len(given) == 2 and all(map(_is_number, given))
         if not known or not 0 < given[0] <= given[1] <= SECONDS_MAX:
@@ -282,14 +331,19 @@ def _check_memory(policy: Policy) -> None:
                 f"Policy(retention_declared_s={declared!r}): takes the shortest and the longest "
                 "retention that a client may ask for, such as (3600, 604800)"
             )
+    for _, age in _set(policy, "key_age_s_max"):
+        if age is not None and (not _is_number(age) or age == 0):
+            raise Misuse(f"Policy(key_age_s_max={age!r}): takes seconds, or None")
+
+
+def _check_memory(policy: Policy) -> None:
+    """What is asked of the memory of a store must be within it."""
     if policy.key_age_s_max is None:
         if policy.key_time_required:
             raise Misuse(
                 "Policy(key_time_required=True) goes with key_age_s_max=…: how old a key may be"
             )
         return
-    if not _is_number(policy.key_age_s_max) or policy.key_age_s_max == 0:
-        raise Misuse(f"Policy(key_age_s_max={policy.key_age_s_max!r}): takes seconds, or None")
     needed_s = policy.key_age_s_max + policy.clock_skew_s
     if needed_s > policy.memory_s:
         raise Misuse(
@@ -301,6 +355,8 @@ def _check_memory(policy: Policy) -> None:
 
 
 def _check_keep(policy: Policy) -> None:
+    if policy.keep is INHERIT:
+        return
     if not callable(policy.keep):
         raise Misuse(
             "Policy(keep=…) takes a function from a status to a Verdict, such as keep_success"
@@ -310,17 +366,22 @@ def _check_keep(policy: Policy) -> None:
         if not isinstance(verdict, Verdict):  # True would be no Verdict.KEEP: nothing would be kept
             raise Misuse(
                 f"Policy(keep=…) gave {verdict!r} for status {status}: it must give Verdict.KEEP, "
-                "Verdict.FAILED or Verdict.NO_EFFECT for every status"
+                "Verdict.FAILED, Verdict.NO_EFFECT or Verdict.UNKNOWN for every status"
             )
 
 
-def _check_versions(policy: Policy) -> None:
-    check_version(policy.schema_version, "Policy(schema_version=…)")
-    if not isinstance(policy.upcasts, Versions | None):
-        raise Misuse(
-            "Policy(upcasts=…) takes an oncekey.Versions() on which functions are registered: "
-            "@versions.upcast(3, 4)"
-        )
+def _check_version_values(policy: Policy) -> None:
+    for _, version in _set(policy, "schema_version"):
+        check_version(version, "Policy(schema_version=…)")
+    for _, upcasts in _set(policy, "upcasts"):
+        if not isinstance(upcasts, Versions | None):
+            raise Misuse(
+                "Policy(upcasts=…) takes an oncekey.Versions() on which functions are registered: "
+                "@versions.upcast(3, 4)"
+            )
+
+
+def _check_stale(policy: Policy) -> None:
     if policy.stale == "rerun" and (policy.atomic or policy.recovery not in ("rerun", "resume")):
         what = "atomic=True" if policy.atomic else f"recovery={policy.recovery!r}"
         raise Misuse(
@@ -349,10 +410,12 @@ DEFAULTS: Final = Policy(
     wait_s=10.0,
     keep=keep_definitive,
     recovery="rerun",
+    no_effect_on=(),
     ask=None,
     request_kept_bytes_max=65_536,
     lapses_max=5,
-    request_bytes_max=1_048_576,
+    request_bytes_max=10_485_760,
+    bodies_bytes_max=268_435_456,
     answer_bytes_max=1_048_576,
     atomic=False,
     atomic_s_max=5.0,

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from oncekey.core.backoff import RETRY_AFTER_S_MAX
 
-DOCS_URL: Final = "docs/words.md"
-"""The page that explains every kind, each under an anchor of its own name."""
 DETAIL_CHARS_MAX = 1000
 FIELDS_MAX = 32
 FIELD_CHARS_MAX = 100
@@ -41,7 +39,9 @@ class Kind(enum.StrEnum):
     TOO_OLD = "too-old"
     KEY_EXPIRED = "key-expired"
     OVER_QUOTA = "quota-exceeded"
+    NO_ROOM = "no-room"
     STORE_UNAVAILABLE = "store-unavailable"
+    TRANSACTION_ENDED = "transaction-ended"
     UNSETTLED = "unsettled"
     NOT_FOUND = "key-not-found"
 
@@ -129,7 +129,13 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
             "It was done, so long ago that its answer is not kept any more", 409, _DONE
         ),
         Kind.OVER_QUOTA: Meaning("The account has too much kept here", 429, _SAME_KEY),
+        Kind.NO_ROOM: Meaning("The server has no room for the request's body", 503, _SAME_KEY),
         Kind.STORE_UNAVAILABLE: Meaning("The store of keys does not answer", 503, _SAME_KEY),
+        Kind.TRANSACTION_ENDED: Meaning(
+            "The handler ended its transaction itself",
+            503,
+            "Do not send it again before its service is put right: it could happen twice.",
+        ),
         Kind.UNSETTLED: Meaning(
             "What became of the first request is not found out yet", 503, _SAME_KEY
         ),
@@ -145,12 +151,12 @@ MEANINGS: Final[Mapping[Kind, Meaning]] = MappingProxyType(
 # ------------------------------------------------------------------------------ rendering
 
 
-def docs_link(kind: Kind, docs_url: str = DOCS_URL) -> str:
-    """Where this kind of refusal is explained."""
+def docs_link(kind: Kind, docs_url: str) -> str:
+    """Where this kind of refusal is explained: each under an anchor of its own name."""
     return f"{docs_url}#{kind}"
 
 
-def as_json(problem: Problem, status: int, docs_url: str = DOCS_URL) -> dict[str, Any]:
+def as_json(problem: Problem, status: int, docs_url: str | None = None) -> dict[str, Any]:
     """The members of an application/problem+json body (RFC 9457)."""
     meaning = MEANINGS[problem.kind]
     body: dict[str, Any] = {
@@ -165,18 +171,19 @@ def as_json(problem: Problem, status: int, docs_url: str = DOCS_URL) -> dict[str
         body["retry_after_s"] = round(wait_s, 3)
     if problem.fields:
         body["fields"] = [_clean(name, FIELD_CHARS_MAX) for name in problem.fields[:FIELDS_MAX]]
-    body["docs"] = docs_link(problem.kind, docs_url)
+    if docs_url is not None:
+        body["docs"] = docs_link(problem.kind, docs_url)
     return body
 
 
-def reply_headers(problem: Problem, docs_url: str = DOCS_URL) -> list[tuple[bytes, bytes]]:
+def reply_headers(problem: Problem, docs_url: str | None = None) -> list[tuple[bytes, bytes]]:
     """The headers that a refusal has in every shape, apart from what describes its body."""
     lines = [(b"cache-control", b"no-store")]
     if (wait_s := _wait_s(problem)) is not None:
         lines.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
     if problem.location and not _BREAKS_A_LINE.search(problem.location):
         lines.append((b"location", problem.location))
-    if docs_url.startswith(("https://", "http://")):
+    if docs_url is not None and docs_url.startswith(("https://", "http://")):
         link = f'<{docs_link(problem.kind, docs_url)}>; rel="describedby"'
         lines.append((b"link", link.encode("ascii")))
     return lines

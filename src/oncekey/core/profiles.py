@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from oncekey.core import key as keys
 from oncekey.core.key import BadKey
 from oncekey.core.policy import INHERIT, Policy, keep_success
-from oncekey.core.problem import DOCS_URL, MEANINGS, Kind, Problem, json_bytes, reply_headers
+from oncekey.core.problem import MEANINGS, Kind, Problem, json_bytes, reply_headers
 from oncekey.core.record import Answer
 from oncekey.core.shapes import SHAPES, Shape
 from oncekey.errors import Misuse
@@ -86,8 +86,10 @@ class Profile:
     """Where they differ from `MEANINGS`."""
     shape: str | Shape = "problem"
     """A name from `SHAPES`, or a function like those in `oncekey.core.shapes`."""
-    docs_url: str = DOCS_URL
-    """Where your clients read what each kind means; as a full URL it is also sent as a Link."""
+    docs_url: str | None = None
+    """Where your clients read what each kind means; as a full URL it is also sent as a Link. None:
+    refusals name no page.
+    """
 
     # headers of answers; None leaves one out
     replay_marker: tuple[str, str] | None = ("idempotent-replayed", "true")
@@ -173,7 +175,8 @@ class Profile:
         """Answer headers that a script on another origin must be allowed to read."""
         names = {name.decode() for name in self.own_names}
         names |= {name for name in (self.should_retry_header, self.transient_header) if name}
-        return tuple(sorted(names | {"idempotency-stored", "retry-after", "location", "link"}))
+        ours = {"idempotency-outcome", "idempotency-stored"}
+        return tuple(sorted(names | ours | {"retry-after", "location", "link"}))
 
     def status(self, kind: Kind) -> int:
         """The status that says this."""
@@ -193,7 +196,7 @@ class Profile:
 _DERIVABLE = frozenset(f.name for f in dataclasses.fields(Profile) if f.init)
 _SHORTCUTS = frozenset({"missing_status", "mismatch_status", "in_flight_status"})
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
-_URL = re.compile(r"[!-~]+")
+_LINK = re.compile(r"[!#-;=?-~]+")
 
 
 def _check(profile: Profile) -> None:
@@ -224,7 +227,8 @@ def _check(profile: Profile) -> None:
         raise misuse(f"relied_s={profile.relied_s}: give seconds, more than 0")
     if profile.retention_from not in ("completion", "first use"):
         raise misuse("retention_from is 'completion' or 'first use'")
-    if not _URL.fullmatch(profile.docs_url) or set(profile.docs_url) & set('<>"'):
+    docs_url: object = profile.docs_url
+    if docs_url is not None and not (isinstance(docs_url, str) and _LINK.fullmatch(docs_url)):
         raise misuse("docs_url must be a URL as it is sent, with special characters encoded")
 
 
@@ -236,9 +240,9 @@ _OF_THIS_KEY = frozenset(
 )
 
 
-def render(problem: Problem, profile: Profile) -> Answer:
-    """A refusal as it is sent under this profile."""
-    status = profile.status(problem.kind)
+def render(problem: Problem, profile: Profile, status: int | None = None) -> Answer:
+    """A refusal as it is sent under this profile, by its own status unless another is given."""
+    status = status or profile.status(problem.kind)
     shape = SHAPES[profile.shape] if isinstance(profile.shape, str) else profile.shape
     shaped = shape(problem, status, profile.docs_url)
     body = json_bytes(shaped.body)
@@ -350,14 +354,14 @@ _ADYEN = Profile(
 # TransactionInProgressException was chosen, because botocore retries by that code but does not
 # retry 409. Retention is stated by few services: clients count on the shortest (DynamoDB's, 10
 # minutes after completion); for servers, oncekey's 24 hours were chosen. Where a service speaks
-# JSON by one path, a header names the action.
+# JSON by one path, a header names the action. botocore retries whatever is a 5xx.
 _AWS = Profile(
     name="aws",
     shape="aws",
     key_in=BodyField("ClientToken"),
     target_in=Header("X-Amz-Target"),
     key_chars_max=64,
-    statuses={Kind.MISMATCH: 400, Kind.IN_FLIGHT: 400},
+    statuses={Kind.MISMATCH: 400, Kind.IN_FLIGHT: 400, Kind.TRANSACTION_ENDED: 400},
     policy=Policy(scope="tenant", methods=("POST",)),
     relied_s=600.0,
     key_echo=None,
@@ -394,7 +398,12 @@ _GCP = Profile(
     key_in=QueryParameter("requestId"),
     uuid_only=True,
     case_insensitive=True,
-    statuses={Kind.MISMATCH: 400, Kind.OUTCOME_UNKNOWN: 400, Kind.TOO_OLD: 400},
+    statuses={
+        Kind.MISMATCH: 400,
+        Kind.OUTCOME_UNKNOWN: 400,
+        Kind.TOO_OLD: 400,
+        Kind.TRANSACTION_ENDED: 400,
+    },
     policy=Policy(
         scope="tenant", methods=("POST", "PUT", "PATCH", "DELETE"), in_flight="wait", wait_s=10.0
     ),
@@ -420,13 +429,15 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
 )
 
 
-def profile(name_or_profile: str | Profile) -> Profile:
-    """The profile of this name, or the one given."""
+def profile(name_or_profile: str | Profile, docs_url: str | None = None) -> Profile:
+    """The profile of this name, or the one given; with this page for its refusals, if one is."""
     if isinstance(name_or_profile, Profile):
-        return name_or_profile
-    if name_or_profile not in PROFILES:
+        found = name_or_profile
+    elif str(name_or_profile) in PROFILES:
+        found = PROFILES[name_or_profile]
+    else:
         raise Misuse(
             f"there is no profile {name_or_profile!r}: choose from {', '.join(PROFILES)}, "
             "or pass a Profile"
         )
-    return PROFILES[name_or_profile]
+    return found if docs_url is None else found.derive(docs_url=docs_url)

@@ -44,6 +44,15 @@ def unknown() -> Problem:
     )
 
 
+def broken() -> Problem:
+    """For the request itself that broke, where a retry will not run it again."""
+    return Problem(
+        Kind.OUTCOME_UNKNOWN,
+        "The request failed, and nobody knows what it did before that. A retry with this key will "
+        "not run it again: ask whoever runs this service to find out and to resolve it.",
+    )
+
+
 def fact_only(record: Record) -> Problem:
     status, location = _answered(record)
     return Problem(
@@ -116,8 +125,8 @@ def unrecorded(lease_left_s: float) -> Problem:
 def unsettled(lease_left_s: float) -> Problem:
     return Problem(
         Kind.UNSETTLED,
-        "An earlier request with this key died while it ran, and what became of it could not be "
-        "found out just now. Retry with the same key.",
+        "An earlier request with this key died or failed while it ran, and what became of it could "
+        "not be found out just now. Retry with the same key.",
         retryable=True,
         retry_after_s=max(lease_left_s, 1.0),
     )

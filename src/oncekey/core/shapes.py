@@ -1,8 +1,8 @@
 """What a refusal's body looks like: problem+json, or the way that a provider's clients expect.
 
-A shape is a function `(problem, status, docs_url) -> Shaped`. Codes that a provider publishes for
-the case are used as published; where it has none, the kind's own name stands in its spelling, so
-that a client can always tell one kind from another.
+A shape is a function `(problem, status, docs_url) -> Shaped`; `docs_url` is None where no page was
+given. Codes that a provider publishes for the case are used as published; where it has none, the
+kind's own name stands in its spelling, so that a client can always tell one kind from another.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Shaped:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-Shape = Callable[[Problem, int, str], Shaped]
+Shape = Callable[[Problem, int, str | None], Shaped]
 
 
-def problem_json(problem: Problem, status: int, docs_url: str) -> Shaped:
+def problem_json(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     return Shaped(as_json(problem, status, docs_url), b"application/problem+json")
 
 
@@ -47,7 +47,7 @@ _ABOUT_THE_FIRST = frozenset(
 _STRIPE_CODES = {Kind.IN_FLIGHT: "idempotency_key_in_use", Kind.NOT_FOUND: "resource_missing"}
 
 
-def stripe(problem: Problem, status: int, docs_url: str) -> Shaped:
+def stripe(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     """`error` must be the top-level member: stripe-node takes any JSON body without it for
     success, whatever the status. `type` decides which exception its libraries raise.
     """
@@ -60,8 +60,9 @@ def stripe(problem: Problem, status: int, docs_url: str) -> Shaped:
         "type": error_type,
         "code": _STRIPE_CODES.get(kind, _snake(kind)),
         "message": detail_of(problem),
-        "doc_url": docs_link(kind, docs_url),
     }
+    if docs_url is not None:
+        error["doc_url"] = docs_link(kind, docs_url)
     return Shaped({"error": error})
 
 
@@ -77,6 +78,7 @@ _SQUARE_CODES = {
     Kind.IN_FLIGHT: "CONFLICT",
     Kind.OVER_QUOTA: "RATE_LIMITED",
     Kind.NEWER_RECORD: "SERVICE_UNAVAILABLE",
+    Kind.NO_ROOM: "SERVICE_UNAVAILABLE",
     Kind.STORE_UNAVAILABLE: "SERVICE_UNAVAILABLE",
     Kind.UNSETTLED: "SERVICE_UNAVAILABLE",
     Kind.NOT_FOUND: "NOT_FOUND",
@@ -84,7 +86,7 @@ _SQUARE_CODES = {
 _ABOUT_THE_KEY = frozenset({Kind.MISSING_KEY, Kind.INVALID_KEY, Kind.MISMATCH})
 
 
-def square(problem: Problem, status: int, docs_url: str) -> Shaped:
+def square(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     kind = problem.kind
     category = "API_ERROR" if status >= 500 else "INVALID_REQUEST_ERROR"
     error = {
@@ -114,14 +116,15 @@ _PAYPAL_ISSUES = {
 }
 
 
-def paypal(problem: Problem, status: int, docs_url: str) -> Shaped:
+def paypal(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     issue = _PAYPAL_ISSUES.get(problem.kind, _snake(problem.kind).upper())
-    body = {
+    body: dict[str, Any] = {
         "name": _PAYPAL_NAMES.get(status, "INVALID_REQUEST"),
         "message": MEANINGS[problem.kind].title,
         "details": [{"issue": issue, "description": detail_of(problem)}],
-        "links": [{"href": docs_link(problem.kind, docs_url), "rel": "information_link"}],
     }
+    if docs_url is not None:
+        body["links"] = [{"href": docs_link(problem.kind, docs_url), "rel": "information_link"}]
     return Shaped(body)
 
 
@@ -132,12 +135,13 @@ _ADYEN_CODES = {
     Kind.IN_FLIGHT: "704",
     Kind.MISMATCH: "704",
     Kind.NEWER_RECORD: "703",
+    Kind.NO_ROOM: "703",
     Kind.STORE_UNAVAILABLE: "703",
     Kind.UNSETTLED: "703",
 }
 
 
-def adyen(problem: Problem, status: int, docs_url: str) -> Shaped:
+def adyen(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     error_type = "internal" if status >= 500 else "validation"
     body = {
         "status": status,
@@ -158,19 +162,20 @@ _AWS_CODES = {
     Kind.IN_FLIGHT: "TransactionInProgressException",
     Kind.OVER_QUOTA: "ThrottlingException",
     Kind.NEWER_RECORD: "ServiceUnavailable",
+    Kind.NO_ROOM: "ServiceUnavailable",
     Kind.STORE_UNAVAILABLE: "ServiceUnavailable",
     Kind.UNSETTLED: "ServiceUnavailable",
 }
 
 
-def aws(problem: Problem, status: int, docs_url: str) -> Shaped:
+def aws(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     """Its JSON protocol reads the code from the body, its REST protocol from the header."""
     code = _AWS_CODES.get(problem.kind, _camel(problem.kind))
     body = {"__type": code, "message": detail_of(problem)}
     return Shaped(body, headers=((b"x-amzn-errortype", code.encode("ascii")),))
 
 
-def azure(problem: Problem, status: int, docs_url: str) -> Shaped:
+def azure(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     """The guidelines ask for the code in a header too, equal to the body's."""
     code = _camel(problem.kind)
     error = {"code": code, "message": detail_of(problem)}
@@ -191,14 +196,16 @@ _GCP_CODES = {
     Kind.TOO_OLD: "FAILED_PRECONDITION",
     Kind.OVER_QUOTA: "RESOURCE_EXHAUSTED",
     Kind.NEWER_RECORD: "UNAVAILABLE",
+    Kind.NO_ROOM: "UNAVAILABLE",
     Kind.STORE_UNAVAILABLE: "UNAVAILABLE",
+    Kind.TRANSACTION_ENDED: "FAILED_PRECONDITION",
     Kind.UNSETTLED: "UNAVAILABLE",
     Kind.NOT_FOUND: "NOT_FOUND",
 }
 _GCP_TYPE = "type.googleapis.com/google.rpc."
 
 
-def gcp(problem: Problem, status: int, docs_url: str) -> Shaped:
+def gcp(problem: Problem, status: int, docs_url: str | None) -> Shaped:
     reason = _snake(problem.kind).upper()
     error = {
         "code": status,

@@ -22,12 +22,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, Self
 
+from oncekey.attempt import current_or_none
 from oncekey.calls import SINGLE_TENANT, Calls
 from oncekey.core.expression import Source
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
 from oncekey.handed import must_run_when_called
-from oncekey.operation import Declined, Operation
+from oncekey.operation import Operation
+from oncekey.outcome import Declined
 from oncekey.runtime import Runtime
 
 try:
@@ -35,8 +37,9 @@ try:
     from celery.exceptions import (  # type: ignore[import-untyped]
         Ignore,
         Reject,
-        SoftTimeLimitExceeded,
+        Retry,
     )
+    from celery.signals import celeryd_after_setup  # type: ignore[import-untyped]
 except ModuleNotFoundError as error:
     _told = f"{error}: pip install 'oncekey[celery]'"
     raise ModuleNotFoundError(_told, name=error.name) from error
@@ -44,6 +47,16 @@ except ModuleNotFoundError as error:
 _log = logging.getLogger("oncekey")
 
 RETRY_S = 1.0
+
+_operations: list[Operation] = []
+"""Those of all tasks of this process."""
+
+
+@celeryd_after_setup.connect  # type: ignore[untyped-decorator]
+def _warn(**_: Any) -> None:
+    """Before a worker starts its children: each of them would warn again."""
+    for operation in _operations:
+        operation.warn()
 
 
 def once_task(
@@ -79,16 +92,6 @@ def once_task(
     return Once
 
 
-class CutOff(BaseException):
-    """A task's soft time limit came in the middle of something. It is an `Exception`, but did not
-    say that the task failed: where its effects must not be repeated, it is left to lapse.
-    """
-
-    def __init__(self, limit: Exception) -> None:
-        super().__init__(limit)
-        self.limit = limit
-
-
 class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
     """What `once_task` makes; it adds the settings."""
 
@@ -120,7 +123,15 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
             )
         must_run_when_called(getattr(run, "__func__", run))
         plain = run.__func__ if isinstance(run, staticmethod) else partial(run, cls)
-        cls._settings = cls.settings(plain)
+        cls._settings = operation, _ = cls.settings(plain)
+        _operations.append(operation)
+        if getattr(cls, "autoretry_for", ()) and operation.policy.recovery in ("block", "ask"):
+            raise Misuse(
+                f"{cls.name}: autoretry_for would run it again after an exception that may have "
+                f"come after its effect, which Policy(recovery={operation.policy.recovery!r}) is "
+                "there to prevent. Leave autoretry_for out; name the exceptions that prove that "
+                "nothing happened, Policy(no_effect_on=(…,)), and call self.retry() on those"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
@@ -143,10 +154,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
                 f"{self.name}.delay(…), give it a key=…, or call its run(…) to do without"
             )
         call = calls.read(args, kwargs, self.request.id)
-        try:
-            outcome = operation.run_sync(call, partial(self._run, args, kwargs))
-        except CutOff as cut:
-            raise cut.limit from None
+        outcome = operation.run_sync(call, partial(self._run, args, kwargs))
         if isinstance(outcome, Declined):
             self._decline(outcome)
         return outcome.result
@@ -154,8 +162,11 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
     def _run(self, args: Any, kwargs: Any) -> Any:
         try:
             return self.run(*args, **kwargs)
-        except SoftTimeLimitExceeded as limit:
-            raise CutOff(limit) from limit
+        except (Retry, Reject) as again:  # the task itself wants to run again
+            attempt = current_or_none()
+            if attempt is not None and (isinstance(again, Retry) or again.requeue):
+                attempt.transient()
+            raise
 
     def _decline(self, declined: Declined) -> NoReturn:
         request, error = self.request, declined.error()

@@ -167,6 +167,9 @@ class _Work:
             self._result = await self._handler(self._message)
         except AckMessage as done:  # how a handler says that it is finished
             self._acked = done
+        except NackMessage:  # or that it is not, and is to have it again
+            attempts.current().transient()
+            raise
         kept = self._result.body if isinstance(self._result, Response) else self._result
         return kept.model_dump(mode="json") if hasattr(kept, "model_dump") else kept
 

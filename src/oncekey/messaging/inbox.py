@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from oncekey import operation as operations
+from oncekey import outcome as outcomes
 from oncekey.calls import SINGLE_TENANT
 from oncekey.core import arguments as canonical
 from oncekey.core import key as keys
@@ -27,7 +27,8 @@ from oncekey.core.value import value
 from oncekey.decision import Call
 from oncekey.errors import Misuse
 from oncekey.handed import must_run_when_called
-from oncekey.operation import Declined, Operation, Ran, Replayed
+from oncekey.operation import Operation
+from oncekey.outcome import Declined, Ran, Replayed
 from oncekey.runtime import Runtime
 
 
@@ -78,10 +79,14 @@ class Released:
 
 @value
 class Unknown:
-    """An earlier delivery was begun and nobody knows how it ended: an operator must look."""
+    """It was begun, by an earlier delivery most likely, and nobody knows how it ended: an operator
+    must look.
+    """
 
     then: ClassVar = Then.DEAD_LETTER
     problem: Problem
+    of: str
+    """Which inbox, and the short hash of the id, as `oncekey list` shows it, for your log."""
 
 
 @value
@@ -90,6 +95,8 @@ class Rejected:
 
     then: ClassVar = Then.DEAD_LETTER
     problem: Problem
+    of: str
+    """As that of `Unknown`."""
 
 
 Outcome = Handled | Duplicate | Busy | Released | Unknown | Rejected
@@ -192,14 +199,16 @@ def _work(handler: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], An
     return partial(handler, *args)
 
 
-def _told(outcome: operations.Outcome) -> Outcome:
+def _told(outcome: outcomes.Outcome) -> Outcome:
     match outcome:
         case Ran(result, stored):
             return Handled(result, stored)
         case Replayed(result):
             return Duplicate(result)
-        case operations.Released(result):
+        case outcomes.Released(result):
             return Released(result)
+        case outcomes.Doubted(_, problem, of):
+            return Unknown(problem, of)
         case Declined(problem):
             return _declined(outcome, problem)
 
@@ -209,10 +218,10 @@ def _declined(declined: Declined, problem: Problem) -> Outcome:
         case Kind.STORE_UNAVAILABLE:
             raise declined.error()
         case Kind.OUTCOME_UNKNOWN:
-            return Unknown(problem)
+            return Unknown(problem, declined.of)
         case kind if kind in _DONE:
             return Duplicate()
         case _ if problem.retryable:
             return Busy(problem.retry_after_s or RETRY_S)
         case _:
-            return Rejected(problem)
+            return Rejected(problem, declined.of)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from oncekey.core.op import Op
 from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
 from oncekey.messaging.shelf import DIED, DUE_S_MAX, Head, Return, Taken
-from oncekey.stores.postgres_sql import Question
+from oncekey.stores.postgres_sql import Question, column
 
 PUT = """
 INSERT INTO oncekey_outbox (id, lane, topic, key, headers, payload)
@@ -98,13 +98,8 @@ class PostgresShelf:
         return len(rows)
 
     def give_back(self, returns: Sequence[Return], token: bytes) -> Op[int]:
-        columns = (
-            [each.n for each in returns],
-            [each.delay_s for each in returns],
-            [each.attempts for each in returns],
-            [each.error for each in returns],
-            [each.parked for each in returns],
-        )
+        given = [(each.n, each.delay_s, each.attempts, each.error, each.parked) for each in returns]
+        columns = map(column, zip(*given, strict=True))
         rows = yield Question(GIVE_BACK, (*columns, token))
         return len(rows)
 

@@ -21,7 +21,7 @@ from oncekey.core.backoff import full_jitter
 from oncekey.core.limits import must_be_limits
 from oncekey.core.op import Pause, arun, run
 from oncekey.core.printable import printable
-from oncekey.errors import Misuse, StoreError
+from oncekey.errors import Misuse
 from oncekey.messaging.draining import (
     LEASE_USED,
     Deliver,
@@ -37,6 +37,7 @@ from oncekey.messaging.draining import (
 from oncekey.messaging.message import Message
 from oncekey.messaging.outbox import Outbox
 from oncekey.stores.base import AsyncConnection, Connection
+from oncekey.stores.outage import Outage
 
 PublishFunction = Callable[[Message], Any]
 
@@ -102,6 +103,10 @@ class Publisher:
             stopping=self._stop.is_set,
             chance=chance,
         )
+        self._outage = Outage(
+            "the outbox", self._clock, fails="cannot be read", works="can be read again"
+        )
+        self._is_broker_away = False
         self._connection: Connection | None = None
         self._async_connection: AsyncConnection | None = None
 
@@ -127,7 +132,7 @@ class Publisher:
         try:
             while not self._stop.is_set():
                 rings.clear()
-                with _until_the_next():
+                with self._until_the_next():
                     await self._round_trip()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(rings.wait(), self._pause_s())
@@ -206,7 +211,7 @@ class Publisher:
         try:
             while not self._stop.is_set():
                 self._wake.clear()
-                with _until_the_next():
+                with self._until_the_next():
                     self._round_trip_sync()
                 self._wake.wait(self._pause_s())
         finally:
@@ -275,25 +280,28 @@ class Publisher:
         if self._drain.outages:
             bound = full_jitter(self._drain.outages - 1, OUTAGE_S_MIN, OUTAGE_S_MAX, 1.0)
             return bound * (0.5 + self._chance() / 2)
-        return self._poll_s * (0.5 + self._chance() / 2)
+        return self._outage.pause_s(self._poll_s) * (0.5 + self._chance() / 2)
+
+    @contextlib.contextmanager
+    def _until_the_next(self) -> Iterator[None]:
+        """A round that may fail: whatever it is, the next one must come."""
+        try:
+            yield
+        except Misuse:  # it would fail like that for ever
+            raise
+        except Exception as error:
+            self._outage.noticed(error)
+        else:
+            self._outage.over()
 
     def _noticed(self, done: Round) -> Round:
-        if done.outage is not None and self._drain.outages == 1:
+        if done.outage is not None and not self._is_broker_away:
+            self._is_broker_away = True
             _log.warning("the broker cannot be reached, messages wait: %s", done.outage)
+        elif done.published and self._is_broker_away:
+            self._is_broker_away = False
+            _log.warning("the broker can be reached again")
         return done
-
-
-@contextlib.contextmanager
-def _until_the_next() -> Iterator[None]:
-    """A round that may fail: whatever it is, the next one must come."""
-    try:
-        yield
-    except Misuse:  # it would fail like that for ever
-        raise
-    except StoreError as error:
-        _log.warning("the outbox cannot be read: %s", error)
-    except Exception:
-        _log.exception("a round of the outbox's worker failed; the next one follows")
 
 
 def _must_fit_together(outbox: object, publish: object, limits: object, outages: object) -> None:

@@ -79,6 +79,11 @@ UNPROTECTED = Metric(
     "Answers that no record keeps, because the store was down; how is ran-unclaimed or unrecorded.",
     ("operation", "how"),
 )
+NOT_ATOMIC = Metric(
+    "not_atomic",
+    "Atomic operations whose handler did not use its transaction; counted once for each process.",
+    ("operation",),
+)
 STORE_ERRORS = Metric(
     "store_errors",
     "Questions that the store did not answer; error is lost if it may have acted, else not-sent.",
@@ -152,6 +157,7 @@ CATALOGUE = (
     UNKNOWN_OUTCOMES,
     RESOLUTIONS,
     UNPROTECTED,
+    NOT_ATOMIC,
     STORE_ERRORS,
     STORE_DURATION,
     RUN_DURATION,

@@ -14,7 +14,7 @@ from oncekey import events
 from oncekey.core.printable import printable
 from oncekey.core.problem import Kind
 
-_WORRYING = frozenset({Kind.OUTCOME_UNKNOWN, Kind.STORE_UNAVAILABLE})
+_WORRYING = frozenset({Kind.OUTCOME_UNKNOWN, Kind.STORE_UNAVAILABLE, Kind.NO_ROOM})
 
 
 class LoggingHook:
@@ -97,6 +97,8 @@ def text_of(event: events.Event) -> str:
         case events.Unprotected():
             how = "ran without a claim" if event.ran else "ran, but its answer is not recorded"
             return f"the store does not answer: the request {how}; its client was told"
+        case events.NotAtomic():
+            return f"answered {event.status} without using its transaction (see the warning)"
         case events.StoreAsked():
             return _store_text(event)
         case events.Attempted():

@@ -31,6 +31,7 @@ GIVEN_UP = {
     "cannot be sent twice": "sent-once",
     "no place for a key": "sent-once",
     "redirected": "sent-once",
+    "nobody knows": "unknown",
 }
 """What the reasons hold for which a client gave up, and the label that stands for each."""
 STORE_ERRORS = {"lost": "lost", "not sent": "not-sent"}
@@ -48,9 +49,9 @@ class Measurement(NamedTuple):
 class Measure:
     """Called with an event, gives its measurements.
 
-    Every label has a bounded number of values. Operations are the only ones that come from outside
-    (where no route is known they are paths): after the first `operations_max` the rest are "other".
-    So it is, by itself, with those of a client: its methods and hosts.
+    Every label has a bounded number of values. Operations that have no name are called by their
+    paths, which any client can choose: all of them are "other". Of those that have one, and by
+    themselves of a client's methods and hosts, `operations_max` get a label, and the rest "other".
 
     What an alert watches for its first rise is measured as 0 when its operation or verb is first
     seen: a counter that appears with 1 has never risen, as far as Prometheus can tell.
@@ -71,6 +72,8 @@ class Measure:
                 label, zeros = self._verbs.label(event.verb)
             case events.Attempted():
                 label, zeros = self._sent.label(event.operation)
+            case events.Event(named=False):
+                label, zeros = self._served.label(OTHER)
             case events.Declined(key_hash=""):  # which anybody can send, to any path
                 label, zeros = self._served.known(event.operation), ()
             case _:
@@ -96,7 +99,8 @@ class _Seen:
         if value in self._values:
             return value, ()
         with self._mutex:
-            label = value if len(self._values) < self._values_max else OTHER
+            named = len(self._values) - (OTHER in self._values)
+            label = value if named < self._values_max else OTHER
             new = label not in self._values
             self._values.add(label)
         return label, self._zeros(label) if new else ()
@@ -175,6 +179,10 @@ def _unprotected(event: events.Unprotected, operation: str) -> Iterator[Measurem
     yield Measurement(catalogue.UNPROTECTED, 1, (operation, how))
 
 
+def _not_atomic(event: events.NotAtomic, operation: str) -> Iterator[Measurement]:
+    yield Measurement(catalogue.NOT_ATOMIC, 1, (operation,))
+
+
 def _store_asked(event: events.StoreAsked, verb: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.STORE_DURATION, event.seconds, (verb,))
     if event.error is not None:
@@ -210,6 +218,7 @@ _MEASURES: dict[type[events.Event], Callable[[Any, str], Iterator[Measurement]]]
     events.OutcomeUnknown: _outcome_unknown,
     events.Resolved: _resolved,
     events.Unprotected: _unprotected,
+    events.NotAtomic: _not_atomic,
     events.StoreAsked: _store_asked,
     events.Attempted: _attempted,
 }

@@ -73,5 +73,6 @@ def _name(event: Event) -> str:
 
 
 def _attributes(event: Event) -> dict[str, str | int | float | bool]:
-    named = ((field.name, getattr(event, field.name)) for field in dataclasses.fields(event))
+    fields = (field for field in dataclasses.fields(event) if field.compare)
+    named = ((field.name, getattr(event, field.name)) for field in fields)
     return {f"oncekey.{name}": value for name, value in named if value is not None}

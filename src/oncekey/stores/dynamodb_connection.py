@@ -130,7 +130,7 @@ class Driver:
                 if shared.client is None:
                     shared.client = await self._make_async()
         except BaseException:
-            shared.users.discard(connection)
+            await shared.leave(connection)  # by now it may be the last one
             raise
         return connection
 
@@ -166,7 +166,10 @@ class Driver:
             return StoreUnavailable(f"cannot reach {self._address}: {answer}", sent=False)
         if isinstance(answer, errors.NoCredentialsError | errors.PartialCredentialsError):
             return self._unfit(answer)
-        return StoreUnavailable(f"{self._address} did not answer: {answer}", sent=True)
+        why = str(answer)
+        if isinstance(answer, errors.ConnectionClosedError):  # its text leaves out how
+            why += f" {answer.kwargs.get('error', '')}"
+        return StoreUnavailable(f"{self._address} did not answer: {why}", sent=True)
 
     def _heard(self, response: Item, asked_at: float) -> None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -232,7 +235,19 @@ class _Client:
             self.closed |= was_last
         if was_last:
             self.threads.shutdown(wait=False)
+            _close_sockets(self.client)
             self.client.close()
+
+
+def _close_sockets(client: Any) -> None:
+    """A client that is closed lets go of its sockets, and urllib3 closes them when they are
+    collected: not as long as somebody keeps an error, whose traceback leads to them.
+    """
+    session = client._endpoint.http_session
+    for manager in (session._manager, *session._proxy_managers.values()):
+        for key in manager.pools.keys():  # noqa: SIM118  (it cannot be iterated over)
+            if (pool := manager.pools.get(key)) is not None:
+                pool.close()
 
 
 class _AsyncClient:
@@ -248,7 +263,8 @@ class _AsyncClient:
         self.users.discard(connection)
         if not self.users and not self.closed:
             self.closed = True
-            await self.client.close()
+            if self.client is not None:
+                await self.client.close()
 
 
 class Tries:

@@ -10,6 +10,7 @@ the difference between the two clocks from both sides, and every answer may narr
 
 from __future__ import annotations
 
+import math
 import threading
 from email.utils import parsedate_to_datetime
 
@@ -55,12 +56,22 @@ class Dates:
                 self._low, self._high = max(low, self._low), min(high, self._high)
 
     def now(self) -> int:
-        """Microseconds since 1970, never ahead of the server."""
+        """Microseconds since 1970, never ahead of the server: what is judged by it is not over too
+        early.
+        """
+        self._must_be_known()
+        return math.floor((self._clock.monotonic() + self._low) * _MICROS)
+
+    def latest(self) -> int:
+        """The same, never behind the server: what is to last counts from here."""
+        self._must_be_known()
+        return math.ceil((self._clock.monotonic() + self._high) * _MICROS)
+
+    def _must_be_known(self) -> None:
         if not self.known:
             raise StoreUnfit(
                 "the endpoint's answers bear no date: something in between drops the Date header"
             )
-        return int((self._clock.monotonic() + self._low) * _MICROS)
 
     def fence(self, above: int = 0) -> int:
         """A number above any that was given before: here, and as far as dates tell elsewhere."""

@@ -58,10 +58,9 @@ def ttl_s(expires: int) -> int:
 # -------------------------------------------------------------------------------------- claims
 
 
-def inserted(claim: Claim, fence: int, now: int) -> Item:
+def inserted(claim: Claim, fence: int, now: int, latest: int) -> Item:
     """The item of a new record."""
-    lease_us = round(claim.lease_s * MICROS)
-    expires = now + lease_us + round(claim.retention_s * MICROS)
+    expires = latest + round((claim.lease_s + claim.retention_s) * MICROS)
     item = {
         **key(claim.id),
         **brought(claim),
@@ -104,7 +103,7 @@ def brought(claim: Claim) -> Item:
         if len(claim.request) > REQUEST_BYTES_MAX:
             raise StoreError(
                 f"a request of {len(claim.request)} bytes cannot be kept in DynamoDB, at most "
-                f"{REQUEST_BYTES_MAX}: lower Policy(request_bytes_max=…)"
+                f"{REQUEST_BYTES_MAX}: lower Policy(request_kept_bytes_max=…)"
             )
         item["request"] = n(len(pieces(claim.request)))
     return item
@@ -114,12 +113,11 @@ _OPTIONAL = ("digests", "open", "request", "owner")
 _ANSWER = ("status", "headers", "body", "body_pieces", "body_digest", "resource")
 
 
-def swapped(verb: Swap, fence: int, now: int) -> Update:
+def swapped(verb: Swap, fence: int, now: int, latest: int) -> Update:
     """The update that carries a swap out, if what it expects is there."""
     update = Update()
     update.equal(state=s(verb.state), fence=n(verb.fence), token=b(verb.token))
-    lease_us = round((verb.lease_s or 0.0) * MICROS)
-    expires = now + lease_us + round(verb.retention_s * MICROS)
+    expires = latest + round(((verb.lease_s or 0.0) + verb.retention_s) * MICROS)
     none = update.given("none", n(0))  # some look at the sum before they look at the condition
     update.set(
         state=s(verb.to),

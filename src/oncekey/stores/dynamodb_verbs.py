@@ -178,7 +178,7 @@ class Verbs:
         for _ in range(INSERT_ROUNDS_MAX):
             fence = self.dates.fence()
             put = {
-                "Item": items.inserted(claim, fence, self.dates.now()),
+                "Item": items.inserted(claim, fence, self.dates.now(), self.dates.latest()),
                 "ConditionExpression": "attribute_not_exists(id)",
                 **_ALL_OLD,
             }
@@ -205,9 +205,9 @@ class Verbs:
     # ----------------------------------------------------------------------------------- swap
 
     def _swap(self, verb: Swap) -> Op[Done | Refused]:
-        now = self.dates.now()
+        now, latest = self.dates.now(), self.dates.latest()
         fence = self.dates.fence(verb.fence) if verb.raise_fence else verb.fence
-        update = items.swapped(verb, fence, now)
+        update = items.swapped(verb, fence, now, latest)
         if verb.when is When.EXPIRED:
             update.only_if(f"{update.name('expires')} <= {update.given('now', n(now))}")
         elif verb.when is not When.ANY:
@@ -216,7 +216,7 @@ class Verbs:
                 [found] = yield from self.all([self.get(verb.id)])
                 return (yield from self.refused(found.get("Item")))
             update.equal(beat=n(beat))
-        yield from self._put_body(verb, now)
+        yield from self._put_body(verb, latest)
         return (yield from self._carry_out(verb, update, fence))
 
     def _watched(self, verb: Swap) -> int | None:
@@ -225,14 +225,14 @@ class Verbs:
             return self.sightings.lapsed(verb.id, verb.fence, verb.token)
         return self.sightings.overlong(verb.id, verb.fence, verb.token, verb.lease_s or 0.0)
 
-    def _put_body(self, verb: Swap, now: int) -> Op[None]:
+    def _put_body(self, verb: Swap, latest: int) -> Op[None]:
         """Pieces of a large body are there before the record speaks of them. Who comes late with
         the same ones does not make them live shorter.
         """
         body = None if verb.answer is None else verb.answer.body
         if verb.to is not State.COMPLETED or body is None or len(body) <= items.INLINE_BYTES_MAX:
             return
-        ttl_s = items.ttl_s(now + round(verb.retention_s * items.MICROS))
+        ttl_s = items.ttl_s(latest + round(verb.retention_s * items.MICROS))
         puts = [
             self.call(
                 "put_item",

@@ -20,7 +20,8 @@ from collections import deque
 from collections.abc import Awaitable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from oncekey.core.op import Pause
+from oncekey.apart import computing, writing
+from oncekey.core.op import Apart, Pause
 from oncekey.core.verbs import AppendStep, Insert, Swap, Verb
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN, Store
@@ -238,9 +239,13 @@ class AsyncGatherer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def ask(self, question: Any) -> Awaitable[Any]:
-        """The outcome of a verb; or, for a `Pause`, that time has passed."""
+        """The outcome of a verb; or, for a `Pause`, that time has passed; or what was worked out
+        apart.
+        """
         if type(question) is Pause:
             return asyncio.sleep(question.seconds)
+        if type(question) is Apart:
+            return (writing if question.writes else computing).run(question.work)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -405,7 +410,11 @@ class Gatherer:
         self._pid = os.getpid()
 
     def ask(self, question: Any) -> Any:
-        """The outcome of a verb; or, for a `Pause`, that time has passed."""
+        """The outcome of a verb; or, for a `Pause`, that time has passed; or what was worked out
+        apart.
+        """
+        if type(question) is Apart:
+            return (writing if question.writes else computing).run_sync(question.work)
         if type(question) is Pause:
             threading.Event().wait(question.seconds)
             return None

@@ -227,6 +227,11 @@ def _begun_psycopg(connection: Any) -> Any:
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     if idle and connection.autocommit:
         raise _not_begun("with connection.transaction():")
+    if connection.info.encoding == "ascii":  # then psycopg gives texts as bytes
+        raise Misuse(
+            "the client_encoding of this connection is SQL_ASCII, and texts of records cannot be "
+            "read on it: connect with client_encoding=utf8"
+        )
     return psycopg
 
 
@@ -271,6 +276,11 @@ class _Joined:
 
 def _sqlite(store: Store, connection: sqlite3.Connection) -> Ask:
     _needs(store, "sqlite", connection)
+    if connection.text_factory in (bytes, bytearray):
+        raise Misuse(
+            "the text_factory of this connection gives texts as bytes, and texts of records cannot "
+            "be read on it: lend one with text_factory = str"
+        )
 
     def execute(statement: str, given: Any = ()) -> sqlite3.Cursor:
         cursor = connection.cursor()
@@ -362,7 +372,7 @@ def _through_cursors(store: Store, connection: Any) -> Ask:
 
 _IDENTITY = Question(
     "SELECT current_database(), 'oncekey_claims'::regclass::oid::int8, "
-    "(SELECT min(applied)::text FROM oncekey_schema)"
+    "(SELECT (extract(epoch FROM min(applied)) * 1000000)::int8 FROM oncekey_schema)"
 )
 
 

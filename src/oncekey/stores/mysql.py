@@ -157,10 +157,8 @@ class MySQLStore:
         wait_s = self.limits.row_wait_s
         return (
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
-            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-            "time_zone = '+00:00', autocommit = 1, completion_type = 0, sql_safe_updates = 0, "
-            f"group_concat_max_len = 1048576, innodb_lock_wait_timeout = {wait_s}, "
-            f"lock_wait_timeout = {wait_s}; "
+            f"SET SESSION {', '.join(map(' = '.join, mysql_fitness.SETTINGS.items()))}, "
+            f"innodb_lock_wait_timeout = {wait_s}, lock_wait_timeout = {wait_s}; "
             "SELECT @@SESSION.max_allowed_packet"
         )
 

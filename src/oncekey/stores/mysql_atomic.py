@@ -48,6 +48,10 @@ _LOOK_AND_TAKE = (
 _LET_GO = "DELETE FROM oncekey_held WHERE id = {id}"
 
 
+_UNDOING = (1205, 1213)
+"""Error codes of a lock wait timeout and a deadlock."""
+
+
 class TransactionOver(StoreUnavailable):
     """There is no such savepoint: the transaction that set it has ended."""
 
@@ -133,7 +137,19 @@ def _completed(claim: Claim, complete: Swap, fence: str) -> dict[str, str]:
     return {**values, **moments, **fences, **counts, "state": "'completed'"}
 
 
-WAY = Way(partial(_hold, callers=False), is_ours, settle)
+def undoes(error: BaseException) -> bool:
+    """Whether a deadlock is behind it, or a wait that was too long, which can undo as much."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if cause.args and cause.args[0] in _UNDOING:
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+WAY = Way(partial(_hold, callers=False), is_ours, settle, undoes)
 """In a transaction of atomic mode, which is READ COMMITTED."""
-CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in)
+CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in, undoes)
 """In a transaction of a caller's."""

@@ -39,10 +39,24 @@ PACKET_BYTES = 16_777_216
 _SYNCED = (1, 3)
 """With each commit; 3 is MariaDB's "1, and once more"."""
 
+SETTINGS = {
+    "sql_mode": "'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+    "time_zone": "'+00:00'",
+    "autocommit": "1",
+    "completion_type": "0",
+    "sql_safe_updates": "0",
+    "sql_select_limit": "18446744073709551615",
+    "sql_big_selects": "1",
+    "sql_auto_is_null": "0",
+    "group_concat_max_len": "1048576",
+}
+"""How SQL is read, values are written, and how much is given: as each session of ours sets it."""
+
 PREPARE = Question(
     (
         "SELECT VERSION(), @@GLOBAL.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, "
-        "@@GLOBAL.sync_binlog, @@SESSION.max_allowed_packet, @@SESSION.max_user_connections",
+        "@@GLOBAL.sync_binlog, @@SESSION.max_allowed_packet, @@SESSION.max_user_connections, "
+        "SLEEP(0.001), sysdate(6) > now(6)",  # in small letters, which `mysql_join` leaves as it is
         "SELECT MAX(number), MAX(oldest_reader) FROM oncekey_schema",
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
         "AND table_name IN ('oncekey_claims', 'oncekey_steps', 'oncekey_fences', 'oncekey_held', "
@@ -65,6 +79,8 @@ class Server:
     """Our tables that are not in InnoDB."""
     connections_max: int | None = None
     """The user's."""
+    reads_clock: bool = True
+    """`SYSDATE` says what time it is, and not when the statement began."""
 
     def findings(self) -> Iterator[Finding]:
         """What decides whether it may be used, but for the schema."""
@@ -73,6 +89,10 @@ class Server:
         yield self._engines()
         yield self._durability()
         yield self._packets()
+        yield self._clock()
+        yield Finding(
+            "settings", f"of each session: {', '.join(map(' = '.join, SETTINGS.items()))}"
+        )
         do = "ALTER USER <user> WITH MAX_USER_CONNECTIONS 7 for each process"
         yield connection_limit(self.connections_max, "max_user_connections =", do)
 
@@ -125,11 +145,22 @@ class Server:
             return unsafe("packets", seen, why, do, Risk.PACKETS)
         return Finding("packets", seen)
 
+    def _clock(self) -> Finding:
+        if not self.reads_clock:
+            return unsafe(
+                "time of writing",
+                "sysdate-is-now",
+                "whatever waits for a row goes by the time before: leases and records end early",
+                "Take sysdate-is-now out of the server's configuration",
+            )
+        return Finding("time of writing", "SYSDATE reads the clock")
+
 
 def server(replies: list[Reply]) -> Server:
     """The answers to `PREPARE`, but for the schema's."""
     [row] = replies[0].rows
-    version, read_only, flush_log, log_bin, sync_binlog, packet_bytes_max, connections_max = row
+    version, read_only, flush_log, log_bin, sync_binlog, *others = row
+    packet_bytes_max, connections_max, _, reads_clock = others
     engines = {_text(name): _text(engine) for name, engine in replies[2].rows}
     return Server(
         str(version),
@@ -140,6 +171,7 @@ def server(replies: list[Reply]) -> Server:
         int(str(packet_bytes_max)),
         {name: engine for name, engine in engines.items() if engine.lower() != "innodb"},
         int(str(connections_max)) or None,
+        bool(reads_clock),
     )
 
 

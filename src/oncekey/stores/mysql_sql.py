@@ -65,6 +65,8 @@ from oncekey.stores.mysql_text import table as as_table
 from oncekey.stores.mysql_write import Limits, claim_row, patiently, records, together
 from oncekey.stores.sql_batch import Handler, RowHeld
 
+ALL = "LIMIT 18446744073709551615"
+"""Said, because a caller's session may have another `sql_select_limit`."""
 CHUNK_ROWS_MAX = 100
 """How many records housekeeping locks at once."""
 
@@ -159,7 +161,7 @@ def _steps(verbs: Sequence[Steps], limits: Limits) -> Op[list[list[Step]]]:
     rows = yield from _rows(
         "SELECT s.id, s.name, s.digest, s.result FROM oncekey_claims c "
         "JOIN oncekey_steps s ON s.id = c.id AND s.generation = c.generation "
-        f"WHERE c.id IN {among([verb.id for verb in verbs])} ORDER BY s.position"
+        f"WHERE c.id IN {among([verb.id for verb in verbs])} ORDER BY s.position {ALL}"
     )
     return [
         [Step(name.decode(), digest, result) for i, name, digest, result in rows if i == verb.id]

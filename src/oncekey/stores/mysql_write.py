@@ -125,9 +125,12 @@ def _expected(
 
 
 def _judge(expected: Sequence[dict[str, Value]]) -> str:
-    """Lock the rows, note which could be locked and which of these are as expected."""
+    """Lock the rows, note which could be locked and which of these are as expected. How long a list
+    of several may be, a session says: for one, which may be in a caller's, there is none.
+    """
+    listed = "GROUP_CONCAT" if len(expected) > 1 else "MAX"
     return (
-        f"SELECT GROUP_CONCAT(HEX(c.id)), GROUP_CONCAT(IF({_IN_BATCH}, HEX(c.id), NULL)) "
+        f"SELECT {listed}(HEX(c.id)), {listed}(IF({_IN_BATCH}, HEX(c.id), NULL)) "
         f"INTO @oncekey_held, @oncekey_fits FROM {table(expected)} a "
         "STRAIGHT_JOIN oncekey_claims c FORCE INDEX (PRIMARY) ON c.id = a.id "
         f"FOR UPDATE{' SKIP LOCKED' if len(expected) > 1 else ''}"

@@ -30,11 +30,12 @@ import psycopg
 from asyncpg.prepared_stmt import PreparedStatement
 from psycopg import waiting
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.array import ListBinaryDumper
 
 from oncekey.clock import SystemClock
 from oncekey.core.op import Op
 from oncekey.core.verbs import Verb
-from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
+from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import postgres_fitness, postgres_sql
 from oncekey.stores.base import Durability
 from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
@@ -50,8 +51,9 @@ MIGRATORS = 31360989905909113
 """The advisory lock of those who migrate."""
 
 # A prepared statement is planned once, perhaps while the tables are empty and reading them whole is
-# cheapest. With these settings the plan goes by the indexes, then and later.
+# cheapest. With the settings of plans it goes by the indexes, then and later.
 _SETTINGS = {
+    **postgres_fitness.NEEDED,
     "default_transaction_isolation": "read committed",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -82,6 +84,9 @@ def open_url(url: str) -> PostgresStore:
     return PostgresStore(libpq, **options)
 
 
+SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+
+
 class PostgresStore:
     """Records in PostgreSQL."""
 
@@ -100,12 +105,25 @@ class PostgresStore:
         self.allowed = allowed(allow, postgres_fitness.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = Address(named(url))
+        self._check_address()
         self.pgbouncer = pgbouncer
         self.limits = Limits(timeout_s)
         self._connect_timeout_s = connect_timeout_s
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.address.shown!r})"
+
+    def _check_address(self) -> None:
+        """Raise `Misuse` for what libpq would refuse without asking the server."""
+        address, why = self.address, ""
+        try:
+            mode = conninfo_to_dict(address.libpq).get("sslmode", SSL_MODES[0])
+            if mode not in SSL_MODES:
+                why = f"sslmode is one of {', '.join(SSL_MODES)}"
+        except psycopg.ProgrammingError as error:
+            why = str(error)
+        if why:
+            raise Misuse(f"{address.shown}: {address.scrub(why).strip()}")
 
     def group(self, verb: Verb) -> Hashable:
         return group(verb)
@@ -179,6 +197,9 @@ class PostgresStore:
             )
         except psycopg.Error as error:
             raise self.translated(error, sent=False) from self._shown(error)
+        # As text, what an array says depends on settings of the server: on
+        # `standard_conforming_strings` its bytes, on `array_nulls` its nulls.
+        connection.adapters.register_dumper(list, ListBinaryDumper)
         return PostgresConnection(self, connection)
 
     async def aconnect(self) -> AsyncPostgresConnection:

@@ -47,7 +47,7 @@ _MARK = Question("SELECT current_setting('oncekey.attempt', true)")
 _SETTLE = f"""
 WITH fresh AS MATERIALIZED (
     SELECT
-        (clock_timestamp() + make_interval(secs => $2::float8 - 0.05))::timestamptz(1) AS expires,
+        (clock_timestamp() + make_interval(secs => $2::float8 + 0.05))::timestamptz(1) AS expires,
         CASE WHEN NOT {INLINE} THEN 0 END AS zero,
         short,
         CASE WHEN short THEN {AS_UUID.format("$11::text")} END AS key_uuid

@@ -29,6 +29,18 @@ ENCODINGS = ("UTF8", "SQL_ASCII")
 """Those in which a text is kept whatever it says."""
 RISKS = (Risk.DURABILITY, Risk.CONNECTIONS)
 
+NEEDED = {
+    "standard_conforming_strings": "on",
+    "array_nulls": "on",
+    "quote_all_identifiers": "off",
+    "datestyle": "ISO, MDY",
+}
+"""Settings by which SQL is read and values are written, as our connections set them. A role or a
+database may have others, for an old application. What this release asks means the same under any
+of them; not so what release 0.1 asks, or the functions that it made. Through a pooler nothing can
+be set, so there they are looked at.
+"""
+
 _SETTINGS = """
     current_setting('server_version_num')::int,
     pg_is_in_recovery(),
@@ -38,16 +50,23 @@ _SETTINGS = """
     current_setting('fsync')::bool,
     current_setting('synchronous_commit'),
     (SELECT string_agg(relname, ', ' ORDER BY relname) FROM pg_class
-     WHERE relname LIKE 'oncekey\\_%' AND relkind = 'r' AND relpersistence = 'u'
+     WHERE starts_with(relname, 'oncekey_') AND relkind = 'r' AND relpersistence = 'u'
      AND pg_table_is_visible(oid))"""
+_OTHERWISE = "concat_ws(', ', {})".format(
+    ", ".join(
+        f"CASE WHEN split_part(current_setting('{name}'), ',', 1) <> '{value.partition(',')[0]}' "
+        f"THEN '{name} = ' || current_setting('{name}') END"
+        for name, value in NEEDED.items()
+    )
+)
 _CONNECTIONS = """
     (SELECT min(few) FROM pg_roles, pg_database, unnest(ARRAY[rolconnlimit, datconnlimit]) few
      WHERE rolname = session_user AND NOT rolsuper AND datname = current_database() AND few >= 0)"""
 PREPARE = f"""SELECT {_SETTINGS},
     (SELECT max(number) FROM oncekey_schema),
     (SELECT max(oldest_reader) FROM oncekey_schema),
-    {_CONNECTIONS}"""  # noqa: S608
-_WITHOUT_TABLES = f"SELECT {_SETTINGS}, NULL::int, NULL::int, {_CONNECTIONS}"
+    {_CONNECTIONS}, {_OTHERWISE}"""  # noqa: S608
+_WITHOUT_TABLES = f"SELECT {_SETTINGS}, NULL::int, NULL::int, {_CONNECTIONS}, {_OTHERWISE}"
 
 
 @value
@@ -67,6 +86,8 @@ class Server:
     oldest_reader: int | None
     connections_max: int | None = None
     """The role's in this database, or the database's."""
+    settings: str = ""
+    """Those of `NEEDED` that are otherwise in this session."""
 
     def findings(self, address: str, *, pooled: bool = False) -> Iterator[Finding]:
         """What decides whether it may be used. `pooled`: its connections are lent by turns."""
@@ -74,6 +95,7 @@ class Server:
         yield self._role()
         yield self._isolation()
         yield self._encoding()
+        yield self._read_and_written()
         yield self._durability()
         if not pooled:
             do = "ALTER ROLE <role>, or ALTER DATABASE <name>, CONNECTION LIMIT 7 for each process"
@@ -126,6 +148,19 @@ class Server:
             )
         return Finding("encoding", self.encoding)
 
+    def _read_and_written(self) -> Finding:
+        if self.settings:
+            name = self.settings.partition(" = ")[0]
+            return advice(
+                "settings",
+                self.settings,
+                "a role or database has this set, and a pooler takes no settings of ours: this "
+                "release does not depend on it, but a process of release 0.1 beside it may run a "
+                "key twice",
+                f"ALTER ROLE <role> SET {name} = '{NEEDED[name]}', or ALTER DATABASE <name>",
+            )
+        return Finding("settings", ", ".join(f"{name} = {was}" for name, was in NEEDED.items()))
+
     def _durability(self) -> Finding:
         forgets = "a crash can forget what was acknowledged, and a retry would then run again"
         if not self.fsync:
@@ -177,7 +212,7 @@ _BEYOND = """SELECT
     (SELECT sum(n_live_tup) FROM pg_stat_user_tables WHERE relname = 'oncekey_claims')::bigint,
     (SELECT sum(n_dead_tup) FROM pg_stat_user_tables WHERE relname = 'oncekey_claims')::bigint,
     (SELECT sum(pg_total_relation_size(oid)) FROM pg_class
-     WHERE relname LIKE 'oncekey\\_%' AND relkind = 'r' AND pg_table_is_visible(oid))::bigint,
+     WHERE starts_with(relname, 'oncekey_') AND relkind = 'r' AND pg_table_is_visible(oid))::bigint,
     (SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass('oncekey_claims'))"""
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
 

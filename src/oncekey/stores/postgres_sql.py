@@ -89,15 +89,15 @@ def _question(name: str, rows: Sequence[tuple[Any, ...]], *before: Any) -> Quest
     """A statement about these rows; `before` are the arguments that stand before their columns."""
     if len(rows) == 1:
         return Question(ALONE[name], (*before, *rows[0]))
-    return Question(BATCH[name], (*before, *map(_column, zip(*rows, strict=True))))
+    return Question(BATCH[name], (*before, *map(column, zip(*rows, strict=True))))
 
 
 _NULLS, _NUMBERS = {type(None)}, {int, float}
 
 
-def _column(values: tuple[Any, ...]) -> list[Any] | None:
+def column(values: tuple[Any, ...]) -> list[Any] | None:
     """As `unnest` takes it, which fills up with nulls what is shorter than the rest; and as psycopg
-    takes it, for which whole seconds are of another kind than others.
+    takes it, for which whole seconds are of another kind than others, and nulls alone are text.
     """
     kinds = set(map(type, values))
     if kinds == _NULLS:

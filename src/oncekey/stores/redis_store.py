@@ -26,7 +26,6 @@ Replicas
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
@@ -50,8 +49,7 @@ from oncekey.stores.redis_connection import (
 )
 from oncekey.stores.redis_walk import Walker
 from oncekey.stores.sql import check_waits
-
-_log = logging.getLogger("oncekey")
+from oncekey.warned import warn
 
 _LOADS: list[Command] = [("SCRIPT", "LOAD", text) for text in TEXTS.values()]
 
@@ -109,7 +107,6 @@ class RedisStore:
         self._wait_replicas = wait_replicas
         self._wait: Command = ("WAIT", wait_replicas, round(wait_timeout_s * 1000))
         self._walker = Walker(self)
-        self._warned: set[str] = set()
 
         options = {
             **({"path": path} if path else {"host": host, "port": port}),
@@ -292,9 +289,7 @@ class RedisStore:
 
     def _warn(self, message: str) -> None:
         """Once, not for every connection."""
-        if message not in self._warned:
-            self._warned.add(message)
-            _log.warning("%s: %s", self._address, message)
+        warn("store", f"{self._address}: {message}")
 
     def migrate(self) -> Op[list[str]]:
         before = yield from self._schema()

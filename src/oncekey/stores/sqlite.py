@@ -80,7 +80,12 @@ class SqliteStore:
         if not 0 < timeout_s <= TIMEOUT_S_MAX:
             raise Misuse(f"timeout_s is in seconds, up to {TIMEOUT_S_MAX:g}, not {timeout_s!r}")
         self.durability = DURABILITY[synchronous]
-        self.place = Place(os.path.abspath(path), timeout_s, synchronous)
+        absolute = os.path.abspath(path)
+        if "\0" in absolute:
+            raise Misuse(f"{absolute!r}: a path holds no zero byte")
+        if absolute.startswith("//"):  # as POSIX allows; in a URI a host would follow
+            absolute = absolute[1:]
+        self.place = Place(absolute, timeout_s, synchronous)
         self._clock = clock or SystemClock()
         self._opened = False
 

@@ -150,6 +150,8 @@ class Place:
                 "a local disk, not on a network share"
             )
         db.execute(f"PRAGMA synchronous = {self.synchronous}")
+        # Else a sync on macOS leaves it to the disk when to write.
+        db.execute("PRAGMA fullfsync = ON")
         db.execute("PRAGMA wal_autocheckpoint = 0").fetchone()
         db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}").fetchone()
         # ON, not FAST: FAST leaves what stood on pages that became free, as long answers do.

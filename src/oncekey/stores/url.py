@@ -104,7 +104,7 @@ def as_store(given: str | Store) -> Store:
     """A store as it was given, or the one that its URL names. Raises `Misuse` for anything else."""
     if isinstance(given, str):
         return open_store(given)
-    if not hasattr(given, "perform"):
+    if isinstance(given, type) or not hasattr(given, "perform"):
         raise Misuse(_no_text(given))
     return given
 

@@ -33,3 +33,5 @@ class Way:
     """Write a record that did not exist, completed. False if there is one after all, or if the
     transaction is not the one that took the id.
     """
+    undoes: Callable[[BaseException], bool] = lambda error: False
+    """Whether the server undoes the whole transaction by itself when it raises this."""

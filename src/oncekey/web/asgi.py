@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
+from oncekey import attempt as attempts
 from oncekey.atomic import Adapter, AsyncUnit, check_loop
 from oncekey.core.limits import must_be_seconds
 from oncekey.core.op import Op, arun
@@ -28,15 +30,35 @@ from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
 from oncekey.guard import Call
 from oncekey.stores.base import Store
+from oncekey.unprotected import passing
 from oncekey.web import messages
 from oncekey.web.application import check_asgi
-from oncekey.web.asgi_run import Run
+from oncekey.web.asgi_run import PlainRun, Run
+from oncekey.web.body import Body
+from oncekey.web.content import looked_into
 from oncekey.web.edge import Edge, log
+from oncekey.web.entry import OVERRIDES, route_of
 from oncekey.web.messages import App, Message, Receive, Scope, Send
+from oncekey.web.mistaken import BuiltLate, fail_to_start, server
+from oncekey.web.order import (
+    check_dependencies,
+    check_inside,
+    check_meant,
+    check_mounted,
+    check_one_guard,
+)
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
-from oncekey.web.routed import check_marks, check_threads, warn_unfound
+from oncekey.web.routed import (
+    Unreadable,
+    check_marks,
+    check_threads,
+    served_by,
+    undecided_of,
+    warn_unfound,
+)
+from oncekey.web.routers import root_of, spelled_by
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
@@ -45,11 +67,14 @@ from oncekey.web.tenant import Tenant
 DRAIN_S_MAX = 30.0
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(metaclass=BuiltLate):
     """Guards an ASGI application. `tenant` gives the stable account of a request, never a token."""
 
-    runner = AsgiRunner
+    runner: ClassVar[type[AsgiRunner]] = AsgiRunner
     """What finishes its requests when their clients do not come back."""
+
+    lets_recoverer_in = True
+    """Whether such a request gets as far as its handler."""
 
     def __init__(
         self,
@@ -60,14 +85,19 @@ class IdempotencyMiddleware:
         policy: Policy | None = None,
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
+        docs_url: str | None = None,
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
         recent_s: float = RECENT_S,
         atomic: Adapter | None = None,
         quota: Quota | None = None,
+        inside: Collection[str] = (),
         drain_s_max: float = DRAIN_S_MAX,
     ) -> None:
         check_asgi(app)
+        check_one_guard(app, IdempotencyMiddleware)
+        check_meant(inside)
+        self._meant = frozenset(inside)
         self.app = app
         self.edge = Edge(
             store=store,
@@ -75,6 +105,7 @@ class IdempotencyMiddleware:
             policy=policy,
             routes=routes,
             profile=profile,
+            docs_url=docs_url,
             hooks=hooks,
             status_path=status_path,
             recent_s=recent_s,
@@ -86,9 +117,12 @@ class IdempotencyMiddleware:
         self.gatherer = self.edge.runtime.async_gatherer
         self._drain_s_max = drain_s_max
         self._unfit: StoreUnfit | Misuse | None = None
-        self._methods = self.edge.routes.methods
+        self._looked = False
+        self._methods = self.edge.routes.watched
         self._key_header = self.edge.key_header
-        self._always = self.edge.reads_all
+        self._always = self.edge.reads_all or self.edge.adapter is not None
+        self.edge.routes.spelled = spelled_by(app)
+        self.edge.routes.declared_root = root_of(app)
         self.lifespan: Scope = {}
         """What the application was started with: recovered requests get its `app` and `state`."""
         self.edge.runtime.registry.add(self.runner(self))
@@ -98,23 +132,49 @@ class IdempotencyMiddleware:
             if self.edge.status_path is not None and self._asks_status(scope):
                 await self._tell_status(scope, send)
                 return
-            if scope["method"] in self._methods and (self._always or self._brings_key(scope)):
+            if self._may_be_guarded(scope):
                 await self._guard(scope, receive, send)
-                return
+            else:
+                await self.serve(scope, receive, send)
+            return
         elif scope["type"] == "lifespan":
             self.lifespan, self._unfit = scope, None
             await self.app(scope, self._draining(receive), self._starting(send))
-            if self._unfit:  # test clients go by this, and would wait for ever without it
-                raise self._unfit
+            self._tell_test_clients()
             return
         await self.app(scope, receive, send)
 
-    def _brings_key(self, scope: Scope) -> bool:
-        header = self._key_header
-        for name, _ in scope["headers"]:  # noqa: SIM110  (`any` costs a generator, on every request)
+    async def serve(
+        self, scope: Scope, receive: Receive, send: Send, claim: Claim | None = None
+    ) -> None:
+        """Let the application answer a request that nothing protects."""
+        with attempts.served(passing(partial(self._applies, scope), claim)):
+            await self.app(scope, receive, send)
+
+    async def _serve_keyless(
+        self, scope: Scope, receive: Receive, send: Send, route: Route
+    ) -> None:
+        """It brings no key and needs none."""
+        if route.policy.atomic and self.edge.adapter is not None:
+            unread: Any = None
+            await PlainRun(self, scope, receive, send, route, unread, Body()).decide()
+        else:
+            await self.serve(scope, receive, send)
+
+    def _applies(self, scope: Scope) -> tuple[str, Policy]:
+        request = messages.request(scope)
+        route = self.edge.routes.match(request.method, request.path, request.root)
+        return route.operation, route.policy
+
+    def _may_be_guarded(self, scope: Scope) -> bool:
+        """Whether there is more to look at: by its method, or by another that a header names."""
+        header, brings_key, overrides = self._key_header, self._always, False
+        for name, _ in scope["headers"]:
             if name == header:
-                return True
-        return False
+                brings_key = True
+            elif name in OVERRIDES:
+                overrides = True
+        return brings_key and (overrides or scope["method"].upper() in self._methods)
 
     def _asks_status(self, scope: Scope) -> bool:
         path = within(scope.get("root_path", ""), scope["path"])
@@ -124,45 +184,52 @@ class IdempotencyMiddleware:
 
     async def _guard(self, scope: Scope, receive: Receive, send: Send) -> None:
         edge = self.edge
+        if not self._looked:  # its server did not ask at the start
+            self._check_order(scope.get("app"))
         request = messages.request(scope)
-        route = edge.routes.match(request.method, request.path, request.root)
-        if request.method not in route.policy.methods:
-            await self.app(scope, receive, send)
+        route = route_of(edge, request)
+        if route is None:
+            await self.serve(scope, receive, send)
+            return
+        if isinstance(route, Answer):
+            await messages.send(send, route)
             return
         in_body = edge.key_in_body and edge.may_bring_key(request)
         key = None if in_body else edge.key(request, route)
         if key is None and not in_body:
-            await self.app(scope, receive, send)
+            await self._serve_keyless(scope, receive, send, route)
             return
         if isinstance(key, Problem):
             await messages.send(send, edge.decline(key, route))
             return
-        body = await messages.read(receive, request, route.policy.request_bytes_max)
+        body = await messages.read_patiently(receive, request, route.policy)
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):
             await messages.send(send, edge.decline(body, route))
             return
         call = await self.call(request, route, key, body)
-        if isinstance(call, Answer):
-            await messages.send(send, call)
-        elif isinstance(call, Problem):
-            await messages.send(send, edge.decline(call, route))
+        if isinstance(call, Answer | Problem):
+            body.close()
+            answer = edge.decline(call, route) if isinstance(call, Problem) else call
+            await messages.send(send, answer)
         elif call is None:
-            await self.app(scope, messages.resupply(body, receive), send)
+            await self._serve_keyless(scope, messages.resupply(body, receive), send, route)
         else:
             edge.start()
             run = Run(self, scope, receive, send, route, call, body)
             await run.decide()
 
     async def call(
-        self, request: Request, route: Route, key: str | None, body: bytes
+        self, request: Request, route: Route, key: str | None, body: Body
     ) -> Call | Problem | Answer | None:
         """The request as the engine sees it, or its answer where that was sent a moment ago; None
         if it brings no key and needs none.
         """
         edge = self.edge
-        found = edge.key(request, route, body) if key is None else key
+        found: str | Problem | None = key
+        if found is None:
+            found = await looked_into(request, body, partial(edge.key, request, route, body))
         if found is None or isinstance(found, Problem):
             return found
         if (old := edge.check_age(request, route)) is not None:
@@ -172,7 +239,8 @@ class IdempotencyMiddleware:
             tenant = edge.check_tenant(await tenant if inspect.isawaitable(tenant) else tenant)
             if isinstance(tenant, Problem):
                 return tenant
-        return edge.call(request, route, tenant, found, body)
+        read = partial(edge.call, request, route, tenant, found, body)
+        return await looked_into(request, body, read)
 
     async def _tell_status(self, scope: Scope, send: Send) -> None:
         request = messages.request(scope)
@@ -215,17 +283,43 @@ class IdempotencyMiddleware:
                     await self.start()
                 except (StoreUnfit, Misuse) as error:
                     self._unfit = error
-                    message = {"type": "lifespan.startup.failed", "message": str(error)}
+                    await fail_to_start(send, str(error))
+                    return
             elif message["type"].startswith("lifespan.shutdown."):
                 await self.close()
             await send(message)
 
         return starting
 
+    def _tell_test_clients(self) -> None:
+        """They go by an exception, and would wait for ever without it."""
+        if self._unfit and not server():
+            raise self._unfit
+
     def _check_routes(self, app: Any) -> None:
+        self._check_order(app)
         check_marks(app)
         check_threads(app, self.edge.routes, self.edge.adapter)
         warn_unfound(app, self.edge.routes)
+
+    def _check_order(self, app: Any) -> None:
+        check_one_guard(self.app, IdempotencyMiddleware)
+        check_inside(self.app, self.edge.tenant, self._meant)
+        check_mounted(app, IdempotencyMiddleware, self._meant)
+        check_dependencies(self._guarded(app), self.edge.tenant)
+        self.edge.undecided = partial(undecided_of, app, self.edge.routes)
+        self._looked = True
+
+    def _guarded(self, app: Any) -> list[tuple[Any, str]]:
+        """The routes of an application that are guarded here, as far as they can be seen."""
+        with contextlib.suppress(Unreadable):
+            return [
+                (route, path)
+                for route, path in served_by(app)
+                for method in getattr(route, "methods", None) or ()
+                if method in self.edge.routes.match(method, path).policy.methods
+            ]
+        return []
 
     def _draining(self, receive: Receive) -> Receive:
         async def draining() -> Message:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from oncekey import attempt as attempts
 from oncekey.attempt import Attempt
+from oncekey.core.policy import Verdict
 from oncekey.core.problem import Problem
-from oncekey.core.record import Answer
+from oncekey.core.record import Answer, Claim
 from oncekey.guard import Bypass, Decision, Execute, Refuse, Replay
+from oncekey.unprotected import passing
 from oncekey.web import messages
 from oncekey.web.asgi_run import Run
+from oncekey.web.body import Body
 from oncekey.web.messages import Message, Receive, Scope, Send
 from oncekey.web.routes import Route
 
@@ -30,7 +33,7 @@ _SETTLED = Answer(204, (), b"")
 class LateRun(Run):
     """One request, from its routing to its last byte."""
 
-    __slots__ = ("_held", "_request_body", "_unprotected")
+    __slots__ = ("_held", "_unprotected")
 
     def __init__(
         self,
@@ -39,13 +42,12 @@ class LateRun(Run):
         receive: Receive,
         send: Send,
         route: Route,
-        body: bytes,
+        body: Body,
     ) -> None:
         unread: Any = None  # what the request asks of the engine is known at its claim
         super().__init__(middleware, messages.inner(scope), receive, send, route, unread, body)
         self._held: Attempt | None = None
         self._unprotected = False
-        self._request_body = body
 
     async def start(self) -> None:
         """Run the application. Whoever awaits its end may be cancelled: it goes on."""
@@ -54,18 +56,20 @@ class LateRun(Run):
     async def claim(self) -> Answer | None:
         """Called where the handler would be. None: it is to run; else this is the answer."""
         middleware, edge = self._middleware, self._edge
-        call = await middleware.call(
-            messages.request(self._scope), self._route, None, self._request_body
-        )
+        request = messages.request(self._scope)
+        call = await middleware.call(request, self._route, None, self._body)
         if call is None:  # it brings no key and needs none
-            self._hear_client()
+            if self._unit is not None:
+                return await self._own_plain()
+            self._serve(None)
             return None
         if isinstance(call, Problem):
             return edge.decline(call, self._route)
         if isinstance(call, Answer):
             return call
-        # Who sent it was checked inside: no recoverer could pass there without the client.
-        call = self._call = dataclasses.replace(call, request=None)
+        if not middleware.lets_recoverer_in:  # who sent it was checked inside: it could not pass
+            call = dataclasses.replace(call, request=None)
+        self._call = call
         edge.start()
         guard, policy = edge.guard, self._route.policy
         claim = guard.claim(call, policy)
@@ -86,8 +90,20 @@ class LateRun(Run):
                 return edge.refusal(problem)
             case Bypass():
                 self._unprotected = True
-                self._hear_client()
+                self._serve(claim)
                 return None
+
+    def _serve(self, claim: Claim | None) -> None:
+        """It runs, and nothing protects it."""
+        route = self._route
+        attempts.serve(passing(lambda: (route.operation, route.policy), claim))
+        self._hear_client()
+
+    async def _own_plain(self) -> Answer | None:
+        decision = await self._begin_plain()
+        if isinstance(decision, Execute):
+            return await self._own(decision.attempt)
+        return self._edge.refusal(decision.problem) if isinstance(decision, Refuse) else None
 
     async def _own(self, attempt: Attempt) -> Answer | None:
         self._hold(attempt)
@@ -106,8 +122,13 @@ class LateRun(Run):
             if self._held is None or not await self._survived(self._held, error):
                 raise
         finally:
+            self._body.close()
             if self._held is not None:
                 await self._let_go(self._held)
+
+    async def _next_part(self) -> Message:
+        """What it says is looked at again, at the claim."""
+        return await self._supply.next()
 
     async def _captured(self, message: Message) -> None:
         if self._held is not None:
@@ -116,3 +137,27 @@ class LateRun(Run):
             await self._send_unprotected(message)
         else:
             await self._send(message)
+
+
+class RecoveredRun(Run):
+    """A request that the recoverer runs: it is owned before the application looks at it."""
+
+    __slots__ = ("reached",)
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.reached = False
+        """Whether the endpoint was called."""
+
+    @property
+    def guard(self) -> IdempotencyMiddleware:
+        return self._middleware
+
+    async def _conclude(self) -> None:
+        """What was answered before the endpoint was called is no answer to what it had begun: it is
+        tried again, by a release that takes such requests, maybe.
+        """
+        keeps = self._attempt.policy.keep(self._capture.status) is Verdict.KEEP
+        if keeps and not self.reached:
+            self._attempt.transient()
+        await super()._conclude()

@@ -14,16 +14,31 @@ from typing import TYPE_CHECKING, Any
 from oncekey import attempt as attempts
 from oncekey import learning
 from oncekey.attempt import Attempt
-from oncekey.core.policy import Verdict
-from oncekey.core.record import Answer
-from oncekey.guard import Bypass, Call, Execute, Finished, Given, Refuse, Replay, Stored, Unstored
+from oncekey.core.endings import End
+from oncekey.core.record import Answer, Claim
+from oncekey.guard import (
+    Bypass,
+    Call,
+    Decision,
+    Execute,
+    Finished,
+    Given,
+    GivenUp,
+    Guard,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
 from oncekey.probes import probe
 from oncekey.registry import Orphan
+from oncekey.unprotected import PLAIN, Plain, keyless
 from oncekey.web import messages
+from oncekey.web.body import Body
 from oncekey.web.capture import Capture
 from oncekey.web.edge import UNSTORED, log
 from oncekey.web.messages import Message, Receive, Scope, Send
-from oncekey.web.request import GUARDED, check_guarded_once
+from oncekey.web.request import GUARDED, check_guarded_once, check_refused_once
 from oncekey.web.routes import Route
 
 if TYPE_CHECKING:
@@ -44,12 +59,14 @@ class Run:
         "_drive",
         "_edge",
         "_flowing",
+        "_guard",
         "_middleware",
         "_receive_from_client",
         "_route",
         "_scope",
         "_send",
         "_silenced",
+        "_supply",
         "_unit",
     )
 
@@ -61,10 +78,11 @@ class Run:
         send: Send,
         route: Route,
         call: Call,
-        body: bytes,
+        body: Body,
     ) -> None:
         self._middleware = middleware
         self._edge = middleware.edge
+        self._guard: Guard | Plain = middleware.edge.guard
         self._unit = middleware.edge.async_unit(route.policy)
         self._drive = (self._unit or middleware.edge.runtime).drive
         self._scope = scope
@@ -72,11 +90,12 @@ class Run:
         self._send = send
         self._route = route
         self._call = call
-        self._body: bytes | None = body
+        self._body = body
+        self._supply = messages.Supply(body)
         self._caller: asyncio.Future[None] | None = None
         """What whoever called waits for, once the handler runs; done before its end if they left.
         """
-        self._cut_off: tuple[Verdict, Answer | None] | None = None
+        self._cut_off: tuple[End, Answer | None] | None = None
         """What was being recorded when the application cut that off."""
         self._answered = False
         self._flowing: asyncio.Event | None = None
@@ -93,19 +112,27 @@ class Run:
             if self._unit is None:
                 self._middleware.forget(claim)
             raise
+        if isinstance(decision, Execute):
+            await self._execute(decision.attempt)
+            return
+        try:
+            await self._decline(decision, claim)
+        finally:
+            self._body.close()
+
+    async def _decline(self, decision: Replay | Refuse | Bypass, claim: Claim) -> None:
         match decision:
-            case Execute(attempt):
-                await self._execute(attempt)
             case Replay():
                 await messages.send(self._send, self._edge.replay(decision, self._call))
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     self._middleware.forget(lost_claim)
+                check_refused_once(self._scope.get(GUARDED), claim, problem)
                 await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
                 scope = messages.inner(self._scope)
-                receive = messages.resupply(self._body or b"", self._receive_from_client)
-                await self._middleware.app(scope, receive, self._send_unprotected)
+                receive = messages.resupply(self._body, self._receive_from_client)
+                await self._middleware.serve(scope, receive, self._send_unprotected, claim)
 
     async def take_up(self, orphan: Orphan) -> bool:
         """Run what no client comes back for; False if there is nothing to run."""
@@ -116,6 +143,15 @@ class Run:
         if taken is not None:
             await self._execute(taken.attempt)
         return taken is not None
+
+    async def _begin_plain(self) -> Decision:
+        """It brought no key, and is atomic all the same: a transaction, and no record."""
+        route = self._route
+        self._guard, self._call = PLAIN, keyless(route.operation)
+        self._unit = self._edge.async_unit(route.policy, plain=True)
+        self._drive = (self._unit or self._edge.runtime).drive
+        decision: Decision = await self._drive(PLAIN.begin(route.operation, route.policy))
+        return decision
 
     def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
@@ -151,6 +187,7 @@ class Run:
 
     async def _let_go(self, attempt: Attempt) -> None:
         """The handler is over, and so is whatever it still holds."""
+        self._body.close()
         if self._unit is None:
             self._edge.heartbeat.drop(attempt)
         else:
@@ -165,9 +202,9 @@ class Run:
     async def _survived(self, attempt: Attempt, error: BaseException) -> bool:
         """The handler raised. Whether its client was answered all the same."""
         goes_on = self._cut_off is not None and isinstance(error, Exception)
-        if not goes_on and (attempt.finished or not self._edge.failed_honestly(attempt, error)):
+        if not goes_on and attempt.finished:
             return False
-        if not await self._conclude_failed(attempt):
+        if not await self._conclude_failed(attempt, error):
             return False
         log.error("%r failed after its outcome was decided", attempt, exc_info=error)
         return True
@@ -184,13 +221,18 @@ class Run:
         await self._answer(finished)
         return True
 
-    async def _conclude_failed(self, attempt: Attempt) -> bool:
+    async def _conclude_failed(self, attempt: Attempt, error: BaseException) -> bool:
         """The handler raised. Whether there is something to answer all the same."""
         if self._cut_off is not None:
             await self._record(*self._cut_off)
             return True
-        finished = await self._drive(self._edge.guard.conclude_failed(attempt, self._call))
+        op = self._guard.conclude_failed(attempt, error, self._call)
+        finished = await self._drive(op)
         if isinstance(finished, Given):
+            return False
+        if isinstance(finished, GivenUp):  # its client hears of it here, whoever logs it by raising
+            if not _is_being_cancelled():
+                await self._answer_instead(self._edge.broken())
             return False
         await self._answer(finished)
         return True
@@ -199,13 +241,19 @@ class Run:
         """The body, which was read already; then nothing until the client is answered, since one
         that hangs up stops nothing but an endless stream, once that flows.
         """
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
+        if not self._supply.is_over:
+            return await self._next_part()
         if not self._answered:
             self._flowing = self._flowing or asyncio.Event()
             await self._flowing.wait()
         return await self._receive_from_client()
+
+    async def _next_part(self) -> Message:
+        """From here on the application has it."""
+        part = await self._supply.next()
+        if self._supply.is_over:
+            self._body.close()
+        return part
 
     async def _captured(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
@@ -228,17 +276,18 @@ class Run:
         """The answer is known as far as it will be kept: record it, then let it go out."""
         probe("after_handler")
         self._capture.matched = messages.matched(self._scope)
+        self._capture.has_static_route = messages.has_static_route(self._scope)
         await self._record(*self._edge.judged(self._attempt, self._capture))
 
-    async def _record(self, verdict: Verdict, kept: Answer | None) -> None:
+    async def _record(self, end: End, kept: Answer | None) -> None:
         """Repeated, where the application cut it off by a limit on time of its own: what was
         answered within that limit counts, however slow the store is. A transaction is over by then.
         """
-        op = self._edge.guard.conclude(self._attempt, verdict, kept, self._call)
+        op = self._guard.conclude(self._attempt, end, kept, self._call)
         try:
             finished = await self._drive(op)
         except asyncio.CancelledError:
-            self._cut_off = None if self._unit else (verdict, kept)
+            self._cut_off = None if self._unit else (end, kept)
             raise
         self._cut_off = None
         await self._answer(finished)
@@ -253,6 +302,8 @@ class Run:
                 await self._release(edge.first(capture, self._call.key, finished))
             case Given():
                 await self._release(capture.headers)
+            case GivenUp():
+                await self._release(edge.marked_unknown(capture.headers))
             case Unstored():
                 await self._release([*capture.headers, UNSTORED])
             case Replay():
@@ -322,3 +373,26 @@ class Run:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), UNSTORED]}
         await self._send(message)
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody stops this very task. What it awaited may be cancelled, and it is not."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class PlainRun(Run):
+    """A request without a key on an atomic route. Its handler reads what the client sends."""
+
+    __slots__ = ()
+
+    async def decide(self) -> None:
+        decision = await self._begin_plain()
+        if isinstance(decision, Execute):
+            self._hold(decision.attempt)
+            await self._apart(self._run_app(decision.attempt))
+        elif isinstance(decision, Refuse):
+            await messages.send(self._send, self._edge.refusal(decision.problem))
+
+    async def _receive(self) -> Message:
+        return await self._receive_from_client()

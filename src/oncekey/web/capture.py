@@ -21,6 +21,7 @@ class Capture:
         "complete",
         "endless",
         "flowing",
+        "has_static_route",
         "headers",
         "matched",
         "status",
@@ -35,6 +36,8 @@ class Capture:
         self.headers: list[tuple[bytes, bytes]] = []
         self.matched = False
         """A route was found: a 404 is then the handler's word, not the router's."""
+        self.has_static_route = False
+        """That route has no variables: its path is one of few."""
         self.complete = False
         """The application has said its last byte."""
         self.flowing = False

@@ -1,11 +1,24 @@
-"""A request's content: its type, and its body without its coding."""
+"""A request's content: its type, what its body says, and what makes it the same as another one."""
 
 from __future__ import annotations
 
-from oncekey.core.canonical import essence
-from oncekey.core.coding import decoded
-from oncekey.core.problem import Kind, Problem
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from oncekey.apart import computing
+from oncekey.core import fingerprint as fingerprints
+from oncekey.core.canonical import SHORT_BYTES_MAX, essence
+from oncekey.core.coding import decoded, is_readable
+from oncekey.core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody, Fingerprint
+from oncekey.core.profiles import BodyField, Profile, QueryParameter
+from oncekey.web.body import Body
 from oncekey.web.request import Request
+
+T = TypeVar("T")
+
+Rules = Callable[..., Fingerprint | BadBody]
 
 
 def content_type(request: Request) -> str:
@@ -13,23 +26,77 @@ def content_type(request: Request) -> str:
     return request.headers.first(b"content-type").decode("latin-1")
 
 
-def said(request: Request, body: bytes, bytes_max: int) -> bytes | None:
-    """The body without its coding; None where that cannot be read."""
-    coding = request.headers.first(b"content-encoding")
-    return decoded(body, coding.decode("latin-1"), bytes_max) if coding and body else body
+def content_coding(request: Request) -> str:
+    return request.headers.first(b"content-encoding").decode("latin-1")
 
 
-def compared(request: Request, body: bytes, bytes_max: int) -> tuple[str, bytes]:
-    """A content type and a body to compare. Of a compressed body that is what was compressed; where
-    that cannot be read, its bytes, of no type that is looked into.
+def said(request: Request, body: Body) -> bytes | None:
+    """The body without its coding; None where that cannot be read, or is more than is looked
+    into.
     """
-    kind, plain = content_type(request), said(request, body, bytes_max)
-    return (f"{essence(kind)}+coded", body) if plain is None else (kind, plain)
+    if body.size > LOOKED_INTO_BYTES_MAX:
+        return None
+    coding, content = content_coding(request), body.content()
+    return decoded(content, coding, LOOKED_INTO_BYTES_MAX) if coding and content else content
 
 
-def too_large(bytes_max: int) -> Problem:
-    """The refusal of a body that is larger than that."""
-    return Problem(
-        Kind.TOO_LARGE,
-        f"The request's body is larger than {bytes_max} bytes, more than is taken with a key here.",
+def fingerprint(
+    request: Request, body: Body, profile: Profile, target: str, bytes_max: int
+) -> Fingerprint | BadBody:
+    """What makes the request the same as another one. Of a compressed body that is what was
+    compressed; where that cannot be read, its bytes, of no type that is looked into.
+    """
+    key_in = profile.key_in
+    rules = partial(
+        fingerprints.of,
+        request.method,
+        request.path,
+        request.query,
+        target=target,
+        exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
+        exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
     )
+    kind, coding = content_type(request), content_coding(request)
+    if not coding or not body.size:
+        made = rules(kind, body.content() if body.size <= LOOKED_INTO_BYTES_MAX else body)
+    elif (plain := said(request, body)) is not None:
+        made = rules(kind, plain)
+    else:
+        made = rules(_coded(kind), body, unread=is_readable(coding))
+    if isinstance(made, BadBody) or made.version == 1:
+        return made
+    return dataclasses.replace(made, earlier=partial(_earlier, rules, request, body, bytes_max))
+
+
+def _earlier(rules: Rules, request: Request, body: Body, bytes_max: int) -> tuple[bytes, ...]:
+    """The digests that version 1 may have given the request. How much it decompressed was up to its
+    `request_bytes_max`, which is not known any more.
+    """
+    if body.is_closed:
+        return ()
+    kind, coding, content = content_type(request), content_coding(request), body.content()
+    seen = [(_coded(kind), content)] if coding else [(kind, content)]
+    if coding and (plain := decoded(content, coding, bytes_max)) is not None:
+        seen.append((kind, plain))
+    made = [rules(*each, version=1) for each in seen]
+    digests = [each.digest for each in made if isinstance(each, Fingerprint)]
+    return tuple(digests) or (b"",)  # what it refused, no record is of
+
+
+def _coded(kind: str) -> str:
+    return f"{essence(kind)}+coded"
+
+
+def takes_long(request: Request, body: Body) -> bool:
+    """Whether looking into a body might hold up an event loop."""
+    return body.size > SHORT_BYTES_MAX or (body.size > 0 and bool(content_coding(request)))
+
+
+def looked_into_sync(request: Request, body: Body, work: Callable[[], T]) -> T:
+    """Do what looks into a body; if that takes long, when nobody else does."""
+    return computing.run_sync(work) if takes_long(request, body) else work()
+
+
+async def looked_into(request: Request, body: Body, work: Callable[[], T]) -> T:
+    """The same in an event loop; if it takes long, in a thread."""
+    return await computing.run(work) if takes_long(request, body) else work()

@@ -7,13 +7,13 @@ refusal must not have cost anything. And back: what an answer means for its reco
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from oncekey.atomic import Adapter, AsyncUnit, Unit, check
-from oncekey.attempt import Attempt, failed_honestly
-from oncekey.core import declared, profiles
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core.fingerprint import BadBody
+from oncekey.attempt import Attempt
+from oncekey.core import declared, endings, profiles, refusals
+from oncekey.core.endings import End
+from oncekey.core.fingerprint import BadBody, field_digests
 from oncekey.core.first_sent import check_first_sent, first_sent
 from oncekey.core.headers import (
     first_headers,
@@ -21,38 +21,43 @@ from oncekey.core.headers import (
     kept_headers,
     replay_headers,
     says_transient,
+    unknown_headers,
 )
 from oncekey.core.key import BadKey
-from oncekey.core.policy import Policy, Verdict, as_policy
+from oncekey.core.policy import CONDITIONAL, Policy, Verdict, as_policy
 from oncekey.core.printable import printable
 from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
+from oncekey.core.profiles import BodyField, Header, Profile
 from oncekey.core.quota import Quota
 from oncekey.core.record import Answer
 from oncekey.core.scope import OPERATION_CHARS_MAX, TENANT_CHARS_MAX, is_kept
 from oncekey.errors import Misuse
 from oncekey.events import Hook
-from oncekey.guard import Call, Finished, Given, Refuse, Replay, Stored, Unstored
+from oncekey.guard import Call, Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
 from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
+from oncekey.warned import listed, warn
 from oncekey.web import kept_request as kept_requests
+from oncekey.web.body import AWAY_BYTES_MIN, Body
 from oncekey.web.capture import Capture
-from oncekey.web.content import compared, content_type
+from oncekey.web.content import content_type, fingerprint, said
 from oncekey.web.recent import BODY_BYTES_MAX, RECENT_S, Asked, Recent
 from oncekey.web.request import Request
-from oncekey.web.request_key import find_key, missing
+from oncekey.web.request_key import find_key, may_hold_key, missing
 from oncekey.web.routes import Route, Routes
 from oncekey.web.tenant import Tenant, check_callable
 
 log = logging.getLogger("oncekey")
 
+Line = tuple[bytes, bytes]
 UNSTORED = (b"idempotency-stored", b"false")
 
 _FINISHED_ALONE = ("resume", "ask")
 """Recoveries by which an operation is finished without its client: its request is kept."""
 _MAY_PASS = frozenset({404, 408, 409, 425, 429})
+_LIMITS = frozenset({Kind.TOO_LARGE, Kind.NO_ROOM})
 TOLD_MAX = 100
-"""About so many operations is told that their requests are too large to keep."""
+"""So often at most the log is told of limits that requests have met."""
 
 
 class Edge:
@@ -66,6 +71,7 @@ class Edge:
         policy: Policy | None = None,
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
+        docs_url: str | None = None,
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
         recent_s: float = RECENT_S,
@@ -75,7 +81,7 @@ class Edge:
         check_callable(tenant)
         if status_path is not None and not str(status_path).startswith("/"):
             raise Misuse(f"status_path={status_path!r}: paths begin with a slash")
-        self.profile = profiles.profile(profile)
+        self.profile = profiles.profile(profile, docs_url)
         self.routes = Routes(as_policy(policy).over(self.profile.policy), routes)
         self.tenant = tenant
         self.status_path = status_path
@@ -90,10 +96,13 @@ class Edge:
             self.runtime.expect(each)
         self.store, self.clock = self.runtime.store, self.runtime.clock
         self.guard, self.heartbeat = self.runtime.guard, self.runtime.heartbeat
+        self.guard.names = self.routes.names
         check(atomic, self.store, self.routes.named)
         self.adapter = atomic
+        self.undecided: Callable[[], list[str]] = self.routes.undecided
+        """The routes whose recovery nobody has chosen; a form that knows its routes names them."""
         self.recent = Recent(recent_s)
-        self._too_large: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         key_in = self.profile.key_in
         self.key_header = key_in.name.lower().encode() if isinstance(key_in, Header) else None
         self.key_in_body = isinstance(key_in, BodyField)
@@ -108,17 +117,19 @@ class Edge:
         if self.key_header is not None:
             brought = any(name == self.key_header for name, _ in request.headers.lines)
             return brought or self._is_stamped(request)
-        return not self.key_in_body or fingerprints.has_fields(content_type(request))
+        return not self.key_in_body or may_hold_key(request)
 
-    def key(self, request: Request, route: Route, body: bytes = b"") -> str | Problem | None:
+    def key(self, request: Request, route: Route, body: Body | None = None) -> str | Problem | None:
         """The key that the request brings, None if it brings none and needs none."""
-        found = find_key(request, self.profile, route.policy, body)
+        found = find_key(request, self.profile, route.policy, body or Body())
         if isinstance(found, str):
             found = self.profile.key(found)
         if isinstance(found, BadKey):
             return Problem(Kind.INVALID_KEY, found.reason)
         if isinstance(found, BadBody):
             return Problem(Kind.MALFORMED_REQUEST, found.reason)
+        if isinstance(found, Problem):
+            return found
         is_missed = found is None and (route.policy.required or self._is_stamped(request))
         return missing(self.profile) if is_missed else found
 
@@ -140,16 +151,17 @@ class Edge:
         raise Misuse(f"the tenant function returned {type(tenant).__name__}; it must return a str")
 
     def call(
-        self, request: Request, route: Route, tenant: str, key: str, body: bytes
+        self, request: Request, route: Route, tenant: str, key: str, body: Body
     ) -> Call | Problem | Answer:
-        """The request as the engine sees it; or its answer, where that was sent a moment ago."""
+        """The request as the engine sees it; or its answer, where that was sent a moment ago. Takes
+        long where `takes_long` says so.
+        """
         method, path, query = request.method, request.path, request.query
         kind, coding = map(request.headers.first, (b"content-type", b"content-encoding"))
         asked: Asked | None = None
-        if len(body) <= BODY_BYTES_MAX:
-            target = self._target(request)
-            whole = (key, tenant, route.operation, method, path, query, kind, coding, target, body)
-            asked = whole, self.clock.monotonic()
+        if body.size <= BODY_BYTES_MAX:
+            told = method, path, query, kind, coding, self._target(request), body.content()
+            asked = (key, tenant, route.operation, *told), self.clock.monotonic()
             if (known := self.recent.find(asked)) is not None:
                 self.guard.replay(known.replay.record, known.replay.answer, known.ago_s)
                 return known.sent
@@ -161,7 +173,7 @@ class Edge:
         route: Route,
         tenant: str,
         key: str,
-        body: bytes,
+        body: Body,
         asked: Asked | None,
     ) -> Call | Problem:
         """`call` for what is not remembered."""
@@ -177,28 +189,26 @@ class Edge:
                 f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
                 "characters. Authenticate with another one.",
             )
-        policy, key_in = route.policy, self.profile.key_in
-        kind, plain = compared(request, body, policy.request_bytes_max)
-        fingerprint = fingerprints.of(
-            request.method,
-            request.path,
-            request.query,
-            kind,
-            plain,
-            target=self._target(request),
-            exclude_field=key_in.name if isinstance(key_in, BodyField) else None,
-            exclude_parameter=key_in.name if isinstance(key_in, QueryParameter) else None,
-        )
-        if isinstance(fingerprint, BadBody):
-            return Problem(Kind.MALFORMED_REQUEST, fingerprint.reason)
+        policy, target = route.policy, self._target(request)
+        made = fingerprint(request, body, self.profile, target, policy.request_bytes_max)
+        if isinstance(made, BadBody):
+            return Problem(Kind.MALFORMED_REQUEST, made.reason)
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
-        digests = fingerprints.field_digests(kind, plain, key) if policy.field_digests else {}
+        digests = self._digests(request, body, key) if policy.field_digests else {}
         stamp = self.profile.first_sent_in
         sent = None if stamp is None else first_sent(request.headers.all(stamp.name))
         lasts_s = self._declared(request, policy)
         if isinstance(lasts_s, Problem):
             return lasts_s
-        return Call(tenant, route.operation, key, fingerprint, digests, kept, asked, sent, lasts_s)
+        away = body.put_away if body.size > AWAY_BYTES_MIN else None
+        named = tenant, route.operation, key
+        return Call(*named, made, digests, kept, asked, sent, lasts_s, put_away=away)
+
+    @staticmethod
+    def _digests(request: Request, body: Body, key: str) -> dict[str, str]:
+        """Of each field; none where the body is not looked into."""
+        plain = said(request, body)
+        return {} if plain is None else field_digests(content_type(request), plain, key)
 
     def _target(self, request: Request) -> str:
         """What the request asks for beside its path, in profiles that have a header for that."""
@@ -212,15 +222,14 @@ class Edge:
         lines = request.headers.all(declared.HEADER)
         return declared.declared_retention_s(lines, policy.retention_declared_s) if lines else None
 
-    def _keep(self, request: Request, route: Route, body: bytes) -> bytes | None:
+    def _keep(self, request: Request, route: Route, body: Body) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""
         bytes_max = route.policy.request_kept_bytes_max
-        if len(body) <= bytes_max:
-            kept = kept_requests.encode(kept_requests.keep(request, body))
+        if body.size <= bytes_max:
+            kept = kept_requests.encode(kept_requests.keep(request, body.content()))
             if len(kept) <= bytes_max:
                 return kept
-        if route.operation not in self._too_large and len(self._too_large) < TOLD_MAX:
-            self._too_large.add(route.operation)
+        if self._is_told_first(route.operation, "kept"):
             log.warning(
                 "a request of %s is larger than request_kept_bytes_max=%d: it is not kept, and no "
                 "recoverer can finish it if its process dies, only its client's retry",
@@ -228,6 +237,13 @@ class Edge:
                 bytes_max,
             )
         return None
+
+    def _is_told_first(self, operation: str, what: str) -> bool:
+        """Whether the log is to be told this of an operation: it was not yet."""
+        first = (operation, what) not in self._told and len(self._told) < TOLD_MAX
+        if first:
+            self._told.add((operation, what))
+        return first
 
     def check_age(self, request: Request, route: Route) -> Problem | None:
         """For profiles whose clients say when they first sent: refuse what is older than memory."""
@@ -239,35 +255,48 @@ class Edge:
 
     # ------------------------------------------------------------------------- atomic mode
 
-    def unit(self, policy: Policy) -> Unit | None:
-        """What runs a request in one transaction, where its policy says so; for threads."""
+    def unit(self, policy: Policy, *, plain: bool = False) -> Unit | None:
+        """What runs a request in one transaction, where its policy says so; for threads. `plain`:
+        one that brought no key.
+        """
         if not policy.atomic or self.adapter is None:
             return None
-        return Unit(self.adapter, self.store, policy.atomic_s_max, self.runtime.gatherer.ask)
+        ask, unused = self.runtime.gatherer.ask, self.guard.not_atomic
+        return Unit(self.adapter, self.store, policy.atomic_s_max, ask, unused, plain=plain)
 
-    def async_unit(self, policy: Policy) -> AsyncUnit | None:
+    def async_unit(self, policy: Policy, *, plain: bool = False) -> AsyncUnit | None:
         """The same for an event loop."""
         if not policy.atomic or self.adapter is None:
             return None
         ask = self.runtime.async_gatherer.ask
-        return AsyncUnit(self.adapter, self.store, policy.atomic_s_max, ask)
+        unused = self.guard.not_atomic
+        return AsyncUnit(self.adapter, self.store, policy.atomic_s_max, ask, unused, plain=plain)
 
     # ------------------------------------------------------------------- judging an answer
 
-    def judged(self, attempt: Attempt, capture: Capture) -> tuple[Verdict, Answer | None]:
+    def judged(self, attempt: Attempt, capture: Capture) -> tuple[End, Answer | None]:
         """What an answer means for its record, and what of it is stored, None where nothing is."""
-        verdict = self._verdict(attempt, capture)
-        if verdict is not Verdict.KEEP:
-            return verdict, None
+        end = self._end(attempt, capture)
+        if capture.has_static_route:
+            self.routes.note(attempt.operation)
+        if end is End.KEPT and capture.status in CONDITIONAL:
+            end = End.NO_EFFECT
+        if end is not End.KEPT:
+            return end, None
         headers = kept_headers(capture.headers, attempt.policy, self.profile)
-        return verdict, Answer(capture.status, headers, capture.body())
+        return end, Answer(capture.status, headers, capture.body())
+
+    def _end(self, attempt: Attempt, capture: Capture) -> End:
+        """What the handler said counts most."""
+        if attempt.verdict is not None and attempt.protected:
+            return endings.of_said(attempt.verdict)
+        if says_transient(capture.headers, self.profile):
+            return End.TRANSIENT
+        verdict = self._verdict(attempt, capture)
+        return endings.of_status(verdict, capture.status, attempt.policy)
 
     def _verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
-        """What the handler said counts most."""
-        if attempt.verdict is not None:
-            return attempt.verdict
-        if says_transient(capture.headers, self.profile):
-            return Verdict.FAILED
+        """What the status says."""
         if capture.status == 404 and not capture.matched:  # the router refused, no handler ran
             verdict = Verdict.NO_EFFECT
         else:
@@ -279,10 +308,6 @@ class Edge:
         if not isinstance(learned, Answer):
             return learned
         return kept_answer(learned, attempt.policy, self.profile)
-
-    def failed_honestly(self, attempt: Attempt, error: BaseException) -> bool:
-        """Whether a handler that raised may be run again at once."""
-        return attempt.policy.atomic or failed_honestly(attempt, error)
 
     def first(self, capture: Capture, key: str, stored: Stored) -> list[tuple[bytes, bytes]]:
         """The headers of a first answer, once it is recorded."""
@@ -305,11 +330,23 @@ class Edge:
 
     def decline(self, problem: Problem, route: Route) -> Answer:
         """The refusal of a request that does not come as far as the engine; it is told of."""
+        if problem.kind in _LIMITS and self._is_told_first(route.operation, problem.kind):
+            log.warning("%s: a request was refused. %s", printable(route.operation), problem.detail)
         self.guard.declined(route.operation, problem)
         return self.refusal(problem)
 
     def refusal(self, problem: Problem) -> Answer:
         return profiles.render(problem, self.profile)
+
+    def marked_unknown(self, headers: Iterable[Line]) -> list[Line]:
+        """The headers of an application's own answer, after which nobody knows what it did."""
+        return unknown_headers(headers, self.profile)
+
+    def broken(self) -> Answer:
+        """What is sent in place of an exception, after which nobody knows what was done."""
+        refused = profiles.render(refusals.broken(), self.profile, 500)
+        headers = self.marked_unknown(refused.headers)
+        return Answer(refused.status, tuple(headers), refused.body)
 
     def answer(self, finished: Finished, capture: Capture, key: str) -> Answer | None:
         """What is sent, once it is known how an attempt ended. None: the application's own answer,
@@ -325,6 +362,9 @@ class Edge:
                 capture.headers = headers
                 return None
             case Given():
+                return None
+            case GivenUp():
+                capture.headers = self.marked_unknown(capture.headers)
                 return None
             case Unstored():
                 capture.headers.append(UNSTORED)
@@ -344,14 +384,15 @@ class Edge:
     # ------------------------------------------------------------------------ start and end
 
     def start(self) -> None:
-        """Begin housekeeping, and say once which operations run again after a crash."""
-        if not self.runtime.start():
-            return
-        if rerun := self.routes.named(lambda p: p.recovery == "rerun" and not p.atomic):
-            log.warning(
-                "if a process dies while it runs one of these, a retry runs it again: %s. Where "
-                "that could repeat an effect outside the database, set Policy(recovery='block')",
-                ", ".join(rerun),
+        """Begin housekeeping, and say once which operations run again after a crash because nobody
+        has chosen otherwise.
+        """
+        if self.runtime.start() and (undecided := self.undecided()):
+            warn(
+                "recovery",
+                f"if a process dies while it runs one of these, a retry runs it again: "
+                f"{listed(undecided)}. Where that could repeat an effect outside the database, set "
+                "Policy(recovery='block'); Policy(recovery='rerun') says that it is right",
             )
 
     def stop(self) -> None:
@@ -370,7 +411,8 @@ def _of_recovered(attempt: Attempt, verdict: Verdict, status: int) -> Verdict:
     log.error(
         "%s: recovered without its client, it was refused with status %d. What the client sent to "
         "identify itself is not kept: where the handler checks that, let it trust "
-        "oncekey.current().tenant when oncekey.current().recovering",
+        "oncekey.current().tenant when oncekey.current().recovering; of FastAPI's guarded routes, "
+        "name the dependency in recover_as=…",
         printable(attempt.operation),
         status,
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any
 
+from oncekey.core.policy import Policy
 from oncekey.core.problem import Kind, Problem
-from oncekey.web.content import too_large
+from oncekey.web.body import Body, too_large
+from oncekey.web.hidden import hide
 from oncekey.web.request import GUARDED, Headers, Request
 
 Environ = dict[str, Any]
@@ -18,6 +19,11 @@ _LENGTH_NEEDED = Problem(
     Kind.MALFORMED_REQUEST,
     "The request comes in chunks, and this server does not tell where they end. Send it with a "
     "Content-Length.",
+)
+TWO_LENGTHS = Problem(
+    Kind.MALFORMED_REQUEST,
+    "The request has a Content-Length and comes in chunks as well, so nobody can tell where its "
+    "body ends. Send it with one of both.",
 )
 _CUT_OFF = Problem(
     Kind.MALFORMED_REQUEST,
@@ -36,10 +42,12 @@ def request(environ: Environ) -> Request:
     for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
         if environ.get(name):
             lines.append((name.replace("_", "-").lower().encode(), environ[name].encode("latin-1")))
-    root = environ.get("SCRIPT_NAME", "")
+    root, path = environ.get("SCRIPT_NAME", ""), environ.get("PATH_INFO", "")
+    if root and path and not path.startswith("/"):  # gunicorn only cuts the one off the other
+        path = f"/{path}"
     return Request(
-        environ["REQUEST_METHOD"],
-        _decoded(root + environ.get("PATH_INFO", "")),
+        environ["REQUEST_METHOD"].upper(),  # as frameworks read it
+        _decoded(root + path),
         environ.get("QUERY_STRING", "").encode("latin-1"),
         Headers(lines),
         environ,
@@ -62,56 +70,84 @@ def matched(environ: Environ) -> bool:
     return getattr(found, "url_rule", None) is not None or "django.route" in environ
 
 
-def read(environ: Environ, limit: int) -> bytes | Problem:
+def has_static_route(environ: Environ) -> bool:
+    """Whether the route that was found is surely one without variables."""
+    found = environ.get("werkzeug.request")
+    return getattr(found, "url_rule", None) is not None and not getattr(found, "view_args", True)
+
+
+def read(environ: Environ, policy: Policy) -> Body | Problem:
     """The whole body, never more than was declared or than is allowed."""
+    limit = policy.request_bytes_max
     declared = environ.get("CONTENT_LENGTH") or ""
+    if has_two_lengths(environ):
+        return TWO_LENGTHS
     if not _LENGTH.fullmatch(declared):
         return Problem(
             Kind.MALFORMED_REQUEST, "The request's Content-Length is no number of bytes."
         )
     length = int(declared) if declared else None
-    if length is None and not environ.get("wsgi.input_terminated"):
+    if length is None and not _tells_the_end(environ):
         # Some servers hand over such a body in a way of their own: to others it is not empty.
-        return _LENGTH_NEEDED if environ.get("HTTP_TRANSFER_ENCODING") else b""
+        return _LENGTH_NEEDED if environ.get("HTTP_TRANSFER_ENCODING") else Body()
     if length is not None and length > limit:
         return too_large(limit)
-    try:
-        body = _take(environ["wsgi.input"], limit + 1 if length is None else length)
-    except (OSError, ValueError):  # as servers say of chunks that are broken, or of a client gone
-        return _CUT_OFF
-    if length is None:
-        return too_large(limit) if len(body) > limit else body
-    if len(body) < length:
-        return Problem(
-            Kind.MALFORMED_REQUEST,
-            f"The request ended after {len(body)} of the {length} bytes that it declared.",
-        )
+    body = take(environ["wsgi.input"], limit + 1 if length is None else length, policy)
+    if isinstance(body, Body) and length is not None and body.size < length:
+        return ended_early(body.size, length)
     return body
 
 
-def _take(source: Any, wanted: int) -> bytes:
+def has_two_lengths(environ: Environ) -> bool:
+    """Whether a body is said to have a length and to come in chunks. Not all servers go by the
+    same, and so a part of it may stand for the whole.
+    """
+    return bool(environ.get("CONTENT_LENGTH") and environ.get("HTTP_TRANSFER_ENCODING"))
+
+
+def _tells_the_end(environ: Environ) -> bool:
+    """Whether reading to the end gives a whole body, or else fails. Granian ends it as well where
+    its client did in the middle (2.8.7).
+    """
+    server = str(environ.get("SERVER_SOFTWARE", "")).lower()
+    return bool(environ.get("wsgi.input_terminated")) and not server.startswith("granian")
+
+
+def ended_early(size: int, length: int) -> Problem:
+    """The refusal of a body that is shorter than was declared."""
+    return Problem(
+        Kind.MALFORMED_REQUEST,
+        f"The request ended after {size} of the {length} bytes that it declared.",
+    )
+
+
+def take(source: Any, wanted: int, policy: Policy) -> Body | Problem:
     """So many bytes, or all that there are."""
-    chunks: list[bytes] = []
+    body = Body()
     while wanted > 0:
-        chunk = source.read(min(wanted, _READ_BYTES))
-        if not chunk:
-            break
-        chunks.append(chunk)
-        wanted -= len(chunk)
-    return b"".join(chunks)
+        try:
+            chunk = source.read(min(wanted, _READ_BYTES))
+        except Exception:  # each server has its own for chunks that are broken, or a client gone
+            return _CUT_OFF
+        wanted = wanted - len(chunk) if chunk else 0
+        refused = body.add(chunk, policy)
+        if refused is None and body.overflows_at(whole=not wanted):
+            refused = body.spill(whole=not wanted)
+        if refused is not None:
+            return refused
+    return body
 
 
-def resupply(environ: Environ, body: bytes) -> Environ:
+def resupply(environ: Environ, body: Body) -> Environ:
     """An environ that gives a body which was read already."""
-    return environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+    given = {name: each for name, each in environ.items() if name != "HTTP_TRANSFER_ENCODING"}
+    return given | {"wsgi.input": body.open(), "CONTENT_LENGTH": str(body.size)}
 
 
 def inner(environ: Environ, by: object = None) -> Environ:
-    """The environ for a guarded application: nothing in it lets an answer depend on this client
-    alone. `by` is what stands under `GUARDED`.
-
-    A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
-    Middleware outside this one still sees the header and may code each answer for its own client.
+    """The environ for a guarded application, without what is hidden from it. `by` is what stands
+    under `GUARDED`.
     """
-    hidden = ("HTTP_ACCEPT_ENCODING", "wsgi.file_wrapper")
-    return {n: value for n, value in environ.items() if n not in hidden} | {GUARDED: by}
+    inner = environ | {GUARDED: by}
+    hide(inner)
+    return inner

@@ -25,10 +25,12 @@ from starlette.background import BackgroundTasks
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
+from starlette.routing import Match
 
+from oncekey import attempt as attempts
 from oncekey.atomic import Adapter, check_blocking, check_loop
 from oncekey.atomic.check import UNUSED
-from oncekey.core.policy import Policy
+from oncekey.core.policy import INHERIT, Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
@@ -36,9 +38,23 @@ from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.stores.base import Store
+from oncekey.unprotected import passing
+from oncekey.warned import listed, warn
 from oncekey.web import messages, openapi
 from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
 from oncekey.web.asgi_late import LateRun
+from oncekey.web.checked import Checked
+from oncekey.web.fastapi_recover import (
+    ENTERS,
+    SOUGHT,
+    RecoverAs,
+    RouteGuard,
+    check_recover_as,
+    check_used,
+    dependants_of,
+    recovered,
+    selected,
+)
 from oncekey.web.marks import (
     SAFE,
     Marked,
@@ -51,22 +67,33 @@ from oncekey.web.marks import (
     not_idempotent,
 )
 from oncekey.web.messages import Receive, Scope, Send
-from oncekey.web.recover import LateRunner
-from oncekey.web.request import GUARDED, Request
-from oncekey.web.routed import HEEDS, check_marks, routes_of, warn_unfound
-from oncekey.web.routes import Route
+from oncekey.web.order import layers
+from oncekey.web.request import GUARDED, Request, guarded_twice, within
+from oncekey.web.routed import (
+    HEEDS,
+    Unreadable,
+    check_marks,
+    routes_of,
+    served_by,
+    warn_unfound,
+)
+from oncekey.web.routes import Route, Routes
 from oncekey.web.tenant import check_callable
 
 __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
 
 Endpoint = Callable[..., Any]
 
+_TWICE = (
+    "{operation} is guarded twice, by IdempotencyMiddleware and by its route class; choose one of "
+    "them for this route"
+)
 _CLAIMS = "__oncekey_claims__"
 
 _run: ContextVar[LateRun | None] = ContextVar("oncekey_fastapi_run", default=None)
 
 
-class Idempotency:
+class Idempotency(metaclass=Checked):
     """The settings of the guarded routes of an application, and what they run on.
 
     `tenant` gets Starlette's request, with what the dependencies left in its `state`, and gives the
@@ -81,31 +108,38 @@ class Idempotency:
         policy: Policy | None = None,
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
+        docs_url: str | None = None,
         hooks: Iterable[Hook] = (),
         atomic: Adapter | None = None,
         quota: Quota | None = None,
         drain_s_max: float = DRAIN_S_MAX,
+        recover_as: RecoverAs | None = None,
     ) -> None:
         check_callable(tenant)
         check_loop(atomic)
+        check_recover_as(recover_as)
 
         def tenant_of(request: Request) -> Any:
             return tenant(StarletteRequest(dict(request.scope)))
 
-        self.guard = _Guard(
-            _selected,
+        self.guard = RouteGuard(
+            selected,
             store=store,
             tenant=tenant_of,
             policy=policy,
             routes=routes,
             profile=profile,
+            docs_url=docs_url,
             hooks=hooks,
             atomic=adapter_of_routes(atomic, policy, routes),
             quota=quota,
             drain_s_max=drain_s_max,
         )
+        self.guard.recover_as, self.guard.lets_recoverer_in = recover_as, recover_as is not None
         self.edge = self.guard.edge
+        self.edge.undecided = self._undecided
         self.marked = Marked(self.edge, policy, atomic)
+        self._app: Any = None
         self.made: list[IdempotentRoute] = []
         """All routes of the class."""
         self.route_class: type[IdempotentRoute] = type(
@@ -126,15 +160,56 @@ class Idempotency:
 
         Checks the store and the marks at the start; waits at the end for endpoints that still run.
         """
+        self._app = app
+        if app is not None:
+            self.guard.lifespan = {"app": app}
         check_marks(app)
         self._check_guards(app)
+        self._check_one_guard(app)
         warn_unfound(app, self.edge.routes)
+        self._check_recovery()
         await self.guard.start()
         try:
             yield
         finally:
             await self.guard.drain()
             await self.guard.close()
+
+    def _ours(self) -> Iterator[tuple[IdempotentRoute, str]]:
+        """Our routes, each with its whole path where the application tells it."""
+        try:
+            served = list(served_by(self._app))
+        except Unreadable:
+            served = [(each, each.path) for each in self.made]
+        return ((each, path) for each, path in served if isinstance(each, self.route_class))
+
+    def _undecided(self) -> list[str]:
+        return list(
+            dict.fromkeys(name for route, path in self._ours() for name in route.undecided(path))
+        )
+
+    def _check_recovery(self) -> None:
+        """Say which routes the recoverer is to finish and cannot get into."""
+        if self.guard.recover_as is not None:
+            check_used(self.guard.recover_as, dependants_of(self._app, self.made))
+            return
+        left_alone = [f"{method} {path}" for each, path in self._ours() for method in each.resumes]
+        if left_alone:
+            warn(
+                "recovery",
+                f"no recoverer finishes {listed(left_alone)}, only a retry of the client: write "
+                "recover_as={signed_in: recovered}, with the dependency that asks who sends a "
+                "request, and what is to stand in its place where the recoverer runs it",
+            )
+
+    def _check_one_guard(self, app: Any) -> None:
+        """Raise `Misuse` for routes that a middleware guards too."""
+        for layer in layers(getattr(app, "middleware_stack", None)):
+            if not isinstance(layer, IdempotencyMiddleware):
+                continue
+            for route, path in self._ours():
+                for method in route.guarded_by(layer.edge.routes, path):
+                    raise Misuse(_TWICE.format(operation=f"{method} {path}"))
 
     def _check_guards(self, app: Any) -> None:
         """Raise `Misuse` where nothing is guarded, though something would have to be; or nothing is
@@ -169,15 +244,6 @@ class Idempotency:
             raise Misuse(f"no route of this application is guarded, {named} neither: {what_to_do}")
 
 
-class _Guard(IdempotencyMiddleware):
-    runner = LateRunner
-
-
-async def _selected(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application that a guarded request is for: the route that was found for it."""
-    await APIRoute.handle(scope["route"], scope, receive, send)
-
-
 class IdempotentRoute(APIRoute):
     """A route whose endpoint runs once per key: `Idempotency.route_class` is one."""
 
@@ -207,6 +273,12 @@ class IdempotentRoute(APIRoute):
         super().__init__(path, _claiming(endpoint) if self._guarded else endpoint, **settings)
         policies = [self._policy or routes.match(method, path).policy for method in self._guarded]
         self.is_atomic = any(policy.atomic for policy in policies)
+        self.resumes = sorted(
+            method
+            for method, policy in zip(self._guarded, policies, strict=True)
+            if policy.recovery in ("resume", "ask")
+        )
+        """Its methods that are to be finished also without a client."""
         if self.is_atomic and not is_async(endpoint):
             check_blocking(self.idempotency.edge.adapter, endpoint.__name__)
         for policy in policies[:1]:
@@ -217,6 +289,22 @@ class IdempotentRoute(APIRoute):
     def is_judged(self) -> bool:
         """Whether it is guarded, or was said to be none that is."""
         return bool(self._guarded) or bool(getattr(self, HEEDS))
+
+    def guarded_by(self, routes: Routes, path: str) -> list[str]:
+        """Its methods that these rules guard, too."""
+        named = sorted(self._guarded)
+        return [each for each in named if each in routes.match(each, path).policy.methods]
+
+    def undecided(self, path: str) -> list[str]:
+        """What of it runs again after a crash because nobody has chosen otherwise."""
+        routes = self.idempotency.edge.routes
+        named = [(method, path) for method in sorted(self._guarded)]
+        if self._policy is None:
+            return routes.undecided(named)
+        mark = mark_of(self.endpoint)
+        own = mark is not None and mark.policy is not None and mark.policy.recovery is not INHERIT
+        is_chosen = own or routes.chosen or self._policy.atomic
+        return [] if is_chosen else [f"{method} {path}" for method, _ in named]
 
     def _describe(self, policy: Policy) -> None:
         """The key and the refusals, in the OpenAPI document."""
@@ -236,18 +324,30 @@ class IdempotentRoute(APIRoute):
             "parameters": [*extra.get("parameters", ()), *own.get("parameters", ())],
         }
 
+    def _applies(self, scope: Scope) -> tuple[str, Policy]:
+        method, root, template = scope["method"], scope.get("root_path", ""), _template(self, scope)
+        routes = self.idempotency.edge.routes
+        policy = self._policy or routes.ruled(method, within(root, scope["path"]), template)
+        return f"{method} {root}{template}", policy
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, inner = super().matches(scope)
+        if match is Match.FULL and SOUGHT in scope and (route := self._route(scope)) is not None:
+            scope[SOUGHT].append(route)
+        return match, inner
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self._route(scope)
+        route = None if ENTERS in scope else self._route(scope)
         if route is None:
             await self._handle_unguarded(scope, receive, send)
             return
         if GUARDED in scope:
-            raise Misuse(
-                f"{route.operation} is guarded twice, by IdempotencyMiddleware and by its route "
-                "class; choose one of them for this route"
-            )
+            by = "IdempotencyMiddleware and by its route class; choose one of them for this route"
+            raise guarded_twice(route.operation, by)
         guard = self.idempotency.guard
-        body = await messages.read(receive, messages.request(scope), route.policy.request_bytes_max)
+        if "app_root_path" not in scope:  # one that is mounted is not all there is
+            guard.lifespan.setdefault("app", scope.get("app"))  # where no lifespan has told it
+        body = await messages.read_patiently(receive, messages.request(scope), route.policy)
         if body is None:  # the client left before it had said what it wants
             return
         if isinstance(body, Problem):
@@ -255,31 +355,39 @@ class IdempotentRoute(APIRoute):
             return
         scope.setdefault("state", {})  # what dependencies leave there is for those outside too
         run = LateRun(guard, scope, receive, send, route, body)
-        token = _run.set(run)
+        token, other = _run.set(run), recovered.set(None)
         try:
             await run.start()
         finally:
             _run.reset(token)
+            recovered.reset(other)
 
     async def _handle_unguarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         token = _run.set(None)  # a dependency may send this, whose own request is yet to be claimed
+        enters = ENTERS in scope  # to finish what was claimed already
+        other = recovered.set(recovered.get() if enters else None)
+        unprotected = attempts.served(passing(functools.partial(self._applies, scope)))
         try:
-            await super().handle(scope, receive, send)
+            with contextlib.nullcontext() if enters else unprotected:
+                await super().handle(scope, receive, send)
         finally:
             _run.reset(token)
+            recovered.reset(other)
 
     def _route(self, scope: Scope) -> Route | None:
         """What applies to a request; None where nothing does."""
         method, edge = scope["method"], self.idempotency.edge
         if method not in self._guarded:
             return None
-        root = scope.get("root_path", "")
-        policy = self._policy or edge.routes.match(method, scope["path"], root).policy
+        operation, policy = self._applies(scope)
         if method not in policy.methods or not (
-            policy.required or edge.may_bring_key(messages.request(scope))
+            policy.required
+            or (policy.atomic and edge.adapter is not None)
+            or edge.may_bring_key(messages.request(scope))
         ):
             return None
-        return Route(f"{method} {root}{_template(self, scope)}", policy)
+        edge.routes.note(operation)
+        return Route(operation, policy, is_named=True)
 
 
 def _template(route: APIRoute, scope: Scope) -> str:
@@ -305,6 +413,9 @@ def _claiming(endpoint: Endpoint) -> Endpoint:
 
     @functools.wraps(endpoint)
     async def claiming(**values: Any) -> Any:
+        if (again := recovered.get()) is not None:
+            again.reached = True
+            recovered.set(None)  # what the endpoint calls is not recovered
         run = _run.get()
         if run is not None:
             _run.set(None)  # what the endpoint calls are requests of their own

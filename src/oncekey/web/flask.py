@@ -14,18 +14,20 @@ call it, mark the view below it:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast, overload
 
 from flask import Flask, current_app, has_request_context, request
 from flask import Request as FlaskRequest
 from flask.wrappers import Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import Rule
 
+from oncekey import attempt as attempts
 from oncekey import learning
 from oncekey.atomic import Adapter
 from oncekey.core.policy import Policy
@@ -36,14 +38,19 @@ from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.stores.base import Store
+from oncekey.unprotected import passing
 from oncekey.web import environ as environs
 from oncekey.web import marks
+from oncekey.web.checked import Checked
+from oncekey.web.hidden import hide
 from oncekey.web.marks import Mark, mark_of, mark_on, not_idempotent
-from oncekey.web.request import GUARDED, Request
+from oncekey.web.order import BOTH, layers, warn_of_views
+from oncekey.web.request import GUARDED, Request, guarded_twice
 from oncekey.web.routed import tell_unfound
 from oncekey.web.routes import Finds, Route
 from oncekey.web.tenant import check_sync
 from oncekey.web.views import Views, Visit
+from oncekey.web.wsgi import IdempotencyMiddleware as Around
 
 __all__ = ["Oncekey", "idempotent", "not_idempotent"]
 
@@ -51,12 +58,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # In the environ, which is one request's: `g` may be shared by several.
 _BODY, _CLAIMED, _SEEN = "oncekey.body", "oncekey.claimed", "oncekey.mark"
+_GIVEN_UP = "oncekey.given_up"
+
+_READ_ONCE = ("accept_encodings", "range", "if_range", "if_modified_since", "if_none_match")
+"""What Werkzeug reads out of the environ once and then remembers."""
 
 _INSIDE = "__oncekey_inside__"
 """On a view that a mark was put around: as it is, it claims nothing."""
 
 
-class Oncekey:
+class Oncekey(metaclass=Checked):
     """The extension. `tenant` gets Flask's request and gives the stable account behind it, never a
     token.
     """
@@ -70,6 +81,7 @@ class Oncekey:
         policy: Policy | None = None,
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
+        docs_url: str | None = None,
         hooks: Iterable[Hook] = (),
         atomic: Adapter | None = None,
         quota: Quota | None = None,
@@ -81,6 +93,7 @@ class Oncekey:
             policy=policy,
             routes=routes,
             profile=profile,
+            docs_url=docs_url,
             hooks=hooks,
             atomic=atomic,
             quota=quota,
@@ -97,18 +110,38 @@ class Oncekey:
             )
         if "oncekey" in app.extensions:
             raise Misuse("this application has an Oncekey already: make one, with all its routes")
+        if any(isinstance(layer, Around) for layer in layers(app.wsgi_app)):
+            raise Misuse(BOTH)
         app.extensions["oncekey"] = self
         # Before every other: what reads the body later finds it read, and unharmed.
         app.before_request_funcs.setdefault(None, []).insert(0, self._read_body)
+        app.after_request(_close_body)
+        # Called last: what it adds is said of the answer that Flask makes of an exception.
+        app.after_request_funcs.setdefault(None, []).insert(0, self._mark_unknown)
         dispatch = app.dispatch_request
 
         @functools.cache
         def look_once() -> None:  # at the first request: until then there may be more routes
             self.views.check(app.view_functions.values())
-            tell_unfound(self.views.edge.routes, _finder(app))
+            warn_of_views(
+                app.view_functions[rule.endpoint]
+                for rule, method, mark in _served(app)
+                if mark is None and self.views.is_guarded(method, rule.rule)
+            )
+            self.views.edge.undecided = lambda: self.views.undecided(
+                (method, rule.rule, mark) for rule, method, mark in _served(app)
+            )
+            served = [(method, rule.rule) for rule, method, _ in _served(app)]
+            tell_unfound(self.views.edge.routes, _finder(app), served)
+
+        def dispatch_served() -> Any:
+            look_once()
+            if _BODY in request.environ:  # it may bring a key, which is yet to be claimed
+                return dispatch_guarded()
+            with attempts.served(passing(self._applies)):
+                return dispatch_guarded()
 
         def dispatch_guarded() -> Any:
-            look_once()
             rule = request.url_rule
             view = None if rule is None else app.view_functions.get(rule.endpoint)
             if view is None:
@@ -120,7 +153,7 @@ class Oncekey:
                 _check_order(app, view)
             return self._run(dispatch, None)
 
-        app.dispatch_request = dispatch_guarded  # type: ignore[method-assign]
+        app.dispatch_request = dispatch_served  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""
@@ -134,54 +167,74 @@ class Oncekey:
         if request.url_rule is None or request.method in marks.SAFE:
             return None
         view = current_app.view_functions.get(request.url_rule.endpoint)
-        read = environs.request(request.environ)
         request.environ[_SEEN] = mark = mark_on(view, request.method)
-        route = self.views.route(read, request.url_rule.rule, mark)
+        read, route = self._read(mark)
         if route is None:
             return None
         if edge.may_bring_key(read) or route.policy.required:
-            body = environs.read(request.environ, route.policy.request_bytes_max)
+            body = environs.read(request.environ, route.policy)
             if isinstance(body, Problem):
                 return _response(edge.decline(body, route))
-            request.environ["wsgi.input"] = io.BytesIO(body)
-            request.environ["CONTENT_LENGTH"] = str(len(body))
+            request.environ.update(environs.resupply({}, body))
+            request.environ.pop("HTTP_TRANSFER_ENCODING", None)
             request.environ[_BODY] = body
         return None
 
+    def _mark_unknown(self, response: Response) -> Response:
+        """Say that nobody knows what a view did that raised."""
+        if _GIVEN_UP in request.environ:
+            for name, value in self.views.edge.marked_unknown(()):
+                response.headers[name.decode()] = value.decode()
+        return response
+
     def _run(self, view: Callable[[], Any], mark: Mark | None) -> Any:
         """Call the view, unless it ran before."""
-        body = request.environ.get(_BODY)
-        if body is None or _CLAIMED in request.environ:
+        body, edge = request.environ.get(_BODY), self.views.edge
+        if _CLAIMED in request.environ or (body is None and edge.adapter is None):
             return view()
         read, route = self._read(mark)
-        if route is None:
+        if route is None or (body is None and not route.policy.atomic):
             return view()
         if GUARDED in request.environ:
-            raise Misuse(
-                f"{route.operation} is guarded twice, by IdempotencyMiddleware and by the "
-                "extension; choose one of them"
-            )
+            by = "IdempotencyMiddleware and by the extension; choose one of them"
+            raise guarded_twice(route.operation, by)
         request.environ[_CLAIMED] = True
-        begun = self.views.begin_sync(read, route, body)
+        if body is None:
+            begun = self.views.begin_keyless(route)
+        else:
+            begun = self.views.begin_sync(read, route, body)
         if isinstance(begun, Answer):
             return _response(begun)
-        return view() if begun is None else self._visit(begun, view)
+        if begun is None:
+            with attempts.served(passing(lambda: (route.operation, route.policy))):
+                return view()
+        return self._visit(begun, view)
+
+    def _applies(self) -> tuple[str, Policy]:
+        """To a view that nothing protects."""
+        read, route = self._read(None)
+        routes = self.views.edge.routes
+        route = route or routes.match(read.method, read.path, read.root)
+        return route.operation, route.policy
 
     def _read(self, mark: Mark | None) -> tuple[Request, Route | None]:
         read = environs.request(request.environ)
-        template = "" if request.url_rule is None else request.url_rule.rule
-        return read, self.views.route(read, template, mark)
+        rule = "" if request.url_rule is None else request.url_rule.rule
+        return read, self.views.route(read, rule, mark, _as_routed(request.path, rule))
 
     def _visit(self, visit: Visit, view: Callable[[], Any]) -> Any:
         views, response = self.views, None
         try:
-            response = _answered(view)
-            rest = _collect(response, visit)
+            with _hidden():
+                response = _answered(view)
+                rest = _collect(response, visit)
             answer = views.end_sync(visit)
         except BaseException as error:
             if response is not None:
                 response.close()
             answer = views.fail_sync(visit, error)
+            if visit.given_up:
+                request.environ[_GIVEN_UP] = True
             if answer is None:
                 raise
             return _response(answer)
@@ -233,12 +286,34 @@ def idempotent(policy: Any = None) -> Any:
     return decorate
 
 
+def _close_body(response: Response) -> Response:
+    """A view that streams may read it until then."""
+    body = request.environ.get(_BODY)
+    if body is not None:
+        response.call_on_close(body.close)
+    return response
+
+
 def _check_order(app: Flask, inside: Callable[..., Any]) -> None:
     """A misuse, if a view was marked in vain: its route was given what is inside the mark."""
     views = [view for view in app.view_functions.values() if mark_of(view) is not None]
     if not any(inspect.unwrap(view) is inspect.unwrap(inside) for view in views):
         name = getattr(inside, "__name__", inside)
         raise Misuse(f"{name} was marked after it was routed: put @idempotent below the route")
+
+
+def _as_routed(path: str, rule: str) -> str:
+    """The path as Flask has routed it: to some rules the slash at their end does not matter."""
+    path = "/" + path.strip("/")
+    return path if path == "/" or not rule.endswith("/") else f"{path}/"
+
+
+def _served(app: Flask) -> Iterator[tuple[Rule, str, Mark | None]]:
+    """The rules and methods of all views, and what was said of them."""
+    for rule in app.url_map.iter_rules():
+        if (view := app.view_functions.get(rule.endpoint)) is not None:
+            for method in sorted((rule.methods or set()) - marks.SAFE):
+                yield rule, method, mark_on(view, method)
 
 
 def _finder(app: Flask) -> Finds:
@@ -254,6 +329,23 @@ def _finder(app: Flask) -> Finds:
         return True
 
     return finds
+
+
+@contextlib.contextmanager
+def _hidden() -> Iterator[None]:
+    """While this lasts, the view sees what guarded handlers see. What runs after it, such as a
+    function that compresses answers, sees the request as it came.
+    """
+    read: dict[str, Any] = request._get_current_object().__dict__  # type: ignore[attr-defined]
+    before = {name: read.pop(name) for name in _READ_ONCE if name in read}
+    taken = hide(request.environ)
+    try:
+        yield
+    finally:
+        request.environ.update(taken)
+        for name in _READ_ONCE:
+            read.pop(name, None)
+        read.update(before)
 
 
 def _answered(view: Callable[[], Any]) -> Response:

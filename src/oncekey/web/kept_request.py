@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from oncekey.core.value import value
 from oncekey.errors import CorruptRecord
+from oncekey.web.hidden import is_hidden
 from oncekey.web.request import Headers, Request
 
 VERSION = 1
@@ -33,7 +34,7 @@ _SAYS_SECRET = re.compile(rb"\s*(?:(?:bearer|basic|digest|negotiate|dpop)\s|eyJ)
 _OF_THE_MESSAGE = frozenset(
     {
         *(b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
-        *(b"content-length", b"expect", b"accept-encoding", b"range", b"date"),
+        *(b"content-length", b"expect", b"date"),
     }
 )
 _FOR_THE_BODY = (b"content-type", b"content-encoding")
@@ -50,6 +51,8 @@ class KeptRequest:
     query: bytes
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    outer: str | None = None
+    """The root of the outermost application; None where `root` is that."""
 
     def as_request(self) -> Request:
         """As the edge reads it, whichever server it came from."""
@@ -74,6 +77,7 @@ def keep(request: Request, body: bytes) -> KeptRequest:
         request.query,
         tuple(_harmless(request.headers.lines)),
         body,
+        scope.get("app_root_path"),
     )
 
 
@@ -82,7 +86,9 @@ def _harmless(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     size = 0
     # First what the body cannot be read without, in case there are too many.
     for name, content in sorted(lines, key=lambda line: line[0] not in _FOR_THE_BODY):
-        if name in _OF_THE_MESSAGE or _SECRET.search(name) or _SAYS_SECRET.match(content):
+        if is_hidden(name, content) or name in _OF_THE_MESSAGE:
+            continue
+        if _SECRET.search(name) or _SAYS_SECRET.match(content):
             continue
         size += len(name) + len(content)
         if len(kept) == HEADER_LINES_MAX or size > HEADER_BYTES_MAX:
@@ -93,7 +99,7 @@ def _harmless(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 
 def encode(kept: KeptRequest) -> bytes:
     """A kept request as bytes, for stores."""
-    head = {
+    head: dict[str, object] = {
         "method": kept.method,
         "scheme": kept.scheme,
         "path": kept.path,
@@ -101,6 +107,8 @@ def encode(kept: KeptRequest) -> bytes:
         "query": kept.query.decode("latin-1"),
         "headers": [[n.decode("latin-1"), v.decode("latin-1")] for n, v in kept.headers],
     }
+    if kept.outer is not None:
+        head["outer"] = kept.outer
     written = json.dumps(head, separators=(",", ":")).encode()
     return _HEAD.pack(VERSION, len(written)) + written + kept.body
 
@@ -126,6 +134,7 @@ def decode(data: bytes) -> KeptRequest:
             head["query"].encode("latin-1"),
             tuple((n.encode("latin-1"), v.encode("latin-1")) for n, v in head["headers"]),
             data[body_at:],
+            head.get("outer"),
         )
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptRecord(f"a kept request cannot be read: {error!r:.200}") from error

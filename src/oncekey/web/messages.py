@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from oncekey.core.problem import Problem
+from oncekey.apart import writing
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Answer
-from oncekey.web.content import too_large
+from oncekey.web.body import Body, too_large
+from oncekey.web.hidden import shown
 from oncekey.web.request import GUARDED, Headers, Request
 
 Scope = MutableMapping[str, Any]
@@ -18,6 +23,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SILENT_S_MAX = 60.0
+"""How long a client may say nothing in the middle of its body."""
+TOO_SLOW = Problem(
+    Kind.MALFORMED_REQUEST,
+    f"Nothing came of the request's body for {SILENT_S_MAX:g} seconds. Send it again, whole.",
+)
+
 # Ways to send a file past the application: what is not seen cannot be kept.
 _UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
 
@@ -25,7 +37,7 @@ _UNCAPTURABLE = ("http.response.pathsend", "http.response.zerocopysend")
 def request(scope: Scope) -> Request:
     """The request as the edge reads it."""
     return Request(
-        scope["method"],
+        scope["method"].upper(),  # as frameworks read it
         _path(scope),
         scope["query_string"],
         Headers(scope["headers"]),
@@ -49,9 +61,15 @@ def matched(scope: Scope) -> bool:
     return found is not None and not hasattr(found, "routes")
 
 
+def has_static_route(scope: Scope) -> bool:
+    """Whether the route that was found is surely one without variables, as its mounts are."""
+    path = getattr(scope.get("route"), "path", "{")
+    return "{" not in path and not scope.get("path_params") and matched(scope)
+
+
 def inner(scope: Scope, by: object = None) -> Scope:
-    """The scope for a guarded application: nothing in it lets an answer pass by, or depend on this
-    client alone. `by` is what stands under `GUARDED`.
+    """The scope for a guarded application: nothing in it lets an answer pass by, and what is hidden
+    is left out. `by` is what stands under `GUARDED`.
     """
     inner = {**scope, GUARDED: by}
     extensions = scope.get("extensions")
@@ -59,38 +77,71 @@ def inner(scope: Scope, by: object = None) -> Scope:
         inner["extensions"] = {
             name: value for name, value in extensions.items() if name not in _UNCAPTURABLE
         }
-    # A kept answer is sent to whoever retries, so it must not be coded for whoever came first.
-    # Middleware outside this one still sees the header and may code each answer for its own client.
-    inner["headers"] = [line for line in scope["headers"] if line[0] != b"accept-encoding"]
+    inner["headers"] = shown(scope["headers"])
     return inner
 
 
-async def read(receive: Receive, request: Request, limit: int) -> bytes | Problem | None:
+async def read(receive: Receive, request: Request, policy: Policy) -> Body | Problem | None:
     """The whole body; None if the client left."""
     declared = request.headers.first(b"content-length")
-    if declared.isdigit() and int(declared) > limit:
-        return too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
+    if declared.isdigit() and int(declared) > policy.request_bytes_max:
+        return too_large(policy.request_bytes_max)
+    body = Body()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            return too_large(limit)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        refused = body.add(message.get("body", b""), policy)
+        more = message.get("more_body", False)
+        if refused is None and body.overflows_at(whole=not more):
+            refused = await writing.run(partial(body.spill, whole=not more))
+        if refused is not None:
+            return refused
+        if not more:
+            return body
 
 
-def resupply(body: bytes, receive: Receive) -> Receive:
+async def read_patiently(
+    receive: Receive, request: Request, policy: Policy
+) -> Body | Problem | None:
+    """`read`, unless the client says nothing for too long: servers of ASGI would wait for ever."""
+
+    async def received() -> Message:
+        async with asyncio.timeout(SILENT_S_MAX):
+            return await receive()
+
+    try:
+        return await read(received, request, policy)
+    except TimeoutError:
+        return TOO_SLOW
+
+
+class Supply:
+    """Gives a body that was read to an application, message by message."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._at = 0
+        self.is_over = False
+
+    async def next(self) -> Message:
+        """The next part of it. What lies in memory is one part."""
+        body = self._body
+        if body.is_spooled:
+            part = await writing.run(partial(body.part, self._at))
+        else:
+            part = body.content()
+        self._at += len(part)
+        self.is_over = self._at >= body.size
+        return {"type": "http.request", "body": part, "more_body": not self.is_over}
+
+
+def resupply(body: Body, receive: Receive) -> Receive:
     """A `receive` that gives a body which was read already, then goes on as before."""
-    pending = [{"type": "http.request", "body": body, "more_body": False}]
+    supply = Supply(body)
 
     async def resupplied() -> Message:
-        return pending.pop() if pending else await receive()
+        return await (receive() if supply.is_over else supply.next())
 
     return resupplied
 

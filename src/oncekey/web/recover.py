@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from oncekey.apart import computing
 from oncekey.core.policy import Policy
 from oncekey.core.profiles import Header
 from oncekey.core.record import Record
@@ -21,6 +24,7 @@ from oncekey.errors import CorruptRecord, Misuse
 from oncekey.guard import Call
 from oncekey.registry import Orphan
 from oncekey.web.asgi_run import Run
+from oncekey.web.body import Body
 from oncekey.web.edge import Edge
 from oncekey.web.kept_request import KeptRequest, decode
 from oncekey.web.messages import Message, Scope
@@ -42,7 +46,11 @@ class Reread:
     call: Call
 
 
-def reread(edge: Edge, orphan: Orphan) -> Reread | None:
+Find = Callable[[KeptRequest, list[tuple[bytes, bytes]]], Route | None]
+"""The route of a kept request, by its headers as they are now."""
+
+
+def reread(edge: Edge, orphan: Orphan, find: Find | None = None) -> Reread | None:
     """The orphan's request; None where this edge cannot have written it, or would not today: its
     route has another name, its scope is another, or it is not finished without its client. An edge
     takes any path, so without the last it would run what belongs to another application.
@@ -53,14 +61,19 @@ def reread(edge: Edge, orphan: Orphan) -> Reread | None:
         kept = decode(orphan.request)
     except CorruptRecord:
         return None
-    record = orphan.record
-    route = edge.routes.match(kept.method, kept.path, kept.root)
-    call = edge.call(kept.as_request(), route, record.tenant, record.key, kept.body)
+    record, headers = orphan.record, _headers(edge, kept, orphan.record.key)
+    match = edge.routes.match
+    route = find(kept, headers) if find else match(kept.method, kept.path, kept.root)
+    if route is None or route.is_unclear:
+        return None
+    if route.is_named:
+        edge.routes.note(route.operation)
+    call = edge.call(kept.as_request(), route, record.tenant, record.key, Body(kept.body))
     if not isinstance(call, Call) or call.request is None:
         return None
     if edge.guard.claim(call, route.policy).id != record.id:
         return None
-    return Reread(kept, _headers(edge, kept, record.key), route, call)
+    return Reread(kept, headers, route, call)
 
 
 def _headers(edge: Edge, kept: KeptRequest, key: str) -> list[tuple[bytes, bytes]]:
@@ -85,7 +98,10 @@ class _Runner:
         return self._edge.routes.match(method, path).policy if path.startswith("/") else None
 
     def owns(self, orphan: Orphan) -> bool:
-        return reread(self._edge, orphan) is not None
+        return self._reread(orphan) is not None
+
+    def _reread(self, orphan: Orphan) -> Reread | None:
+        return reread(self._edge, orphan)
 
 
 # ------------------------------------------------------------------------------------- ASGI
@@ -99,7 +115,7 @@ class AsgiRunner(_Runner):
         self._middleware = middleware
 
     async def recover(self, orphan: Orphan) -> bool:
-        found = reread(self._edge, orphan)
+        found = await computing.run(partial(self._reread, orphan))
         if found is None:
             return False
         if self._edge.runtime.belongs_elsewhere():
@@ -108,24 +124,17 @@ class AsgiRunner(_Runner):
                 "(`async with Recoverer(…)` in its lifespan), or in a process of its own "
                 "(`oncekey recover`)"
             )
-        middleware, kept = self._middleware, found.kept
-        scope = _scope(found, middleware.lifespan)
-        run = Run(middleware, scope, _left, _nobody, found.route, found.call, kept.body)
         self._edge.start()
-        return await run.take_up(orphan)
+        return await self._run(found).take_up(orphan)
+
+    def _run(self, found: Reread) -> Run:
+        scope = scope_of(found.kept, found.headers, self._middleware.lifespan)
+        given = scope, left, nobody, found.route, found.call, Body(found.kept.body)
+        return Run(self._middleware, *given)
 
 
-class LateRunner(AsgiRunner):
-    """For requests that are claimed inside the application, after it has checked who sent them: it
-    knows their rules, and can finish none of them without its client.
-    """
-
-    def owns(self, orphan: Orphan) -> bool:
-        return False
-
-
-def _scope(found: Reread, lifespan: Scope) -> Scope:
-    kept = found.kept
+def scope_of(kept: KeptRequest, headers: list[tuple[bytes, bytes]], lifespan: Scope) -> Scope:
+    """A kept request as a server would hand it over."""
     scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -136,7 +145,7 @@ def _scope(found: Reread, lifespan: Scope) -> Scope:
         "raw_path": quote(kept.path).encode("ascii"),
         "query_string": kept.query,
         "root_path": kept.root,
-        "headers": found.headers,
+        "headers": headers,
         "client": None,
         "server": None,
         "extensions": {},
@@ -148,11 +157,11 @@ def _scope(found: Reread, lifespan: Scope) -> Scope:
     return scope
 
 
-async def _left() -> Message:
+async def left() -> Message:
     return {"type": "http.disconnect"}
 
 
-async def _nobody(message: Message) -> None:
+async def nobody(message: Message) -> None:
     raise OSError("no client waits for this answer")
 
 
@@ -167,7 +176,7 @@ class WsgiRunner(_Runner):
         self._middleware = middleware
 
     async def recover(self, orphan: Orphan) -> bool:
-        found = reread(self._edge, orphan)
+        found = await computing.run(partial(self._reread, orphan))
         if found is None:
             return False
         self._edge.start()

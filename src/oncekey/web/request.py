@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
+from oncekey import attempt as attempts
+from oncekey.core.problem import Kind, Problem
 from oncekey.core.record import Claim
 from oncekey.core.value import value
 from oncekey.errors import Misuse
 from oncekey.registry import Registry
+
+_WITHIN = "one IdempotencyMiddleware within another; choose one of them for this route"
 
 GUARDED = "oncekey.guarded"
 """In the scope or environ of a request that is guarded already: by which record of which store,
@@ -22,10 +26,22 @@ def check_guarded_once(around: object, registry: Registry, claim: Claim) -> None
     would wait for itself. `around` is what stands under `GUARDED`.
     """
     if around == (registry, claim.id):
-        raise Misuse(
-            f"{claim.operation} is guarded twice, by one IdempotencyMiddleware within another; "
-            "choose one of them for this route"
-        )
+        raise guarded_twice(claim.operation, _WITHIN)
+
+
+def check_refused_once(around: object, claim: Claim, problem: Problem) -> None:
+    """The same once it is known that a request of this key runs: that is this one, where it was
+    claimed outside. Two names of one store may be taken for two stores.
+    """
+    if isinstance(around, tuple) and around[1] == claim.id and problem.kind is Kind.IN_FLIGHT:
+        raise guarded_twice(claim.operation, _WITHIN)
+
+
+def guarded_twice(operation: str, by: str) -> Misuse:
+    """What is raised then. Nothing has run: the record that was claimed outside is given back."""
+    if (outside := attempts.current_or_none()) is not None:
+        outside.no_effect()
+    return Misuse(f"{operation} is guarded twice, by {by}")
 
 
 class Headers(Mapping[str, str]):

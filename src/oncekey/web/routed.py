@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from oncekey.atomic import Adapter, check_blocking
 from oncekey.errors import Misuse
-from oncekey.web.edge import log
+from oncekey.warned import warn
 from oncekey.web.marks import is_async, mark_of, name_of
 from oncekey.web.routes import Finds, Routes
 
@@ -40,6 +40,41 @@ def routes_of(router: Any, within: int = 0) -> Iterator[Any]:
             yield from routes_of(included, within + 1)
 
 
+def served_by(router: Any, prefix: str = "", within: int = 0) -> Iterator[tuple[Any, str]]:
+    """The routes that a router serves, each with its whole path. Raises `Unreadable` where not all
+    can be seen.
+    """
+    for route in getattr(router, "routes", ()):
+        if contexts := getattr(route, "effective_route_contexts", None):  # FastAPI's included ones
+            for each in contexts():
+                yield each.original_route, prefix + each.path_format
+        elif hasattr(route, "methods"):
+            yield route, prefix + str(getattr(route, "path_format", route.path))
+        elif within < _WITHIN_MAX and getattr(route, "routes", None) and hasattr(route, "path"):
+            yield from served_by(route, f"{prefix}{route.path}", within + 1)
+        elif hasattr(route, "app") and not hasattr(route, "endpoint"):
+            raise Unreadable
+
+
+class Unreadable(Exception):
+    """An application within which nobody can look for routes."""
+
+
+def undecided_of(app: Any, routes: Routes) -> list[str]:
+    """`Routes.undecided`, by the application's own routes where they can be seen."""
+    try:
+        served = list(_methods_served_by(app))
+    except Unreadable:
+        served = []
+    return routes.undecided(served or None)
+
+
+def _methods_served_by(app: Any) -> Iterator[tuple[str, str]]:
+    for route, path in served_by(app):
+        for method in sorted(getattr(route, "methods", None) or ()):
+            yield method, path
+
+
 def warn_unfound(app: Any, routes: Routes) -> None:
     """`tell_unfound`, of an application whose routes can be gone through."""
 
@@ -48,14 +83,18 @@ def warn_unfound(app: Any, routes: Routes) -> None:
         return _leads(app, {**scope, "headers": [], "query_string": b""}, method is not None)
 
     if hasattr(app, "routes"):
-        tell_unfound(routes, finds)
+        served = []
+        with contextlib.suppress(Unreadable):
+            for each in _methods_served_by(app):
+                served.append(each)
+        tell_unfound(routes, finds, served)
 
 
-def tell_unfound(routes: Routes, finds: Finds) -> None:
+def tell_unfound(routes: Routes, finds: Finds, served: Iterable[tuple[str, str]]) -> None:
     """Tell of policies that apply to nothing: of a route that is written otherwise, most likely."""
     with contextlib.suppress(Exception):  # a route of a kind that wants to know more of a request
-        for written in routes.unfound(finds):
-            log.warning("routes={%r: …}: %s", written, UNFOUND)
+        for written in routes.unfound(finds, served):
+            warn("routes", f"routes={{{written!r}: …}}: {UNFOUND}")
 
 
 def _leads(router: Any, scope: dict[str, Any], by_method: bool) -> bool:

@@ -58,7 +58,13 @@ def _verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
             Kind.MALFORMED_REQUEST,
             "Name the operation that the key was used for in the query: ?operation=POST%20/orders",
         )
-    route = edge.routes.match(method, path, request.root)
+    route = edge.routes.match(method.upper(), path, request.root)
+    if route.is_unclear:
+        return Problem(
+            Kind.MALFORMED_REQUEST,
+            "The operation's path can be read as that of another operation. Write it without "
+            "repeated slashes, dots between slashes or a slash at the end.",
+        )
     scoped = None if route.policy.scope == "tenant" else route.operation
     return Find(record_id(account, scoped, found))
 
@@ -66,7 +72,7 @@ def _verb(edge: Edge, request: Request, tenant: object) -> Find | Problem:
 def state_of(edge: Edge, request: Request, tenant: object) -> Op[str | None]:
     """What became of the key that a request itself brings; None where nothing is known of it."""
     route = edge.routes.match(request.method, request.path, request.root)
-    if request.method not in route.policy.methods or edge.key_in_body:
+    if route.is_unclear or request.method not in route.policy.methods or edge.key_in_body:
         return None
     key, account = edge.key(request, route), edge.check_tenant(tenant)
     if not isinstance(key, str) or isinstance(account, Problem):
@@ -99,5 +105,10 @@ def status_answer(edge: Edge, found: Record | Problem | None) -> Answer:
         body["status"] = found.answer.status
     if found.resource_id is not None:
         body["resource_id"] = found.resource_id
-    headers = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"))
-    return Answer(200, headers, json.dumps(body).encode())
+    told = json.dumps(body).encode()
+    headers = (
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(told)),  # to HEAD as well, without which some send chunks
+        (b"cache-control", b"no-store"),
+    )
+    return Answer(200, headers, told)

@@ -18,12 +18,21 @@ def single_tenant(request: object) -> str:
 
 
 def check_callable(tenant: object) -> None:
-    """`Misuse` for what cannot be called, such as the name of an account."""
-    if not callable(tenant):
+    """`Misuse` for what cannot be called with a request, such as the name of an account."""
+    if not callable(tenant) or isinstance(tenant, type):
         raise Misuse(
             "tenant=… takes a function from the request to the stable id of its account, never "
             "a token or an address; tenant=oncekey.single_tenant says that there is only one"
         )
+    try:
+        inspect.signature(tenant).bind(None)
+    except TypeError:
+        raise Misuse(
+            f"tenant={getattr(tenant, '__name__', tenant)} is called with the request alone, and "
+            "cannot be: write a function that takes one argument"
+        ) from None
+    except ValueError:  # written in C
+        return
 
 
 def check_sync(tenant: object) -> None:

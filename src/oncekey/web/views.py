@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from oncekey import attempt as attempts
@@ -20,21 +21,36 @@ from oncekey import learning
 from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.attempt import Attempt
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy
+from oncekey.core.policy import INHERIT, Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
-from oncekey.core.record import Answer
-from oncekey.decision import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
+from oncekey.core.record import Answer, Claim
+from oncekey.decision import (
+    Bypass,
+    Call,
+    Decision,
+    Execute,
+    Finished,
+    Given,
+    GivenUp,
+    Refuse,
+    Replay,
+)
 from oncekey.errors import Misuse
 from oncekey.events import Hook
+from oncekey.guard import Guard
 from oncekey.probes import probe
 from oncekey.stores.base import Store
+from oncekey.unprotected import PLAIN, Plain, keyless, passing
+from oncekey.warned import warn
+from oncekey.web.body import Body
 from oncekey.web.capture import Capture
+from oncekey.web.content import looked_into, looked_into_sync
 from oncekey.web.edge import UNSTORED, Edge, log
 from oncekey.web.marks import SAFE, Mark, Marked, adapter_of_routes
-from oncekey.web.request import Request
-from oncekey.web.routes import Route
+from oncekey.web.request import Request, within
+from oncekey.web.routes import Route, Serves
 from oncekey.web.tenant import Tenant
 
 _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
@@ -43,18 +59,24 @@ _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 class Visit:
     """A view that is to run, and whose answer is then recorded."""
 
-    __slots__ = ("attempt", "call", "capture", "outer", "unit")
+    __slots__ = ("attempt", "call", "capture", "given_up", "guard", "outer", "policy", "unit")
 
-    def __init__(self, call: Call, route: Route, unit: Unit | None = None) -> None:
+    def __init__(
+        self, call: Call, route: Route, guard: Guard | Plain, unit: Unit | None = None
+    ) -> None:
         self.attempt: Attempt | None = None
         """None: the store is down, and the policy lets it run unprotected."""
         self.call = call
+        self.policy = route.policy
         self.unit = unit
         """In atomic mode: its transaction."""
-        self.outer = attempts.current_or_none()
-        """The attempt whose handler sent this request itself, if one did."""
+        self.guard: Guard | Plain = guard
+        self.outer = attempts.position()
+        """Where this request came from: a handler may have sent it itself."""
         self.capture = Capture(route.policy.answer_bytes_max)
         self.capture.matched = True
+        self.given_up = False
+        """It raised, and nobody knows what it did: what its framework answers is to say so."""
 
 
 def _must_change(whose: str, methods: Iterable[str]) -> None:
@@ -65,6 +87,10 @@ def _must_change(whose: str, methods: Iterable[str]) -> None:
             "are guarded that change something; around the application, IdempotencyMiddleware of "
             "oncekey.web.wsgi or .asgi guards any method"
         )
+
+
+def _widest(policies: Iterable[Policy]) -> Policy:
+    return max(policies, key=lambda policy: policy.request_bytes_max)
 
 
 Begun = Visit | Answer | None
@@ -82,6 +108,7 @@ class Views:
         policy: Policy | None = None,
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
+        docs_url: str | None = None,
         hooks: Iterable[Hook] = (),
         atomic: Adapter | None = None,
         quota: Quota | None = None,
@@ -93,6 +120,7 @@ class Views:
             policy=policy,
             routes=routes,
             profile=profile,
+            docs_url=docs_url,
             hooks=hooks,
             atomic=adapter_of_routes(atomic, policy, routes),
             quota=quota,
@@ -102,30 +130,73 @@ class Views:
         _must_change(looks, settled.methods)
         self.runtime = self.edge.runtime
         self._marked = Marked(self.edge, policy, atomic)
+        self.reading = _widest(settled.policies)
+        """By which a body is read whose view is not known yet."""
         atexit.register(self.close)
 
-    def route(self, request: Request, template: str, mark: Mark | None) -> Route | None:
+    def route(
+        self,
+        request: Request,
+        template: str,
+        mark: Mark | None,
+        path: str | None = None,
+        serves: Serves | None = None,
+    ) -> Route | None:
         """What applies to a view; None where nothing does. `template` is the path as the framework
-        writes it: `/orders/<int:number>`.
+        writes it: `/orders/<int:number>`; `path` the request's as it reads it, below the root;
+        `serves` tells whether the view is called alike for another one.
         """
         method = request.method
+        named = _VARIABLE.sub(r"{\1}", template)
         if mark is None:
-            policy = self.edge.routes.match(method, request.path, request.root).policy
+            path = within(request.root, request.path) if path is None else path
+            policy = self.edge.routes.ruled(method, path, named, serves)
         elif (marked := self._marked.policy(mark, frozenset({method}))) is not None:
             policy = marked
         else:
             return None
         if method not in policy.methods:
             return None
-        named = _VARIABLE.sub(r"{\1}", template)
-        return Route(f"{method} {request.root}{named}", policy)
+        operation = f"{method} {request.root}{named}"
+        self.edge.routes.note(operation)
+        return Route(operation, policy, is_named=True)
 
     def check(self, views: Iterable[Any]) -> None:
         """Raise `Misuse` for marks on these views, which are all that there are, that cannot be
         heeded; and where atomic mode was prepared that none of them asks for.
         """
-        for policy in self._marked.check(views):
+        policies = self._marked.check(views)
+        for policy in policies:
             _must_change("@idempotent", policy.methods)
+        self.reading = _widest(policies)
+        if any(policy.recovery in ("resume", "ask") for policy in policies):
+            warn(
+                "recovery",
+                "no recoverer finishes views with recovery='resume' or 'ask', only a retry of the "
+                "client: it could not sign in as one. What must be finished without a client needs "
+                "IdempotencyMiddleware of oncekey.web.wsgi or .asgi around the application",
+            )
+
+    def is_guarded(self, method: str, template: str) -> bool:
+        """Whether a view without a mark is guarded."""
+        path = _VARIABLE.sub(r"{\1}", template)
+        return method in self.edge.routes.match(method, path).policy.methods
+
+    def undecided(self, served: Iterable[tuple[str, str, Mark | None]]) -> list[str]:
+        """The guarded views that run again after a crash because nobody has chosen otherwise: of
+        these, each with its method, its path and its mark.
+        """
+        routes, found = self.edge.routes, []
+        for method, template, mark in served:
+            path = _VARIABLE.sub(r"{\1}", template)
+            if mark is None:
+                found += routes.undecided([(method, path)])
+            elif not routes.chosen and mark.policy is not None:
+                settled = self._marked.policy(mark, frozenset({method}))
+                is_chosen = mark.policy.recovery is not INHERIT
+                if settled and method in settled.methods and not is_chosen | settled.atomic:
+                    found.append(f"{method} {path}")
+        return list(dict.fromkeys(found))
 
     def close(self) -> None:
         """Stop what runs beside the requests and give the connections back."""
@@ -134,12 +205,16 @@ class Views:
 
     # ------------------------------------------------------------------- before the view
 
-    def begin_sync(self, request: Request, route: Route, body: bytes) -> Begun:
+    def begin_sync(self, request: Request, route: Route, body: Body) -> Begun:
         """Claim the request's key; what to do then."""
-        key = self._key(request, route, body)
-        if not isinstance(key, str):
+        found = looked_into_sync(request, body, partial(self.edge.key, request, route, body))
+        key = self._key(request, route, found)
+        if key is None:
+            return self.begin_keyless(route)
+        if isinstance(key, Answer):
             return key
-        call = self._call(request, route, self.edge.tenant(request), key, body)
+        read = partial(self._read, request, route, self.edge.tenant(request), key, body)
+        call = self._call(route, looked_into_sync(request, body, read))
         if isinstance(call, Answer):
             return call
         guard, background = self.runtime.guard, self.runtime.background
@@ -154,7 +229,7 @@ class Views:
             raise
         if isinstance(decision, Refuse) and decision.lost_claim is not None:
             background.forget_sync(decision.lost_claim)
-        begun = self._begun(decision, Visit(call, route, unit))
+        begun = self._begun(decision, Visit(call, route, guard, unit), claim)
         if isinstance(begun, Visit) and begun.attempt is not None:
             if unit is None:
                 begun.attempt.ports = self.runtime.ports_sync()
@@ -166,16 +241,32 @@ class Views:
                 return self._learned(begun, learned, finished)
         return begun
 
-    async def begin(self, request: Request, route: Route, body: bytes) -> Begun:
+    def begin_keyless(self, route: Route) -> Begun:
+        """It brings no key and needs none: in atomic mode a transaction all the same."""
+        unit = self.edge.unit(route.policy, plain=True)
+        if unit is None:
+            return None
+        decision: Decision = unit.drive_sync(PLAIN.begin(route.operation, route.policy))
+        if isinstance(decision, Refuse):
+            return self.edge.refusal(decision.problem)
+        visit = Visit(keyless(route.operation), route, PLAIN, unit)
+        if isinstance(decision, Execute):
+            visit.attempt = decision.attempt
+            attempts.enter(decision.attempt)
+        return visit
+
+    async def begin(self, request: Request, route: Route, body: Body) -> Begun:
         """`begin_sync`, awaited. Not for atomic mode: what opens its transaction belongs to a
         thread.
         """
-        key = self._key(request, route, body)
+        found = await looked_into(request, body, partial(self.edge.key, request, route, body))
+        key = self._key(request, route, found)
         if not isinstance(key, str):
             return key
         tenant = self.edge.tenant(request)
         tenant = await tenant if inspect.isawaitable(tenant) else tenant
-        call = self._call(request, route, tenant, key, body)
+        read = partial(self._read, request, route, tenant, key, body)
+        call = self._call(route, await looked_into(request, body, read))
         if isinstance(call, Answer):
             return call
         guard, background = self.runtime.guard, self.runtime.background
@@ -187,7 +278,7 @@ class Views:
             raise
         if isinstance(decision, Refuse) and decision.lost_claim is not None:
             background.forget(decision.lost_claim)
-        begun = self._begun(decision, Visit(call, route))
+        begun = self._begun(decision, Visit(call, route, guard), claim)
         if isinstance(begun, Visit) and begun.attempt is not None:
             begun.attempt.ports = self.runtime.ports()
             if begun.attempt.asks:
@@ -198,18 +289,23 @@ class Views:
                 return self._learned(begun, learned, finished)
         return begun
 
-    def _key(self, request: Request, route: Route, body: bytes) -> str | Answer | None:
-        key = self.edge.key(request, route, body)
+    def _key(
+        self, request: Request, route: Route, key: str | Problem | None
+    ) -> str | Answer | None:
         if isinstance(key, str):
             key = self.edge.check_age(request, route) or key
         return self.edge.decline(key, route) if isinstance(key, Problem) else key
 
-    def _call(
-        self, request: Request, route: Route, tenant: Any, key: str, body: bytes
-    ) -> Call | Answer:
+    def _read(
+        self, request: Request, route: Route, tenant: Any, key: str, body: Body
+    ) -> Call | Problem | Answer:
+        known = self.edge.check_tenant(tenant)
+        if isinstance(known, Problem):
+            return known
+        return self.edge.call(request, route, known, key, body)
+
+    def _call(self, route: Route, call: Call | Problem | Answer) -> Call | Answer:
         edge = self.edge
-        known = edge.check_tenant(tenant)
-        call = known if isinstance(known, Problem) else edge.call(request, route, known, key, body)
         if isinstance(call, Problem):
             return edge.decline(call, route)
         if isinstance(call, Answer):
@@ -218,7 +314,7 @@ class Views:
         # Who sent it was checked before, outside: no recoverer could pass there without the client.
         return dataclasses.replace(call, request=None)
 
-    def _begun(self, decision: Decision, visit: Visit) -> Visit | Answer:
+    def _begun(self, decision: Decision, visit: Visit, claim: Claim) -> Visit | Answer:
         match decision:
             case Execute(attempt):
                 visit.attempt = attempt
@@ -231,6 +327,7 @@ class Views:
             case Refuse(problem):
                 return self.edge.refusal(problem)
             case Bypass():
+                attempts.serve(passing(lambda: (visit.call.operation, visit.policy), claim))
                 return visit
 
     def _learned(self, visit: Visit, learned: object, finished: Finished | None) -> Visit | Answer:
@@ -267,7 +364,7 @@ class Views:
             return None
         probe("after_handler")
         verdict, kept = edge.judged(attempt, capture)
-        return edge.guard.conclude(attempt, verdict, kept, visit.call)
+        return visit.guard.conclude(attempt, verdict, kept, visit.call)
 
     def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:
         """The view raised. What is to be answered all the same, if there is something."""
@@ -283,13 +380,14 @@ class Views:
         return self._survived(visit, error, await self.runtime.drive(op))
 
     def _failure(self, visit: Visit, error: BaseException) -> Op[Finished] | None:
-        attempt, edge = visit.attempt, self.edge
-        if attempt is None or attempt.finished or not edge.failed_honestly(attempt, error):
+        attempt = visit.attempt
+        if attempt is None or attempt.finished:
             return None
-        return edge.guard.conclude_failed(attempt, visit.call)
+        return visit.guard.conclude_failed(attempt, error, visit.call)
 
     def _survived(self, visit: Visit, error: BaseException, finished: Finished) -> Answer | None:
-        if isinstance(finished, Given):
+        visit.given_up = isinstance(finished, GivenUp)
+        if isinstance(finished, Given | GivenUp):
             return None
         log.error("%r failed after its outcome was decided", visit.attempt, exc_info=error)
         return self.edge.answer(finished, visit.capture, visit.call.key)
@@ -305,10 +403,8 @@ class Views:
 
     def leave(self, visit: Visit) -> None:
         """The view has ended, however it did."""
-        if visit.attempt is None:
-            return
-        if visit.unit is None:
+        if visit.attempt is not None and visit.unit is None:
             self.edge.heartbeat.drop(visit.attempt)
-        else:
+        elif visit.unit is not None:
             visit.unit.close()
         attempts.leave(visit.outer)

@@ -9,35 +9,54 @@ before the answer is recorded.
 from __future__ import annotations
 
 import atexit
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
+from types import GeneratorType
 from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey import learning
 from oncekey.atomic import Adapter, Unit, check_thread
-from oncekey.attempt import Attempt
+from oncekey.attempt import Attempt, Passing
 from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
 from oncekey.core.profiles import Profile
 from oncekey.core.quota import Quota
-from oncekey.core.record import Answer
+from oncekey.core.record import Answer, Claim
 from oncekey.errors import Misuse
 from oncekey.events import Hook
-from oncekey.guard import Bypass, Call, Decision, Execute, Finished, Given, Refuse, Replay
+from oncekey.guard import (
+    Bypass,
+    Call,
+    Decision,
+    Execute,
+    Finished,
+    Given,
+    GivenUp,
+    Guard,
+    Refuse,
+    Replay,
+)
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.stores.base import Store
+from oncekey.unprotected import PLAIN, Plain, keyless, passing
 from oncekey.web import environ as environs
 from oncekey.web.application import check_wsgi
+from oncekey.web.body import Body
 from oncekey.web.capture import Capture
+from oncekey.web.checked import Checked
+from oncekey.web.content import looked_into_sync
 from oncekey.web.edge import UNSTORED, Edge, log
+from oncekey.web.entry import OVERRIDES, route_of
 from oncekey.web.environ import Environ
+from oncekey.web.order import check_inside_wsgi, check_meant, check_one_guard
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import WsgiRunner
-from oncekey.web.request import GUARDED, Request, check_guarded_once
+from oncekey.web.request import GUARDED, Request, check_guarded_once, check_refused_once
+from oncekey.web.routers import spelled_by
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
@@ -47,11 +66,13 @@ StartResponse = Callable[..., Any]
 Write = Callable[[bytes], Any]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
 
+_OVERRIDES = frozenset(map(environs.variable, OVERRIDES))
+
 Drive = Callable[[Op[Any]], Any]
 """How operations of the engine are driven: on the store's connections, or in a transaction."""
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(metaclass=Checked):
     """Guards a WSGI application. `tenant` gives the stable account of a request, never a token."""
 
     def __init__(
@@ -63,14 +84,19 @@ class IdempotencyMiddleware:
         policy: Policy | None = None,
         routes: Mapping[str, Policy] | None = None,
         profile: str | Profile = "oncekey",
+        docs_url: str | None = None,
         hooks: Iterable[Hook] = (),
         status_path: str | None = None,
         recent_s: float = RECENT_S,
         atomic: Adapter | None = None,
         quota: Quota | None = None,
+        inside: Collection[str] = (),
     ) -> None:
         check_wsgi(app)
         check_sync(tenant)
+        check_one_guard(app, IdempotencyMiddleware)
+        check_meant(inside)
+        self._meant = frozenset(inside)
         self.app = app
         self._placed = False
         self.edge = Edge(
@@ -79,6 +105,7 @@ class IdempotencyMiddleware:
             policy=policy,
             routes=routes,
             profile=profile,
+            docs_url=docs_url,
             hooks=hooks,
             status_path=status_path,
             recent_s=recent_s,
@@ -89,7 +116,8 @@ class IdempotencyMiddleware:
         self._gatherer = self.edge.runtime.gatherer
         header = self.edge.key_header
         self._key_variable = None if header is None else environs.variable(header)
-        self._always = self.edge.reads_all
+        self._always = self.edge.reads_all or self.edge.adapter is not None
+        self.edge.routes.spelled = spelled_by(app)
         learning.check_sync(self.edge.routes.named)
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
@@ -99,10 +127,12 @@ class IdempotencyMiddleware:
             self._check_place()
         method = environ["REQUEST_METHOD"]
         if method in STATUS_METHODS and environ.get("PATH_INFO", "") == self.edge.status_path:
-            return self._tell_status(environ, start_response)
-        if method in self.edge.routes.methods and (self._always or self._key_variable in environ):
-            return self._guard(environ, start_response)
-        return self.app(environ, start_response)
+            return _as_asked(method, self._tell_status(environ, start_response))
+        if self._always or self._key_variable in environ:
+            overrides = not _OVERRIDES.isdisjoint(environ)
+            if overrides or method.upper() in self.edge.routes.watched:
+                return _as_asked(method, self._guard(environ, start_response))
+        return self._serve(environ, start_response)
 
     def _check_place(self) -> None:
         """At the first request: where it was put to is seen only then."""
@@ -111,21 +141,24 @@ class IdempotencyMiddleware:
                 "this middleware is around the application whose wsgi_app it is, and would call "
                 "itself: write app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, …)"
             )
+        check_inside_wsgi(self.app, self._meant)
         self._placed = True
 
     def _guard(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         edge = self.edge
         request = environs.request(environ)
-        route = edge.routes.match(request.method, request.path, request.root)
-        if request.method not in route.policy.methods:
-            return self.app(environ, start_response)
+        route = route_of(edge, request)
+        if route is None:
+            return self._serve(environ, start_response)
+        if isinstance(route, Answer):
+            return _respond(start_response, route)
         in_body = edge.key_in_body and edge.may_bring_key(request)
         key = None if in_body else edge.key(request, route)
         if key is None and not in_body:
-            return self.app(environ, start_response)
+            return self._serve_keyless(environ, start_response, route)
         if isinstance(key, Problem):
             return _respond(start_response, edge.decline(key, route))
-        body = environs.read(environ, route.policy.request_bytes_max)
+        body = environs.read(environ, route.policy)
         if isinstance(body, Problem):
             return _respond(start_response, edge.decline(body, route))
         call = self._call(request, route, key, body)
@@ -135,18 +168,47 @@ class IdempotencyMiddleware:
             return _respond(start_response, call)
         environ = environs.resupply(environ, body)
         if call is None:
-            return self.app(environ, start_response)
+            return self._serve_keyless(environ, start_response, route)
         edge.start()
         return self._decide(environ, start_response, route, call)
 
+    def _serve(
+        self, environ: Environ, start_response: StartResponse, claim: Claim | None = None
+    ) -> Iterable[bytes]:
+        """Let the application answer a request that nothing protects."""
+        unprotected = passing(partial(self._applies, environ), claim)
+        with attempts.served(unprotected):
+            parts = self.app(environ, start_response)
+        return _served(parts, unprotected) if isinstance(parts, GeneratorType) else parts
+
+    def _serve_keyless(
+        self, environ: Environ, start_response: StartResponse, route: Route
+    ) -> Iterable[bytes]:
+        """It brings no key and needs none."""
+        unit = self.edge.unit(route.policy, plain=True)
+        if unit is None:
+            return self._serve(environ, start_response)
+        decision = unit.drive_sync(PLAIN.begin(route.operation, route.policy))
+        if isinstance(decision, Refuse):
+            return _respond(start_response, self.edge.refusal(decision.problem))
+        call, attempt = keyless(route.operation), decision.attempt
+        return self._execute(environ, start_response, route, call, attempt, unit, PLAIN)
+
+    def _applies(self, environ: Environ) -> tuple[str, Policy]:
+        request = environs.request(environ)
+        route = self.edge.routes.match(request.method, request.path, request.root)
+        return route.operation, route.policy
+
     def _call(
-        self, request: Request, route: Route, key: str | None, body: bytes
+        self, request: Request, route: Route, key: str | None, body: Body
     ) -> Call | Problem | Answer | None:
         """The request as the engine sees it, or its answer where that was sent a moment ago; None
         if it brings no key and needs none.
         """
         edge = self.edge
-        found = edge.key(request, route, body) if key is None else key
+        found: str | Problem | None = key
+        if found is None:
+            found = looked_into_sync(request, body, partial(edge.key, request, route, body))
         if found is None or isinstance(found, Problem):
             return found
         if (old := edge.check_age(request, route)) is not None:
@@ -154,14 +216,16 @@ class IdempotencyMiddleware:
         tenant = edge.check_tenant(edge.tenant(request))
         if isinstance(tenant, Problem):
             return tenant
-        return edge.call(request, route, tenant, found, body)
+        read = partial(edge.call, request, route, tenant, found, body)
+        return looked_into_sync(request, body, read)
 
     def _decide(
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
     ) -> Iterable[bytes]:
         guard, unit = self.edge.guard, self.edge.unit(route.policy)
         claim, registry = guard.claim(call, route.policy), self.edge.runtime.registry
-        check_guarded_once(environ.get(GUARDED), registry, claim)
+        around = environ.get(GUARDED)
+        check_guarded_once(around, registry, claim)
         environ = environs.inner(environ, (registry, claim.id))
         try:
             drive = (unit or self.edge.runtime).drive_sync
@@ -178,9 +242,10 @@ class IdempotencyMiddleware:
             case Refuse(problem, lost_claim):
                 if lost_claim is not None:
                     self.edge.runtime.background.forget_sync(lost_claim)
+                check_refused_once(around, claim, problem)
                 return _respond(start_response, self.edge.refusal(problem))
             case Bypass():
-                return self.app(environ, _marking(start_response))
+                return self._serve(environ, _marking(start_response), claim)
 
     def take_up(self, environ: Environ, route: Route, call: Call, orphan: Orphan) -> bool:
         """Run what no client comes back for; False if there is nothing to run."""
@@ -201,16 +266,18 @@ class IdempotencyMiddleware:
         call: Call,
         attempt: Attempt,
         unit: Unit | None = None,
+        guard: Guard | Plain | None = None,
     ) -> Iterable[bytes]:
         """Run the handler and record its answer; what is left of that to be sent."""
         capture = Capture(route.policy.answer_bytes_max)
         drive = (unit or self.edge.runtime).drive_sync
+        guard = guard or self.edge.guard
         if unit is None:
             self.edge.heartbeat.add(attempt)
             attempt.ports = self.edge.runtime.ports_sync()
-        conclude = functools.partial(self._conclude, capture, call, attempt, drive)
+        conclude = partial(self._conclude, capture, call, attempt, drive, guard)
         outlet = _Outlet(capture, start_response, conclude)
-        outer, rest = attempts.current_or_none(), None
+        outer, rest = attempts.position(), None
         attempts.enter(attempt)
         try:
             if attempt.asks:
@@ -222,12 +289,11 @@ class IdempotencyMiddleware:
         except BaseException as error:
             if rest is not None:
                 rest.close()
-            if attempt.finished or not self.edge.failed_honestly(attempt, error):
+            if attempt.finished:
                 raise
-            decided = self._conclude_failed(capture, call, attempt, drive)
+            decided = self._conclude_failed(capture, call, attempt, drive, guard, error)
             if decided is None:
                 raise
-            log.exception("%r failed after its outcome was decided", attempt)
             return _respond(start_response, decided)
         finally:
             if unit is None:
@@ -241,12 +307,17 @@ class IdempotencyMiddleware:
         return rest
 
     def _conclude(
-        self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
+        self,
+        capture: Capture,
+        call: Call,
+        attempt: Attempt,
+        drive: Drive,
+        guard: Guard | Plain,
     ) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
         edge = self.edge
         verdict, kept = edge.judged(attempt, capture)
-        finished: Finished = drive(edge.guard.conclude(attempt, verdict, kept, call))
+        finished: Finished = drive(guard.conclude(attempt, verdict, kept, call))
         return edge.answer(finished, capture, call.key)
 
     def _settle(
@@ -259,12 +330,24 @@ class IdempotencyMiddleware:
         return finished and self.edge.settled(finished, learned, capture, call.key)
 
     def _conclude_failed(
-        self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
+        self,
+        capture: Capture,
+        call: Call,
+        attempt: Attempt,
+        drive: Drive,
+        guard: Guard | Plain,
+        error: BaseException,
     ) -> Answer | None:
         """The handler raised. What is to be answered all the same, if there is something."""
-        finished: Finished = drive(self.edge.guard.conclude_failed(attempt, call))
+        finished: Finished = drive(guard.conclude_failed(attempt, error, call))
         if isinstance(finished, Given):
             return None
+        if isinstance(finished, GivenUp):
+            if not isinstance(error, Exception):
+                return None
+            log.error("%r failed, and nobody knows what it did", attempt, exc_info=error)
+            return self.edge.broken()
+        log.error("%r failed after its outcome was decided", attempt, exc_info=error)
         return self.edge.answer(finished, capture, call.key)
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -361,6 +444,7 @@ def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Res
         lines = ((n.encode("latin-1"), v.encode("latin-1")) for n, v in headers)
         capture.start(int(status[:3]), lines)
         capture.matched = environs.matched(environ)  # later the framework may have forgotten
+        capture.has_static_route = environs.has_static_route(environ)
         return write
 
     source = app(environ, start)
@@ -374,6 +458,19 @@ def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Res
         _Rest(capture, chunks, source).close()
         raise
     return _Rest(capture, iter(()), source)
+
+
+def _served(parts: Generator[bytes, None, None], unprotected: Passing) -> Iterator[bytes]:
+    """An application that is a generator runs while it is read."""
+    try:
+        while True:
+            with attempts.served(unprotected):
+                part = next(parts)
+            yield part
+    except StopIteration:
+        return
+    finally:
+        parts.close()
 
 
 def _nobody(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
@@ -403,6 +500,13 @@ def _start(
     lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
     write: Write = start_response(f"{status} {reason}", lines)
     return write
+
+
+def _as_asked(method: str, parts: Iterable[bytes]) -> Iterable[bytes]:
+    """An answer of ours is a list: without its body, where it is asked for only how it would begin.
+    Not every server leaves it out, and the client would take it for the next answer.
+    """
+    return [] if method == "HEAD" and isinstance(parts, list) else parts
 
 
 def _respond(start_response: StartResponse, answer: Answer) -> list[bytes]:

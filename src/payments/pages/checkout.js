@@ -12,7 +12,7 @@ const KEY = "Bearer sk_test_local"; // works on this machine only
 const ORDER = "checkout/order";
 const ORDER_ID = /^order_\w+$/;
 /** What pressing Pay again does not mend: it was begun too long ago, or the page asked for something else then. */
-const BEYOND_RETRY = new Set(["too-old", "mismatch"]);
+const BEYOND_RETRY = new Set(["too-old", "mismatch", "settled"]);
 const LOG_MAX = 40;
 
 const PARTS = [
@@ -107,7 +107,9 @@ const api = new Client({
   },
 });
 
-function watchAttempt({ what, attempt, retryInS }) {
+function watchAttempt({ what, attempt, retryInS, intent, key }) {
+  const now = order();
+  if (what === "sending" && intent === intentOf(now)) changed({ ...now, key });
   if (what === "offline") say("You are offline. It is sent when you are back.");
   if (what === "sending" && attempt > 1) say(`Asking again, with the same key (try ${attempt}) …`);
   if (retryInS) say(`No answer. Asking again in ${retryInS.toFixed(1)} s, with the same key.`);
@@ -135,20 +137,12 @@ async function attempted(work) {
   refresh();
 }
 
-/**
- * First the key, then the look whether it is paid, and the other way round below: so no tab can come
- * in between with a new key, and pay what another has just paid.
- */
+/** What is paid is settled under its name: whichever tab asks again is given the answer that there was. */
 async function pay(now) {
   say("Paying …");
-  const key = await api.key(intentOf(now));
-  const paid = await kept(paidOf(now));
-  if (paid) {
-    await api.settle(intentOf(now), key);
-    return say(`Paid already: ${paid}. Nothing is sent.`, "good");
-  }
-  changed({ ...now, key });
-  await told(now, await api.fetch("/v1/charges", { ...request(now), key }));
+  const paid = await kept(paidOf(now)); // the server forgets it after a day; this page does not
+  if (paid) return say(`Paid already: ${paid}. Nothing is sent.`, "good");
+  await told(now, await api.fetch("/v1/charges", { ...request(now), intent: intentOf(now) }));
 }
 
 /** The same each time: a key belongs to one request. */
@@ -163,16 +157,17 @@ function request({ id }) {
 
 async function told(now, answer) {
   const said = await answer.json();
-  const { key, settled, attempts, replayed } = outcomeOf(answer);
+  const { settled, attempts, replayed, remembered } = outcomeOf(answer);
   if (answer.ok) await shelf.update(paidOf(now), () => said.id);
-  if (settled) await api.settle(intentOf(now), key);
   tabs.postMessage("told");
   await draw();
   if (order().id !== now.id) return; // another tab has gone on to the next one
   if (!answer.ok) {
     const more = settled ? "" : " Press Pay to go on, with the same key.";
+    at("another").hidden = !settled;
     return say((said.error?.message ?? `Refused: ${answer.status}.`) + more, "bad");
   }
+  if (remembered) return say(`Paid already: ${said.id}. Nothing is sent.`, "good");
   const how = replayed ? ", as recorded for an earlier try" : attempts > 1 ? `, after ${attempts} tries` : "";
   say(`Paid: ${said.id}${how}.`, "good");
 }
@@ -269,6 +264,7 @@ function heardOf({ status, attempts, failed, processed }) {
 // --------------------------------------------------------------------------------------- faults
 
 let known = [];
+let flips = 0;
 
 function drawFaults(listed = known) {
   known = listed;
@@ -301,7 +297,10 @@ async function flip(fault, on) {
   }
   const body = JSON.stringify({ times: on ? 1 : 0 });
   const answer = await fetch(`/demo/faults/${fault}`, { method: "PUT", body });
-  if (answer.ok) drawFaults((await answer.json()).data);
+  if (!answer.ok) return;
+  const { data } = await answer.json();
+  flips += 1; // what was asked before is older, however late its answer comes
+  drawFaults(data);
 }
 
 // ------------------------------------------------------------------------------------- watching
@@ -317,7 +316,9 @@ function refresh(inMs = 120) {
     try {
       const tally = await read(`/demo/tally?${query}`);
       drawTally(tally);
-      drawFaults((await read("/demo/faults")).data);
+      const before = flips;
+      const { data } = await read("/demo/faults");
+      if (flips === before) drawFaults(data);
       if (tally.charges === null) refresh(500);
       else if (tally.deliveries.pending) refresh(1000);
     } catch {

@@ -18,7 +18,16 @@ class World {
   waiting = [];
   shelf = oncekey.memoryShelf();
 
-  constructor({ faults = [], chances = [0.5], offline = [], isHere = false }) {
+  constructor({ faults = [], chances = [0.5], offline = [], isHere = false, roomBytes = Infinity }) {
+    const { update } = this.shelf;
+    this.shelf.update = (name, change) =>
+      update(name, (before) => {
+        const after = change(before);
+        if (JSON.stringify(after ?? null).length > roomBytes) {
+          throw new DOMException("no room", "QuotaExceededError");
+        }
+        return after;
+      });
     this.isHere = isHere; // the server is: it is reached without a network
     this.faults = [...faults];
     this.chances = chances;
@@ -72,25 +81,33 @@ class World {
     if (!this.connected && !this.isHere) throw new TypeError("Failed to fetch");
     if (fault.processed || ["none", "truncate"].includes(fault.kind)) this.effects[key] = 1;
     const headers = { "content-type": "application/json", ...fault.headers };
+    for (const name in headers) headers[name] = headers[name].replace("$key", key);
+    const body = fault.base64 !== undefined ? Buffer.from(fault.base64, "base64") : fault.body;
+    const text = fault.json ? JSON.stringify(fault.json) : body;
     switch (fault.kind) {
       case "drop":
         throw new TypeError("Failed to fetch");
       case "truncate":
         return new Response(broken(), { status: 201, headers });
       default:
-        return new Response(fault.body ?? '{"done": true}', { status: fault.status, headers });
+        return answered(text === undefined ? '{"done": true}' : text, { ...fault, headers });
     }
   }
 
   /** Let it run to its end; whenever all wait, the next timer rings. */
   async run(work) {
     let over = false;
+    const real = performance.now();
     const ended = work.finally(() => (over = true));
     ended.catch(() => undefined);
     while (!over) {
       for (let turn = 0; turn < 4; turn += 1) await new Promise((go) => setImmediate(go));
       if (over) break;
-      if (!this.timers.length) throw new Error("everybody waits, and nobody for time");
+      if (!this.timers.length) {
+        // What reads a large body takes real time.
+        if (performance.now() - real > 10_000) throw new Error("everybody waits, and nobody for time");
+        continue;
+      }
       this.timers.sort((one, other) => one.time - other.time);
       const next = this.timers.shift();
       this.time = Math.max(this.time, next.time);
@@ -98,6 +115,10 @@ class World {
     }
     return ended;
   }
+}
+
+function answered(text, { status, headers, redirected = false }) {
+  return Object.defineProperty(new Response(text, { status, headers }), "redirected", { value: redirected });
 }
 
 function broken() {
@@ -120,15 +141,39 @@ function stuckOnce(shelf, number) {
 }
 
 /** What came of one request, as plain data. */
-async function ending(work) {
+async function ending(work, bytes = false) {
   try {
     const answer = await work();
-    return { status: answer.status, body: await answer.text(), ...oncekey.outcomeOf(answer) };
+    const { status } = answer;
+    const headers = Object.fromEntries(answer.headers);
+    const body = Buffer.from(await answer.arrayBuffer()).toString(bytes ? "base64" : "utf8");
+    return { status, headers, body, ...oncekey.outcomeOf(answer) };
   } catch (error) {
-    const { name, message, kind, key, attempts, fields } = error;
-    return { error: name, message, kind, key, attempts, fields };
+    const { name, message, kind, key, attempts, fields, sent } = error;
+    return { error: name, message, kind, key, attempts, fields, sent, shown: Object.keys(error) };
   }
 }
+
+/** A body that is none in JSON. */
+function bodyOf({ form, stream }) {
+  if (stream) return { body: new Blob([stream]).stream(), duplex: "half" };
+  if (!form) return {};
+  const body = new FormData();
+  for (const [name, value] of form) {
+    if (typeof value === "string") body.append(name, value);
+    else body.append(name, new File([value.text], value.name));
+  }
+  return { body };
+}
+
+/** What a page does beside sending requests. */
+const deeds = {
+  beginning: (client, name) => client.key(name, { note: "begun" }),
+  beginningAnew: (client, name) => client.begin(name),
+  settling: (client, said) => client.settle(...said),
+  signingOut: (client, more) => client.signOut(more),
+  listing: (client) => client.unsettled(),
+};
 
 const commands = {
   judge: (cases) =>
@@ -137,43 +182,54 @@ const commands = {
       return oncekey.judge({ response, body: encoder.encode(body) }, profile, wall);
     }),
   retryAfter: (cases) => cases.map(([value, wall]) => oncekey.retryAfter(value, wall)),
+  sha256: (texts) => texts.map((text) => oncekey.sha256(text)),
   uuid7: (cases) => cases.map(([wall, hex]) => oncekey.uuid7(wall, Buffer.from(hex, "hex"))),
 
   /** One client in one world; `requests` follow each other, each after `restS` of doing nothing. */
-  async deliver({ requests, options = {}, abortAt, abortWhen, stuck, ...script }) {
+  async deliver({ requests, options = {}, abortAt, abortWhen, stuck, bytes, ...script }) {
     const world = new World(script);
     const events = [];
     const warnings = [];
     console.warn = (text) => warnings.push(text);
     const stop = new AbortController();
-    const client = new oncekey.Client({
-      ...options,
-      shelf: stuck ? stuckOnce(world.shelf, stuck) : world.shelf,
-      world: world.given(),
-      onAttempt(event) {
-        events.push(event);
-        if (event.what === abortWhen) stop.abort();
-      },
-    });
+    const shelf = stuck ? stuckOnce(world.shelf, stuck) : world.shelf;
+    const clientOf = (account) =>
+      new oncekey.Client({
+        ...options,
+        ...(account && { account }),
+        shelf,
+        world: world.given(),
+        onAttempt(event) {
+          events.push(event);
+          if (event.what === abortWhen) stop.abort();
+        },
+      });
+    const client = clientOf(script.account);
+    const clients = { [script.account]: client };
     if (abortAt !== undefined) world.at(abortAt, () => stop.abort());
+    const { beginAnewAt, signOutAt } = script;
+    if (beginAnewAt !== undefined) world.at(beginAnewAt, () => client.begin(requests[0].intent));
+    if (signOutAt !== undefined) world.at(signOutAt, () => client.signOut());
     const endings = [];
-    for (const { restS = 0, url = "https://api.test/orders", ...init } of requests) {
+    for (const { restS = 0, url = "https://api.test/orders", account, ...init } of requests) {
       world.wallAt += restS;
-      const signal = abortAt ?? abortWhen ? stop.signal : undefined;
-      if (init.beginning) {
-        endings.push(await client.key(init.beginning, { note: "begun" }));
+      const one = account === undefined ? client : (clients[account] ??= clientOf(account));
+      const deed = Object.keys(init).find((name) => name in deeds);
+      if (deed) {
+        endings.push(await deeds[deed](one, init[deed]).catch(({ kind, message }) => ({ kind, message })));
         continue;
       }
-      if (init.settling) {
-        endings.push(await client.settle(...init.settling));
-        continue;
-      }
-      const work = () => client.fetch(url, { method: "POST", signal, ...init });
-      endings.push(await world.run(ending(work)));
+      const stopped = init.aborted ? AbortSignal.abort() : undefined;
+      const signal = abortAt ?? abortWhen ? stop.signal : stopped;
+      const work = () => one.fetch(url, { method: "POST", signal, ...init, ...bodyOf(init) });
+      endings.push(await world.run(ending(work, bytes)));
     }
     const unsettled = await client.unsettled();
+    const all = await world.shelf.all("oncekey/intent");
     const { attempts, effects, time } = world;
-    return { endings, attempts, effects, events, unsettled, time, warnings };
+    const stored = all.map(({ name }) => name);
+    const said = { endings, attempts, effects, events, unsettled, time, warnings };
+    return { ...said, stored, shelf: JSON.stringify(all) };
   },
 };
 

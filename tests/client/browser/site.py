@@ -27,7 +27,7 @@ class Site:
 
     def __init__(self, data: Path, app: Any = None) -> None:
         self.faults: list[str] = []
-        """lost, truncated, refused, 503, reset: before or after it was carried out."""
+        """lost, truncated, refused, login, 503, reset: before or after it was carried out."""
         self.keys: list[str] = []
         """Of every POST that arrived, in order."""
         self.free = threading.Event()
@@ -111,6 +111,8 @@ class _Line(BaseHTTPRequestHandler):
         self.owner.free.wait(WAIT_S_MAX)
         if fault == "reset":  # before anything was carried out
             return
+        if fault == "login":  # of a session that has ended
+            return self._answer(302, [("Location", "/")], b"")
         if fault == "503":
             return self._answer(503, [("Retry-After", "0")], b"sick")
         status, headers, answer = self._passed_on(body)
@@ -124,7 +126,8 @@ class _Line(BaseHTTPRequestHandler):
     def _answer(
         self, status: int, headers: list[tuple[str, str]], body: bytes, *, half: bool = False
     ) -> None:
-        kept = {"content-type", "etag", "retry-after", "idempotent-replayed", "idempotency-expires"}
+        kept = {"content-type", "etag", "location", "retry-after"}
+        kept |= {"idempotent-replayed", "idempotency-expires"}
         self.send_response(status)
         for name, value in headers:
             if name.lower() in kept:

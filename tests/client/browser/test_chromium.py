@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 
+import oncekey
+from oncekey.client import browser
+from oncekey.web.asgi import IdempotencyMiddleware
 from tests.client.browser.site import Site
 
 if TYPE_CHECKING:
@@ -18,9 +26,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WAIT_MS = 30_000
 NO_LOCAL_STORAGE = "Object.defineProperty(window, 'localStorage', { value: undefined })"
 NO_DATABASE = "Object.defineProperty(window, 'indexedDB', { value: undefined })"
-KEPT = """async () => {
-  const { usualShelf } = await import("/oncekey.js");
-  return (await usualShelf().all("oncekey/intent/")).length;
+SETTLED = """async () => {
+  const { Client } = await import("/oncekey.js");
+  while ((await new Client().unsettled()).length > 0) {
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
+}"""
+UNSETTLED = """async () => {
+  const { Client } = await import("/oncekey.js");
+  return (await new Client().unsettled()).length;
 }"""
 
 
@@ -52,8 +66,8 @@ def opened(context: BrowserContext, site: Site) -> Page:
     return page
 
 
-def press(page: Page) -> None:
-    page.get_by_role("button").click()
+def press(page: Page, name: str = "Order a mug") -> None:
+    page.get_by_role("button", name=name).click()
 
 
 def await_order(page: Page, site: Site) -> None:
@@ -63,22 +77,22 @@ def await_order(page: Page, site: Site) -> None:
     assert order in page.inner_text("#says")
 
 
-def await_dropped(page: Page) -> None:
-    page.wait_for_function(f"async () => (await ({KEPT})()) === 0")
+def await_settled(page: Page) -> None:
+    page.evaluate(SETTLED)  # unlike `wait_for_function`, it awaits what the page promises
 
 
 def test_a_double_click_orders_once(context: BrowserContext, site: Site) -> None:
     page = opened(context, site)
     site.free.clear()
 
-    page.get_by_role("button").dblclick()
+    page.get_by_role("button", name="Order a mug").dblclick()
     site.await_posts(2)
-    assert page.evaluate(KEPT) == 1
+    assert page.evaluate(UNSETTLED) == 1
     site.free.set()
 
     await_order(page, site)
     assert len(set(site.keys)) == 1
-    await_dropped(page)
+    await_settled(page)
 
 
 @pytest.mark.usefixtures("kept")
@@ -160,7 +174,7 @@ def test_offline_and_back(context: BrowserContext, site: Site) -> None:
     press(page)
     page.get_by_text("You are offline.").wait_for()
     assert site.keys == []
-    assert page.evaluate(KEPT) == 1
+    assert page.evaluate(UNSETTLED) == 1
 
     context.set_offline(False)
 
@@ -182,17 +196,179 @@ def test_answers_that_do_not_arrive_are_asked_for_again(
     assert ("as you were told before" in page.inner_text("#says")) is told_before
 
 
-def test_after_the_answer_a_new_order_is_a_new_one(context: BrowserContext, site: Site) -> None:
+@pytest.mark.usefixtures("kept")
+def test_after_the_answer_the_order_is_the_one_that_there_is(
+    context: BrowserContext, site: Site
+) -> None:
+    """Pressed again, after a reload, in another tab, and without a network."""
     page = opened(context, site)
     press(page)
     await_order(page, site)
-    await_dropped(page)
+    await_settled(page)
 
-    page.reload()
     press(page)
-    page.get_by_text("Ordered: order_").wait_for()
+    page.get_by_text("as you were told before").wait_for()
+    page.reload()
+    other = opened(context, site)
+    context.set_offline(True)
+    for tab in (page, other):
+        press(tab)
+        tab.get_by_text("as you were told before").wait_for()
+        await_order(tab, site)
 
-    assert len(site.orders()) == len(set(site.keys)) == 2
+    assert len(site.keys) == 1
+
+
+def test_another_order_is_another_one(context: BrowserContext, site: Site) -> None:
+    page = opened(context, site)
+    press(page)
+    await_order(page, site)
+    press(page, "Order another one")
+    page.wait_for_function(
+        "() => document.querySelector('#says').textContent.startsWith('Ordered')"
+    )
+    until_orders(site, 2)
+    press(page)
+    page.get_by_text("as you were told before").wait_for()
+
+    assert len(site.orders()) == len(set(site.keys)) == len(site.keys) == 2
+
+
+def until_orders(site: Site, count: int) -> None:
+    site.await_posts(count)
+    assert len(set(site.keys)) == count
+
+
+SIGNED_OUT = """async () => {
+  const { Client, outcomeOf, usualShelf } = await import("/oncekey.js");
+  const order = { method: "POST", body: '{"item": "tea"}', intent: "tea" };
+  const send = async (account) => {
+    const answer = await new Client({ account }).fetch("/orders", order);
+    return `${outcomeOf(answer).remembered} ${(await answer.json()).id}`;
+  };
+  const [ada, bob] = [await send("ada"), await send("bob")];
+  const again = [await send("ada"), await send("bob")];
+  await new Client({ account: "ada" }).signOut();
+  const kept = (await usualShelf().all("oncekey/intent")).map(({ account }) => account);
+  return [ada, bob, ...again, ...kept];
+}"""
+
+
+@pytest.mark.usefixtures("kept")
+def test_accounts_are_kept_apart_and_sign_out_forgets_one(
+    context: BrowserContext, site: Site
+) -> None:
+    page = opened(context, site)
+    ada, bob, adas, bobs, *kept = page.evaluate(SIGNED_OUT)
+
+    assert ada.split()[0] == bob.split()[0] == "false"
+    assert ada != bob
+    assert adas.split() == ["true", ada.split()[1]]
+    assert bobs.split() == ["true", bob.split()[1]]
+    assert kept == ["bob"]
+
+
+# ----------------------------------------------------------------------- the ten lines of the docs
+
+DOCS = Path(__file__).parents[3] / "docs" / "browser.md"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Site]:
+    """The docs' page, and a server that charges."""
+    lines = re.findall(r"```html\n(.*?)```", DOCS.read_text(), re.S)[0]
+    page = f"<!doctype html><title>Shop</title><button id='pay'>Pay</button>{lines}"
+    charges = []
+
+    async def charge(request: Request) -> JSONResponse:
+        charges.append(await request.json())
+        return JSONResponse({"charge": len(charges)}, 201)
+
+    def count(request: Request) -> JSONResponse:
+        return JSONResponse([len(charges)])
+
+    def module(request: Request) -> Response:
+        return Response(browser.module().body, headers=browser.module().headers)
+
+    app = Starlette(
+        routes=[
+            Route("/", lambda request: HTMLResponse(page)),
+            Route("/oncekey.js", module),
+            Route("/charges", charge, methods=["POST"]),
+            Route("/orders", count),
+        ]
+    )
+    app.add_middleware(
+        IdempotencyMiddleware,
+        store=f"sqlite:///{tmp_path / 'keys.db'}",
+        tenant=oncekey.single_tenant,
+        policy=oncekey.Policy(required=True, recovery="block"),
+    )
+    with Site(tmp_path, app) as site:
+        yield site
+
+
+def test_three_clicks_on_the_ten_lines_are_one_charge(context: BrowserContext, shop: Site) -> None:
+    """Each after the answer to the one before, which is when the key was dropped."""
+    page = opened(context, shop)
+    press(page, "Pay")
+    shop.await_posts(1)
+    await_settled(page)
+    for _ in range(2):
+        press_for_the_same(page)
+
+    assert shop.orders() == [1]
+    assert len(shop.keys) == 1
+
+
+def press_for_the_same(page: Page) -> None:
+    """The page says that this is no new answer."""
+    with page.expect_console_message(lambda said: "had arrived after all" in said.text):
+        press(page, "Pay")
+
+
+def test_clicks_on_the_ten_lines_over_reloads_and_lost_answers_are_one_charge(
+    context: BrowserContext, shop: Site
+) -> None:
+    shop.faults = ["lost", "503"]
+    page = opened(context, shop)
+    for _ in range(3):
+        press(page, "Pay")
+        shop.await_posts(1)
+        page.reload()
+    press(page, "Pay")
+    await_settled(page)
+    press_for_the_same(page)
+
+    assert shop.orders() == [1]
+    assert len(set(shop.keys)) == 1
+
+
+PAID_THRICE = """async () => {
+  const { Client, outcomeOf } = await import("/oncekey.js");
+  const api = new Client({ retries: { backoffS: 0.01 } });
+  const charge = { method: "POST", body: '{"amount": 2000}', intent: "cart-8/pay" };
+  const pay = async () => {
+    const answer = await api.fetch("/charges", charge);
+    const { settled, replayed, remembered } = outcomeOf(answer);
+    return [answer.redirected, settled, replayed, remembered];
+  };
+  return [await pay(), await pay(), await pay()];
+}"""
+
+
+def test_a_login_page_is_no_answer_and_keeps_the_key(context: BrowserContext, shop: Site) -> None:
+    """The first was carried out, and its answer lost; its retry finds that the session is over."""
+    shop.faults = ["lost", "login"]
+    page = opened(context, shop)
+    told = page.evaluate(PAID_THRICE)
+
+    assert told[0] == [True, False, False, False]
+    assert told[1] == [False, True, True, False]
+    assert told[2] == [False, True, True, True]
+    assert shop.orders() == [1]
+    assert len(shop.keys) == 3
+    assert len(set(shop.keys)) == 1
 
 
 def test_what_cannot_be_kept_is_not_sent(context: BrowserContext, site: Site) -> None:
@@ -249,8 +425,12 @@ def test_who_clears_the_site_s_data_can_go_on(context: BrowserContext, site: Sit
     devtools = context.new_cdp_session(page)
     devtools.send("Storage.clearDataForOrigin", {"origin": site.url, "storageTypes": "indexeddb"})
 
-    page.wait_for_function("async () => await api.key('after').catch(() => undefined)")
-    assert page.evaluate(KEPT) == 1
+    page.evaluate("""async () => {
+      while (!(await api.key("after").catch(() => undefined))) {
+        await new Promise((resolve) => setTimeout(resolve, 10));
+      }
+    }""")
+    assert page.evaluate(UNSETTLED) == 1
 
 
 def test_a_disk_without_room_sends_nothing(context: BrowserContext, site: Site) -> None:

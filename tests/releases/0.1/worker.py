@@ -13,10 +13,13 @@ import sys
 from typing import Any
 
 import oncekey
-from oncekey.core import lifecycle
+from oncekey.core import fingerprint, lifecycle
+from oncekey.core import key as keys
+from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import Held
+from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim, Record, Step
-from oncekey.core.verbs import AppendStep, Find, Insert, Purge, Scan, Steps, Swap, Sweep
+from oncekey.core.verbs import AppendStep, Find, Insert, Inserted, Purge, Scan, Steps, Swap, Sweep
 from oncekey.stores.gather import Gatherer
 from oncekey.stores.url import open_store
 from tests.releases.plain import plain_record, plain_steps
@@ -63,6 +66,11 @@ class Worker:
         found = self._found(record_id)
         return self._outcome(lifecycle.take(found, self._claim(found.id, key)))
 
+    def decide(self, record_id: str, recovery: Any) -> str:
+        """What the same request gets here, under a policy with this recovery."""
+        policy = Policy(recovery=recovery).settled()
+        return lifecycle.decide(self._found(record_id), Comparison.SAME, policy).value
+
     def doubt(self, record_id: str) -> str:
         found, token = self._found(record_id), secrets.token_bytes(16)
         return self._outcome(lifecycle.doubt(found, new_token=token, retention_s=RETENTION_S))
@@ -72,6 +80,31 @@ class Worker:
 
     def purge(self, tenant: str) -> int:
         return int(self._ask(Purge(tenant, 1000)))
+
+    def leave(self, key: str, content_type: str, body: str) -> str:
+        """Begin `POST /orders`, and die."""
+        return self.serve(key, content_type, body, ends=False)
+
+    def serve(self, key: str, content_type: str, body: str, ends: bool = True) -> str:
+        """What its middleware does with `POST /orders`: run it, and keep that it did; or what it
+        makes of the record that it finds.
+        """
+        made = fingerprint.of("POST", "/orders", b"", content_type, body.encode("latin-1"))
+        assert not isinstance(made, fingerprint.BadBody), made
+        record_id = keys.record_id("single", "POST /orders", key)
+        token, digest = secrets.token_bytes(16), made.digest
+        described = ("single", "POST /orders", key, digest, made.version)
+        inserted = self._ask(Insert(Claim(record_id, token, *described, LEASE_S, RETENTION_S)))
+        if isinstance(inserted, Inserted) and not ends:
+            return "began"
+        if isinstance(inserted, Inserted):
+            held = Held(record_id, inserted.fence, token)
+            answer = Answer(201, ((b"x-from", b"0.1"),), b"of 0.1")
+            self._ask(lifecycle.complete(held, answer, retention_s=RETENTION_S))
+            return "ran"
+        found = inserted.record
+        told = fingerprint.compare(found.fingerprint_version, found.fingerprint, made)
+        return str(lifecycle.decide(found, told, Policy().settled()).name)
 
     def _found(self, record_id: str) -> Record:
         record: Record = self._ask(Find(bytes.fromhex(record_id)))

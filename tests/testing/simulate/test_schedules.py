@@ -64,6 +64,16 @@ def test_the_promises_hold_over_a_few_schedules() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_promises_hold_over_20_000_schedules() -> None:
+    """P1 to P11; at least half of the schedules have a fault."""
+    campaign = run(2_000_000, 20_000)
+
+    _assert_kept(campaign)
+    assert campaign.faulty >= campaign.schedules / 2
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_the_promises_hold_over_200_000_distinct_schedules() -> None:
     """P1 to P11; at least half of the schedules have a fault, and every row of the tables of
@@ -74,15 +84,4 @@ def test_the_promises_hold_over_200_000_distinct_schedules() -> None:
     _assert_kept(campaign)
     assert campaign.distinct >= 200_000
     assert campaign.faulty >= campaign.schedules / 2
-    assert campaign.marks.missing() == []
-
-
-@pytest.mark.long
-@pytest.mark.timeout(6 * 3600)
-def test_the_promises_hold_over_300_000_more_schedules() -> None:
-    """P1 to P11, with other seeds than every day."""
-    campaign = run(10_000_000, 300_000)
-
-    _assert_kept(campaign)
-    assert campaign.distinct >= 290_000
     assert campaign.marks.missing() == []

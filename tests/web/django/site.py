@@ -142,16 +142,16 @@ class Site:
             return ask_wsgi(self._app, key, body, **variables, **more)
         self._app = self._app or ASGIHandler()
         lines = [(name.encode(), value.encode()) for name, value in sent.items()]
-        return asyncio.run(ask(_patient(self._app), key, body, headers=lines, **more))
+        return asyncio.run(ask(patient(self._app), key, body, headers=lines, **more))
 
     def records(self) -> list[Record]:
         return list(Gatherer(self.store).ask(Scan(100)))
 
 
-def _patient(app: Any) -> Any:
+def patient(app: Any) -> Any:
     """A client that does not hang up while it waits for its answer."""
 
-    async def patient(scope: Any, receive: Any, send: Any) -> None:
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
         async def wait() -> Any:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -160,7 +160,7 @@ def _patient(app: Any) -> Any:
 
         await app(scope, wait, send)
 
-    return patient
+    return waiting
 
 
 @contextlib.contextmanager

@@ -89,6 +89,29 @@ def test_e60_a_stream_is_kept_whole_and_one_that_is_too_large_flows(site: Site) 
     assert site.runs == 2
 
 
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+def test_a_stream_that_breaks_before_it_is_recorded_says_that_nobody_knows(site: Site) -> None:
+    site.oncekey["policy"] = Policy(recovery="block")
+
+    def parts() -> Iterator[bytes]:
+        yield b"begun"
+        site.run()
+        raise OSError("the bank hung up")
+
+    async def async_parts() -> AsyncIterator[bytes]:
+        for part in parts():
+            yield part
+
+    def order(request: HttpRequest) -> HttpResponse:
+        return StreamingHttpResponse(async_parts() if "async" in site.handler else parts())
+
+    site.route("orders", site.both(order))
+    first, again = site.ask("k1"), site.ask("k1")
+    assert (first.status, first.header("idempotency-outcome")) == (500, "unknown")
+    assert first.header("x-should-retry") == "false"
+    assert (again.kind, site.runs) == ("outcome-unknown", 1)
+
+
 def test_e22_a_form_that_the_csrf_check_reads_is_compared_all_the_same(site: Site) -> None:
     ordering(site)
 

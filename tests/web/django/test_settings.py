@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -17,8 +19,8 @@ from django.views import View
 from oncekey import Misuse, Policy
 from oncekey.web.django import idempotent
 from oncekey.web.django.claim import views
-from oncekey.web.django.settings import check
-from tests.web.django.site import Site, database, told
+from oncekey.web.django.settings import MIDDLEWARE, check
+from tests.web.django.site import Site, database, login_required, told
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,62 @@ def test_a_middleware_that_is_missing_or_not_the_last_is_told_by_the_check(wsgi:
         [warning] = check()
         assert warning.id == "oncekey.W001"
         assert "CsrfViewMiddleware" in warning.msg
+
+
+def test_a_middleware_that_stands_there_twice_is_told_by_the_check(wsgi: Site) -> None:
+    with override_settings(MIDDLEWARE=[*wsgi.middleware, MIDDLEWARE]):
+        [error] = check()
+        assert error.id == "oncekey.E004"
+    with override_settings(MIDDLEWARE=[*wsgi.middleware, "django.middleware.gzip.GZipMiddleware"]):
+        [warning] = check()
+        assert warning.id == "oncekey.W003"
+
+
+def test_of_the_views_of_an_admin_nobody_is_told(
+    wsgi: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They check who sends a request, and nobody can mark them."""
+
+    def order(request: HttpRequest) -> HttpResponse:
+        return told({})
+
+    def index(request: HttpRequest) -> HttpResponse:
+        return told({})
+
+    checked: Any = login_required(index)
+    for module in ("sites", "options"):
+        there = {**checked.__globals__, "__name__": f"django.contrib.admin.{module}"}
+        theirs = FunctionType(checked.__code__, there, "checked", None, checked.__closure__)
+        wsgi.route(module, functools.update_wrapper(theirs, index))
+    wsgi.route("orders", login_required(order))
+    assert wsgi.ask("k1").status == 200
+    [said] = [each.getMessage() for each in caplog.records if each.name == "oncekey.order"]
+    assert said.startswith("login_required of order checks who sends a request within the view")
+
+
+def test_the_order_is_told_of_by_a_server_too(wsgi: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody runs `manage.py check` where the site is served."""
+    wsgi.oncekey["tenant"] = "oncekey.single_tenant"
+    wsgi.middleware[:] = [*wsgi.middleware[1:], wsgi.middleware[0]]
+    wsgi.route("orders", login_required(lambda request: told({})))
+    wsgi.route("marked", login_required(idempotent(lambda request: told({}))))
+
+    class AccessMixin:
+        """As in `django.contrib.auth.mixins`, which needs models."""
+
+    class LoginRequiredMixin(AccessMixin):
+        pass
+
+    class Pages(LoginRequiredMixin, View):  # type: ignore[misc]
+        pass
+
+    wsgi.route("pages", Pages.as_view())
+    for _ in range(2):
+        assert wsgi.ask("k1", path="/marked").status == 200
+    said = [each.getMessage() for each in caplog.records if each.name == "oncekey.order"]
+    assert len(said) == 2
+    assert "CsrfViewMiddleware check requests after their keys were claimed" in said[0]
+    assert said[1].startswith("login_required of <lambda>, LoginRequiredMixin of Pages checks who")
 
 
 def test_policies_by_route_that_apply_to_nothing_are_told_by_the_check(wsgi: Site) -> None:

@@ -85,3 +85,24 @@ def test_atomic_mode_commits_claim_rows_and_answer_together(wsgi: Site, shared: 
     first, again = wsgi.ask("k1"), wsgi.ask("k1")
     assert (first.status, again.body, again.replayed) == (201, first.body, True)
     assert (rows(shared), wsgi.runs) == (1, 2)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_without_a_key_rows_commit_with_the_answer_or_not_at_all(
+    wsgi: Site, shared: str, marks: bool
+) -> None:
+    wsgi.oncekey["atomic"] = shared
+    if not marks:
+        wsgi.oncekey["policy"] = Policy(atomic=True)
+
+    def order(request: HttpRequest) -> HttpResponse:
+        assert oncekey.current().connection is not None
+        with connections[shared].cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES ('tea')")
+        if wsgi.run() == 1:
+            raise ValueError("broken")
+        return told({"run": wsgi.runs}, 503 if wsgi.runs == 2 else 201)
+
+    wsgi.route("orders", idempotent(Policy(atomic=True))(order) if marks else order)
+    assert [wsgi.ask(None).status for _ in range(4)] == [500, 503, 201, 201]
+    assert rows(shared) == 2

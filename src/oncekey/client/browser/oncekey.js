@@ -11,9 +11,11 @@
  *     });
  *     outcomeOf(answer).replayed;
  *
- * One key per intent. It is kept where a reload finds it before the first byte leaves, every retry and
- * every tab sends the same one, and it is dropped when the answer is final. The rules of retrying are
- * those of `oncekey.client` in Python, and one test holds both to them.
+ * One key per intent. It is kept where a reload finds it before the first byte leaves, and every retry
+ * and every tab sends the same one. An intent that was answered 2xx stays settled under its name: the
+ * same request gets that answer again, and nothing is sent, until `begin` begins it anew or the server
+ * forgets the key. The rules of retrying are those of `oncekey.client` in Python, and one test holds
+ * both to them.
  *
  * No dependencies, no build step. Time, chance and the network are given to it (`world`), so that a
  * test can drive it through hours in a moment.
@@ -62,6 +64,7 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
  * @typedef {object} Options
  * @property {Profile} [profile] How the server words its refusals.
  * @property {string} [header] Where the key travels: `Idempotency-Key`.
+ * @property {string} [account] Whose intents these are. Those of others are neither seen nor touched.
  * @property {Partial<Retries>} [retries]
  * @property {Partial<RetryBudget>} [budget]
  * @property {number} [retentionS] How long the server remembers keys, until it says so itself.
@@ -75,7 +78,7 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
 /**
  * @typedef {object} Ours
  * @property {string} [intent] What this request is for, as in "cart-7/order". Its key is kept under this
- *   name until the answer is final.
+ *   name, and so is the answer that ends it.
  * @property {string} [note] Kept beside the key, for whoever resumes it after a reload. No secrets.
  * @property {string} [key] A key of the caller's own. It is not kept.
  * @property {boolean} [settle] False: keep the key until `client.settle(intent)`.
@@ -94,7 +97,9 @@ export const RETRY_BUDGET = Object.freeze({ tokensMax: 20, tokensPerRequest: 0.2
  * @property {boolean} replayed The answer is a kept one: an earlier attempt had arrived after all.
  * @property {string | null} expires Until when the server remembers the key, as it says.
  * @property {string | null} gaveUp Why there was no further attempt, where one would have been in order.
- * @property {boolean} settled Its intent is done with: the next one may have a new key.
+ * @property {boolean} settled Its intent is done with.
+ * @property {boolean} remembered Nothing was sent: the answer is the one that settled this intent.
+ * @property {boolean} withoutBody It is remembered without its body, which was too long to be kept.
  */
 
 /**
@@ -138,10 +143,13 @@ export function outcomeOf(answer) {
   return outcomes.get(answer);
 }
 
-/** All that can go wrong here and is not `fetch`'s own; `kind` is the stable name. */
+/**
+ * All that can go wrong here and is not `fetch`'s own; `kind` is the stable name. `sent` is false if
+ * nothing left this page in this call. The message holds a short hash of the key; `key` is the key.
+ */
 export class OncekeyError extends Error {
   /**
-   * @param {"mismatch" | "too-old" | "no-answer" | "no-storage"} kind
+   * @param {"mismatch" | "settled" | "too-old" | "no-answer" | "no-storage"} kind
    * @param {string} message
    * @param {{ cause?: unknown, key?: string, attempts?: number, fields?: string[] }} [more]
    */
@@ -149,9 +157,13 @@ export class OncekeyError extends Error {
     super(message, { cause });
     this.name = "OncekeyError";
     this.kind = kind;
-    this.key = key;
     this.attempts = attempts;
+    this.sent = attempts > 0;
     this.fields = fields;
+    /** @type {string | undefined} */
+    this.key = key;
+    // Whoever reports errors lists their own properties.
+    Object.defineProperty(this, "key", { enumerable: false });
   }
 }
 
@@ -161,6 +173,7 @@ const METHODS = new Set(["POST", "PUT", "PATCH", "DELETE"]);
 const KEY = /^[\x21-\x7e]{1,255}$/;
 /** This machine itself, which needs no network to be reached. */
 const HERE = /^(?:(?:.+\.)?localhost|127(?:\.\d+){3}|\[::1\])(?::\d+)?$/;
+const ACCOUNT_CHARS_MAX = 512;
 const OVER = "the time for all attempts is over";
 const FORGOTTEN = "the server has forgotten its key by now: a retry could do it twice";
 
@@ -171,8 +184,13 @@ const FORGOTTEN = "the server has forgotten its key by now: a retry could do it 
  * @property {string} key
  * @property {number} until When the server forgets the key.
  * @property {string | undefined} intent
+ * @property {boolean} isNew Nothing was sent under its key before.
  * @property {(signal: AbortSignal) => Request} request A fresh copy: a request is sent only once.
  * @property {string | null} once Why it must not be sent twice.
+ *
+ * @typedef {object} Asked What tells a request from others.
+ * @property {string | null} print Null for a stream: nobody can look inside.
+ * @property {string} by Whose request it is, as far as its credentials tell.
  *
  * @typedef {object} Ended
  * @property {Answer} answer
@@ -191,6 +209,7 @@ export class Client {
   #world;
   #buckets;
   #reuse = new Reuse();
+  #account;
   #intents;
 
   /** @param {Options} [options] */
@@ -203,7 +222,8 @@ export class Client {
     this.#onAttempt = options.onAttempt;
     this.#buckets = new Buckets({ ...RETRY_BUDGET, ...options.budget });
     const { shelf, shelfS = 10, retentionS = 24 * 3600 } = options;
-    this.#intents = new Intents(shelf, shelfS, retentionS, this.#world);
+    this.#account = "account" in options ? checkedAccount(options.account) : "";
+    this.#intents = new Intents(shelf, shelfS, retentionS, this.#account, this.#world);
     for (const [name, value] of Object.entries({ shelfS, retentionS, ...this.#retries })) {
       if (typeof value === "number" && value > 0) continue;
       throw new TypeError(`${name} is ${JSON.stringify(value)}: give a number, more than 0`);
@@ -213,11 +233,14 @@ export class Client {
   /**
    * As the browser's own `fetch`, for requests that may be sent again.
    *
-   * The answer is whole when it is given. What changes nothing is sent as it is.
+   * The answer is whole when it is given. What changes nothing is sent as it is. An intent that is
+   * settled gives its answer again, and nothing is sent (`outcomeOf(answer).remembered`): status,
+   * Content-Type and a body of up to 64 KiB.
    *
-   * Throws an `OncekeyError`: "mismatch" where the key belongs to another request, "too-old" where the
-   * server has forgotten it, "no-answer" where the attempts are used up without one, "no-storage"
-   * where the key cannot be kept (nothing was sent). Throws the signal's reason when aborted.
+   * Throws an `OncekeyError`: "mismatch" where the key belongs to another request, "settled" where the
+   * name does, "too-old" where the server has forgotten the key, "no-answer" where the attempts are
+   * used up without one, "no-storage" where the key cannot be kept (nothing was sent). Throws the
+   * signal's reason when aborted.
    *
    * @param {RequestInfo | URL} input
    * @param {Init} [init]
@@ -239,15 +262,39 @@ export class Client {
     const brought = key ?? given;
     const mine = brought ?? newKey(this.#world);
     if (!KEY.test(mine)) throw new TypeError("a key has 1 to 255 visible ASCII characters");
-    const begun = await this.#intents.begin(intent, mine, origin, note);
-    const call = await this.#prepared(request, init.body, begun, intent);
+    const isStream = typeof ReadableStream !== "undefined" && init.body instanceof ReadableStream;
+    // A blob can be sent often, is the same bytes each time (a form's boundary too), and a large one
+    // need not be in memory.
+    const body = isStream ? null : await request.blob();
+    const isNamed = intent !== undefined || brought !== undefined;
+    const print = body && isNamed ? await printOf(request, body) : null;
+    const asked = { print, by: this.#by(request) };
+    const begun = await this.#intents.open(intent, mine, origin, note, asked);
+    if (begun.answer && begun.settled !== undefined) {
+      signal?.throwIfAborted();
+      return toldAgain(begun.key, begun.answer);
+    }
     const isNew = brought === undefined && begun.key === mine;
-    const ended = await this.#deliver(call, signal, isNew);
+    const call = this.#prepared(request, body, { ...begun, intent, isNew });
+    if (print !== null) this.#compare(call, origin, print);
+    const ended = await this.#deliver(call, signal);
     if (intent !== undefined) {
       await anyway(() => this.#intents.learn(origin, ended.answer));
-      if (settle && ended.verdict.settled) await anyway(() => this.settle(intent, begun.key));
+      await anyway(() => this.#intents.close(begun, settle, ended, asked));
     }
     return this.#given(call, ended);
+  }
+
+  /**
+   * The next request of this name is a new intent with a new key, whatever became of the last one. Call
+   * it where the user decides to do it again ("Order another one"), never where the request is sent.
+   *
+   * @param {string} intent
+   * @returns {Promise<Intent | null>} What was given up, if it had no final answer: nobody knows whether
+   *   it was carried out.
+   */
+  begin(intent) {
+    return this.#intents.begin(intent);
   }
 
   /**
@@ -259,12 +306,12 @@ export class Client {
    * @returns {Promise<string>}
    */
   async key(intent, { note = "", origin = globalThis.location?.origin ?? "" } = {}) {
-    return (await this.#intents.begin(intent, newKey(this.#world), origin, note)).key;
+    return (await this.#intents.open(intent, newKey(this.#world), origin, note)).key;
   }
 
   /**
-   * What was begun, here or in another tab or before a reload, and has no final answer yet; the oldest
-   * first. Send it again under its name.
+   * What this account began, here or in another tab or before a reload, and has no final answer yet;
+   * the oldest first. Send it again under its name.
    *
    * @returns {Promise<Intent[]>}
    */
@@ -273,7 +320,8 @@ export class Client {
   }
 
   /**
-   * This intent is done, or given up: the next of this name is a new one, with a new key.
+   * This intent is done, or given up. With a final answer that is kept it stays settled under its name;
+   * otherwise the next of this name is a new one, with a new key.
    *
    * @param {string} intent
    * @param {string} [key] Only if it still has this key.
@@ -282,47 +330,56 @@ export class Client {
     await this.#intents.settle(intent, key);
   }
 
+  /**
+   * The user signs out: forget all answers of this account. Keys without a final answer stay, because
+   * what they were sent with may have been carried out; what comes of them is not kept.
+   *
+   * @param {{ everyone?: boolean }} [more] `everyone`: all accounts that use this browser.
+   * @returns {Promise<Intent[]>} What has no final answer yet.
+   */
+  signOut({ everyone = false } = {}) {
+    return this.#intents.signOut(everyone);
+  }
+
   // ---------------------------------------------------------------------------------- parts
 
   /**
+   * Whose request this is. Where no account is given, other credentials may be another one's.
+   *
    * @param {Request} request
-   * @param {unknown} body
-   * @param {Intent} begun
-   * @param {string | undefined} intent
-   * @returns {Promise<Call>}
    */
-  async #prepared(request, body, { key, until }, intent) {
+  #by(request) {
+    const said = this.#account ? null : request.headers.get("authorization");
+    return said === null ? "" : sha256(said);
+  }
+
+  /**
+   * @param {Request} request
+   * @param {Blob | null} body
+   * @param {{ key: string, until: number, intent: string | undefined, isNew: boolean }} begun
+   * @returns {Call}
+   */
+  #prepared(request, body, { key, until, intent, isNew }) {
     const headers = new Headers(request.headers);
     headers.set(this.#header, key);
     const host = new URL(request.url).host;
-    const operation = `${request.method} ${host}`;
-    const streamed = typeof ReadableStream !== "undefined" && body instanceof ReadableStream;
-    if (streamed) {
-      const once = "its body is a stream, which cannot be sent twice";
-      const copy = (/** @type {AbortSignal} */ signal) => new Request(request, { headers, signal });
-      return { operation, host, key, until, intent, once, request: copy };
-    }
-    // A blob can be sent often, is the same bytes each time (a form's boundary too), and a large one
-    // need not be in memory.
-    const bytes = await request.blob();
-    await this.#compare(request, bytes, key, operation);
+    const about = { operation: `${request.method} ${host}`, host, key, until, intent, isNew };
     const copy = (/** @type {AbortSignal} */ signal) =>
-      new Request(request, { headers, signal, body: bytes });
-    return { operation, host, key, until, intent, once: null, request: copy };
+      new Request(request, { headers, signal, ...(body && { body }) });
+    const once = body ? null : "its body is a stream, which cannot be sent twice";
+    return { ...about, once, request: copy };
   }
 
   /**
    * Warn of a key that was sent before with another request: it is the caller's mistake, and a server
    * that does not compare would hide it.
    *
-   * @param {Request} request
-   * @param {Blob} body
-   * @param {string} key
-   * @param {string} operation
+   * @param {Call} call
+   * @param {string} origin
+   * @param {string} print
    */
-  async #compare(request, body, key, operation) {
-    const { origin } = new URL(request.url);
-    if (!this.#reuse.differs(`${origin} ${key}`, await printOf(request, body))) return;
+  #compare({ key, operation }, origin, print) {
+    if (!this.#reuse.differs(`${origin} ${key}`, print)) return;
     console.warn(
       `oncekey: ${operation}: this key was sent before with another request. A server refuses that, ` +
         "or answers with the outcome of the other one: use one key, or one name, per intent.",
@@ -334,10 +391,9 @@ export class Client {
    *
    * @param {Call} call
    * @param {AbortSignal | null | undefined} signal
-   * @param {boolean} isNew Nothing was sent under its key before.
    * @returns {Promise<Ended>}
    */
-  async #deliver(call, signal, isNew) {
+  async #deliver(call, signal) {
     const deadline = this.#world.now() + this.#retries.budgetS;
     this.#buckets.earn(call.host, this.#world.now());
     /** @type {Ended} */
@@ -356,7 +412,7 @@ export class Client {
       const answer = await this.#attempt(call, deadline - sent, signal);
       signal?.throwIfAborted();
       const now = this.#world.now();
-      const first = isNew && attempt === 1;
+      const first = call.isNew && attempt === 1;
       const verdict = judge(answer, this.#profile, this.#world.wall(), first);
       const after = this.#after(call, attempt, verdict, now, deadline);
       const gaveUp = typeof after === "string" ? after : null;
@@ -459,23 +515,27 @@ export class Client {
     const { key } = call;
     if (verdict.mismatch) {
       const { detail, fields } = verdict.mismatch;
-      throw new OncekeyError("mismatch", detail, { key, attempts, fields });
+      throw new OncekeyError("mismatch", hidden(detail, key), { key, attempts, fields });
     }
     if ("error" in answer) {
       const times = attempts === 1 ? "once" : `${attempts} times`;
       const sent = `Sent ${times}, and nobody knows whether it was carried out. Not again`;
-      const named = call.intent === undefined ? `, ${key}.` : `: that of the intent ${call.intent}.`;
+      const unsent = call.isNew ? "Not sent" : "Not sent this time";
+      const named =
+        call.intent === undefined
+          ? ` (its short hash is ${shortHash(key)}).`
+          : `: that of the intent ${call.intent}.`;
       const move =
         gaveUp === FORGOTTEN
           ? "Find out there whether it was done."
           : `To retry, send the same request with the same key${named}`;
-      const message = `${attempts ? sent : "Not sent"}, because ${gaveUp}. ${move}`;
+      const message = `${attempts ? sent : unsent}, because ${gaveUp}. ${move}`;
       throw new OncekeyError("no-answer", message, { cause: answer.error, key, attempts });
     }
     const { headers } = answer.response;
     const expires = headers.get("idempotency-expires");
     const { settled } = verdict;
-    const said = { replayed: replayed(headers), expires };
+    const said = { replayed: replayed(headers), expires, remembered: false, withoutBody: false };
     outcomes.set(answer.response, { key, attempts, ...said, gaveUp, settled });
     return answer.response;
   }
@@ -488,6 +548,17 @@ export class Client {
       console.error("oncekey: onAttempt failed; the request goes on:", error);
     }
   }
+}
+
+/** @param {unknown} account @returns {string} */
+function checkedAccount(account) {
+  if (typeof account === "string" && account && account.length <= ACCOUNT_CHARS_MAX) {
+    return encodeURIComponent(account);
+  }
+  throw new TypeError(
+    `account is ${JSON.stringify(account)}: give a text of 1 to ${ACCOUNT_CHARS_MAX} characters, as in ` +
+      "account: String(user.id), and make the client when the user is known",
+  );
 }
 
 /** @param {Ended} ended @returns {Omit<Attempted, "what" | "operation" | "intent" | "key">} */
@@ -553,15 +624,14 @@ const OFFLINE = "this device is offline";
 const REFUSAL_BYTES_MAX = 65_536;
 const PASSING_STATUSES = new Set([408, 425, 429]);
 const PASSING = new Set([
-  ...["in-flight", "newer-record", "quota-exceeded", "store-unavailable", "unsettled"],
+  ...["in-flight", "newer-record", "no-room", "quota-exceeded", "store-unavailable", "unsettled"],
 ]);
 const BEYOND_RETRY = new Set([
   ...["outcome-unknown", "answer-not-kept", "stale-answer", "too-old", "key-expired"],
+  "transaction-ended",
 ]);
 /** Who asks, and how often, was judged before what is asked: an earlier attempt may have been carried out. */
 const NOT_LET_IN = new Set([401, 403, 407, ...PASSING_STATUSES]);
-/** Nothing there takes what is asked, as while a release is taken back: the same, where it was sent before. */
-const NOT_THERE = new Set([404, 405, 413, 415, 421]);
 
 /**
  * What to do now.
@@ -575,17 +645,33 @@ const NOT_THERE = new Set([404, 405, 413, 415, 421]);
 export function judge(answer, profile, wall, first = true) {
   if ("error" in answer) return AGAIN;
   const { status, headers } = answer.response;
-  if (status < 400) return { again: false, settled: status >= 200 };
+  if (status < 400) return { again: false, settled: status >= 200 && !isElsewhere(answer.response) };
   const said = json(answer.body);
   const kind = kindOf(said, status, profile);
   if (kind === "mismatch") return { again: false, settled: false, mismatch: mismatchOf(said) };
-  if (replayed(headers) || !passing(status, headers, said, kind, profile)) {
-    const passedBy = status >= 500 || (NOT_THERE.has(status) && !first);
-    const nobodyKnows = BEYOND_RETRY.has(kind ?? "") || (passedBy && !replayed(headers));
+  const unknown = headers.get("idempotency-outcome") === "unknown"; // a retry does not run
+  if (unknown || replayed(headers) || !passing(status, headers, said, kind, profile)) {
+    // What was sent before may have been carried out, and this come from what stands before the server:
+    // another release, or a token that has expired. What answered with a redirect may have done it, too.
+    const isOpen =
+      (status >= 500 && !replayed(headers)) ||
+      (!first && !isStored(headers)) ||
+      isElsewhere(answer.response);
+    const nobodyKnows = unknown || BEYOND_RETRY.has(kind ?? "") || isOpen;
     return { again: false, settled: !NOT_LET_IN.has(status) && !nobodyKnows };
   }
   const asked = headers.get("retry-after");
   return { ...AGAIN, retryAfterS: asked === null ? null : retryAfter(asked, dateOf(headers) ?? wall) };
+}
+
+/**
+ * Whether a redirect led to it, and it does not say that it is stored: a login page, or the page of what
+ * was made. That is no answer to what was sent.
+ *
+ * @param {Response} response
+ */
+function isElsewhere({ redirected, headers }) {
+  return redirected && !isStored(headers);
 }
 
 /**
@@ -627,7 +713,9 @@ const PROBLEM = "urn:oncekey:problem:";
 const KINDS = new Set([
   ...["missing-key", "invalid-key", "no-tenant", "malformed-request", "request-too-large"],
   ...["mismatch", "in-flight", "outcome-unknown", "answer-not-kept", "stale-answer", "newer-record"],
-  ...["too-old", "key-expired", "quota-exceeded", "store-unavailable", "unsettled", "key-not-found"],
+  ...["too-old", "key-expired", "quota-exceeded", "no-room", "store-unavailable", "unsettled"],
+  "transaction-ended",
+  ...["key-not-found"],
 ]);
 /** @type {Record<string, string>} */
 const STRIPE_NAMES = { "in-flight": "idempotency_key_in_use", "key-not-found": "resource_missing" };
@@ -820,7 +908,8 @@ function newKey(world) {
 }
 
 const KEYS_MAX = 1024;
-const PRINT_BYTES_MAX = 1024 * 1024;
+const JSON_BYTES_MAX = 1024 * 1024;
+const PIECE_BYTES = 1024 * 1024;
 
 /** Which request a key came with, as far back as a bounded memory goes (oncekey/client/reuse.py). */
 class Reuse {
@@ -843,8 +932,9 @@ class Reuse {
 }
 
 /**
- * What tells a request from another one: JSON by value, anything else by its bytes. Of what is large,
- * and of forms with files, whose boundary is a new one each time, only the size counts.
+ * What tells a request from another one: method, address and type; JSON by value, forms with files part
+ * by part, anything else by its bytes. Where that is in doubt, two requests are not the same. A digest
+ * and not the text, which may hold secrets.
  *
  * @param {Request} request
  * @param {Blob} body
@@ -854,66 +944,298 @@ async function printOf(request, body) {
   const url = new URL(request.url);
   url.hash = "";
   url.searchParams.sort();
-  const type = (request.headers.get("content-type") ?? "").split(";", 1)[0]?.trim().toLowerCase() ?? "";
-  const bySize = body.size > PRINT_BYTES_MAX || type === "multipart/form-data";
-  const said = bySize ? String(body.size) : canonical(await body.text());
-  return hashOf(JSON.stringify([request.method, url.href, type, said]));
+  const said = request.headers.get("content-type") ?? "";
+  const type = said.split(";", 1)[0]?.trim().toLowerCase() ?? "";
+  const print =
+    type === "multipart/form-data"
+      ? await printOfForm(body, said)
+      : isJson(type) && body.size <= JSON_BYTES_MAX
+        ? sha256(canonical(await body.text()))
+        : await printOfBytes(body);
+  return sha256(JSON.stringify([request.method, url.href, type, print]));
+}
+
+/** @param {string} type */
+function isJson(type) {
+  return type === "application/json" || type.endsWith("+json");
+}
+
+/** A piece at a time: a large file need not be in memory. @param {Blob} body */
+async function printOfBytes(body) {
+  const parts = [];
+  for (let at = 0; at < body.size; at += PIECE_BYTES) {
+    parts.push(sha256(new Uint8Array(await body.slice(at, at + PIECE_BYTES).arrayBuffer())));
+  }
+  return `${body.size}:${parts.join()}`;
 }
 
 /**
- * FNV-1a, and the length. Not the text itself, which may hold secrets; and no digest of the browser's,
- * which only pages have that came by https. If two are the same by chance, nobody is warned.
+ * Its parts in their order, without the boundary between them, which is another one each time.
+ *
+ * @param {Blob} body
+ * @param {string} type
+ */
+async function printOfForm(body, type) {
+  const form = new Response(body, { headers: { "content-type": type } }).formData();
+  const parts = await form.catch(() => null);
+  if (parts === null) return printOfBytes(body);
+  const said = [];
+  for (const [name, value] of parts) {
+    if (typeof value === "string") said.push([name, value]);
+    else said.push([name, value.name, value.type, await printOfBytes(value)]);
+  }
+  return JSON.stringify(said);
+}
+
+/**
+ * JSON whose names are in order, whoever wrote it. What JavaScript would write otherwise is left as it
+ * is, but for blanks: large and long numbers, which it rounds, or a name that comes twice.
  *
  * @param {string} text
  */
-function hashOf(text) {
-  let hash = 0x811c9dc5;
-  for (let at = 0; at < text.length; at += 1) {
-    hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
-  }
-  return `${text.length}:${hash >>> 0}`;
-}
-
-/** JSON whose names are in order, whoever wrote it; other text as it is. @param {string} text */
 function canonical(text) {
   try {
-    return JSON.stringify(JSON.parse(text), (_, value) =>
-      typeof value === "object" && value !== null && !Array.isArray(value)
-        ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => (one < other ? -1 : 1)))
-        : value,
-    );
+    const value = JSON.parse(text);
+    if (JSON.stringify(value) !== text.replace(/("(?:[^"\\]|\\.)*")|\s+/g, "$1")) return text;
+    return `sorted ${JSON.stringify(value, (_, each) =>
+      typeof each === "object" && each !== null && !Array.isArray(each)
+        ? Object.fromEntries(Object.entries(each).sort(([one], [other]) => (one < other ? -1 : 1)))
+        : each,
+    )}`;
   } catch {
     return text;
   }
 }
 
-const INTENT = "oncekey/intent/";
+const ROUNDS = Int32Array.from(
+  (
+    "428a2f9871374491b5c0fbcfe9b5dba53956c25b59f111f1923f82a4ab1c5ed5d807aa9812835b01243185be550c7dc3" +
+    "72be5d7480deb1fe9bdc06a7c19bf174e49b69c1efbe47860fc19dc6240ca1cc2de92c6f4a7484aa5cb0a9dc76f988da" +
+    "983e5152a831c66db00327c8bf597fc7c6e00bf3d5a7914706ca63511429296727b70a852e1b21384d2c6dfc53380d13" +
+    "650a7354766a0abb81c2c92e92722c85a2bfe8a1a81a664bc24b8b70c76c51a3d192e819d6990624f40e3585106aa070" +
+    "19a4c1161e376c082748774c34b0bcb5391c0cb34ed8aa4a5b9cca4f682e6ff3748f82ee78a5636f84c878148cc70208" +
+    "90befffaa4506cebbef9a3f7c67178f2"
+  ).match(/.{8}/g) ?? [],
+  (digits) => parseInt(digits, 16),
+);
+const BEGINNING = [
+  ...[0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19],
+];
+
+/**
+ * SHA-256, in hexadecimal digits. The browser's own is only there for pages that came by https.
+ *
+ * @param {string | Uint8Array} given
+ * @returns {string}
+ */
+export function sha256(given) {
+  const bytes = typeof given === "string" ? new TextEncoder().encode(given) : given;
+  const padded = new Uint8Array((Math.floor((bytes.length + 8) / 64) + 1) * 64);
+  padded.set(bytes);
+  padded[bytes.length] = 0x80;
+  const view = new DataView(padded.buffer);
+  view.setUint32(padded.length - 8, Math.floor(bytes.length / 2 ** 29));
+  view.setUint32(padded.length - 4, bytes.length << 3);
+  const state = Int32Array.from(BEGINNING); // signed: engines are several times as fast with those
+  const words = new Int32Array(64);
+  for (let at = 0; at < padded.length; at += 64) mix(state, words, view, at);
+  return Array.from(state, (word) => (word >>> 0).toString(16).padStart(8, "0")).join("");
+}
+
+/**
+ * @param {Int32Array} state
+ * @param {any} words Of one block; any, because each index is within it.
+ * @param {DataView} view
+ * @param {number} at
+ */
+function mix(state, words, view, at) {
+  /** @param {number} word @param {number} by */
+  const turned = (word, by) => (word >>> by) | (word << (32 - by));
+  for (let i = 0; i < 16; i += 1) words[i] = view.getInt32(at + 4 * i);
+  for (let i = 16; i < 64; i += 1) {
+    const one = words[i - 15];
+    const other = words[i - 2];
+    const low = turned(one, 7) ^ turned(one, 18) ^ (one >>> 3);
+    const high = turned(other, 17) ^ turned(other, 19) ^ (other >>> 10);
+    words[i] = words[i - 16] + low + words[i - 7] + high;
+  }
+  /** @type {any} */
+  let [a, b, c, d, e, f, g, h] = state;
+  for (let i = 0; i < 64; i += 1) {
+    const one = turned(e, 6) ^ turned(e, 11) ^ turned(e, 25);
+    const first = (h + one + ((e & f) ^ (~e & g)) + (ROUNDS[i] ?? 0) + words[i]) | 0;
+    const other = turned(a, 2) ^ turned(a, 13) ^ turned(a, 22);
+    const second = other + ((a & b) ^ (a & c) ^ (b & c));
+    h = g;
+    g = f;
+    f = e;
+    e = (d + first) | 0;
+    d = c;
+    c = b;
+    b = a;
+    a = (first + second) | 0;
+  }
+  [a, b, c, d, e, f, g, h].forEach((word, i) => (state[i] = (state[i] ?? 0) + word));
+}
+
+/**
+ * What stands for a key in messages and logs, there and here (oncekey/core/key.py).
+ *
+ * @param {string} key
+ */
+function shortHash(key) {
+  return sha256(`15:oncekey/short/1${key.length}:${key}`).slice(0, 12);
+}
+
+/** A text that names no key: what a server says may. @param {string} said @param {string} key */
+function hidden(said, key) {
+  const alone = key.replace(/[^0-9A-Za-z]/g, "\\$&");
+  return said.replace(new RegExp(`(^|[^0-9A-Za-z])${alone}(?![0-9A-Za-z])`, "g"), `$1${shortHash(key)}`);
+}
+
+// ------------------------------------------------------------------------------------ what is settled
+
+/**
+ * The answer that settled an intent, as it is kept.
+ *
+ * @typedef {object} Kept
+ * @property {number} status
+ * @property {string} type Its Content-Type; empty for none.
+ * @property {string | null} body In base64; null where it was too long, or is the oldest of many.
+ * @property {string | null} expires
+ * @property {number} until How long it is remembered, in seconds since 1970.
+ * @property {string | null} print What was asked, and by whom.
+ * @property {string} by
+ */
+
+const KEPT_BODY_BYTES_MAX = 65_536;
+/** Statuses whose answers have no body, not even an empty one. */
+const BODILESS = new Set([204, 205, 304]);
+
+/**
+ * What to keep of the answer that ended an intent; null where its name is free again: for a refusal that
+ * the server did not keep either.
+ *
+ * @param {Ended} ended
+ * @param {Asked} asked
+ * @param {string} key
+ * @param {number} until
+ * @returns {Kept | null}
+ */
+function keptOf({ answer, verdict }, { print, by }, key, until) {
+  if ("error" in answer || !verdict.settled) return null;
+  const { response, body } = answer;
+  const { status, headers } = response;
+  if (!response.ok && !isStored(headers)) return null;
+  const isShort = body === null ? response.body === null : body.length <= KEPT_BODY_BYTES_MAX;
+  const type = headers.get("content-type") ?? "";
+  const expires = headers.get("idempotency-expires");
+  return { status, type, body: isShort ? base64(body) : null, expires, until, print, by };
+}
+
+/**
+ * Whether the server says that it keeps this answer under its key.
+ *
+ * @param {Headers} headers
+ */
+function isStored(headers) {
+  const says = ["idempotency-expires", "idempotency-key"].some((name) => headers.get(name) !== null);
+  return says || replayed(headers);
+}
+
+/** A refusal: nothing was done, and another request may be. @param {Kept} kept */
+function isRefusal({ status }) {
+  return status >= 400 && status < 500;
+}
+
+/** @param {Kept} kept @param {Asked} asked */
+function isSame({ print, by }, asked) {
+  return print !== null && print === asked.print && by === asked.by;
+}
+
+/**
+ * The answer that settled an intent, once more.
+ *
+ * @param {string} key
+ * @param {Kept} kept
+ */
+function toldAgain(key, { status, type, body, expires }) {
+  const bytes = body === null || BODILESS.has(status) ? null : bytesOf(body);
+  const answer = new Response(bytes, { status, headers: type ? { "content-type": type } : {} });
+  const said = { replayed: true, expires, gaveUp: null, settled: true };
+  outcomes.set(answer, { key, attempts: 0, ...said, remembered: true, withoutBody: body === null });
+  return answer;
+}
+
+/** @param {Uint8Array | null} bytes */
+function base64(bytes) {
+  return btoa(Array.from(bytes ?? [], (byte) => String.fromCharCode(byte)).join(""));
+}
+
+/** @param {string} text */
+function bytesOf(text) {
+  return Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+}
+
+// ------------------------------------------------------------------------------------ which intents there are
+
+const INTENTS = "oncekey/intent";
 const SERVER = "oncekey/server/";
 const NAME_CHARS_MAX = 512;
 const NOTE_CHARS_MAX = 16_384;
 /** A key that is given out now is used for a while: its retries must arrive in time as well. */
 const MARGIN_S_MAX = 120;
 const LEARNT_APART = 0.05;
+/** How much one browser keeps, for all accounts: of more, the oldest goes first, its body before its name. */
+const SETTLED_MAX = 1000;
+const BODIES_MAX = 64;
+/** What is not settled never goes for something newer: that is refused. */
+const UNSETTLED_MAX = 1000;
+/** So long after its server has forgotten its key, whoever sends an intent is told so. */
+const TOO_OLD_S_MAX = 30 * 24 * 3600;
 
-/** Which intents there are, and which keys they have (oncekey/client/journal.py). */
+/**
+ * What is written down of an intent.
+ *
+ * @typedef {object} Written
+ * @property {string} [account] Absent where none was given.
+ * @property {string} name
+ * @property {string} key
+ * @property {number} begun
+ * @property {string} origin
+ * @property {string} note
+ * @property {Kept} [answer] There once it was answered.
+ * @property {number} [settled] Since when, in seconds since 1970.
+ * @property {boolean} [left] Its account has signed out meanwhile: its answer is not to be kept.
+ * @property {boolean} [bare] Somebody has left it, and somebody sends it again: only that is kept.
+ *
+ * @typedef {Written & { until: number, retentionS: number }} Opened
+ */
+
+/** Which intents there are, which keys they have, and how they ended (oncekey/client/journal.py). */
 class Intents {
   #given;
   /** @type {Shelf | undefined} */
   #chosen;
   #shelfS;
   #retentionS;
+  #account;
   #world;
+  /** How many more may be begun before they are counted again. */
+  #room = 0;
 
   /**
    * @param {Shelf | undefined} shelf
    * @param {number} shelfS
    * @param {number} retentionS
+   * @param {string} account Empty for none.
    * @param {World} world
    */
-  constructor(shelf, shelfS, retentionS, world) {
+  constructor(shelf, shelfS, retentionS, account, world) {
     this.#given = shelf;
     this.#shelfS = shelfS;
     this.#retentionS = retentionS;
+    this.#account = account;
     this.#world = world;
   }
 
@@ -922,51 +1244,111 @@ class Intents {
   }
 
   /**
-   * The intent of this name: a new one with this key, written down, or the one that there is.
+   * The intent of this name: a new one with this key, written down, or the one that there is. If that is
+   * settled, and the same request is asked for, its answer is there.
    *
    * @param {string | undefined} name Undefined: an intent that nobody keeps.
    * @param {string} key
    * @param {string} origin
    * @param {string} note
-   * @returns {Promise<Intent>}
+   * @param {Asked} [asked] Absent where the key alone is wanted.
+   * @returns {Promise<Opened>}
    */
-  async begin(name, key, origin, note) {
+  async open(name, key, origin, note, asked) {
     const wall = this.#world.wall();
     const fresh = { name: name ?? "", key, begun: wall, origin, note };
-    if (name === undefined) return { ...fresh, until: wall + this.#retentionS };
-    if (!name || name.length > NAME_CHARS_MAX || note.length > NOTE_CHARS_MAX) {
-      throw new TypeError(
-        `an intent has a name of 1 to ${NAME_CHARS_MAX} characters, and a note of at most ` +
-          `${NOTE_CHARS_MAX}`,
-      );
+    const retentionS = this.#retentionS;
+    if (name === undefined) return { ...fresh, until: wall + retentionS, retentionS };
+    mustFit(name, note);
+    const owned = this.#account ? { account: this.#account, ...fresh } : fresh;
+    const intent = await kept(async () => {
+      const found = await this.#change(name, (it) => opened(it, owned, asked, wall));
+      if (found.key === key && !(await this.#hasRoom())) {
+        await this.#change(name, (it) => (it?.key === key ? undefined : it));
+        throw new OncekeyError("no-storage", FULL);
+      }
+      return this.#dated(found);
+    });
+    const { answer } = intent;
+    if (answer && intent.settled !== undefined) {
+      if (asked ? !isSame(answer, asked) : wall >= intent.until) throw taken(name, answer);
+    } else if (wall >= intent.until) throw tooOld(intent);
+    return intent;
+  }
+
+  /**
+   * Free this name, whatever is known of it.
+   *
+   * @param {string} name
+   * @returns {Promise<Intent | null>}
+   */
+  async begin(name) {
+    mustFit(name);
+    return kept(async () => {
+      /** @type {any} */
+      let before;
+      await this.#change(name, (it) => {
+        before = it;
+        return undefined;
+      });
+      return isIntent(before) && before.settled === undefined ? shown(await this.#dated(before)) : null;
+    });
+  }
+
+  /**
+   * It was answered: keep the answer if it is final, or free the name of what may be begun anew.
+   *
+   * @param {Opened} begun
+   * @param {boolean} settle False: whoever sent it will say when it is settled.
+   * @param {Ended} ended
+   * @param {Asked} asked
+   */
+  async close({ name, key, retentionS }, settle, ended, asked) {
+    if (!ended.verdict.settled) return;
+    const wall = this.#world.wall();
+    const until = wall + (("error" in ended.answer ? null : this.#left(ended.answer)) ?? retentionS);
+    const answer = keptOf(ended, asked, key, until);
+    /** @param {Kept | null} kept */
+    const write = (kept) =>
+      this.#change(name, (it) => (it?.key === key ? closed(it, kept, settle, wall) : it));
+    try {
+      await write(answer);
+    } catch (error) {
+      const isFull = error instanceof Error && error.name === "QuotaExceededError";
+      if (!isFull || !answer?.body) throw error;
+      await write({ ...answer, body: null });
     }
-    const intent = await kept(async () =>
-      this.#dated(await this.#shelf.update(INTENT + name, (it) => (isIntent(it) ? it : fresh))),
-    );
-    if (wall < intent.until) return intent;
-    const hours = ((intent.until - intent.begun) / 3600).toFixed(1);
-    throw new OncekeyError(
-      "too-old",
-      `The intent ${name} was begun over ${hours} hours ago and never settled; its server has ` +
-        "forgotten the key by now, so sending it again could do it twice. Find out at the server " +
-        "whether it was done, then call settle(intent); a new key begins it anew.",
-      { key: intent.key },
-    );
+    if (answer) await this.#tidy();
   }
 
   /** @param {string} name @param {string} [key] */
   async settle(name, key) {
-    // Another tab may have begun it anew: that one stays.
-    const left = (/** @type {any} */ before) =>
-      key !== undefined && before?.key !== key ? before : undefined;
-    await this.#shelf.update(INTENT + name, left);
+    const wall = this.#world.wall();
+    await this.#change(name, (it) => {
+      // Another tab may have begun it anew: that one stays.
+      if (key !== undefined && it?.key !== key) return it;
+      return it?.settled === undefined ? closed(it, it?.answer ?? null, true, wall) : it;
+    });
+    this.#room = 0;
+  }
+
+  /**
+   * @param {boolean} everyone
+   * @returns {Promise<Intent[]>}
+   */
+  async signOut(everyone) {
+    const found = (await this.#shelf.all(everyone ? INTENTS : placeOf(this.#account))).filter(isIntent);
+    const left = await Promise.all(found.map((each) => this.#shelf.update(at(each), leaving)));
+    const unsettled = left.map((it, index) => (it === undefined ? undefined : found[index]));
+    return this.#listed(unsettled.filter((it) => it !== undefined));
   }
 
   /** @returns {Promise<Intent[]>} */
   async list() {
-    const found = await this.#shelf.all(INTENT);
-    const intents = await Promise.all(found.filter(isIntent).map((each) => this.#dated(each)));
-    return intents.sort((one, other) => one.begun - other.begun);
+    const found = await this.#shelf.all(placeOf(this.#account));
+    // Where no account is given, nobody can tell whose those are that somebody left.
+    const mine = (/** @type {any} */ it) => isIntent(it) && !(it.left && !it.account);
+    return this.#listed(found.filter((it) => mine(it) && it.settled === undefined));
   }
 
   /**
@@ -978,10 +1360,8 @@ class Intents {
    */
   async learn(origin, answer) {
     if ("error" in answer || replayed(answer.response.headers)) return;
-    const { headers } = answer.response;
-    const until = parseDate((headers.get("idempotency-expires") ?? "").trim());
-    const retentionS = until === null ? 0 : until - (dateOf(headers) ?? this.#world.wall());
-    if (retentionS <= 0) return;
+    const retentionS = this.#left(answer);
+    if (retentionS === null) return;
     const [known] = await this.#shelf.all(`${SERVER}${origin}/`);
     if (known?.retentionS * (1 - LEARNT_APART) <= retentionS) return;
     const shorter = (/** @type {any} */ before) =>
@@ -989,11 +1369,56 @@ class Intents {
     await this.#shelf.update(`${SERVER}${origin}/`, shorter);
   }
 
-  /** @param {Omit<Intent, "until">} intent @returns {Promise<Intent>} */
+  /**
+   * How long the server remembers this answer, as it says; null where it does not, or where its clock is
+   * not shown and ours cannot be the same.
+   *
+   * @param {{ response: Response }} answer
+   */
+  #left({ response: { headers } }) {
+    const until = parseDate((headers.get("idempotency-expires") ?? "").trim());
+    const leftS = until === null ? 0 : until - (dateOf(headers) ?? this.#world.wall());
+    return leftS > 0 ? leftS : null;
+  }
+
+  /** @param {string} name @param {(it: any) => any} change */
+  #change(name, change) {
+    return this.#shelf.update(placeOf(this.#account) + name, change);
+  }
+
+  /** @param {any[]} found @returns {Promise<Intent[]>} */
+  async #listed(found) {
+    const intents = await Promise.all(found.map(async (each) => shown(await this.#dated(each))));
+    return intents.sort((one, other) => one.begun - other.begun);
+  }
+
+  async #hasRoom() {
+    if (this.#room <= 0) this.#room = UNSETTLED_MAX + 1 - (await this.#tidy());
+    this.#room -= 1;
+    return this.#room >= 0;
+  }
+
+  /** Drop what is too much or too old. Gives how many are not settled. */
+  async #tidy() {
+    const wall = this.#world.wall();
+    const all = (await this.#shelf.all(INTENTS)).filter(isIntent);
+    const settled = all.filter((it) => it.settled !== undefined);
+    settled.sort((one, other) => other.settled - one.settled);
+    const over = settled.filter((it, index) => index >= SETTLED_MAX || wall >= it.answer.until);
+    const unsettled = all.filter((it) => it.settled === undefined);
+    const old = unsettled.filter((it) => wall - it.begun > this.#retentionS + TOO_OLD_S_MAX);
+    for (const it of [...over, ...old]) await this.#shelf.update(at(it), droppedIf(it));
+    for (const it of settled.slice(BODIES_MAX)) {
+      if (it.answer.body !== null && !over.includes(it)) await this.#shelf.update(at(it), bodiless(it));
+    }
+    return unsettled.length - old.length;
+  }
+
+  /** @param {Written} intent @returns {Promise<Opened>} */
   async #dated(intent) {
     const retentionS = await this.#retention(intent.origin);
     const until = intent.begun + retentionS - Math.min(MARGIN_S_MAX, retentionS / 10);
-    return { ...intent, until };
+    return { ...intent, until, retentionS };
   }
 
   /** @param {string} origin */
@@ -1001,6 +1426,103 @@ class Intents {
     const [known] = await this.#shelf.all(`${SERVER}${origin}/`);
     return typeof known?.retentionS === "number" ? known.retentionS : this.#retentionS;
   }
+}
+
+/** Where the intents of an account are kept. @param {string} account */
+function placeOf(account) {
+  return account ? `${INTENTS}-of/${account}/` : `${INTENTS}/`;
+}
+
+/** @param {Written} intent */
+function at({ account = "", name }) {
+  return placeOf(account) + name;
+}
+
+/** @param {string} name @param {string} [note] */
+function mustFit(name, note = "") {
+  if (name && name.length <= NAME_CHARS_MAX && note.length <= NOTE_CHARS_MAX) return;
+  throw new TypeError(
+    `an intent has a name of 1 to ${NAME_CHARS_MAX} characters, and a note of at most ` +
+      `${NOTE_CHARS_MAX}`,
+  );
+}
+
+// What becomes of what is written down. These run within one update: nobody comes in between.
+
+/**
+ * @param {any} it
+ * @param {Written} fresh
+ * @param {Asked | undefined} asked
+ * @param {number} wall
+ */
+function opened(it, fresh, asked, wall) {
+  if (!isIntent(it)) return fresh;
+  const { left, ...stays } = it;
+  if (it.settled === undefined) return left && !it.account ? { ...stays, bare: true } : stays;
+  if (wall >= it.answer.until) return fresh;
+  return asked && isRefusal(it.answer) && !isSame(it.answer, asked) ? fresh : it;
+}
+
+/**
+ * @param {any} it
+ * @param {Kept | null} answer
+ * @param {boolean} settle
+ * @param {number} wall
+ */
+function closed(it, answer, settle, wall) {
+  if (it === undefined || it.settled !== undefined) return it;
+  if (!answer || it.left) return settle ? undefined : it;
+  const kept = it.bare ? { ...answer, body: null } : answer;
+  return settle ? { ...it, note: "", answer: kept, settled: wall } : { ...it, answer: kept };
+}
+
+/** @param {any} it */
+function leaving(it) {
+  if (!isIntent(it) || it.settled !== undefined) return undefined;
+  const { answer, ...stays } = it;
+  return { ...stays, left: true, note: it.account ? it.note : "" };
+}
+
+/** @param {Written} then */
+function droppedIf({ key, settled }) {
+  return (/** @type {any} */ it) => (it?.key === key && it.settled === settled ? undefined : it);
+}
+
+/** @param {Written} then */
+function bodiless({ key }) {
+  return (/** @type {any} */ it) =>
+    it?.key === key && it.answer ? { ...it, answer: { ...it.answer, body: null } } : it;
+}
+
+/** @param {Opened} intent @returns {Intent} */
+function shown({ name, key, begun, until, origin, note }) {
+  return { name, key, begun, until, origin, note };
+}
+
+const FULL =
+  `Nothing was sent: ${UNSETTLED_MAX} intents are not settled in this browser. Send them again under ` +
+  "their names (unsettled), or settle what you have found out about.";
+
+/** @param {string} name @param {Kept} answer */
+function taken(name, { status }) {
+  return new OncekeyError(
+    "settled",
+    `The intent ${name} is settled: it was answered ${status}, for another request or another login, ` +
+      `so nothing was sent. To do this too, call begin(${JSON.stringify(name)}) first, or give it a ` +
+      "name of its own.",
+  );
+}
+
+/** @param {Opened} intent */
+function tooOld({ name, key, begun, until }) {
+  const hours = ((until - begun) / 3600).toFixed(1);
+  return new OncekeyError(
+    "too-old",
+    `The intent ${name} was begun over ${hours} hours ago and never settled; its server has ` +
+      "forgotten the key by now, so sending it again could do it twice. Find out at the server " +
+      "whether it was done, then call settle(intent); a new key begins it anew.",
+    { key },
+  );
 }
 
 /**
@@ -1018,7 +1540,8 @@ async function anyway(work) {
 
 /** @param {any} value */
 function isIntent(value) {
-  return typeof value?.key === "string" && typeof value.begun === "number";
+  const isKnown = typeof value?.key === "string" && typeof value.begun === "number";
+  return isKnown && (value.settled === undefined || typeof value.answer?.until === "number");
 }
 
 /**

@@ -103,7 +103,9 @@ class RaceContract(Contract):
         assert one_wins(case.together([case.take(found) for _ in range(RIVALS)], 2))
 
     @pytest.mark.parametrize(
-        "move", [Case.renew, Case.complete, Case.release], ids=["renew", "complete", "release"]
+        "move",
+        [Case.renew, Case.complete, Case.release],
+        ids=["renew", "complete", "release"],
     )
     def test_p1_a_take_over_and_what_the_owner_writes_never_both_happen(
         self, case: Case, move: Move

@@ -21,7 +21,7 @@ class RepeatContract(Contract):
             return
         after = case.done(swap)
         again = case.ask(swap)
-        if name == "renew":  # renewing twice is renewing
+        if name in ("renew", "lapse"):  # renewing twice is renewing
             assert again == Done(after.fence)
             return
         assert isinstance(again, Refused)
@@ -34,7 +34,7 @@ class RepeatContract(Contract):
     ) -> None:
         found = found_for(case, name, source)
         late = MOVES[name](case, found)
-        if name in ("renew", "shorten"):
+        if name in ("renew", "shorten", "lapse"):
             case.done(case.release(found))
         elif TRANSITIONS[name].raise_fence:
             case.done(MOVES[name](case, found))  # the same move with another token

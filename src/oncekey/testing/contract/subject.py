@@ -172,8 +172,8 @@ class Case:
         self.elapse(self.lease_s)
 
     def expire(self) -> None:
-        """Let everything run out."""
-        self.elapse(self.lease_s + self.retention_s)
+        """Let everything run out, also where a store keeps it a little longer than it must."""
+        self.elapse(self.lease_s + self.retention_s + self.tolerance_s)
 
     def set_back(self, seconds: float) -> None:
         if self.subject.sleeps:
@@ -227,6 +227,9 @@ class Case:
 
     def renew(self, record: Record) -> Swap:
         return lifecycle.renew(owner(record), lease_s=self.lease_s, retention_s=self.retention_s)
+
+    def end_lease(self, record: Record) -> Swap:
+        return lifecycle.lapse(owner(record), retention_s=self.retention_s)
 
     def complete(self, record: Record, answer: Answer = ANSWER, **changes: Any) -> Swap:
         given: dict[str, Any] = {"retention_s": self.retention_s, "resource_id": "order_1"}

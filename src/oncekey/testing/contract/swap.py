@@ -19,6 +19,7 @@ from oncekey.testing.contract.subject import ANSWER, Case, Contract, new_id, new
 MOVES: dict[str, Callable[[Case, Record], Swap]] = {
     "renew": Case.renew,
     "shorten": lambda case, found: lifecycle.shorten(found),
+    "lapse": Case.end_lease,
     "complete": Case.complete,
     "release": Case.release,
     "take over": Case.take,

@@ -6,11 +6,15 @@ import dataclasses
 
 import pytest
 
+from oncekey.clock import SystemClock
 from oncekey.core import lifecycle
 from oncekey.core.policy import SECONDS_MAX
 from oncekey.core.record import State
-from oncekey.core.verbs import Found, Insert, Peek, Sweep
-from oncekey.testing.contract.subject import Case, Contract, owner
+from oncekey.core.verbs import Due, Found, Insert, Peek, Sweep
+from oncekey.testing.contract.subject import Case, Contract, new_token, owner
+
+CLOCKS_S = 0.002
+"""How far two clocks that run evenly may come apart while a test looks at both."""
 
 
 class TimeContract(Contract):
@@ -51,6 +55,15 @@ class TimeContract(Contract):
         after = case.done(case.renew(record))
         assert after.lease_left_s == case.about(case.lease_s)
         assert after.expires_in_s == case.about(case.lease_s + case.retention_s)
+
+    def test_whose_owner_ends_its_lease_it_is_lapsed_at_once(self, case: Case) -> None:
+        record = case.begin()
+        after = case.done(case.end_lease(record))
+        assert after.lapsed
+        assert after.expires_in_s == case.about(case.retention_s)
+        assert record.id in case.ask(Due(100))
+        taken = case.done(case.take(after))
+        assert (taken.attempt, taken.lapses) == (2, 1)
 
     def test_a_renewal_may_be_longer_than_the_first_lease(self, case: Case) -> None:
         record = case.begin()
@@ -133,6 +146,47 @@ class TimeContract(Contract):
         """
         after = case.done(case.complete(case.begin(), retention_s=years_s))
         assert after.expires_in_s == case.about(years_s)
+
+    @pytest.mark.parametrize("fraction_s", [0.0, 0.01, 0.049, 0.051, 0.099, 0.25, 0.777])
+    @pytest.mark.parametrize("state", State)
+    def test_p3_nothing_expires_before_its_time(
+        self, case: Case, state: State, fraction_s: float
+    ) -> None:
+        """However finely, or coarsely, the store counts."""
+        retention_s = case.retention_s + fraction_s
+        lease_s = case.lease_s + fraction_s if state is State.RUNNING else 0.0
+        record = case.begin(case.claim(lease_s=lease_s or case.lease_s, retention_s=retention_s))
+        began_s = SystemClock.monotonic()
+        match state:
+            case State.RUNNING:
+                held = owner(record)
+                ended = lifecycle.renew(held, lease_s=lease_s, retention_s=retention_s)
+            case State.COMPLETED:
+                ended = case.complete(record, retention_s=retention_s)
+            case State.RELEASED:
+                held = owner(record)
+                ended = lifecycle.release(held, no_effect=False, retention_s=retention_s)
+            case State.UNKNOWN:
+                case.lapse()
+                began_s = SystemClock.monotonic()
+                token = new_token()
+                ended = lifecycle.doubt(record, new_token=token, retention_s=retention_s)
+        after = case.done(ended)
+        passed_s = SystemClock.monotonic() - began_s
+        assert after.expires_in_s >= lease_s + retention_s - passed_s - CLOCKS_S
+
+    @pytest.mark.parametrize("fraction_s", [0.0, 0.049, 0.051, 0.777])
+    def test_p3_a_claim_does_not_expire_before_its_time(
+        self, case: Case, fraction_s: float
+    ) -> None:
+        lease_s, retention_s = case.lease_s + fraction_s, case.retention_s + fraction_s
+        began_s = SystemClock.monotonic()
+        record = case.begin(case.claim(lease_s=lease_s, retention_s=retention_s))
+        passed_s = SystemClock.monotonic() - began_s
+        assert record.expires_in_s >= lease_s + retention_s - passed_s - CLOCKS_S
+        if not case.observed:
+            assert record.lease_left_s >= lease_s - passed_s - CLOCKS_S
+        assert record.expires_in_s >= record.lease_left_s
 
     # ---------------------------------------------------------------- a clock that was set back
 

@@ -9,7 +9,10 @@ no thread, so a seed is a schedule, and the same seed is always the same schedul
     python -m oncekey.testing.simulate --schedules 20000
 
     kernel        virtual time; processes that pause and die
-    scenario      what a schedule is about: policies, clients, handlers
+    scenario      what a schedule is about: policies, clients
+    plans endings what handlers do, how they end, and what that must mean for a record
+    earlier       the engine of the release before, for rolling deployments
+    upgrade       the fingerprints of the release before, and this release in its place
     faults        what goes wrong, drawn anew for every seed
     wire          messages to the store and back, and the store
     database statements transaction    atomic mode: transactions, and what must hold at a commit

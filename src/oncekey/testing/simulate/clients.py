@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 _RETRIED = {
     Kind.IN_FLIGHT.value: 6.5,
     Kind.STORE_UNAVAILABLE.value: 1.5,
+    Kind.UNSETTLED.value: 6.5,
     "failed": 0.5,
     "killed": 0.1,
 }
 """What is not the end, and how long a client waits then."""
+_UNKNOWN = (Kind.OUTCOME_UNKNOWN.value, "failed, outcome unknown")
 _NEWER_TRIES_MAX = 1
+_COMES_BACK_S = 20.0
+"""By then a worker that was replaced is up, and a retry is on its way to it."""
 _HANG_UPS_MAX = 2
 """After that even the impatient wait for an answer."""
 
@@ -77,13 +81,18 @@ class Client:
         self._hearing = None
         if what in _RETRIED:
             self._later(_RETRIED[what])
-        elif what == Kind.NEWER_RECORD.value and self._newer < _NEWER_TRIES_MAX:
+        elif what == Kind.NEWER_RECORD.value and self._newer < self._newer_tries_max():
             self._newer += 1
             self._later(5.0)
         else:
             self.done = what
-            if what == Kind.OUTCOME_UNKNOWN.value:
+            if what in _UNKNOWN:
                 self.world.call_operator(task)
+
+    def _newer_tries_max(self) -> int:
+        """While a release is rolled out, it comes to one that can tell."""
+        until = max(self.world.scenario.upgrades_at, default=0.0) + _COMES_BACK_S
+        return _NEWER_TRIES_MAX if self.world.kernel.now > until else self._newer + 1
 
     def lost(self, task: Task | None) -> None:
         """The worker died with the request in its hands."""

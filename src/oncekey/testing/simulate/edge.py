@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey.atomic.work import Rollback
 from oncekey.attempt import Attempt
-from oncekey.core.op import Op, Pause
+from oncekey.core import endings
+from oncekey.core.endings import End
+from oncekey.core.op import Apart, Op, Pause
 from oncekey.core.policy import Verdict
-from oncekey.core.record import Answer, Claim
+from oncekey.core.record import Claim
 from oncekey.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
-from oncekey.guard import Execute, Given, Refuse, Replay, Stored, Unstored
+from oncekey.guard import Execute, Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
+from oncekey.testing.simulate.endings import due
+from oncekey.testing.simulate.plans import ERRORS, Broke, Plan
 from oncekey.testing.simulate.stepping import take_steps
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import Write
@@ -47,62 +51,95 @@ class Edge:
             if decision.lost_claim is not None:
                 self.forget(task, decision.lost_claim)
         else:
-            plan = self._worker.world.plan()
+            plan = self._worker.world.plan(task)
             yield Pause(plan.seconds)
             self._worker.tell(task, "unprotected")
 
     def run(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler, from its start to what becomes of its answer."""
         worker = self._worker
-        if task.work is not None:
+        if task.work is None:
+            worker.add_beat(task, attempt)
+        if attempt.asks and (yield from self._settle(task, attempt)):
+            pass
+        elif task.work is None:
+            yield from self._run_leased(task, attempt)
+        else:
             yield from self._run_atomic(task, attempt)
-            return
-        worker.add_beat(task, attempt)
+        if task.work is None:
+            worker.drop_beat(attempt)
+        elif task.session is not None:
+            yield Rollback()
+
+    def _settle(self, task: Task, attempt: Attempt) -> Op[bool]:
+        """Ask the application what became of the attempt that died. False: the handler is to run.
+
+        It is asked under the heartbeat, and takes its time.
+        """
+        worker = self._worker
+        self._judge.asks(task, attempt)
+        yield Pause(worker.world.asking_s())
+        learned = worker.world.find_out(task)
+        worker.world.timeline.says(task, f"asked the application: {learned!r}")
+        self._judge.learns(task, attempt, learned)
+        op = worker.guard.learned(attempt, learned, task.call)
+        finished = yield from self.drive(task, op)
+        if finished is not None:
+            self._judge.settled(task, attempt, finished)
+            self._tell(task, finished)
+        return finished is not None
+
+    def _run_leased(self, task: Task, attempt: Attempt) -> Op[None]:
+        """The handler of an operation under a lease."""
+        world = self._worker.world
         self._judge.runs(task, attempt)
-        task.plan = plan = worker.world.plan()
-        stepping = plan.effect and task.policy.recovery == "resume"
-        stopped = False
+        plan, stopped = world.plan(task), None
+        stepping = plan.effect and world.scenario.steps(task.policy)
         if stepping:
             stopped = yield from self._take_steps(task, attempt)
         else:
             if plan.effect and plan.effect_first:
-                worker.world.effect(task)
+                world.effect(task)
             yield Pause(plan.seconds)
-        task.ended_at, task.owned_until = worker.kernel.now, attempt.lease_until
+        self._ends(task, attempt)
         self._judge.ended(task, attempt)
-        raises = stopped or plan.raises or (plan.careful and attempt.lost)
-        if raises:
-            task.plan = plan = plan._replace(verdict=Verdict.FAILED)
-            yield from self._end(task, attempt, Verdict.FAILED, None)
-            worker.drop_beat(attempt)
-            return
-        if plan.effect and not plan.effect_first and not stepping:
-            worker.world.effect(task)
-        yield from self._conclude(task, attempt)
-        worker.drop_beat(attempt)
+        if stopped is None and plan.careful and attempt.lost:
+            stopped = Broke()
+        if stopped is not None:
+            task.plan = plan._replace(said=None, raises="")
+            yield from self._fail(task, attempt, stopped)
+        elif plan.raises:
+            yield from self._fail(task, attempt, ERRORS[plan.raises]())
+        else:
+            if plan.effect and not plan.effect_first and not stepping:
+                world.effect(task)
+            yield from self._conclude(task, attempt)
 
     def _run_atomic(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler of an atomic operation: it writes its row into the transaction."""
         world = self._worker.world
         self._judge.runs_within(task, attempt, world.database.open)
-        task.plan = plan = world.plan()
-        raises = plan.raises
+        plan, stopped = world.plan(task), None
         try:
             if plan.effect_first:
                 yield Write()
             yield Pause(plan.seconds)
             if not plan.effect_first:
                 yield Write()
-        except StoreUnavailable:  # the driver says so, the handler does not catch it
-            raises = True
-        task.ended_at, task.owned_until = world.kernel.now, attempt.lease_until
-        if raises:
-            task.plan = plan._replace(verdict=Verdict.FAILED)
-            yield from self._end(task, attempt, Verdict.FAILED, None)
+        except StoreUnavailable as error:  # the driver says so, the handler does not catch it
+            stopped = error
+        self._ends(task, attempt)
+        if stopped is not None:
+            task.plan = plan._replace(said=None, raises="")
+            yield from self._fail(task, attempt, stopped)
+        elif plan.raises:
+            yield from self._fail(task, attempt, ERRORS[plan.raises]())
         else:
             yield from self._conclude(task, attempt)
-        if task.session is not None:
-            yield Rollback()
+
+    def _ends(self, task: Task, attempt: Attempt) -> None:
+        task.ended_at, task.owned_until = self._worker.kernel.now, attempt.lease_until
+        task.ended_failures = task.failures
 
     def drive(self, task: Task, op: Op[T]) -> Op[Any]:
         """An operation of the engine; in atomic mode within the request's transaction."""
@@ -115,7 +152,7 @@ class Edge:
         try:
             verb = next(op)
             while True:
-                if type(verb) is not Pause:
+                if type(verb) not in (Pause, Apart):
                     self._worker.looks(task, verb)
                 try:
                     answer = yield verb
@@ -132,43 +169,52 @@ class Edge:
 
     def _conclude(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler has answered: record the answer, then let it go out."""
-        worker, plan = self._worker, task.plan
-        match plan.said:
-            case Verdict.KEEP:
-                attempt.final()
-            case Verdict.FAILED:
-                attempt.transient()
-            case Verdict.NO_EFFECT:
-                attempt.no_effect()
-        verdict = attempt.verdict or task.policy.keep(plan.status)
-        if verdict is Verdict.KEEP:
-            task.answer = worker.world.answer(task)
-        yield from self._end(task, attempt, verdict, task.answer)
+        plan, policy = task.plan, task.policy
+        _say(attempt, plan)
+        task.due = due(task, raised=False)
+        if attempt.verdict is not None:
+            end = endings.of_said(attempt.verdict)
+        else:
+            end = endings.of_status(policy.keep(plan.status), plan.status, policy)
+        if end is End.KEPT:
+            task.answer = self._worker.world.answer(task)
+        op = self._worker.guard.conclude(attempt, end, task.answer, task.call)
+        yield from self._end(task, op)
 
-    def _take_steps(self, task: Task, attempt: Attempt) -> Op[bool]:
-        """Whether the handler had to stop before its last step."""
+    def _fail(self, task: Task, attempt: Attempt, error: BaseException) -> Op[None]:
+        """The handler has raised, or was cut off."""
+        _say(attempt, task.plan)
+        task.due = due(task, raised=True)
+        yield from self._end(task, self._worker.guard.conclude_failed(attempt, error, task.call))
+
+    def _take_steps(self, task: Task, attempt: Attempt) -> Op[BaseException | None]:
+        """What stopped the handler before its last step, if something did."""
         world = self._worker.world
         guard, once = self._worker.guard, world.scenario.at_most_once
         try:
             yield from take_steps(task, attempt, guard, world.downstream, once)
-        except (LeaseLost, OutcomeUnknown, StoreUnavailable):
+        except (Broke, LeaseLost, OutcomeUnknown, StoreUnavailable) as error:
             task.steps.doubts = attempt.doubted
-            return True
-        return False
+            return error
+        return None
 
-    def _end(
-        self, task: Task, attempt: Attempt, verdict: Verdict, answer: Answer | None
-    ) -> Op[None]:
-        worker = self._worker
-        op = worker.guard.conclude(attempt, verdict, answer, task.call)
+    def _end(self, task: Task, op: Op[Finished]) -> Op[None]:
         finished = yield from self.drive(task, op)
         if isinstance(finished, Given):
             self._judge.given(task)
-            no_effect = verdict is Verdict.NO_EFFECT
-            worker.tell(task, "refused inside" if no_effect else "failed")
-            return
-        self._judge.finished(task, finished)
+        elif isinstance(finished, GivenUp):
+            self._judge.gave_up(task)
+        else:
+            self._judge.finished(task, finished)
+        self._tell(task, finished)
+
+    def _tell(self, task: Task, finished: Finished) -> None:
+        worker = self._worker
         match finished:
+            case Given():
+                worker.tell(task, "refused inside" if task.due == "free" else "failed")
+            case GivenUp():
+                worker.tell(task, "failed, outcome unknown")
             case Stored():
                 self._judge.sends(task)
                 worker.tell(task, "answered")
@@ -189,3 +235,16 @@ class Edge:
     def forget(self, task: Task, claim: Claim) -> None:
         """Release, in the background, a claim that may have been granted unheard."""
         self._worker.spawn_aside("forget", task, claim, self._worker.guard.forget(claim))
+
+
+def _say(attempt: Attempt, plan: Plan) -> None:
+    """What the handler says itself of its answer."""
+    match plan.said:
+        case Verdict.KEEP:
+            attempt.final()
+        case Verdict.FAILED:
+            attempt.transient()
+        case Verdict.NO_EFFECT:
+            attempt.no_effect()
+        case Verdict.UNKNOWN:
+            attempt.unknown()

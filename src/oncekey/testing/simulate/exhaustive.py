@@ -15,24 +15,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop
-from typing import Any, Literal
+from typing import Any
 
-from oncekey.core.policy import Verdict
+from oncekey.core.policy import Learned
 from oncekey.testing.simulate.bugs import BUGS
 from oncekey.testing.simulate.clients import Client
 from oncekey.testing.simulate.faults import Fault, Faults
 from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.parts import REAL, Parts
-from oncekey.testing.simulate.scenario import LEASE_S, Errand, Intent, Plan, Scenario, policy_of
+from oncekey.testing.simulate.plans import GOOD, Plan
+from oncekey.testing.simulate.scenario import (
+    LEASE_S,
+    Errand,
+    Intent,
+    Recovery,
+    Scenario,
+    policy_of,
+)
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import Session
+from oncekey.testing.simulate.upgrade import CURRENT
 from oncekey.testing.simulate.wire import Message
 from oncekey.testing.simulate.worker import Worker
 from oncekey.testing.simulate.world import Played, World, outcome, playing
 
 _FIRST = Intent("acme", "charge", "k1", "a")
-_GOOD = Plan(0.0, 201, Verdict.KEEP)
 _LONG_S = 1.0
 """What takes longer does not happen while a message is on its way."""
 _POSTPONED_S = 1.5
@@ -46,21 +54,24 @@ class Case:
     """A small world."""
 
     name: str
-    recovery: Literal["rerun", "block"]
+    recovery: Recovery
     second: Intent
     first_plan: Plan
     atomic: bool = False
 
 
 CASES = (
-    Case("rerun", "rerun", _FIRST, _GOOD),
-    Case("block", "block", _FIRST, _GOOD),
-    Case("first try fails", "rerun", _FIRST, Plan(0.0, 500, Verdict.FAILED, raises=True)),
-    Case("first try refuses", "block", _FIRST, Plan(0.0, 403, Verdict.NO_EFFECT, effect=False)),
-    Case("first try is slow", "rerun", _FIRST, _GOOD._replace(seconds=LEASE_S / 2)),
-    Case("another request", "rerun", _FIRST._replace(content="b"), _GOOD),
-    Case("atomic", "rerun", _FIRST, _GOOD, atomic=True),
-    Case("atomic, fails", "rerun", _FIRST, Plan(0.0, 500, Verdict.FAILED), atomic=True),
+    Case("rerun", "rerun", _FIRST, GOOD),
+    Case("block", "block", _FIRST, GOOD),
+    Case("first try fails", "rerun", _FIRST, GOOD._replace(raises="error")),
+    Case("block, cut off", "block", _FIRST, GOOD._replace(raises="cut off")),
+    Case("block, answers 500", "block", _FIRST, GOOD._replace(status=500)),
+    Case("ask, raises", "ask", _FIRST, GOOD._replace(raises="error")),
+    Case("first try refuses", "block", _FIRST, GOOD._replace(status=403, effect=False)),
+    Case("first try is slow", "rerun", _FIRST, GOOD._replace(seconds=LEASE_S / 2)),
+    Case("another request", "rerun", _FIRST._replace(content="b"), GOOD),
+    Case("atomic", "rerun", _FIRST, GOOD, atomic=True),
+    Case("atomic, fails", "rerun", _FIRST, GOOD._replace(status=500), atomic=True),
 )
 
 
@@ -277,9 +288,16 @@ class SmallWorld(World):
         up = [worker for worker in self.workers if worker.up]
         return up[(client.index + client.tries) % len(up)] if up else None
 
-    def plan(self) -> Plan:
+    def plan(self, task: Task) -> Plan:
         self._plans += 1
-        return self.case.first_plan if self._plans == 1 else _GOOD
+        task.plan = self.case.first_plan if self._plans == 1 else GOOD
+        return task.plan
+
+    def asking_s(self) -> float:
+        return 0.1
+
+    def find_out(self, task: Task) -> object:
+        return self._found_out(task) if task.book.effects else Learned.NOT_DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +370,7 @@ def scenario(case: Case) -> Scenario:
     policy = replace(policy, atomic=case.atomic)
     return Scenario(
         policies=(policy, policy),
-        versions=(1, 1),
+        versions=(CURRENT, CURRENT),
         retention_from="completion",
         lanes="one",
         rows_max=128,

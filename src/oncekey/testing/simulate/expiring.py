@@ -91,10 +91,15 @@ def began_late(task: Task) -> bool:
     return age_s_max is not None and task.ghost.begun_at + task.worker.ahead_s > age_s_max
 
 
+def is_late(task: Task) -> bool:
+    """Whether its key is too old by now, as this worker sees it."""
+    age_s_max = task.policy.key_age_s_max
+    return age_s_max is not None and task.worker.clock.wall() > age_s_max
+
+
 def told_too_old(task: Task, *, known: bool) -> None:
     """A client is told that its key is older than memory."""
-    age_s_max = task.policy.key_age_s_max
-    if age_s_max is None or task.worker.clock.wall() <= age_s_max:
+    if not is_late(task):
         raise Violation("P7", f"{task} is told too old, and is not")
     if known and not task.fence and not began_late(task):
         raise Violation("P6", f"{task} is told too old, though {task.ghost} is remembered")

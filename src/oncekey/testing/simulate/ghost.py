@@ -70,7 +70,9 @@ class Book:
         """How often an operator said that it had not happened."""
         self.effects = 0
         self.excuses = 0
-        """Failures, lapses, and outcomes that an operator resolved to be tried again."""
+        """Effects of attempts that failed and may be repeated, lapses after which nobody is asked,
+        and every time that an operator or the application said that it had not happened.
+        """
 
     def clear(self) -> None:
         """An operator found out that what was begun had not happened: it may be tried again."""
@@ -87,7 +89,6 @@ class Ghost:
         "answer_until",
         "attempt",
         "begun_at",
-        "blocked",
         "book",
         "claimed_at",
         "expires",
@@ -133,7 +134,6 @@ class Ghost:
         self.intent: Intent | None = None
         self.version = 0
         self.schema = 0
-        self.blocked = False
         self.recovery = "rerun"
         self.attempt = 0
         self.lapses = 0
@@ -151,6 +151,11 @@ class Ghost:
 
     def __repr__(self) -> str:
         return "/".join(self.scope)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether who ran it allowed that it runs again."""
+        return self.recovery in ("rerun", "resume")
 
     def situation(self, now: float, lapses_max: int) -> str:
         """What somebody meets who comes at `now` by the store's clock."""
@@ -188,7 +193,7 @@ class Ghost:
             self.answer,
             own,
             self.schema,
-            fate(self.schema, self.blocked, task.policy),
+            fate(self.schema, self.repeatable, task.policy),
         )
 
     def grant(self, task: Task, fence: int, now: float, kernel_now: float) -> None:
@@ -205,7 +210,6 @@ class Ghost:
         self.version = task.version
         self.schema = policy.schema_version
         self.recovery = policy.recovery
-        self.blocked = policy.recovery == "block"
         self.answer = None
         self.owner = task
         self.claimed_at, self.renewed_at = kernel_now, 0.0

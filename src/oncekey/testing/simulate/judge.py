@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from oncekey.asking import ASKS_MAX, LEASE_MARGIN, PATIENCE_S
 from oncekey.attempt import Attempt
-from oncekey.core.policy import Verdict
+from oncekey.core.policy import Learned
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer
 from oncekey.guard import (
@@ -32,6 +32,7 @@ from oncekey.testing.simulate.ghost import (
     EXPIRED,
     GONE,
     IN_FLIGHT,
+    LAPSED,
     NO_EFFECT,
     OVERLONG,
     RUNNING,
@@ -45,6 +46,7 @@ from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_
 from oncekey.testing.simulate.schema import shown
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import Transaction
+from oncekey.testing.simulate.upgrade import reads
 from oncekey.testing.simulate.violation import Violation
 
 CALM_DECISION_S = 8.0
@@ -112,11 +114,14 @@ class Judge:
             raise Violation("P6", f"{task} believes to be {attempt}, lapses {attempt.lapses}")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
+        if task.must_ask:
+            raise Violation("P6", f"{task} runs {task.ghost} again, and nobody was asked")
         if attempt.lease_until <= task.worker.clock.monotonic():
             raise Violation("P1", f"{task} begins {task.ghost}, and knows that its lease is over")
         expiring.runs(task)
-        task.runs_at = self._kernel.now
-        self._believes(task, attempt)
+        if not task.asked:
+            task.runs_at = self._kernel.now
+        self._believes(task, attempt, renewing=task.asked)
         task.ran = True
 
     def runs_within(self, task: Task, attempt: Attempt, begun: list[Transaction]) -> None:
@@ -128,10 +133,14 @@ class Judge:
             raise Violation("P1", f"{task} runs {task.ghost}, and does not have it")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
+        ghost, note = task.ghost, task.note
+        same = note is not None and note.situation is LAPSED and ghost.fence == note.fence
+        if same and "ask" in (ghost.recovery, task.policy.recovery) and not task.asked:
+            raise Violation("P6", f"{task} runs {ghost} again, and nobody was asked")
         # Where the server has ended its transaction, nothing that it does can count.
         for other in begun if session.transaction.open else ():
-            if other.task.ghost is task.ghost and other.runs:
-                raise Violation("P1", f"{task} runs {task.ghost} while {other.task} does")
+            if other.task.ghost is ghost and other.runs:
+                raise Violation("P1", f"{task} runs {ghost} while {other.task} does")
         task.runs_at = self._kernel.now
         task.ran = session.transaction.runs = True
 
@@ -150,26 +159,58 @@ class Judge:
         """A handler does what cannot be undone. Not more often than there are reasons for."""
         book = task.book
         book.effects += 1
+        task.effects += 1
         if book.effects > 1 + book.excuses:
             raise Violation("P1", f"{task} has effect {book.effects} of {task.ghost}")
 
+    def asks(self, task: Task, attempt: Attempt) -> None:
+        """The application is asked what became of an attempt that died."""
+        if attempt.lapses == 0:
+            raise Violation("P6", f"{task} asks about {task.ghost}, which has not lapsed")
+        task.runs_at = self._kernel.now
+
+    def learns(self, task: Task, attempt: Attempt, learned: object) -> None:
+        """The application said what became of an attempt that died, or could not be asked."""
+        task.ended_at, task.owned_until = self._kernel.now, attempt.lease_until
+        task.ended_failures = task.failures
+        match learned:
+            case Answer():
+                task.answer, task.due = learned, "stored"
+            case Learned.NOT_DONE:
+                task.must_ask, task.asked = False, True
+                task.owned_until = 0.0  # it goes on
+                task.book.excuses += 1
+            case Learned.UNKNOWN:
+                task.due = "unknown"
+            case _:
+                task.due = "left"
+
+    def settled(self, task: Task, attempt: Attempt, finished: Finished) -> None:
+        """What the application said was the end of it; or its lease was over by then."""
+        unsettled = isinstance(finished, Refuse) and finished.problem.kind is Kind.UNSETTLED
+        if unsettled is not (task.due == "left" or (task.due == "" and attempt.lost)):
+            raise Violation("P6", f"{task} is told {finished}; {task.due or 'it was to run'}")
+        if not unsettled:
+            self.finished(task, finished)
+
     def beaten(self, task: Task, attempt: Attempt, *, refused: bool) -> None:
         """A heartbeat heard what became of a renewal."""
-        if not refused:
+        if not refused and not attempt.finished:
             self._believes(task, attempt)
-        elif not attempt.finished and not attempt.lost:
+        elif refused and not attempt.finished and not attempt.lost:
             raise Violation("P2", f"{task} lost {task.ghost}, and its handler was not told")
 
-    def _believes(self, task: Task, attempt: Attempt) -> None:
+    def _believes(self, task: Task, attempt: Attempt, *, renewing: bool = False) -> None:
         """An owner never believes that its lease lasts longer than it does; nor much shorter, if
-        nothing goes wrong.
+        nothing goes wrong and no renewal is on its way.
         """
         left_s = self._oracle.lease_left_s(task)
         if left_s is None:
             return
         believed_s = attempt.lease_until - task.worker.clock.monotonic()
         calm = self._faults.last_at < task.started_at
-        if believed_s > left_s + 0.001 or (calm and believed_s < left_s - LEASE_S / 4):
+        short = calm and not renewing and believed_s < left_s - LEASE_S / 4
+        if believed_s > left_s + 0.001 or short:
             raise Violation("P8", f"{task} believes in {believed_s:.3f} s; it has {left_s:.3f} s")
 
     def batched(self, verbs: int, rows_max: int) -> None:
@@ -205,7 +246,7 @@ class Judge:
 
     def _replays(self, task: Task, answer: Answer) -> None:
         note = self._note(task)
-        if note.intent != task.intent or note.version != task.version:
+        if note.intent != task.intent or not reads(task.version, note.version):
             raise Violation("P5", f"{task} replays the answer of another request")
         if note.situation is not WHOLE:
             raise Violation("P3", f"{task} replays where {task.ghost} was {note.situation}")
@@ -232,7 +273,7 @@ class Judge:
             return
         note = self._note(task)
         situation = note.situation
-        newer = note.version != task.version
+        newer = not reads(task.version, note.version)
         other = note.intent != task.intent
         free = situation in _FREE or situation is GONE
         match kind:
@@ -290,7 +331,7 @@ class Judge:
             return  # others changed the record under its hands, again and again
         elif note.own:
             raise Violation("P9", f"{task} is refused because of its own claim")
-        elif note.version != task.version or note.intent != task.intent:
+        elif not reads(task.version, note.version) or note.intent != task.intent:
             raise Violation("P5", f"{task} is told in flight; another request has the key")
         elif situation is OVERLONG and not (task.peeking or (task.work and task.peeked_at >= 0)):
             raise Violation("P8", f"{task} left a deadline alone that is too far away")
@@ -317,7 +358,7 @@ class Judge:
         """An attempt that lost its record is told in flight unless there is more to tell."""
         if note.own and note.situation in _ENDED:
             raise Violation("P9", f"{task} recorded its answer and is told that it runs")
-        foreign = note.version != task.version or note.intent != task.intent
+        foreign = not reads(task.version, note.version) or note.intent != task.intent
         if note.situation is WHOLE and note.fate == "rerun" and not foreign:
             return  # its retry runs it anew
         if note.situation not in _FREE and (foreign or note.situation in _ENDED):
@@ -339,7 +380,7 @@ class Judge:
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
-        elif isinstance(finished, Refuse) and self._gave_up(task):
+        elif isinstance(finished, Refuse) and self._gives_up(task):
             # Unless it lost its record over it: then what counts is what stands there.
             if finished.problem.kind is not Kind.OUTCOME_UNKNOWN:
                 self._refuses(task, finished, superseded=True)
@@ -358,7 +399,7 @@ class Judge:
             self._replays(task, finished.answer)
             if self._note(task).own:
                 raise Violation("P9", f"{task} recorded its answer and takes it for another's")
-        elif isinstance(finished, Refuse) and not self._gave_up(task):
+        elif isinstance(finished, Refuse) and not self._gives_up(task):
             if finished.problem.kind is not Kind.STORE_UNAVAILABLE:
                 self._refuses(task, finished, superseded=True)
             elif not task.failures:
@@ -371,16 +412,28 @@ class Judge:
     def given(self, task: Task) -> None:
         """Its client is told that nothing was kept: in atomic mode, that nothing happened."""
         ghost = task.ghost
+        heard = task.failures == task.ended_failures
+        if task.due == "unknown" or (task.due == "stored" and task.work is None):
+            raise Violation("P6", f"{task} is told that a retry may run; {task.due} is due")
+        if task.due == "ask" and task.wrote != "lapse" and heard:
+            raise Violation("P6", f"{task} failed, and leaves its lease of {ghost} to run out")
         kept = ghost.state is COMPLETED and ghost.token == task.claim.token
         if task.work is not None and kept and ghost.expires > self._oracle.store_clock.boot():
             raise Violation("P9", f"{task} says that nothing happened; {ghost} is {ghost.state}")
         if task.commit is not None and task.commit.open:
             raise Violation("P9", f"{task} says that nothing happened; its commit is under way")
 
+    def gave_up(self, task: Task) -> None:
+        """Its client is told that no retry runs, since nobody knows what it did."""
+        if not self._gives_up(task):
+            raise Violation("P6", f"{task} is told that nobody knows; {task.due} is due")
+        if task.wrote != "give up" and task.failures == task.ended_failures:
+            raise Violation("P6", f"{task} is told that nobody knows; {task.ghost} does not say so")
+
     @staticmethod
-    def _gave_up(task: Task) -> bool:
-        """A step may have happened or not; or what refuses an orphan would refuse it for ever."""
-        return task.steps.doubts or (task.orphan and task.plan.verdict is Verdict.NO_EFFECT)
+    def _gives_up(task: Task) -> bool:
+        """Nobody knows; or what refuses an orphan would refuse it for ever."""
+        return task.due == "unknown" or (task.orphan and task.due == "free")
 
     def _persisted(self, task: Task) -> None:
         """What could not be recorded was tried until the lease was nearly over."""

@@ -1,8 +1,8 @@
 """Coverage marks: proof that the rare things happened.
 
-Counted are the rows of `lifecycle.DECISIONS` that were looked up, the transitions that the store
-carried out, the faults, what transactions went through, and what clients were told. A simulation
-that never reaches a row proves nothing about it.
+Counted are the rows of `lifecycle.DECISIONS` and of `endings.FATES` that were looked up, the
+transitions that the store carried out, the faults, what transactions went through, what `ask` found
+out, and what clients were told. A simulation that never reaches a row proves nothing about it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from oncekey.core import lifecycle
+from oncekey.core import endings, lifecycle
+from oncekey.core.endings import End
 from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Action, Situation
+from oncekey.core.lifecycle import Situation
 
 Row = tuple[Situation, Comparison]
+Ended = tuple[End, str]
+Key = TypeVar("Key")
 ATOMIC = (
     "committed",
     "committed unheard",
@@ -26,16 +30,20 @@ ATOMIC = (
     "a leased one waits for the row",
 )
 """What transactions go through."""
+NOT_REACHED = (End.ROLLED_BACK, "resume")
+"""An atomic handler takes no steps here, so there is nothing to resume."""
+LEARNED = ("an answer", "not done", "unknown", "nothing")
+"""What `ask` finds out."""
 
 
-class _Counting(dict[Row, Action]):
-    """The table of decisions, counting which rows are looked up."""
+class _Counting(dict[Key, Any]):
+    """A literal table, counting which rows are looked up."""
 
-    def __init__(self, table: dict[Row, Action], marks: Marks) -> None:
+    def __init__(self, table: dict[Key, Any], counts: Counter[Key]) -> None:
         super().__init__(table)
-        self._counts = marks.decisions
+        self._counts = counts
 
-    def __getitem__(self, row: Row) -> Action:
+    def __getitem__(self, row: Key) -> Any:
         self._counts[row] += 1
         return super().__getitem__(row)
 
@@ -45,7 +53,9 @@ class Marks:
 
     def __init__(self) -> None:
         self.decisions: Counter[Row] = Counter()
+        self.ends: Counter[Ended] = Counter()
         self.transitions: Counter[str] = Counter()
+        self.learned: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
         self.atomic: Counter[str] = Counter()
@@ -54,7 +64,9 @@ class Marks:
 
     def add(self, other: Marks) -> None:
         self.decisions += other.decisions
+        self.ends += other.ends
         self.transitions += other.transitions
+        self.learned += other.learned
         self.faults += other.faults
         self.told += other.told
         self.atomic += other.atomic
@@ -62,20 +74,27 @@ class Marks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count the decisions that are taken meanwhile."""
-        table = lifecycle.DECISIONS
-        lifecycle.DECISIONS = _Counting(table, self)
+        """Count what is decided meanwhile, at the beginning and at the end of attempts."""
+        decisions, fates = lifecycle.DECISIONS, endings.FATES
+        lifecycle.DECISIONS = _Counting(decisions, self.decisions)
+        endings.FATES = _Counting(fates, self.ends)
         try:
             yield
         finally:
-            lifecycle.DECISIONS = table
+            lifecycle.DECISIONS, endings.FATES = decisions, fates
 
     def missing(self) -> list[str]:
-        """The rows and transitions that were never reached."""
+        """What was never reached."""
         rows = [
             f"{situation.value} / {comparison.value}"
             for situation, comparison in lifecycle.DECISIONS
             if not self.decisions[situation, comparison]
         ]
+        rows += [
+            f"{end.value} / {recovery}"
+            for end, recovery in endings.FATES
+            if not self.ends[end, recovery] and (end, recovery) != NOT_REACHED
+        ]
+        rows += [f"ask finds out: {what}" for what in LEARNED if not self.learned[what]]
         moves = [name for name in lifecycle.TRANSITIONS if not self.transitions[name]]
         return rows + moves + [name for name in ATOMIC if not self.atomic[name]]

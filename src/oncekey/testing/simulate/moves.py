@@ -21,7 +21,9 @@ def name_of(verb: Swap) -> str:
         return "run again" if verb.state is State.RELEASED else "take over"
     match verb.to:
         case State.RUNNING:
-            return "shorten" if verb.when is When.OVERLONG else "renew"
+            if verb.when is When.OVERLONG:
+                return "shorten"
+            return "renew" if verb.lease_s else "lapse"
         case State.UNKNOWN:
             return "doubt" if verb.when is When.LAPSED else "give up"
         case State.COMPLETED:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.clock import Clock
-from oncekey.core.policy import Policy, Verdict
+from oncekey.core.policy import Policy
 from oncekey.core.record import Record, State
 from oncekey.core.tombstone import bare
 from oncekey.core.verbs import (
@@ -49,6 +49,7 @@ from oncekey.testing.simulate.scenario import Intent, Scenario
 from oncekey.testing.simulate.schema import fate
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.timeline import Timeline
+from oncekey.testing.simulate.upgrade import reads
 from oncekey.testing.simulate.violation import Violation
 
 RENEWAL_S_MAX = 2.0
@@ -135,7 +136,8 @@ class Oracle:
                 return None
         elif isinstance(verb, Swap):
             self._swap(task, verb, outcome, now, late)
-            if type(outcome) is Done and (verb.claim is not None or verb.when is When.ANY):
+            kept = verb.claim is not None or verb.when is When.ANY
+            if type(outcome) is Done and kept and verb.to is not State.UNKNOWN:
                 return None
         elif kind is Find:
             self.agree(task.ghost, outcome, task)
@@ -236,6 +238,7 @@ class Oracle:
                     f"{task}: {name} was accepted; {ghost} is {ghost.state}",
                 )
             self._marks.transitions[name] += 1
+            task.wrote = task.wrote if name == "renew" else name  # which may come late
             _ACCEPTED[name](self, task, verb, outcome, now, late)
 
     @staticmethod
@@ -268,6 +271,13 @@ class Oracle:
         self._extend(task.ghost, now)
         task.shortened = True
 
+    def _lapse(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
+        ghost = task.ghost
+        if task.due != "ask":
+            raise Violation("P6", f"{task}: ended its lease of {ghost}, {_is_due(task)}")
+        ghost.lease_until = now
+        ghost.expires = now + verb.retention_s
+
     @staticmethod
     def _extend(ghost: Ghost, now: float) -> None:
         ghost.lease_until = now + ghost.lease_s
@@ -275,6 +285,8 @@ class Oracle:
 
     def _complete(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
+        if task.due != "stored":
+            raise Violation("P6", f"{task}: completed {ghost}, {_is_due(task)}")
         if verb.answer is None or bare(verb.answer) != task.answer or task.answer is None:
             raise Violation("P3", f"{task}: kept another answer than the handler gave")
         tombstone_s = task.policy.tombstone_s
@@ -294,10 +306,13 @@ class Oracle:
 
     def _release(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
-        without = not task.ran or task.plan.verdict is Verdict.NO_EFFECT
-        if not without:
+        if task.ran and task.due not in ("free", "retry"):
+            raise Violation("P6", f"{task}: released {ghost}, {_is_due(task)}")
+        if task.must_ask:
+            raise Violation("P6", f"{task}: released {ghost}, and nobody was asked about it")
+        if task.ran and task.due == "retry":
             ghost.spoiled = True
-            ghost.book.excuses += 1
+            ghost.book.excuses += task.effects
         if verb.no_effect is ghost.spoiled:
             how = "without effect" if verb.no_effect else "after failure"
             raise Violation("P7", f"{task}: released {ghost} {how}, and that is not what happened")
@@ -307,13 +322,15 @@ class Oracle:
     def _take_over(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         self._lapsed(task, "took over", now)
-        if ghost.blocked or task.policy.recovery == "block":
-            raise Violation("P6", f"{task}: runs {ghost} again after a lapse, against `block`")
+        declared = (ghost.recovery, task.policy.recovery)
+        if _blocked(ghost, task.policy):
+            raise Violation("P6", f"{task}: runs {ghost} again after a lapse, against {declared}")
         if ghost.lapses + 1 >= task.policy.lapses_max:
             raise Violation("P6", f"{task}: runs {ghost} again after {ghost.lapses + 1} lapses")
-        if ghost.intent != task.intent or ghost.version != task.version:
+        if ghost.intent != task.intent or not reads(task.version, ghost.version):
             raise Violation("P5", f"{task}: took {ghost} over from another request")
-        ghost.book.excuses += 1
+        task.must_ask = "ask" in declared
+        ghost.book.excuses += not task.must_ask
         ghost.attempt += 1
         ghost.lapses += 1
         ghost.spoiled = True
@@ -328,6 +345,7 @@ class Oracle:
             owner is not None
             and not owner.over
             and owner.life == owner.worker.life
+            and owner.wrote != "lapse"
             and self._faults.last_at < owner.started_at
             and self._kernel.now < ghost.claimed_at + owner.policy.run_s_max - ghost.lease_s
         )
@@ -338,8 +356,8 @@ class Oracle:
         ghost = task.ghost
         self._lapsed(task, "doubted", now)
         worn_out = ghost.lapses + 1 >= task.policy.lapses_max
-        if not (ghost.blocked or task.policy.recovery == "block" or worn_out):
-            raise Violation("P6", f"{task}: declared {ghost} unknown, against `rerun`")
+        if not (_blocked(ghost, task.policy) or worn_out):
+            raise Violation("P6", f"{task}: declared {ghost} unknown, against {ghost.recovery}")
         self._raises(ghost, task, outcome.fence)
         ghost.state = UNKNOWN
         ghost.token = task.claim.token
@@ -351,9 +369,10 @@ class Oracle:
 
     def _give_up(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
-        refused = task.orphan and task.plan.verdict is Verdict.NO_EFFECT
-        if None not in task.steps.known.values() and not refused and not expiring.began_late(task):
-            raise Violation("P6", f"{task}: gave {ghost} up, though no step was left in doubt")
+        refused = task.orphan and task.due == "free"
+        late = expiring.began_late(task) or (task.must_ask and expiring.is_late(task))
+        if task.due != "unknown" and not refused and not late:
+            raise Violation("P6", f"{task}: gave {ghost} up, {_is_due(task)}")
         self._raises(ghost, task, outcome.fence)
         ghost.state, ghost.token, ghost.spoiled = UNKNOWN, verb.new_token or b"", True
         ghost.fence = ghost.fence_high = outcome.fence
@@ -361,7 +380,7 @@ class Oracle:
 
     def _run_again(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
-        same = ghost.intent == task.intent and ghost.version == task.version
+        same = ghost.intent == task.intent and reads(task.version, ghost.version)
         if ghost.spoiled and not same:
             raise Violation("P5", f"{task}: runs {ghost}, which another request has begun")
         ghost.attempt = ghost.attempt + 1 if ghost.spoiled else 1
@@ -387,9 +406,9 @@ class Oracle:
 
     def _run_anew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
-        if ghost.intent != task.intent or ghost.version != task.version:
+        if ghost.intent != task.intent or not reads(task.version, ghost.version):
             raise Violation("P5", f"{task}: runs {ghost} anew, which another request has begun")
-        if fate(ghost.schema, ghost.blocked, task.policy) != "rerun":
+        if fate(ghost.schema, ghost.repeatable, task.policy) != "rerun":
             raise Violation("P3", f"{task}: runs {ghost} anew, though its answer is not stale")
         ghost.book.excuses += 1
         ghost.book.steps = {}
@@ -422,15 +441,27 @@ class Oracle:
     def _check_orphan(self, task: Task, since: float) -> None:
         ghost = task.ghost
         still = ghost.state is RUNNING and ghost.token == task.claim.token
-        left = ghost.lapses and ghost.recovery == "resume"  # given back, nobody would finish it
+        # Given back, nobody would finish it, or it would run unasked.
+        left = ghost.lapses and ghost.recovery in ("resume", "ask")
         if still and not left and self._faults.last_at < since and task.life == task.worker.life:
             raise Violation("P7", f"{task} was refused and still holds {ghost}")
+
+
+def _blocked(ghost: Ghost, policy: Policy) -> bool:
+    """Whether a lapsed attempt must not run again, nor can anybody be asked about it."""
+    declared = (ghost.recovery, policy.recovery)
+    return "block" in declared or ("ask" in declared and policy.recovery != "ask")
+
+
+def _is_due(task: Task) -> str:
+    return f"where what is due is: {task.due or 'nothing yet'}"
 
 
 _Accepted = Callable[[Oracle, Task, Swap, Done, float, bool], None]
 _ACCEPTED: dict[str, _Accepted] = {
     "renew": Oracle._renew,
     "shorten": Oracle._shorten,
+    "lapse": Oracle._lapse,
     "complete": Oracle._complete,
     "release": Oracle._release,
     "take over": Oracle._take_over,

@@ -14,6 +14,7 @@ from oncekey.guard import Execute
 from oncekey.testing.simulate.ghost import RUNNING, Ghost
 from oncekey.testing.simulate.scenario import HORIZON_S, STILL_AFTER_S, request_of
 from oncekey.testing.simulate.task import Task
+from oncekey.testing.simulate.upgrade import reads
 from oncekey.testing.simulate.violation import Violation
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Recovering:
             ghost = self._ghosts[record_id]
             # One of another release could not read the request; there is a recoverer in each.
             for worker in self._world.workers:
-                if worker.up and worker.version == ghost.version:
+                if worker.up and reads(worker.version, ghost.version):
                     worker.spawn_orphan(ghost, self._take_up)
 
     def _take_up(self, worker: Worker, task: Task) -> Op[None]:

@@ -9,9 +9,10 @@ from typing import TextIO
 
 from oncekey.clock import SystemClock
 from oncekey.core import lifecycle
+from oncekey.core.endings import RECOVERIES, End
 from oncekey.core.fingerprint import Comparison
 from oncekey.testing.simulate.campaign import Campaign
-from oncekey.testing.simulate.marks import ATOMIC, Marks
+from oncekey.testing.simulate.marks import ATOMIC, LEARNED, Marks
 
 _BAR_CHARS = 30
 
@@ -78,15 +79,29 @@ def coverage(marks: Marks) -> str:
     for situation in situations:
         counts = "".join(f"{marks.decisions[situation, c]:>18,}" for c in comparisons)
         lines.append(f"{situation.value:<{width}}{counts}")
+    lines += ["", *_ends(marks)]
     transitions = {name: marks.transitions[name] for name in lifecycle.TRANSITIONS}
     lines += ["", _columns("transition", transitions)]
     lines += ["", _columns("fault", marks.faults)]
     lines += ["", _columns("atomic", {name: marks.atomic[name] for name in ATOMIC})]
+    lines += ["", _columns("`ask` finds out", {name: marks.learned[name] for name in LEARNED})]
     lines += ["", _columns("told", marks.told)]
     lines += ["", f"round trips that several verbs shared: {marks.batches:,}"]
     if missing := marks.missing():
         lines += ["", "NEVER REACHED:", *(f"  {name}" for name in missing)]
     return "\n".join(lines)
+
+
+def _ends(marks: Marks) -> list[str]:
+    """How attempts ended, by recovery."""
+    width = max(len(end.name) for end in End)
+    head = "".join(f"{recovery:>18}" for recovery in RECOVERIES)
+    rows = [
+        f"{end.name.lower().replace('_', ' '):<{width}}"
+        + "".join(f"{marks.ends[end, recovery]:>18,}" for recovery in RECOVERIES)
+        for end in End
+    ]
+    return [f"{'ended':<{width}}{head}", *rows]
 
 
 def _columns(title: str, counts: Mapping[str, int] | Counter[str]) -> str:

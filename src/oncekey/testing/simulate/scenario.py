@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core.fingerprint import BadBody, Fingerprint
-from oncekey.core.policy import Policy, Verdict
+from oncekey.attempt import Attempt
+from oncekey.core.policy import Policy, Verdict, keep_definitive
 from oncekey.guard import Call
 from oncekey.testing.simulate import schema as schemas
+from oncekey.testing.simulate import upgrade
 from oncekey.testing.simulate.schema import PLAIN, UPCASTS, Schema, Stale
+from oncekey.testing.simulate.upgrade import CURRENT, STRANGE
 
 LEASE_S = 10.0
 RUN_S_MAX = 25.0
@@ -50,7 +51,11 @@ class Intent(NamedTuple):
 
 _OPERATIONS = {"charge": "POST /charges/{id}", "refund": "POST /refunds/{id}"}
 # The three requests differ in one thing each: "b" in the body, "c" in the concrete path alone.
-_CONTENTS = {"a": ("1", b'{"amount":1}'), "b": ("1", b'{"amount":2}'), "c": ("2", b'{"amount":1}')}
+_CONTENTS = {
+    "a": ("1", b"to=x&amount=1"),
+    "b": ("1", b"to=x&amount=2"),
+    "c": ("2", b"to=x&amount=1"),
+}
 
 
 @functools.cache
@@ -60,11 +65,8 @@ def call_of(
     """The request as the engine sees it, fingerprinted by the real rules."""
     name, body = _CONTENTS[intent.content]
     path = f"/{intent.operation}s/{name}" if with_path else ""
-    made = fingerprints.of("POST", path, b"", "application/json", body)
-    if isinstance(made, BadBody):
-        raise AssertionError(made.reason)
     operation = _OPERATIONS[intent.operation]
-    fingerprint = Fingerprint(version, made.digest)
+    fingerprint = upgrade.fingerprint(version, path, body)
     return Call(
         intent.tenant,
         operation,
@@ -80,9 +82,30 @@ def request_of(intent: Intent) -> bytes:
     return "|".join(intent).encode()
 
 
+Recovery = Literal["rerun", "block", "resume", "ask"]
+
+
+class Declined(Exception):
+    """Proves that nothing happened: every policy names it in `no_effect_on`."""
+
+
+def ask_application(attempt: Attempt) -> object:
+    """Stands in the policy; the world knows what it finds out."""
+    raise AssertionError("the simulator does not call it")
+
+
+def _recovering(policy: Policy, recovery: Recovery) -> Policy:
+    """The same policy with another recovery."""
+    ask = ask_application if recovery == "ask" else None
+    stale: Stale = policy.stale
+    if stale == "rerun" and recovery in ("block", "ask"):
+        stale = "refuse"
+    return dataclasses.replace(policy, recovery=recovery, ask=ask, stale=stale)
+
+
 @functools.cache
 def policy_of(
-    recovery: Literal["rerun", "block", "resume"],
+    recovery: Recovery,
     in_flight: Literal["refuse", "wait"],
     lapses_max: int,
     retention_s: float,
@@ -99,6 +122,8 @@ def policy_of(
         in_flight=in_flight,
         wait_s=WAIT_S,
         recovery=recovery,
+        ask=ask_application if recovery == "ask" else None,
+        no_effect_on=(Declined,),
         lapses_max=lapses_max,
         store_down=store_down,
         scope=scope,
@@ -110,7 +135,7 @@ def policy_of(
     ).settled()
 
 
-_RECOVERIES: tuple[Literal["rerun", "block", "resume"], ...] = ("rerun", "block", "resume")
+_RECOVERIES: tuple[Recovery, ...] = ("rerun", "block", "resume")
 _IN_FLIGHTS: tuple[Literal["refuse", "wait"], ...] = ("refuse", "wait")
 _STORE_DOWNS: tuple[Literal["refuse", "run"], ...] = ("refuse", "run")
 _LAPSES_MAX = (1, 2, 2, 5, 5)
@@ -124,38 +149,7 @@ class Errand(NamedTuple):
     patience_s: float
     """It hangs up after this and asks elsewhere; 0 means that it waits."""
     version: int = 0
-    """It is served by a worker with this fingerprint version; 0 means by any."""
-
-
-class Plan(NamedTuple):
-    """What a handler is going to do."""
-
-    seconds: float
-    status: int
-    verdict: Verdict
-    """What the answer must mean for the record, by the documented rules."""
-    said: Verdict | None = None
-    raises: bool = False
-    large: bool = False
-    careful: bool = False
-    """It asks whether it still owns its record before it does anything."""
-    effect: bool = True
-    effect_first: bool = True
-
-
-_GOOD = Plan(0.0, 201, Verdict.KEEP)
-_PLANS = (
-    *(_GOOD,) * 12,
-    _GOOD._replace(careful=True),
-    _GOOD._replace(large=True),
-    Plan(0.0, 422, Verdict.KEEP, effect=False),
-    Plan(0.0, 500, Verdict.FAILED),
-    Plan(0.0, 500, Verdict.FAILED, raises=True),
-    Plan(0.0, 500, Verdict.KEEP, said=Verdict.KEEP),
-    Plan(0.0, 403, Verdict.NO_EFFECT, effect=False),
-    Plan(0.0, 200, Verdict.NO_EFFECT, said=Verdict.NO_EFFECT, effect=False),
-    Plan(0.0, 202, Verdict.FAILED, said=Verdict.FAILED),
-)
+    """It is served by a worker that reads this version of the fingerprint; 0 means by any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +172,25 @@ class Scenario:
     recoverer: bool = False
     at_most_once: str = ""
     """The step that must not be repeated, in operations that are resumed."""
+    upgrades_at: tuple[float, ...] = ()
+    """When each worker is replaced by one of the current release; empty where none is."""
     dated: bool = False
     """Clients say when their keys were made: at the very beginning."""
+    earlier: int | None = None
+    """The worker whose engine is of the release before, until it is replaced."""
+
+    def steps(self, policy: Policy) -> bool:
+        """Whether handlers under this policy take steps."""
+        return policy.recovery == "resume" or bool(self.at_most_once)
 
     def describe(self) -> list[str]:
         """Who takes part, for people."""
         policy = self.policies[0]
         workers = ", ".join(
             f"w{index} {'atomic, ' if policy.atomic else ''}{policy.recovery}"
-            + (f" (fingerprint {version})" if version > 1 else "")
+            + (f" (fingerprint {version})" if version != CURRENT else "")
             + (f" (schema {policy.schema_version})" if policy.schema_version else "")
+            + (" (engine before)" if index == self.earlier else "")
             for index, (policy, version) in enumerate(
                 zip(self.policies, self.versions, strict=True)
             )
@@ -199,6 +202,7 @@ class Scenario:
             f"in flight: {policy.in_flight}; store down: {policy.store_down}; "
             f"stale: {self.policies[-1].stale}"
             + ("" if policy.upcasts is None else ", where there is no upcast"),
+            f"answers: {policy.keep.__name__}; at most once: {self.at_most_once or 'no step'}",
         ]
 
     def cast(self) -> bytes:
@@ -220,15 +224,44 @@ class Scenario:
         schema = f"{last.schema_version}{last.stale}{last.upcasts is None}"
         told = f"{rules}{policy.lapses_max}{recoveries}{self.at_most_once}{self.versions}"
         entombed = f"{policy.tombstone_s:g}{last.tombstone_s:g}{self.dated}"
-        return f"{told}{schema}{wants}{entombed}".encode()
+        ends = f"{policy.keep.__name__}{self.earlier}"
+        return f"{told}{schema}{wants}{entombed}{ends}".encode()
 
 
-def draw(chance: Callable[[], float], *, atomic: bool = False, entombed: bool = False) -> Scenario:
+def draw(
+    chance: Callable[[], float],
+    *,
+    atomic: bool = False,
+    entombed: bool = False,
+    asked: bool = False,
+    rolling: bool = False,
+    careful: bool = False,
+    upgraded: bool = False,
+    keep: Callable[[int], Verdict] = keep_definitive,
+) -> Scenario:
     """A cast, from a seeded source of chance."""
     scenario = _leased(chance)
+    if asked:
+        scenario = _asked(scenario, chance)
+    if careful and all(policy.stale != "rerun" for policy in scenario.policies):
+        scenario = dataclasses.replace(scenario, at_most_once="charge")
     if atomic:
         scenario = _atomic(scenario, chance)
-    return _entombed(scenario, chance) if entombed else scenario
+    if upgraded:
+        scenario = upgrade.upgraded(scenario, chance)
+    if entombed:
+        scenario = _entombed(scenario, chance)
+    policies = tuple(dataclasses.replace(policy, keep=keep) for policy in scenario.policies)
+    earlier = 0 if rolling else None
+    return dataclasses.replace(scenario, policies=policies, earlier=earlier)
+
+
+def _asked(scenario: Scenario, chance: Callable[[], float]) -> Scenario:
+    """The same after a deploy to `ask`, or while it is under way, in one direction or the other."""
+    policies = [_recovering(before, "ask") for before in scenario.policies]
+    if chance() < 0.4:
+        policies[-1] = _recovering(policies[-1], _RECOVERIES[int(3 * chance())])
+    return dataclasses.replace(scenario, policies=tuple(policies), at_most_once="")
 
 
 def _entombed(scenario: Scenario, chance: Callable[[], float]) -> Scenario:
@@ -262,14 +295,13 @@ def _atomic(scenario: Scenario, chance: Callable[[], float]) -> Scenario:
     policies = []
     for index, before in enumerate(scenario.policies):
         stale: Stale = "refuse" if before.stale == "rerun" else before.stale
-        recovery = before.recovery
+        recovery: Recovery = before.recovery
         if index >= first and recovery == "resume":  # its rows are all that it does
             recovery = "rerun"
         elif index < first and resumed:
             recovery = "resume"
-        policies.append(
-            dataclasses.replace(before, stale=stale, recovery=recovery, atomic=index >= first)
-        )
+        policy = _recovering(before, recovery)
+        policies.append(dataclasses.replace(policy, stale=stale, atomic=index >= first))
     return dataclasses.replace(
         scenario,
         policies=tuple(policies),
@@ -294,9 +326,9 @@ def _leased(chance: Callable[[], float]) -> Scenario:
     )
     # What is run anew for a version takes every step again, so none of them can be at most once.
     may_be_once = recoveries[0] == "resume" and all(p.stale != "rerun" for p in policies)
-    versions = [1] * workers
+    versions = [CURRENT] * workers
     if chance() < 0.12:
-        versions[-1] = 2
+        versions[-1] = STRANGE
     return Scenario(
         policies=policies,
         versions=tuple(versions),
@@ -312,7 +344,7 @@ def _leased(chance: Callable[[], float]) -> Scenario:
     )
 
 
-def _recovery(chance: Callable[[], float]) -> Literal["rerun", "block", "resume"]:
+def _recovery(chance: Callable[[], float]) -> Recovery:
     which = chance()
     if which < 0.25:
         return "resume"
@@ -348,14 +380,3 @@ def _errands(chance: Callable[[], float], retention_s: float) -> tuple[Errand, .
 
 def _patience_s(chance: Callable[[], float]) -> float:
     return 0.0 if chance() < 0.7 else 0.02 + 6.0 * chance() ** 3
-
-
-def plan(chance: Callable[[], float], slow: float, *, calm: bool) -> Plan:
-    """What a handler that starts now is going to do. Once it is calm, all goes well."""
-    if calm:
-        return _GOOD._replace(seconds=0.1)
-    chosen = _PLANS[int(chance() * len(_PLANS))]
-    seconds = 1.2 * chance()
-    if chance() < slow:
-        seconds = 4.0 + 20.0 * chance() if chance() < 0.8 else RUN_S_MAX * (1.1 + chance())
-    return chosen._replace(seconds=seconds, effect_first=chance() < 0.5)

@@ -65,9 +65,9 @@ _UP, _DOWN = ((OLD, 1), (1, NEW)), ((NEW, OLD),)
 UPCASTS = {"none": None, "up": _versions(*_UP), "both": _versions(*_UP, *_DOWN)}
 
 
-def fate(kept: int, blocked: bool, policy: Policy) -> Fate:
-    """What must become of an answer that was kept under this version, by an attempt that must not
-    be repeated if `blocked`.
+def fate(kept: int, repeatable: bool, policy: Policy) -> Fate:
+    """What must become of an answer that was kept under this version, by an attempt that may be
+    repeated or not.
     """
     if kept == policy.schema_version:
         return "same"
@@ -78,7 +78,7 @@ def fate(kept: int, blocked: bool, policy: Policy) -> Fate:
         case "replay":
             return "replay"
         case "rerun" if up:
-            return "refuse" if blocked else "rerun"
+            return "rerun" if repeatable else "refuse"
         case "rerun":
             return "replay"
         case _:

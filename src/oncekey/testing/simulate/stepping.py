@@ -15,8 +15,9 @@ from oncekey.core.op import Op, Pause
 from oncekey.core.record import Step
 from oncekey.core.verbs import AppendStep, Done, Refused
 from oncekey.guard import Guard
-from oncekey.steps import Kept
+from oncekey.steps import Kept, Take
 from oncekey.testing.simulate.ghost import ABSENT, RUNNING, Ghost
+from oncekey.testing.simulate.plans import Broke
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.violation import Violation
 
@@ -63,8 +64,24 @@ def take_steps(
             continue
         _takes(task, name, once=once)
         yield Pause(task.plan.seconds / len(NAMES))
-        downstream.ask(task, name, key_of(attempt, name))
+        breaks = once and task.plan.step
+        if not breaks or task.plan.effect_first:
+            downstream.ask(task, name, key_of(attempt, name))
+        if breaks:
+            _break(attempt, begun, caught=task.plan.step == "caught")
+            return
         yield from attempt.steps.end(guard, begun, downstream.result())
+        task.steps.broke = False
+
+
+def _break(attempt: Attempt, begun: Take, *, caught: bool) -> None:
+    """The step raises; a handler that catches it answers all the same."""
+    try:
+        with attempt.steps.running(begun, undone=False):
+            raise Broke
+    except Broke:
+        if not caught:
+            raise
 
 
 def _gets_back(task: Task, name: str, result: Any) -> None:
@@ -78,6 +95,7 @@ def _takes(task: Task, name: str, *, once: bool) -> None:
     if known:
         raise Violation("P6", f"{task} takes the step {name} again, whose result was kept")
     task.book.once_begun += once
+    task.steps.broke = task.steps.broke or once
     if once and (known is None or task.book.once_begun > 1 + task.book.cleared):
         raise Violation("P1", f"{task} repeats the step {name}, which must not be repeated")
 

@@ -9,10 +9,12 @@ from oncekey.core.op import Op
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim
 from oncekey.guard import Call
-from oncekey.testing.simulate.scenario import Intent, Plan
+from oncekey.testing.simulate.plans import Plan
+from oncekey.testing.simulate.scenario import Intent
 
 if TYPE_CHECKING:
     from oncekey.testing.simulate.clients import Client
+    from oncekey.testing.simulate.endings import Due
     from oncekey.testing.simulate.ghost import Book, Ghost, Note
     from oncekey.testing.simulate.transaction import Session, Transaction
     from oncekey.testing.simulate.worker import Worker
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 class StepsSeen:
     """What a task knows of its record's steps."""
 
-    __slots__ = ("doubts", "known", "told")
+    __slots__ = ("broke", "doubts", "known", "told")
 
     def __init__(self) -> None:
         self.known: dict[str, bytes | None] = {}
@@ -30,6 +32,8 @@ class StepsSeen:
         """What the store said when it asked; by then it may be a zombie."""
         self.doubts = False
         """It cannot tell how an earlier attempt's step ended."""
+        self.broke = False
+        """It began the step that must not be repeated, and has no result of it."""
 
 
 class Task:
@@ -38,6 +42,7 @@ class Task:
     __slots__ = (
         "_round",
         "answer",
+        "asked",
         "asks",
         "attempt",
         "book",
@@ -45,7 +50,11 @@ class Task:
         "claim",
         "client",
         "commit",
+        "due",
+        "earlier",
+        "effects",
         "ended_at",
+        "ended_failures",
         "failures",
         "fence",
         "ghost",
@@ -56,6 +65,7 @@ class Task:
         "lapses",
         "late_failures",
         "life",
+        "must_ask",
         "name",
         "note",
         "op",
@@ -77,10 +87,10 @@ class Task:
         "version",
         "work",
         "worker",
+        "wrote",
     )
 
     op: Op[None]
-    book: Book
     claim: Claim
     plan: Plan
 
@@ -105,7 +115,10 @@ class Task:
         self.policy = policy
         self.version = version
         self.client = client
+        self.earlier = worker.earlier
+        """It runs in a process of the release before."""
         self.started_at = worker.kernel.now
+        self.book: Book = ghost.book
         self.work: Work | None = None
         """In atomic mode: what carries it through."""
         self.session: Session | None = None
@@ -126,9 +139,20 @@ class Task:
         self.lapses = 0
         self.answer: Answer | None = None
         """What the handler answered."""
+        self.must_ask = False
+        """What it took over must not run before the application was asked."""
+        self.asked = False
+        """The application said that it was not done."""
+        self.due: Due = ""
+        """What must become of its record."""
+        self.wrote = ""
+        """The last change that the store accepted from it."""
+        self.effects = 0
         self.runs_at = 0.0
         self.ended_at = 0.0
         """When the handler did."""
+        self.ended_failures = 0
+        """How many questions the store had not answered by then."""
         self.owned_until = 0.0
         """Until when its lease lasted then, by its own clock."""
         self.late_failures = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncekey.atomic.work import Outside
-from oncekey.core.op import Pause
+from oncekey.core.op import Apart, Pause
 from oncekey.core.record import Glimpse, Record
 from oncekey.core.verbs import Done, Found, Insert, Inserted, Refused, Swap, Verb, When
 from oncekey.stores import postgres_atomic
@@ -13,6 +13,7 @@ from oncekey.stores.gather import Ticket
 from oncekey.stores.postgres_sql import Question
 from oncekey.testing.simulate.faults import Fault
 from oncekey.testing.simulate.kernel import Kernel
+from oncekey.testing.simulate.moves import name_of
 from oncekey.testing.simulate.scenario import Scenario
 from oncekey.testing.simulate.transaction import Asked
 
@@ -63,6 +64,8 @@ class Written(Timeline):
     def asked(self, task: Task, question: Any) -> None:
         if isinstance(question, Pause):
             self._write(task, f"waits {question.seconds:.3f} s")
+        elif isinstance(question, Apart):
+            self._write(task, "looks at its request by earlier rules")
         else:
             self._write(task, f"asks {_verb(question)}")
 
@@ -88,6 +91,7 @@ def _verb(verb: Any) -> str:
             when = "" if verb.when is When.ANY else f" when {verb.when.value}"
             new = f", new token {_token(verb.new_token)}" if verb.new_token else ""
             how = " without effect" if verb.no_effect else ""
+            how = ", lapsed" if name_of(verb) == "lapse" else how
             held = f"fence {verb.fence}, token {_token(verb.token)}"
             return f"swap({verb.state} -> {verb.to}{how}{when}, {held}{new})"
         case Question():

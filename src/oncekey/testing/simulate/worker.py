@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.atomic.work import Work
 from oncekey.attempt import Attempt
 from oncekey.core import lifecycle
-from oncekey.core.op import Op, Pause
+from oncekey.core.op import Apart, Op, Pause
 from oncekey.core.policy import Policy
 from oncekey.core.record import Answer, Claim, Record, State
 from oncekey.core.tombstone import answer_left_s
@@ -23,6 +23,7 @@ from oncekey.testing.simulate.kernel import Kernel, Process
 from oncekey.testing.simulate.scenario import Intent
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.transaction import JOINED
+from oncekey.testing.simulate.upgrade import CURRENT
 from oncekey.testing.simulate.wire import Reply
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class Worker(Process):
         "_lanes",
         "ahead_s",
         "clock",
+        "earlier",
         "edge",
         "guard",
         "heart",
@@ -141,13 +143,17 @@ class Worker(Process):
         "world",
     )
 
-    def __init__(self, world: World, index: int, policy: Policy, version: int) -> None:
+    def __init__(
+        self, world: World, index: int, policy: Policy, version: int, *, earlier: bool = False
+    ) -> None:
         super().__init__(f"w{index}")
         self.world = world
         self.kernel = world.kernel
         self.index = index
         self.policy = policy
         self.version = version
+        self.earlier = earlier
+        """Its engine is of the release before."""
         self.ahead_s = 0.6 * policy.lease_s * index
         """Of the host's wall clock, which nobody may trust."""
         self.start()
@@ -158,7 +164,8 @@ class Worker(Process):
         parts = world.parts
         ahead_s = 1_000.0 * self.index + 100.0 * self.life
         clock = self.clock = ProcessClock(self.kernel, ahead_s, self.ahead_s)
-        self.guard = parts.guard(
+        guard = world.guard_before if self.earlier else parts.guard
+        self.guard = guard(
             clock=clock,
             retention_from=world.scenario.retention_from,
             token=world.token,
@@ -280,6 +287,9 @@ class Worker(Process):
         if type(question) is Pause:
             self.kernel.post(question.seconds, self, self.resume, task, None)
             return
+        if type(question) is Apart:
+            self.kernel.post(0.0, self, self.resume, task, question.work())
+            return
         if task.work is None:  # else it was seen before it was answered in another way
             self.looks(task, question)
         self.lane(self.world.group(question), self.world.scenario.rows_max).ask(question, task)
@@ -347,6 +357,13 @@ class Worker(Process):
         world.database.lost(self)
         world.died(self, dead)
         self.kernel.at(self.kernel.now + world.faults.restart_s(), self, self._restart)
+
+    def upgrade(self) -> None:
+        """Its process is stopped, and comes back as one of the current release."""
+        self.version, self.earlier = CURRENT, False
+        self.world.timeline.process(self, "is of the current release from its next start on")
+        if self.up:
+            self.crash()
 
     def _restart(self) -> None:
         self.world.timeline.process(self, "starts again")

@@ -12,13 +12,16 @@ from typing import Any
 
 from oncekey.core import lifecycle
 from oncekey.core.op import Op
+from oncekey.core.policy import Learned, Verdict
 from oncekey.core.problem import Kind
 from oncekey.core.record import Answer, Claim, State
 from oncekey.core.verbs import Find, Verb
 from oncekey.guard import Call
+from oncekey.testing.simulate import plans
 from oncekey.testing.simulate import scenario as scenarios
 from oncekey.testing.simulate.clients import Client
 from oncekey.testing.simulate.database import Database
+from oncekey.testing.simulate.earlier import earlier
 from oncekey.testing.simulate.faults import Fault, Faults
 from oncekey.testing.simulate.ghost import RUNNING, Ghost
 from oncekey.testing.simulate.judge import Judge
@@ -26,25 +29,31 @@ from oncekey.testing.simulate.kernel import Kernel, Process, Restless
 from oncekey.testing.simulate.marks import Marks
 from oncekey.testing.simulate.oracle import Oracle
 from oncekey.testing.simulate.parts import REAL, Parts
+from oncekey.testing.simulate.plans import Plan
 from oncekey.testing.simulate.recovering import Recovering
 from oncekey.testing.simulate.scenario import (
     CALM_AFTER_S,
     HORIZON_S,
+    LEASE_S,
     STILL_AFTER_S,
     Errand,
     Intent,
-    Plan,
     Scenario,
 )
 from oncekey.testing.simulate.stepping import Downstream
 from oncekey.testing.simulate.task import Task
 from oncekey.testing.simulate.timeline import Timeline, Written
+from oncekey.testing.simulate.upgrade import reads
 from oncekey.testing.simulate.violation import Violation
 from oncekey.testing.simulate.wire import StoreClock, Wire
 from oncekey.testing.simulate.worker import Worker
 
 ATOMIC_EVERY = 6
 ENTOMBED_EVERY = 5
+ASKED_EVERY = 7
+CAREFUL_EVERY = 9
+ROLLING_EVERY = 11
+UPGRADED_EVERY = 17
 FADE_EVERY_S = 8.0
 _PROBES_MAX = 3
 _TOLD = (
@@ -52,6 +61,7 @@ _TOLD = (
     "answered",
     "answered, unstored",
     "failed",
+    "failed, outcome unknown",
     "refused inside",
     "replayed",
     "unprotected",
@@ -91,6 +101,8 @@ class World:
         self.wire = Wire(kernel, faults, self.store, clock, self.oracle, self.timeline)
         self.database = self.wire.database = Database(self)
         self.downstream = Downstream()
+        rolling = self.scenario.earlier is not None
+        self.guard_before = earlier(self.parts.guard) if rolling else self.parts.guard
         self.recovering = Recovering(self)
         self.graveyard: list[Any] = []
         """Dead generators: kept until the end, so that no `finally` of them runs."""
@@ -98,12 +110,15 @@ class World:
         self._answers = 0
         choices = zip(self.scenario.policies, self.scenario.versions, strict=True)
         self.workers = [
-            Worker(self, index, policy, version) for index, (policy, version) in enumerate(choices)
+            Worker(self, index, policy, version, earlier=index == self.scenario.earlier)
+            for index, (policy, version) in enumerate(choices)
         ]
         self.oracle.trace += self.scenario.cast()
         self.clients: list[Client] = []
         for errand in self.scenario.errands:
             self._client(errand)
+        for worker, at in zip(self.workers, self.scenario.upgrades_at, strict=False):
+            kernel.at(at, self.outside, worker.upgrade)
         if self.scenario.recoverer:
             self.recovering.start()
         if self.scenario.sweep_every_s:
@@ -129,6 +144,8 @@ class World:
         for client in self.clients:
             if not client.done:
                 raise Violation("P6", f"{client.name} still has no answer at {kernel.now:.0f} s")
+            if self.scenario.upgrades_at and client.done == Kind.NEWER_RECORD.value:
+                raise Violation("P6", f"{client.name} is refused for good after a deployment")
         for transaction in self.database.open:
             raise Violation("P6", f"{transaction.task} left its transaction open")
         for ghost in self.oracle.ghosts.values():
@@ -208,14 +225,48 @@ class World:
     def route(self, client: Client) -> Worker | None:
         """A worker that takes a client's request, None if all are down."""
         version = client.errand.version
-        up = [worker for worker in self.workers if worker.up and version in (0, worker.version)]
+        up = [
+            worker
+            for worker in self.workers
+            if worker.up and (not version or reads(worker.version, version))
+        ]
         return up[int(self.chance() * len(up))] if up else None
 
-    def plan(self) -> Plan:
-        calm = self.kernel.now > CALM_AFTER_S
-        plan = scenarios.plan(self.chance, self.scenario.slow, calm=calm)
+    @property
+    def calm(self) -> bool:
+        return self.kernel.now > CALM_AFTER_S
+
+    def plan(self, task: Task) -> Plan:
+        """What the handler of a task is going to do."""
+        plan = plans.draw(self.chance, self.scenario.slow, calm=self.calm)
+        if task.earlier and plan.said is Verdict.UNKNOWN:  # that release does not have it
+            plan = plan._replace(said=None)
         self.oracle.trace.append(plan.status & 0xFF)
+        task.plan = plan
         return plan
+
+    def asking_s(self) -> float:
+        """How long the application takes to find out."""
+        if self.calm or self.chance() < 0.8:
+            return 0.1
+        return LEASE_S * 2.0 * self.chance()
+
+    def find_out(self, task: Task) -> object:
+        """What the application says of an attempt that died. What it says is true, but now and then
+        it says nothing.
+        """
+        chance = 1.0 if self.calm else self.chance()
+        if chance < 0.1:
+            return self._learned("unknown", Learned.UNKNOWN)
+        if chance < 0.2:
+            return self._learned("nothing", ConnectionError("who could tell does not answer"))
+        if task.book.effects:
+            return self._learned("an answer", self._found_out(task))
+        return self._learned("not done", Learned.NOT_DONE)
+
+    def _learned(self, what: str, learned: object) -> object:
+        self.marks.learned[what] += 1
+        return learned
 
     def effect(self, task: Task) -> None:
         self.timeline.says(task, "has its effect")
@@ -317,10 +368,48 @@ def is_entombed(seed: int) -> bool:
     return seed % ENTOMBED_EVERY == ENTOMBED_EVERY - 1
 
 
+def is_asked(seed: int) -> bool:
+    """Whether the application can be asked what became of an attempt; by the seed likewise."""
+    return seed % ASKED_EVERY == ASKED_EVERY - 1
+
+
+def is_rolling(seed: int) -> bool:
+    """Whether a process with the engine of the release before works beside the others; by the seed
+    likewise.
+    """
+    return seed % ROLLING_EVERY == ROLLING_EVERY - 1
+
+
+def is_careful(seed: int) -> bool:
+    """Whether a step must not be repeated, whatever the recovery; by the seed likewise."""
+    return seed % CAREFUL_EVERY == CAREFUL_EVERY - 1
+
+
+def is_upgraded(seed: int) -> bool:
+    """Whether all processes begin with the fingerprints of the release before, and each is replaced
+    by one of this release; by the seed likewise.
+    """
+    return seed % UPGRADED_EVERY == UPGRADED_EVERY - 1
+
+
+def keep_of(seed: int) -> Callable[[int], Verdict]:
+    """What answers mean for their records; by the seed likewise."""
+    return plans.KEEPS[seed % len(plans.KEEPS)]
+
+
 def play(seed: int, marks: Marks, parts: Parts = REAL, *, written: bool = False) -> Played:
     """Run the schedule of a seed, within `playing(parts, marks)`."""
     chance = random.Random(seed).random
-    scenario = scenarios.draw(chance, atomic=is_atomic(seed), entombed=is_entombed(seed))
+    scenario = scenarios.draw(
+        chance,
+        atomic=is_atomic(seed),
+        entombed=is_entombed(seed),
+        asked=is_asked(seed),
+        rolling=is_rolling(seed),
+        careful=is_careful(seed),
+        upgraded=is_upgraded(seed),
+        keep=keep_of(seed),
+    )
     faults = Faults(chance)
     world = World(Kernel(), scenario, faults, chance, parts, marks, written=written)
     return outcome(world, seed)

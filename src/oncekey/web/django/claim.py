@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import functools
+import os
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
-from django.http.request import RawPostDataException
+from django.http.response import HttpResponseBase
 
+from oncekey import attempt as attempts
+from oncekey.apart import writing
+from oncekey.core.canonical import SHORT_BYTES_MAX
+from oncekey.core.policy import Policy
+from oncekey.core.problem import Problem
 from oncekey.core.record import Answer
 from oncekey.errors import Misuse
-from oncekey.web.content import too_large
+from oncekey.unprotected import passing
+from oncekey.web import environ as environs
+from oncekey.web.body import Body, too_large
 from oncekey.web.django import settings
 from oncekey.web.django.responses import response_of
+from oncekey.web.hidden import hide, shown
 from oncekey.web.marks import SAFE, Mark
-from oncekey.web.request import GUARDED, Headers, Request
+from oncekey.web.request import GUARDED, Headers, Request, guarded_twice
 from oncekey.web.routes import Route
 from oncekey.web.views import Begun, Visit
 
@@ -27,9 +37,12 @@ views = functools.cache(settings.views)
 class State:
     """What is known of a request that may be guarded."""
 
-    __slots__ = ("awaited", "body", "claimed", "error", "request", "unmarked", "visit")
+    __slots__ = (
+        *("awaited", "body", "claimed", "error", "request", "scope", "taken", "unmarked"),
+        "visit",
+    )
 
-    def __init__(self, request: Request, body: bytes, awaited: bool) -> None:
+    def __init__(self, request: Request, body: Body | Problem, awaited: bool) -> None:
         self.request = request
         self.body = body
         self.awaited = awaited
@@ -40,6 +53,15 @@ class State:
         self.visit: Visit | None = None
         self.error: Exception | None = None
         """What the view raised, if Django has made an answer of it."""
+        self.taken: dict[str, Any] = {}
+        self.scope: Any = None
+        """What is hidden from the view; under ASGI the scope in which it stands as well."""
+
+    def closing_body(self, response: HttpResponseBase) -> HttpResponseBase:
+        """The answer, with whose end the body is not needed any more."""
+        if isinstance(self.body, Body):
+            response._resource_closers.append(self.body.close)
+        return response
 
 
 def state_of(request: HttpRequest) -> State | None:
@@ -47,42 +69,95 @@ def state_of(request: HttpRequest) -> State | None:
     return state
 
 
-def prepare(request: HttpRequest, *, awaited: bool) -> State | None:
-    """Keep the body, for its fingerprint, before anything reads it as a form. How much of it is
-    read at all is Django's setting DATA_UPLOAD_MAX_MEMORY_SIZE.
+def prepare(request: HttpRequest, *, awaited: bool) -> State | HttpResponse | None:
+    """Keep the body, for its fingerprint, before anything reads it as a form. Where that cannot be
+    done, this is the answer.
     """
     if request.method in SAFE:
         return None
     asked = _request(request)
-    named = views().edge.may_bring_key(asked)
-    state = State(asked, _body(request) if named else b"", awaited)
+    body = _read(request) if views().edge.may_bring_key(asked) else Body()
+    if isinstance(body, Problem) and request._read_started:  # nobody can read it any more
+        route = Route(f"{asked.method} {asked.path}", views().reading)
+        return response_of(views().edge.decline(body, route))
+    state = State(asked, body, awaited)
     setattr(request, _STATE, state)
     return state
+
+
+async def prepare_async(request: HttpRequest) -> State | HttpResponse | None:
+    """`prepare`, awaited."""
+    length = request.META.get("CONTENT_LENGTH") or ""
+    if length.isdigit() and int(length) <= SHORT_BYTES_MAX:
+        return prepare(request, awaited=True)
+    return await writing.run(functools.partial(prepare, request, awaited=True))
+
+
+def check_method(request: HttpRequest) -> None:
+    """Raise `Misuse` where a request that is to be guarded had another method when it came, by
+    which nothing was prepared for it.
+    """
+    if request.method in SAFE or request.resolver_match is None:
+        return
+    asked = _request(request)
+    route = _view_route(request, asked, None)
+    if route is not None and (route.policy.required or views().edge.may_bring_key(asked)):
+        raise Misuse(
+            f"{route.operation}: a middleware changed the method in its process_view, when oncekey "
+            "had taken the request for one that changes nothing. Change the method earlier, when "
+            f"the middleware is called, and put it before {settings.MIDDLEWARE!r}"
+        )
 
 
 def _request(request: HttpRequest) -> Request:
     """As the edge reads it."""
     lines = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in request.headers.items()]
     coding = "utf-8" if hasattr(request, "scope") else "latin-1"  # as Django's handler decoded it
+    root = request.META.get("SCRIPT_NAME", "").rstrip("/")
     return Request(
         request.method or "GET",
         request.path,
         request.META.get("QUERY_STRING", "").encode(coding),
         Headers(lines),
         {settings.REQUEST: request, "scheme": request.scheme},
-        request.path.removesuffix(request.path_info),
+        root if request.path.startswith(f"{root}/") else "",
     )
 
 
-def _body(request: HttpRequest) -> bytes:
-    try:
-        body: bytes = request.body
-        return body
-    except RawPostDataException as error:
+def _read(request: HttpRequest) -> Body | Problem:
+    """Read the body, and let Django read it again. The view is not known yet, so as much is read as
+    is allowed to any of them.
+    """
+    if hasattr(request, "_body"):  # middleware before this one has read it
+        body = Body()
+        return body.add(request.body, views().reading) or body
+    if request._read_started:
         raise Misuse(
             "another middleware has read the body as a form before oncekey could: put "
             f"{settings.MIDDLEWARE!r} before it"
-        ) from error
+        )
+    length, policy = _length(request), views().reading
+    if length > policy.request_bytes_max:
+        return too_large(policy.request_bytes_max)
+    read = environs.take(request, length, policy)
+    if isinstance(read, Body):
+        if read.size < length:
+            return environs.ended_early(read.size, length)
+        if hasattr(request, "scope"):
+            request._stream.close()
+        request._stream, request._read_started = read.open(), False
+    return read
+
+
+def _length(request: HttpRequest) -> int:
+    """How long the body is: under ASGI Django has it whole, under WSGI it is what was declared."""
+    stream = request._stream
+    if hasattr(request, "scope"):
+        length: int = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        return length
+    declared = request.META.get("CONTENT_LENGTH") or ""
+    return int(declared) if declared.isdigit() else 0
 
 
 # --------------------------------------------------------------------------------- the claim
@@ -92,8 +167,8 @@ def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpRes
     """Claim for a view that is about to run. None: let it; else this is the answer."""
     route = _route(request, state, mark)
     if not isinstance(route, Route):
-        return route
-    return _begun(state, views().begin_sync(state.request, route, state.body))
+        return _unclaimed(request, route)
+    return _begun(request, state, views().begin_sync(state.request, route, _whole(state)))
 
 
 async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpResponse | None:
@@ -103,8 +178,14 @@ async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpRe
         return answer
     route = _route(request, state, mark)
     if not isinstance(route, Route):
-        return route
-    return _begun(state, await views().begin(state.request, route, state.body))
+        return _unclaimed(request, route)
+    return _begun(request, state, await views().begin(state.request, route, _whole(state)))
+
+
+def _whole(state: State) -> Body:
+    if isinstance(state.body, Problem):
+        raise AssertionError(f"the body was not read: {state.body}")
+    return state.body
 
 
 def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | HttpResponse | None:
@@ -112,27 +193,84 @@ def _route(request: HttpRequest, state: State, mark: Mark | None) -> Route | Htt
     if state.claimed or request.resolver_match is None:
         return None
     state.claimed = True
-    route = views().route(state.request, f"/{request.resolver_match.route}", mark)
+    if request.method != state.request.method:  # a middleware's process_view has changed it
+        state.request = _request(request)
+    route = _view_route(request, state.request, mark)
     if route is None:
         return None
     if GUARDED in request.META or GUARDED in getattr(request, "scope", ()):
-        raise Misuse(
-            f"{route.operation} is guarded twice, by the middleware for WSGI or ASGI and by "
-            "Django's; choose one of them"
-        )
+        by = "the middleware for WSGI or ASGI and by Django's; choose one of them"
+        raise guarded_twice(route.operation, by)
     if route.policy.atomic and state.awaited:
         raise Misuse(
             f"{route.operation} is atomic, and Django's transactions belong to a thread: serve it "
             "by WSGI, or open a transaction in the view and use current().complete_in_sync(…)"
         )
-    if len(state.body) > route.policy.request_bytes_max:
-        refused = too_large(route.policy.request_bytes_max)
+    if environs.has_two_lengths(request.META) and not hasattr(request, "scope"):
+        return response_of(views().edge.decline(environs.TWO_LENGTHS, route))
+    if (refused := _refused(state.body, route)) is not None:
         return response_of(views().edge.decline(refused, route))
     return route
 
 
-def _begun(state: State, begun: Begun) -> HttpResponse | None:
+def _view_route(request: HttpRequest, asked: Request, mark: Mark | None) -> Route | None:
+    """What applies to the view that Django has found."""
+    found = request.resolver_match
+
+    def serves(path: str) -> bool:
+        other = settings.resolved(path)
+        return other is not None and settings.are_alike(found, other)
+
+    return views().route(asked, f"/{found.route}", mark, serves=serves)
+
+
+def _refused(body: Body | Problem, route: Route) -> Problem | None:
+    """Why the body is not taken, if it is not."""
+    if isinstance(body, Problem):
+        return body
+    limit = route.policy.request_bytes_max
+    return too_large(limit) if body.size > limit else None
+
+
+def applies(request: HttpRequest) -> tuple[str, Policy]:
+    """To a view that nothing protects."""
+    asked = _request(request)
+    route = views().edge.routes.match(asked.method, asked.path, asked.root)
+    return route.operation, route.policy
+
+
+def _unclaimed(request: HttpRequest, answer: HttpResponse | None) -> HttpResponse | None:
+    """There is nothing to claim. What runs is not protected."""
+    if answer is None:
+        attempts.serve(passing(functools.partial(applies, request)))
+    return answer
+
+
+def _begun(request: HttpRequest, state: State, begun: Begun) -> HttpResponse | None:
     if isinstance(begun, Answer):
         return response_of(begun)
     state.visit = begun
+    if begun is None:
+        return _unclaimed(request, None)
+    _hide(request, state)
     return None
+
+
+def _hide(request: HttpRequest, state: State) -> None:
+    """From now on the request is as guarded handlers see it; until the view has ended."""
+    state.taken = hide(request.META)
+    state.scope = getattr(request, "scope", None)
+    if state.scope is not None:
+        request.scope = {**state.scope, "headers": shown(state.scope["headers"])}
+    vars(request).pop("headers", None)  # made of META when it is first asked for
+
+
+def leave(request: HttpRequest, state: State) -> None:
+    """The view has ended, however it did."""
+    if state.visit is None:
+        return
+    views().leave(state.visit)
+    request.META.update(state.taken)
+    if state.scope is not None:
+        request.scope = state.scope
+    vars(request).pop("headers", None)

@@ -9,11 +9,25 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.core.handlers.exception import response_for_exception
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from oncekey.web.django.claim import State, claim, claim_sync, prepare, state_of, views
+from oncekey import attempt as attempts
+from oncekey.unprotected import passing
+from oncekey.web.django.claim import (
+    State,
+    applies,
+    check_method,
+    claim,
+    claim_sync,
+    leave,
+    prepare,
+    prepare_async,
+    state_of,
+    views,
+)
 from oncekey.web.django.responses import collect, collect_sync, first, response_of
 from oncekey.web.django.settings import tell_marks
 from oncekey.web.marks import check_kind, mark_on
@@ -40,29 +54,44 @@ class IdempotencyMiddleware:
         if iscoroutinefunction(self):
             return self._answer(request)
         state = prepare(request, awaited=False)
-        return self.get_response(request) if state is None else self._run_sync(request, state)
+        if isinstance(state, HttpResponse):
+            return state
+        if state is not None:
+            return state.closing_body(self._run_sync(request, state))
+        with attempts.served(passing(functools.partial(applies, request))):
+            return self.get_response(request)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        state = prepare(request, awaited=True)
+        state = await prepare_async(request)
+        if isinstance(state, HttpResponse):
+            return state
         if state is None:
-            response: HttpResponseBase = await self.get_response(request)
-            return response
+            with attempts.served(passing(functools.partial(applies, request))):
+                response: HttpResponseBase = await self.get_response(request)
+                return response
         # Django cancels what its client does not wait for any more. The view goes on.
-        return await views().runtime.background.apart(self._run(request, state))
+        response = await views().runtime.background.apart(self._run(request, state))
+        return state.closing_body(response)
 
     def _run_sync(self, request: HttpRequest, state: State) -> HttpResponseBase:
+        outer = attempts.position()
         try:
             response: HttpResponseBase = self.get_response(request)
             if state.visit is None:
                 return response
             return self._end_sync(response, state.visit, state.error)
         except BaseException as error:
-            if state.visit is not None:
-                views().fail_sync(state.visit, error)
+            if state.visit is None:
+                raise
+            answer = views().fail_sync(state.visit, error)
+            if answer is not None:
+                return response_of(answer)
+            if state.visit.given_up and isinstance(error, Exception):  # as Django answers it
+                return _failed(response_for_exception(request, error), state.visit)
             raise
         finally:
-            if state.visit is not None:
-                views().leave(state.visit)
+            leave(request, state)
+            attempts.leave(outer)
 
     async def _run(self, request: HttpRequest, state: State) -> HttpResponseBase:
         try:
@@ -71,19 +100,24 @@ class IdempotencyMiddleware:
                 return response
             return await self._end(response, state.visit, state.error)
         except BaseException as error:
-            if state.visit is not None:
-                await views().fail(state.visit, error)
+            if state.visit is None:
+                raise
+            answer = await views().fail(state.visit, error)
+            if answer is not None:
+                return response_of(answer)
+            if state.visit.given_up and isinstance(error, Exception):
+                shown = sync_to_async(response_for_exception, thread_sensitive=False)
+                return _failed(await shown(request, error), state.visit)
             raise
         finally:
-            if state.visit is not None:
-                views().leave(state.visit)
+            leave(request, state)
 
     def _end_sync(
         self, response: HttpResponseBase, visit: Visit, error: Exception | None
     ) -> HttpResponseBase:
         if error is not None and response.status_code >= 500:
             answer = views().fail_sync(visit, error)
-            return response if answer is None else response_of(answer)
+            return _failed(response, visit) if answer is None else response_of(answer)
         rest = collect_sync(response, visit)
         return first(response, visit, views().end_sync(visit), rest)
 
@@ -92,7 +126,7 @@ class IdempotencyMiddleware:
     ) -> HttpResponseBase:
         if error is not None and response.status_code >= 500:
             answer = await views().fail(visit, error)
-            return response if answer is None else response_of(answer)
+            return _failed(response, visit) if answer is None else response_of(answer)
         rest = await collect(response, visit)
         return first(response, visit, await views().end(visit), rest)
 
@@ -102,6 +136,8 @@ class IdempotencyMiddleware:
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponse | None:
         state = state_of(request)
+        if state is None:
+            check_method(request)
         if state is None or _is_marked(request, view, state):
             return None
         return claim_sync(request, state, None)
@@ -110,6 +146,8 @@ class IdempotencyMiddleware:
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponse | None:
         state = state_of(request)
+        if state is None:
+            check_method(request)
         if state is None or _is_marked(request, view, state):
             return None
         return await claim(request, state, None)
@@ -118,6 +156,14 @@ class IdempotencyMiddleware:
         """An exception is no answer, whatever the status it is sent with."""
         if (state := state_of(request)) is not None:
             state.error = exception
+
+
+def _failed(response: HttpResponseBase, visit: Visit) -> HttpResponseBase:
+    """What Django has made of an exception; marked, where nobody knows what the view did."""
+    if visit.given_up:
+        for name, value in views().edge.marked_unknown(()):
+            response[name.decode().title()] = value.decode()
+    return response
 
 
 def _is_marked(request: HttpRequest, view: Any, state: State) -> bool:

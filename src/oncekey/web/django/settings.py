@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,17 +13,20 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 from django.http import HttpRequest
-from django.urls import Resolver404, get_resolver, resolve
+from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils.module_loading import import_string
 
 from oncekey.atomic import Django
 from oncekey.core.policy import Policy
 from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
+from oncekey.warned import warn
 from oncekey.web.edge import log
+from oncekey.web.marks import KNOWN_MAX, mark_on
+from oncekey.web.order import warn_of_views
 from oncekey.web.request import Request
 from oncekey.web.routed import UNFOUND
-from oncekey.web.routes import Routes
+from oncekey.web.routes import USUAL, Routes, as_policies
 from oncekey.web.tenant import check_callable
 from oncekey.web.views import Views
 
@@ -30,7 +34,9 @@ MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
 REQUEST = "django.request"
 """In the scope of what the edge reads: Django's own request."""
 
-_NAMES = frozenset({"store", "tenant", "policy", "routes", "profile", "hooks", "atomic", "quota"})
+_NAMES = frozenset(
+    {"store", "tenant", "policy", "routes", "profile", "docs_url", "hooks", "atomic", "quota"}
+)
 _REQUIRED = ("store", "tenant")
 
 
@@ -45,6 +51,7 @@ def views() -> Views:
         policy=_policy("policy", given.get("policy")),
         routes=_routes(given.get("routes")),
         profile=given.get("profile", "oncekey"),
+        docs_url=given.get("docs_url"),
         hooks=_hooks(given.get("hooks", ())),
         atomic=_atomic(given.get("atomic")),
         quota=_quota(given.get("quota")),
@@ -116,7 +123,7 @@ def _routes(given: Any) -> dict[str, Policy]:
             '{"POST /orders": {"recovery": "block"}}'
         )
     named = (given or {}).items()
-    return {route: _policy(f"routes[{route!r}]", policy) or Policy() for route, policy in named}
+    return as_policies({route: _policy(f"routes[{route!r}]", each) for route, each in named})
 
 
 def _quota(given: Any) -> Quota | None:
@@ -166,6 +173,33 @@ def _in_a_loop() -> bool:
     return True
 
 
+# ------------------------------------------------------------------------------------- routes
+
+
+def resolved(path: str) -> ResolverMatch | None:
+    """What Django finds for a path, one of a policy's route."""
+    return _resolved(get_resolver(), path)
+
+
+@functools.lru_cache(maxsize=KNOWN_MAX)
+def _resolved(urls: Any, path: str) -> ResolverMatch | None:
+    try:
+        return urls.resolve(path)
+    except Resolver404:
+        return None
+
+
+def are_alike(found: ResolverMatch, meant: ResolverMatch) -> bool:
+    """Whether two paths lead to one call of a view, apart from what stands for a variable."""
+    named = {name: value for name, value in meant.kwargs.items() if value not in USUAL}
+    placed = zip(found.args, meant.args, strict=False)
+    return (
+        found.route == meant.route
+        and all(found.kwargs.get(name) == value for name, value in named.items())
+        and all(value == other for value, other in placed if other not in USUAL)
+    )
+
+
 # ----------------------------------------------------------------------------- manage.py check
 
 
@@ -181,12 +215,25 @@ def check(**_: Any) -> list[CheckMessage]:
     return _check_place() + _check_marks(made) + _check_routes(made.edge.routes)
 
 
+_ADMIN = ("django.contrib.admin.sites", "django.contrib.admin.options")
+"""Where Django's admin checks who sends a request to its views."""
+
+
 def tell_marks(made: Views) -> None:
     """The same for a site that does not check: in the log, since a site may have other views, by
-    which some requests are served.
+    which some requests are served. Those of Django's admin nobody can mark.
     """
-    for told in _check_marks(made):
-        log.error("%s", told.msg)
+    for told in [*_check_marks(made), *_check_place()]:
+        if isinstance(told, Error):
+            log.error("%s", told.msg)
+        else:
+            warn("order", f"{told.msg}; {told.hint}")
+    warn_of_views(
+        view
+        for view in _views_of(get_resolver())
+        if all(mark_on(view, method) is None for method in made.edge.routes.methods)
+        and getattr(view, "__globals__", {}).get("__name__") not in _ADMIN
+    )
 
 
 def _check_marks(made: Views) -> list[CheckMessage]:
@@ -227,7 +274,25 @@ def _check_place() -> list[CheckMessage]:
                 id="oncekey.E002",
             )
         ]
-    after = [path for path in middleware[middleware.index(MIDDLEWARE) + 1 :] if _looks(path)]
+    if middleware.count(MIDDLEWARE) > 1:
+        return [
+            Error(
+                f"{MIDDLEWARE} stands in MIDDLEWARE twice: requests would be guarded twice",
+                hint="Keep the last one.",
+                id="oncekey.E004",
+            )
+        ]
+    following = middleware[middleware.index(MIDDLEWARE) + 1 :]
+    if codes := [path for path in following if "gzip" in path.lower()]:
+        return [
+            Warning(
+                f"{', '.join(codes)} compresses answers before they are stored, and a stored "
+                "answer must suit every client",
+                hint=f"Put {MIDDLEWARE!r} last.",
+                id="oncekey.W003",
+            )
+        ]
+    after = [path for path in following if _looks(path)]
     if not after:
         return []
     return [

@@ -85,7 +85,7 @@ BEGIN
             EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', part, whole);
             EXECUTE format(
                 'ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
-                whole, part, turning, turning + 1
+                whole, part, to_char(turning, 'YYYY-MM-DD'), to_char(turning + 1, 'YYYY-MM-DD')
             );
         END LOOP;
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
@@ -93,10 +93,11 @@ BEGIN
     END;
     BEGIN
         FOR part IN
-            SELECT inhrelid::regclass::text FROM pg_inherits
-            WHERE inhparent = whole::regclass
-                AND inhrelid::regclass::text ~ format('^%s_\d{8}$', whole)
-                AND right(inhrelid::regclass::text, 8) < to_char(today, 'YYYYMMDD')
+            SELECT c.relname FROM pg_inherits i
+            JOIN pg_class c ON c.oid = i.inhrelid
+            WHERE i.inhparent = whole::regclass
+                AND c.relname ~ format('^%s_[0-9]{8}$', whole)
+                AND right(c.relname, 8) < to_char(today, 'YYYYMMDD')
             ORDER BY 1
         LOOP
             turning := to_date(right(part, 8), 'YYYYMMDD') + 1;

@@ -26,8 +26,8 @@
 -- server (18) spoils what it finds it out with when it fetches a changed row again, and then crashes.
 -- It does not try where the day is in an array; then it looks into the index of every part.
 --
--- Expiry is kept in tenths of a second, rounded down: equal entries share their room in the index. But
--- no lease outlives its record, however short the retention is.
+-- Expiry is kept in tenths of a second: equal entries share their room in the index. It is rounded up,
+-- so that nothing expires before its time, nor before its lease ends.
 
 -- name: insert
 -- A replay must write nothing, not even draw a fence: hence the look before the insert, which alone
@@ -61,10 +61,7 @@ fresh AS MATERIALIZED (
         *,
         CASE WHEN short AND is_uuid THEN key::uuid END AS key_uuid,
         zero = 0 AND {by_day} AS by_day,
-        greatest(
-            (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
-            now + make_interval(secs => lease_s)
-        ) AS expires
+        (now + make_interval(secs => lease_s + retention_s + 0.05))::timestamptz(1) AS expires
     FROM (
         SELECT
             a.*,
@@ -137,7 +134,7 @@ locked AS MATERIALIZED (
 timed AS MATERIALIZED (
     SELECT
         *,
-        (clock_timestamp() + make_interval(secs => retention_s - 0.05))::timestamptz(1) AS expires,
+        (clock_timestamp() + make_interval(secs => retention_s + 0.05))::timestamptz(1) AS expires,
         {inline} AS inline
     FROM locked
 ),
@@ -200,10 +197,7 @@ judged AS MATERIALIZED (
     SELECT
         *,
         owned AND (NOT only_overlong OR overlong_until > now) AS fits,
-        greatest(
-            (now + make_interval(secs => lease_s + retention_s - 0.05))::timestamptz(1),
-            now + make_interval(secs => lease_s)
-        ) AS expires
+        (now + make_interval(secs => lease_s + retention_s + 0.05))::timestamptz(1) AS expires
     FROM timed
 ),
 done AS (
@@ -271,10 +265,9 @@ judged AS MATERIALIZED (
     SELECT
         *,
         NOT fresh AND next_state <> 'completed' AS keeps_answer,
-        greatest(
-            (now + make_interval(secs => coalesce(lease_s, 0) + retention_s - 0.05))::timestamptz(1),
-            now + make_interval(secs => lease_s)  -- null, and left out, unless it runs
-        ) AS expires,
+        (
+            now + make_interval(secs => coalesce(lease_s, 0) + retention_s + 0.05)
+        )::timestamptz(1) AS expires,
         owned AND coalesce(
             CASE condition
                 WHEN 'any' THEN true

@@ -11,11 +11,11 @@ from oncekey.core.fingerprint import Comparison
 from oncekey.core.key import record_id
 from oncekey.core.lifecycle import Action, Situation
 from oncekey.core.op import Op
-from oncekey.core.policy import Policy, Verdict
-from oncekey.core.record import Answer, Claim, Record, State
+from oncekey.core.policy import Policy
+from oncekey.core.record import Claim, Record, State
 from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Call, Guard, Stored
+from oncekey.guard import Call, Finished, Guard, Stored
 from oncekey.testing.simulate.bugs.planting import Pliable, as_found, changing, deciding, planted
 from oncekey.testing.simulate.edge import Edge
 from oncekey.testing.simulate.parts import Parts
@@ -54,12 +54,10 @@ def answer_before_commit() -> Parts:
     """The client has its answer before it is recorded; the process dies; the retry runs again."""
 
     class Hasty(Edge):
-        def _end(
-            self, task: Task, attempt: Attempt, verdict: Verdict, answer: Answer | None
-        ) -> Op[None]:
-            if answer is not None:
+        def _end(self, task: Task, op: Op[Finished]) -> Op[None]:
+            if task.answer is not None:
                 self._judge.sends(task)
-            yield from super()._end(task, attempt, verdict, answer)
+            yield from super()._end(task, op)
 
     return Parts(edge=Hasty)
 
@@ -70,6 +68,7 @@ def own_answer_though_refused() -> Parts:
 
     class Engine(Guard):
         def _superseded(self, attempt: Attempt, found: Record | None, call: Call) -> Any:
+            yield from ()
             return Stored(attempt.retention_s)
 
     return Parts(guard=Engine)

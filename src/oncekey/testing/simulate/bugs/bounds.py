@@ -15,7 +15,7 @@ from oncekey.core.op import Op
 from oncekey.core.policy import Policy
 from oncekey.core.record import Claim, Record, State
 from oncekey.core.verbs import Find, Found, Insert, Sweep
-from oncekey.guard import Execute, Guard, Refuse
+from oncekey.guard import Call, Execute, Guard, Refuse
 from oncekey.testing.simulate.bugs.planting import Pliable, deciding, planted, swapping
 from oncekey.testing.simulate.edge import Edge
 from oncekey.testing.simulate.heart import Heart
@@ -155,8 +155,10 @@ def waits_for_ever() -> Parts:
     """A retry waits for as long as the first request runs, and holds its connection."""
 
     class Engine(Guard):
-        def _wait(self, found: Record, until: float, policy: Policy) -> Op[Refuse | None]:
-            return (yield from super()._wait(found, until + 1e9, policy))
+        def _wait(
+            self, found: Record, until: float, call: Call, policy: Policy
+        ) -> Op[Refuse | None]:
+            return (yield from super()._wait(found, until + 1e9, call, policy))
 
     return Parts(guard=Engine)
 
@@ -166,9 +168,11 @@ def crowds_wait() -> Parts:
     """Any number of retries of one key wait in one process."""
 
     class Engine(Guard):
-        def _wait(self, found: Record, until: float, policy: Policy) -> Op[Refuse | None]:
+        def _wait(
+            self, found: Record, until: float, call: Call, policy: Policy
+        ) -> Op[Refuse | None]:
             endless = dataclasses.replace(policy, waiters_per_key_max=1_000_000)
-            return (yield from super()._wait(found, until, endless))
+            return (yield from super()._wait(found, until, call, endless))
 
     return Parts(guard=Engine)
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from oncekey.attempt import Attempt
+from oncekey.core.endings import End
 from oncekey.core.op import Op
-from oncekey.core.policy import Verdict
-from oncekey.core.record import Step
+from oncekey.core.record import Answer, Step
 from oncekey.core.verbs import AppendStep, Done, Refused, Swap, When
-from oncekey.guard import Call, Guard
+from oncekey.guard import Call, Finished, Guard
 from oncekey.testing.simulate import stepping
 from oncekey.testing.simulate.bugs.planting import Pliable, as_found, planted
 from oncekey.testing.simulate.parts import Parts
@@ -97,7 +97,11 @@ def orphan_gives_up_at_once() -> Parts:
     """An orphan whose handler failed is given up at the first try."""
 
     class Engine(Guard):
-        def _unfinished(self, attempt: Attempt, verdict: Verdict, call: Call) -> Any:
-            return (yield from self.give_up(attempt, call))
+        def conclude(
+            self, attempt: Attempt, end: End, answer: Answer | None, call: Call
+        ) -> Op[Finished]:
+            if attempt.recovering and end is End.BROKEN:
+                end = End.UNKNOWN
+            return super().conclude(attempt, end, answer, call)
 
     return Parts(guard=Engine)

@@ -6,14 +6,19 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from oncekey import guard, holding
 from oncekey.core import lifecycle
 from oncekey.core.fingerprint import Comparison
 from oncekey.core.lifecycle import Action, Situation
+from oncekey.core.op import Op
 from oncekey.core.policy import Policy
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import Done, Refused, Swap
+from oncekey.decision import Call
+from oncekey.holding import compared
 from oncekey.testing.simulate.bugs.planting import Pliable, changing, deciding, planted
 from oncekey.testing.simulate.parts import Parts
+from oncekey.testing.simulate.upgrade import STRANGE
 
 
 @planted(seeds=200)
@@ -83,5 +88,42 @@ def anew_despite_block() -> Parts:
             yield
         finally:
             lifecycle.convert = convert
+
+    return Parts(tables=tables)
+
+
+@planted(seeds=500)
+def earlier_rules_forgotten() -> Parts:
+    """After a deployment no retry finds the answer that the earlier release has kept for it."""
+    return _comparing_earlier(Comparison.DIFFERENT)
+
+
+@planted(seeds=1_000)
+def earlier_records_not_compared() -> Parts:
+    """After a deployment every request gets the answer that the earlier release has kept."""
+    return _comparing_earlier(Comparison.SAME)
+
+
+@planted(seeds=500)
+def earlier_rules_not_asked_for() -> Parts:
+    """After a deployment retries are told for ever that another release knows the answer."""
+    return _comparing_earlier(Comparison.UNKNOWN_VERSION)
+
+
+def _comparing_earlier(outcome: Comparison) -> Parts:
+    """What this release makes of all that the earlier one wrote."""
+
+    def careless(record: Record, call: Call) -> Op[Comparison]:
+        if record.fingerprint_version < call.fingerprint.version < STRANGE:
+            return outcome
+        return (yield from compared(record, call))
+
+    @contextmanager
+    def tables() -> Iterator[None]:
+        guard.compared = holding.compared = careless  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            guard.compared = holding.compared = compared  # type: ignore[attr-defined]
 
     return Parts(tables=tables)

@@ -1,0 +1,102 @@
+"""Numbers of JSON in a normal form: equal for every spelling of one value, and never much longer
+than what was sent.
+
+Whole numbers are exact, whether they are written with digits, a point or an exponent. Up to
+`DIGITS_PLAIN_MAX` digits they stand as digits. Longer ones stand as their digits without the
+zeros at the end, and how many of those there are: `1e308` would have 309 digits otherwise, and a
+small body would become a large one.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from math import isnan, nan
+
+Number = int | float | list[float]
+
+DIGITS_PLAIN_MAX = 40
+DIGITS_MAX = 4_300
+"""Of a whole number; by default Python reads no longer one either."""
+CHARS_MAX = 65_536
+"""Of any other one: it is read at one go, which takes a tenth of a second for a megabyte."""
+
+LONG = b"[NaN,NaN,"
+"""How the normal form of a long number begins where it is written as JSON. No JSON text has NaN."""
+
+# Up to so many digits no two decimals are read as the same float.
+_DIGITS_EXACT = 15
+
+
+class TooManyDigits(ValueError):
+    """A whole number of more than `DIGITS_MAX` digits, or another one of more than `CHARS_MAX`
+    characters.
+    """
+
+
+def whole(text: str) -> Number:
+    """A number without point and exponent."""
+    if len(text) <= DIGITS_PLAIN_MAX:
+        return int(text)
+    if len(text.removeprefix("-")) > DIGITS_MAX:
+        raise TooManyDigits
+    return _long(text, 0)
+
+
+def number(text: str) -> Number:
+    """A number with a point or an exponent: 1.0 and 1e0 are the whole number 1.
+
+    One that no float can hold as written is kept by its spelling, behind one NaN.
+    """
+    if len(text) > CHARS_MAX:
+        raise TooManyDigits
+    value = float(text)
+    if not value.is_integer():
+        if repr(value) == text:
+            return value
+    elif len(text) <= _DIGITS_EXACT and 1 <= abs(value) < 10**_DIGITS_EXACT:
+        return int(value)
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # an exponent of twenty digits
+        return spelled(text)
+    if not exact:  # whatever its exponent
+        return 0
+    if value.is_integer() and exact == exact.to_integral_value():
+        if exact.adjusted() < DIGITS_PLAIN_MAX:
+            return int(exact)
+        sign, digits, exponent = exact.as_tuple()
+        return _long("-" * sign + "".join(map(str, digits)), int(exponent))
+    return value if exact == Decimal(repr(value)) else spelled(text)
+
+
+def spelled(text: str) -> Number:
+    """A number that counts as it is written."""
+    return [nan, *text.encode()]
+
+
+def _long(digits: str, exponent: int) -> Number:
+    """`digits` times ten to the `exponent`, which together are a whole number."""
+    kept = digits.rstrip("0")
+    zeros = exponent + len(digits) - len(kept)
+    if len(kept.removeprefix("-")) + zeros <= DIGITS_PLAIN_MAX:
+        return int(kept + "0" * zeros)
+    return [nan, nan, zeros, *kept.encode()]
+
+
+# ------------------------------------------------------------- as fingerprints of version 1 had it
+
+
+def whole_v1(text: str) -> Number:
+    return int(text) if len(text) <= DIGITS_PLAIN_MAX else _with_digits(whole(text))
+
+
+def number_v1(text: str) -> Number:
+    return _with_digits(number(text))
+
+
+def _with_digits(found: Number) -> Number:
+    """Every whole number as digits."""
+    if not isinstance(found, list) or not isnan(found[1]):
+        return found
+    _, _, zeros, *kept = found
+    return int(bytes(map(int, kept)) + b"0" * int(zeros))

@@ -1,0 +1,35 @@
+"""The engine of the release before, for rolling deployments: it gave back whatever had failed."""
+
+from __future__ import annotations
+
+from oncekey.attempt import Attempt
+from oncekey.core.endings import End
+from oncekey.core.op import Op
+from oncekey.core.record import Answer
+from oncekey.decision import Call, Finished, Given
+from oncekey.guard import Guard
+
+
+def earlier(guard: type[Guard]) -> type[Guard]:
+    """This engine as it was: a failed attempt is given back, whatever the recovery. `unknown()` it
+    does not know.
+    """
+
+    class Earlier(guard):  # type: ignore[misc, valid-type]
+        def conclude(
+            self, attempt: Attempt, end: End, answer: Answer | None, call: Call
+        ) -> Op[Finished]:
+            if end is End.KEPT or attempt.asks or attempt.doubted:
+                op: Op[Finished] = super().conclude(attempt, end, answer, call)
+                return (yield from op)
+            no_effect = end is End.NO_EFFECT
+            if attempt.recovering:
+                if no_effect:
+                    given_up: Op[Finished] = self.give_up(attempt, call)
+                    return (yield from given_up)
+                attempt.finished = True
+                return Given()
+            yield from self.abandon(attempt, no_effect=no_effect)
+            return Given()
+
+    return Earlier

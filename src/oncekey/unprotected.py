@@ -1,0 +1,128 @@
+"""What `current()` gives where a guarded application serves a request that nothing protects.
+
+It brought no key, its method is not guarded, or the store is down and the policy lets it run. A
+handler should not have to ask which: steps run and are not kept, what it says of its answer has no
+effect, and child keys are new for every request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from oncekey.attempt import Attempt, Passing
+from oncekey.core import lifecycle, refusals
+from oncekey.core.endings import End
+from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.op import Op, arun, run
+from oncekey.core.policy import Policy
+from oncekey.core.record import Answer, Claim, Step
+from oncekey.core.verbs import Done, Insert
+from oncekey.decision import Call, Decision, Execute, Finished, Given, Refuse
+from oncekey.errors import StoreUnavailable
+from oncekey.guard import random_token
+
+T = TypeVar("T")
+
+
+class _Nothing:
+    """The engine and the ports of an attempt that has no record: whatever is to be kept is done."""
+
+    guard: Any
+    heartbeat: Any
+    store: Any = None
+
+    def __init__(self) -> None:
+        self.guard = self.heartbeat = self
+
+    def watch_lease(self, attempt: Attempt) -> None:
+        """It has none."""
+
+    def keep_step(self, attempt: Attempt, step: Step) -> Op[Done]:
+        yield from ()
+        return Done(0)
+
+    async def drive(self, op: Op[T]) -> T:
+        return await arun(op, _unasked)
+
+    drive_to_end = drive
+
+    def drive_sync(self, op: Op[T]) -> T:
+        return run(op, _unasked)
+
+
+def _unasked(verb: object) -> Awaitable[Any]:
+    raise AssertionError(f"an attempt without a record asked for {verb!r}")
+
+
+_NOTHING: Any = _Nothing()
+
+
+def passing(find: Callable[[], tuple[str, Policy]], claim: Claim | None = None) -> Passing:
+    """For the edges: a request that is served and not protected. `find` says what applies to it, if
+    its handler asks; `claim` is what it would have been protected by.
+    """
+    return Passing(lambda: _unprotected(*find(), claim))
+
+
+def _unprotected(operation: str, policy: Policy, claim: Claim | None) -> Attempt:
+    claim = claim or _claim(operation, policy)
+    attempt = Attempt(claim, policy, fence=0, attempt=1, lapses=0, age_s=0.0, claimed_at=0.0)
+    attempt.protected = False
+    attempt.ports = _NOTHING
+    return attempt
+
+
+def _claim(operation: str, policy: Policy) -> Claim:
+    return Claim(
+        id=random_token() + random_token(),
+        token=random_token(),
+        tenant="",
+        operation=operation,
+        key="",
+        fingerprint=b"",
+        fingerprint_version=0,
+        lease_s=policy.lease_s,
+        retention_s=policy.retention_s,
+    )
+
+
+class Plain:
+    """The engine of requests without a key on atomic routes: a transaction that commits by the same
+    rule as one with a key, and no record. For units that are `plain`.
+    """
+
+    def begin(self, operation: str, policy: Policy) -> Op[Decision]:
+        claim = _claim(operation, policy)
+        try:
+            yield Insert(claim)
+        except StoreUnavailable:
+            return Refuse(refusals.store_down())
+        return Execute(_unprotected(operation, policy, claim))
+
+    def conclude(
+        self, attempt: Attempt, end: End, answer: Answer | None, call: Call
+    ) -> Op[Finished]:
+        attempt.finished = True
+        if attempt.handed is not None and end is End.KEPT:
+            attempt.handed.check(attempt.operation)
+        if end is End.KEPT and answer is not None:
+            swap = lifecycle.complete(attempt.held, answer, retention_s=attempt.retention_s)
+        else:
+            swap = lifecycle.release(attempt.held, no_effect=True, retention_s=attempt.retention_s)
+        try:
+            yield swap
+        except StoreUnavailable:  # nobody acknowledged the commit
+            return Refuse(refusals.unrecorded(0.0))
+        return Given()
+
+    def conclude_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Finished]:
+        return self.conclude(attempt, End.FAILED, None, call)
+
+
+PLAIN = Plain()
+
+
+def keyless(operation: str) -> Call:
+    """What an edge knows of such a request."""
+    return Call("", operation, "", Fingerprint(0, b""))

@@ -1,0 +1,47 @@
+"""Hidden: what a guarded handler is not told about its client.
+
+A stored answer is sent to whoever retries. So it must not be compressed for one client, nor be the
+part that one asked for (206), nor say that one has it already (304). `If-Match`,
+`If-Unmodified-Since` and `If-None-Match: *` stay: they are conditions on what is to be done.
+
+Middleware outside the guarded part still sees all of them, and may go by them for each client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+_NAMES = frozenset({b"accept-encoding", b"range", b"if-range", b"if-modified-since"})
+_UNLESS_ANY = b"if-none-match"
+_VARIABLES = tuple(
+    "HTTP_" + name.decode().upper().replace("-", "_") for name in (*_NAMES, _UNLESS_ANY)
+)
+_PAST_THE_APPLICATION = "wsgi.file_wrapper"
+"""A way to send a file past it: what is not seen cannot be kept."""
+
+Lines = Iterable[tuple[bytes, bytes]]
+
+
+def is_hidden(name: bytes, content: bytes) -> bool:
+    """Of a header line, whose name is lower case."""
+    return name in _NAMES or (name == _UNLESS_ANY and content.strip() != b"*")
+
+
+def shown(lines: Lines) -> list[tuple[bytes, bytes]]:
+    """The header lines that are not hidden."""
+    return [line for line in lines if not is_hidden(*line)]
+
+
+def hide(environ: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Take what is hidden out of WSGI's environ, or what is made like it. What was taken out, so
+    that it can be put back.
+    """
+    taken = {
+        name: environ[name] for name in (*_VARIABLES, _PAST_THE_APPLICATION) if name in environ
+    }
+    if str(taken.get("HTTP_IF_NONE_MATCH", "")).strip() == "*":
+        del taken["HTTP_IF_NONE_MATCH"]
+    for name in taken:
+        del environ[name]
+    return taken

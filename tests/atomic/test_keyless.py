@@ -1,0 +1,109 @@
+"""Requests without a key on atomic routes: a plain transaction, which commits by the same rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import oncekey
+from oncekey import events
+from oncekey.core.verbs import Scan
+from oncekey.stores.gather import Gatherer
+from oncekey.stores.url import open_store
+from tests.atomic.shop import KINDS, Opener, Shop, marked, new_key, opener
+from tests.web.client import Reply
+
+__all__ = ["opener"]
+
+pytestmark = pytest.mark.anyio
+
+FEW = ("asyncpg", "AsyncSession on asyncpg", "Session", "sqlite3", "sqlite3 in threads")
+
+
+def records(shop: Shop) -> list[Any]:
+    gatherer = Gatherer(open_store(shop.place.url))
+    found = list(gatherer.ask(Scan(1_000)))
+    gatherer.close()
+    return [each for each in found if each.tenant == ""]
+
+
+def names(reply: Reply) -> set[bytes]:
+    return {name.lower() for name, _ in reply.headers}
+
+
+@pytest.mark.parametrize("kind", marked(*KINDS))
+async def test_what_is_answered_commits_or_is_undone(opener: Opener, kind: str) -> None:
+    async with opener(kind) as shop:
+        seen: list[Any] = []
+        told: list[Any] = []
+        shop.app.edge.guard._hooks = events.Hooks([told.append])
+
+        def look() -> None:
+            attempt = oncekey.current()
+            attempt.final()  # has no effect, as nothing is stored
+            attempt.ensure_owned()
+            seen.append((attempt.protected, attempt.key, oncekey.current_or_none()))
+
+        shop.during = look
+        first = await shop.order(None)
+        assert (first.status, shop.orders()) == (201, 1)
+        assert not {b"idempotency-key", b"idempotency-expires"} & names(first)
+        assert (await shop.order(None, status=503)).status == 503
+        assert (await shop.order(None, status=409)).status == 409
+        assert shop.orders() == 1
+        assert (await shop.order(None, status=422)).status == 422
+        assert shop.orders() == 2
+        with pytest.raises(RuntimeError, match="the handler failed"):
+            await shop.order(None, fail=True)
+        assert shop.orders() == 2
+        assert (await shop.order(new_key())).status == 201
+        assert shop.orders() == 3
+        assert seen[0] == (False, None, None)
+        assert records(shop) == []
+        kinds = (events.Started, events.Completed, events.Released)
+        assert [type(each) for each in told if isinstance(each, kinds)] == [*kinds[:2]]
+
+
+@pytest.mark.parametrize("kind", marked(*FEW))
+async def test_it_is_over_with_the_answer(opener: Opener, kind: str) -> None:
+    """As that of a request with a key: nobody gets into the transaction of another request."""
+    async with opener(kind) as shop:
+        lent: list[Any] = []
+        shop.during = lambda: lent.append(oncekey.current())
+        assert (await shop.order(None)).status == 201
+        with pytest.raises(oncekey.Misuse, match="must open one of its own"):
+            _ = lent[0].connection
+
+
+@pytest.mark.parametrize("kind", marked("asyncpg", "AsyncSession on asyncpg", "Session"))
+async def test_who_commits_it_is_told_so(opener: Opener, kind: str) -> None:
+    async with opener(kind) as shop:
+        write = shop.write
+
+        async def commit_awaited(lent: Any) -> None:
+            await write(lent)
+            await (lent.execute("COMMIT") if kind == "asyncpg" else lent.commit())
+
+        def commit(lent: Any) -> None:
+            write(lent)
+            lent.commit()
+
+        shop.write = commit if kind == "Session" else commit_awaited
+        reply = await shop.order(None)
+        assert (reply.status, reply.kind) == (503, "transaction-ended")
+
+
+@pytest.mark.parametrize("kind", marked(*FEW))
+async def test_a_database_that_does_not_answer_is_no_500(
+    opener: Opener, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opener(kind) as shop:
+        assert (await shop.order(None)).status == 201
+
+        def begin(*_: Any) -> Any:
+            raise ConnectionError("no route to it")
+
+        monkeypatch.setattr(shop.adapter, "begin", begin)
+        reply = await shop.order(None)
+        assert (reply.status, reply.kind, shop.runs) == (503, "store-unavailable", 1)

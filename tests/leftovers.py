@@ -1,0 +1,46 @@
+"""Threads that a test leaves behind: they go on working beside the tests that follow, and take from
+them what they wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from oncekey.sweeper import Sweeper
+
+ENDS_S = 20.0
+"""How long threads that were told to end may take, on a machine that is busy."""
+WAITING = (
+    *("AnyIO worker thread", "asyncio_", "ThreadPoolExecutor-", "oncekey-dynamodb"),
+    *("oncekey-atomic", "oncekey-computes", "oncekey-heartbeat", "oncekey-sqlite"),
+    *("oncekey-writes", "webhook_"),
+)
+"""By their names, those that only do what somebody hands them."""
+OWN = ("memory", "sqlite")
+"""The stores that no two tests share."""
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    """Fails if a thread that begins work by itself, and began meanwhile, does not end."""
+    before = set(threading.enumerate())
+    yield
+    left = [each for each in threading.enumerate() if each not in before and _works(each)]
+    until_s = time.monotonic() + ENDS_S
+    for thread in left:
+        thread.join(max(until_s - time.monotonic(), 0.0))
+    stay = [thread.name for thread in left if thread.is_alive()]
+    assert not stay, f"threads that this test has left behind: {', '.join(stay)}"
+
+
+def _works(thread: threading.Thread) -> bool:
+    """A middleware that is used without a server's start has a sweeper that nobody ends: it matters
+    where others share the store.
+    """
+    if thread.name.startswith(WAITING):
+        return False
+    owner = getattr(getattr(thread, "_target", None), "__self__", None)
+    return not (isinstance(owner, Sweeper) and owner._store.name in OWN)
