@@ -16,7 +16,7 @@ ENDS_S = 20.0
 WAITING = (
     *("AnyIO worker thread", "asyncio_", "ThreadPoolExecutor-", "oncekey-dynamodb"),
     *("oncekey-atomic", "oncekey-computes", "oncekey-heartbeat", "oncekey-sqlite"),
-    *("oncekey-writes", "webhook_"),
+    *("oncekey-writes", "webhook_", "wire"),
 )
 """By their names, those that only do what somebody hands them."""
 OWN = ("memory", "sqlite")

@@ -23,7 +23,7 @@ class Wire:
         self.cuts = 0
         """How often it did break a connection because it was told to."""
         self._end, self._ended = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
 
     @property
     def port(self) -> int:
