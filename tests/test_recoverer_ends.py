@@ -11,9 +11,10 @@ import pytest
 
 from oncekey.clock import FakeClock
 from oncekey.core.record import State
-from oncekey.core.verbs import Due, Requested
-from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.recoverer import BACKOFF_S_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
+from oncekey.core.verbs import Due, Find, Requested
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
+from oncekey.recoverer import BACKOFF_S_MAX, MISSES_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
+from oncekey.stores import outage
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.outage import QUIET_S
 from tests.orphans import LEASE_S, Shop, service
@@ -200,8 +201,51 @@ async def test_an_outage_is_told_without_a_traceback(caplog: pytest.LogCaptureFi
     shopping.clock = clock
     shopping.abandon("order-1")
     assert await shopping.recover() == []
-    assert "was not taken up: it is down" in caplog.text
+    assert "cannot be taken up: it is down" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+async def test_p11_a_store_that_can_only_be_read_is_told_once_and_asked_for_one_at_a_time(
+    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, or without a right: what is abandoned is found and cannot be claimed."""
+    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    tried = list[Any]()
+
+    class ReadOnly(MemoryStore):
+        is_full = False
+
+        def perform(self, verbs: Any) -> Any:
+            if self.is_full and not isinstance(verbs[0], Due | Find | Requested):
+                tried.append(verbs[0])
+                raise StoreUnfit(f"no room, for the {len(tried)}th time")
+            return (yield from super().perform(verbs))
+
+    shop, store = Shop(), ReadOnly(clock := FakeClock())
+    shopping = service(shop, kind, store=store)
+    shopping.clock = clock
+    orphans = [shopping.begin(f"order-{number}", {}) for number in range(20)]
+    clock.advance(LEASE_S)
+    store.is_full = True
+    recoverer = shopping.recoverer(concurrency=1, clock=clock)
+    for _ in range(5):
+        clock.advance(61.0)  # none of them waits any longer
+        await recoverer.round()
+        await recoverer.settle()
+    assert len(tried) == MISSES_MAX + 5
+    [told] = [line for line in caplog.messages if "abandoned" in line]
+    assert told == "abandoned operations cannot be taken up: no room, for the 1th time"
+
+    store.is_full = False
+    for _ in orphans:
+        clock.advance(61.0)
+        await recoverer.round()
+        await recoverer.settle()
+    assert len(shop.runs) == len(orphans)
+    assert [line for line in caplog.messages if "taken up again" in line] == [
+        "abandoned operations are taken up again"
+    ]
 
 
 async def test_p6_one_that_cannot_be_taken_up_does_not_keep_the_others(

@@ -33,7 +33,7 @@ from oncekey.core.printable import printable
 from oncekey.core.record import Record, State
 from oncekey.core.value import value
 from oncekey.core.verbs import Done, Due, Find, Requested
-from oncekey.errors import Misuse, StoreUnavailable
+from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.guard import chance
 from oncekey.holding import unknown_retention_s
 from oncekey.registry import Orphan, Runner, registry_of
@@ -50,6 +50,8 @@ PATIENCE_S = 300.0
 DRAIN_S_MAX = 30.0
 ROWS_MAX = 500
 """Orphans looked at in one round, beside those that wait for their next try."""
+MISSES_MAX = 3
+"""When so many in turn could not be taken up, one is tried in each round."""
 SETBACKS_MAX = 1_000
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
 
@@ -153,6 +155,13 @@ class Recoverer:
             fails="cannot be looked for",
             works="can be looked for again",
         )
+        self._misses = Outage(
+            "abandoned operations",
+            self._clock,
+            fails="cannot be taken up",
+            works="are taken up again",
+        )
+        """As of a store that can be read and not written to."""
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self._task: asyncio.Task[int] | None = None
@@ -169,7 +178,7 @@ class Recoverer:
         try:
             while not self._stopping.is_set():
                 await self.round()
-                pause_s = self._outage.pause_s(self._every_s)
+                pause_s = max(each.pause_s(self._every_s) for each in (self._outage, self._misses))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), pause_s)
             return await self._drain()
@@ -253,6 +262,8 @@ class Recoverer:
                 return False
             if record_id not in self._running:
                 self._take_up(record_id)
+                if self._misses.failures >= MISSES_MAX:
+                    return False  # one is enough to find out
         return len(due) >= limit
 
     async def settle(self) -> None:
@@ -279,10 +290,13 @@ class Recoverer:
         try:
             recovered = await self._recover(record_id)
         except Exception as error:  # whatever it is, the others must go on
-            outage = isinstance(error, StoreUnavailable)  # it says all there is to know
-            _log.warning("an abandoned operation was not taken up: %s", error, exc_info=not outage)
+            if _is_of_the_store(error):
+                self._misses.noticed(error)
+            else:
+                _log.warning("an abandoned operation was not taken up: %s", error, exc_info=True)
             self._setbacks.add(record_id, self._clock.monotonic(), self._chance())
             return
+        self._misses.over()
         if recovered is not None:
             self._settled(recovered)
 
@@ -311,7 +325,11 @@ class Recoverer:
         record, failed = orphan.record, "it was not done"
         try:
             took = await runner.recover(orphan)
-        except Exception as error:  # it is the application's
+        except Exception as error:  # it is the application's, or it was not even claimed
+            if _is_of_the_store(error):
+                claimed: Record | None = await self._gatherer.ask(Find(record.id))
+                if claimed is not None and claimed.fence == record.fence:
+                    raise
             _log.warning("%s failed when it was recovered", _named(record), exc_info=True)
             took, failed = True, printable(f"{type(error).__name__}: {error}", 200)
         found: Record | None = await self._gatherer.ask(Find(record.id))
@@ -351,6 +369,11 @@ class Recoverer:
             self._setbacks.forget(record.id)
         if self._report is not None:
             self._report(recovered)
+
+
+def _is_of_the_store(error: Exception) -> bool:
+    """Whether other records fail like that too."""
+    return isinstance(error, StoreUnavailable | StoreUnfit) and not isinstance(error, TooLong)
 
 
 def _came_of(found: Record | None, failed: str) -> tuple[Ending, str]:

@@ -65,6 +65,11 @@ class Outage:
             self._told.clear()
             _log.warning("%s", self._ended)
 
+    @property
+    def failures(self) -> int:
+        """How many in a row; many are counted as a few."""
+        return self._failures
+
     def pause_s(self, usual_s: float) -> float:
         """How long a worker is to wait before its next round."""
         if not self._failures:
