@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, ProgrammingError
 
 from payments import clock, orders, rows, settlement
 from payments.chore import Chore
@@ -54,6 +55,8 @@ class Finisher(Chore):
             except NetworkDown as error:
                 log.warning("%s is still unfinished: %s", row.id, error)
                 return finished  # the others would wait for it too
+            except (InterfaceError, InternalError, OperationalError, ProgrammingError):
+                raise  # the database is gone, or takes nothing: the others would fail like it
             except Exception:
                 log.exception("%s is still unfinished; it is tried again", row.id)
         return finished

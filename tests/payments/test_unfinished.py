@@ -1,6 +1,9 @@
 """The network said nothing, and the client never came back."""
 
+from typing import Any
+
 import pytest
+import sqlalchemy as sa
 
 from payments import clock
 from payments.unfinished import Finisher
@@ -90,3 +93,29 @@ def test_a_network_that_is_still_down_is_not_asked_for_the_others(
     assert finisher.do() == 0
     assert fresh.network.down == 0
     assert finisher.do() == 2
+
+
+def test_p11_a_database_that_takes_nothing_is_not_asked_for_the_others(
+    fresh: Api,
+    finisher: Finisher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else each of them is told with a traceback, and the network asked about it, every time."""
+    fresh.network.down = 3
+    for key in ("a", "b", "c"):
+        said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
+        assert fresh.post("charges", said, key).status_code == 503
+    asked = list[Any]()
+
+    def refuse(*row: Any) -> None:
+        asked.append(row)
+        raise sa.exc.ProgrammingError("UPDATE charges", {}, Exception("permission denied"))
+
+    with monkeypatch.context() as denied:
+        denied.setattr("payments.settlement.authorised", refuse)
+        with pytest.raises(sa.exc.ProgrammingError):
+            finisher.do()
+    assert len(asked) == 1
+    assert "is still unfinished" not in caplog.text
+    assert finisher.do() == 3
