@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import DatabaseError
 
 import oncekey
 from oncekey import events
@@ -92,6 +94,30 @@ async def test_who_commits_it_is_told_so(opener: Opener, kind: str) -> None:
         shop.write = commit if kind == "Session" else commit_awaited
         reply = await shop.order(None)
         assert (reply.status, reply.kind) == (503, "transaction-ended")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    marked("Session", "Django", "Session on sqlite3", "Connection on sqlite3", "Django on sqlite3"),
+)
+async def test_who_loses_its_rows_is_not_told_that_they_are_there(
+    opener: Opener, kind: str
+) -> None:
+    """Its handler has swallowed that there is nothing left to commit."""
+    async with opener(kind) as shop:
+        write = shop.write
+
+        def lose(lent: Any) -> None:
+            write(lent)
+            if "Django" in kind:  # as it does where an IntegrityError passes by
+                lent.set_rollback(True)
+                return
+            with contextlib.suppress(DatabaseError):  # SQLite's: not authorized
+                lent.rollback()
+
+        shop.write = lose
+        reply = await shop.order(None)
+        assert (reply.status, shop.orders()) == (503, 0)
 
 
 @pytest.mark.parametrize("kind", marked(*FEW))

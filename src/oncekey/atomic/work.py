@@ -380,6 +380,8 @@ class Work:
             if new and not self._plain:
                 return None
         if self._plain:
+            if self._way is None:  # only who asks is told that there is nothing left to commit
+                yield from perform([Find(claim.id)])
             return swap.fence
         [taken] = yield from perform([self._take or Insert(claim)])
         if not isinstance(taken, Done | Inserted):
