@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import flask
 import pytest
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 from fastapi.security import HTTPBearer
 from quart import Quart
 from starlette.applications import Starlette
-from starlette.authentication import AuthenticationBackend
+from starlette.authentication import AuthenticationBackend, requires
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -29,6 +29,7 @@ from starlette.testclient import TestClient
 
 from oncekey import Misuse, Request, single_tenant
 from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey, idempotent
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
@@ -259,6 +260,71 @@ def test_dependencies_that_check_are_refused_where_nothing_else_does(dependency:
         TestClient(fast(dependency, single_tenant)),
     ):
         pass
+
+
+def including(where: str, tenant: Any) -> FastAPI:
+    """An application whose login stands where a router is included, or around it."""
+    login = [Depends(HTTPBearer())]
+    app = FastAPI(dependencies=login if where == "application" else [])
+    app.add_middleware(IdempotencyMiddleware, store="memory://", tenant=tenant)
+
+    def order() -> dict[str, int]:
+        return {"secret": 1}
+
+    outer, router = APIRouter(dependencies=login if where == "router around" else []), APIRouter()
+    router.post("/orders")(order)
+    outer.include_router(router, dependencies=login if where == "included" else [])
+    app.include_router(outer, prefix="/v1", dependencies=login if where == "included last" else [])
+    return app
+
+
+@pytest.mark.parametrize("where", ["application", "router around", "included", "included last"])
+def test_dependencies_of_what_includes_a_route_check_it_too(
+    where: str, told: Callable[[], list[str]]
+) -> None:
+    with TestClient(including("nowhere", single_tenant)):
+        assert told() == []
+    with (
+        pytest.raises(Misuse, match="HTTPBearer of /v1/orders checks who sends"),
+        TestClient(including(where, single_tenant)),
+    ):
+        pass
+    with TestClient(including(where, by_header)):
+        [said] = told()
+    assert said.startswith("HTTPBearer of /v1/orders checks who sends a request")
+
+
+def members_only(endpoint: Any) -> Any:
+    @functools.wraps(endpoint)
+    async def checked(request: StarletteRequest) -> Response:
+        answer: Response = await endpoint(request)
+        return answer
+
+    return checked
+
+
+@pytest.mark.parametrize("decorator", [members_only, requires("authenticated")])
+def test_what_is_checked_around_an_endpoint_is_told_of(
+    decorator: Any, told: Callable[[], list[str]]
+) -> None:
+    async def order(request: StarletteRequest) -> Response:
+        return Response()
+
+    name = getattr(decorator, "__qualname__", "").partition(".")[0]
+    app = Starlette(routes=[Route("/orders", decorator(order), methods=["POST"])])
+    app.add_middleware(IdempotencyMiddleware, store="memory://", tenant=single_tenant)
+    with TestClient(app):
+        [said] = told()
+    assert said.startswith(f"{name} of /orders checks who sends a request within the endpoint")
+    idempotency = Idempotency(store="memory://", tenant=single_tenant)
+    router = APIRouter(route_class=idempotency.route_class)
+    router.post("/charges")(decorator(order))
+    router.get("/charges")(decorator(order))
+    fast_app = FastAPI(lifespan=idempotency.lifespan)
+    fast_app.include_router(router)
+    with TestClient(fast_app):
+        [_, said] = told()
+    assert said.startswith(f"{name} of /charges checks who sends a request within the endpoint")
 
 
 def test_dependencies_that_check_are_told_of(told: Callable[[], list[str]]) -> None:

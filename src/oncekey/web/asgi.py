@@ -46,15 +46,16 @@ from oncekey.web.order import (
     check_meant,
     check_mounted,
     check_one_guard,
+    warn_of_endpoints,
 )
 from oncekey.web.recent import RECENT_S
 from oncekey.web.recover import AsgiRunner
 from oncekey.web.request import Request, within
 from oncekey.web.routed import (
     Unreadable,
+    called_by,
     check_marks,
     check_threads,
-    served_by,
     undecided_of,
     warn_unfound,
 )
@@ -306,7 +307,9 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         check_one_guard(self.app, IdempotencyMiddleware)
         check_inside(self.app, self.edge.tenant, self._meant)
         check_mounted(app, IdempotencyMiddleware, self._meant)
-        check_dependencies(self._guarded(app), self.edge.tenant)
+        guarded = self._guarded(app)
+        check_dependencies(guarded, self.edge.tenant)
+        warn_of_endpoints(guarded)
         self.edge.undecided = partial(undecided_of, app, self.edge.routes)
         self._looked = True
 
@@ -315,7 +318,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         with contextlib.suppress(Unreadable):
             return [
                 (route, path)
-                for route, path in served_by(app)
+                for route, path in called_by(app)
                 for method in getattr(route, "methods", None) or ()
                 if method in self.edge.routes.match(method, path).policy.methods
             ]

@@ -67,7 +67,7 @@ from oncekey.web.marks import (
     not_idempotent,
 )
 from oncekey.web.messages import Receive, Scope, Send
-from oncekey.web.order import layers
+from oncekey.web.order import layers, warn_of_endpoints
 from oncekey.web.request import GUARDED, Request, guarded_twice, within
 from oncekey.web.routed import (
     HEEDS,
@@ -167,6 +167,7 @@ class Idempotency(metaclass=Checked):
         self._check_guards(app)
         self._check_one_guard(app)
         warn_unfound(app, self.edge.routes)
+        warn_of_endpoints(ours for ours in self._ours() if ours[0].guards)
         self._check_recovery()
         await self.guard.start()
         try:
@@ -286,9 +287,14 @@ class IdempotentRoute(APIRoute):
         self.idempotency.made.append(self)
 
     @property
+    def guards(self) -> bool:
+        """Whether any of its methods is guarded."""
+        return bool(self._guarded)
+
+    @property
     def is_judged(self) -> bool:
         """Whether it is guarded, or was said to be none that is."""
-        return bool(self._guarded) or bool(getattr(self, HEEDS))
+        return self.guards or bool(getattr(self, HEEDS))
 
     def guarded_by(self, routes: Routes, path: str) -> list[str]:
         """Its methods that these rules guard, too."""

@@ -7,6 +7,7 @@ name only: so it warns, and refuses where nothing else could have checked a retr
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -20,11 +21,12 @@ from oncekey.web.tenant import single_tenant
 
 _LAYERS_MAX = 50
 _WITHIN_MAX = 10
-_WITHIN = ("app", "wsgi_app", "application", "asgi_app")
+_WITHIN = ("app", "wsgi_app", "application", "asgi_app", "_app", "inner", "wrapped")
 """Where layers keep what they are around."""
 _HARMLESS = frozenset(
     {
         *("ServerErrorMiddleware", "ExceptionMiddleware", "AsyncExitStackMiddleware"),
+        "ExceptionHandlerMiddleware",  # Litestar's
         *("ExceptionTelemetryMiddleware", "RequestBodyLimitMiddleware"),
         *("HTTPSRedirectMiddleware", "TrustedHostMiddleware", "SessionMiddleware", "ProxyFix"),
         *("WSGIMiddleware", "WsgiToAsgi", "DispatcherMiddleware", "SharedDataMiddleware"),
@@ -42,7 +44,7 @@ _SAYS_WHO = re.compile(
 _MAY_CHECK = re.compile(
     rf"{_CHECKS.pattern}|(?<![a-z])(?:token|permission|perm|role|admin|staff|member|superuser|"
     r"user(?!_agent)|account|scope|access(?!_log)|protect|protected|allowed)s?(?![a-z])|api_?key|"
-    r"_only(?![a-z])"
+    r"_only(?![a-z])|^requires?$"
 )
 """In the name of a decorator that may."""
 _WATCHES = re.compile(
@@ -255,7 +257,8 @@ def _checked_by(route: Any) -> Iterator[tuple[str, bool]]:
     while stack:
         each = stack.pop()
         stack += each.dependencies
-        name = str(getattr(each.call, "__name__", type(each.call).__name__))
+        call = each.call.func if isinstance(each.call, functools.partial) else each.call
+        name = str(getattr(call, "__name__", type(call).__name__))
         is_scheme = hasattr(each.call, "scheme_name") and hasattr(each.call, "model")
         headers = {param.alias.lower() for param in each.header_params}
         if is_scheme or "authorization" in headers or _says_who(name):
@@ -266,6 +269,24 @@ def _says_who(name: str) -> bool:
     spelt = _spelt(name)
     found = _CHECKS.search(spelt) or _SAYS_WHO.search(spelt)
     return found is not None and "idempoten" not in spelt
+
+
+def warn_of_endpoints(routes: Iterable[tuple[Any, str]]) -> None:
+    """Warn of guarded endpoints that are decorated with what may check who sends a request: it is
+    called where the endpoint would be.
+    """
+    found = [
+        f"{name} of {path}"
+        for route, path in routes
+        for name in _decorators(getattr(route, "endpoint", None))
+    ]
+    if found:
+        warn(
+            "order",
+            f"{listed(list(dict.fromkeys(found)))} checks who sends a request within the endpoint, "
+            "where no replay comes: check that in middleware outside, in the tenant function, or "
+            "in a dependency of a route of oncekey.web.fastapi.Idempotency",
+        )
 
 
 def warn_of_views(views: Iterable[Any]) -> None:

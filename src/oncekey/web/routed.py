@@ -40,18 +40,26 @@ def routes_of(router: Any, within: int = 0) -> Iterator[Any]:
             yield from routes_of(included, within + 1)
 
 
-def served_by(router: Any, prefix: str = "", within: int = 0) -> Iterator[tuple[Any, str]]:
+def served_by(router: Any) -> Iterator[tuple[Any, str]]:
     """The routes that a router serves, each with its whole path. Raises `Unreadable` where not all
     can be seen.
     """
+    for route, path in called_by(router):
+        yield getattr(route, "original_route", route), path
+
+
+def called_by(router: Any, prefix: str = "", within: int = 0) -> Iterator[tuple[Any, str]]:
+    """The same as they are called: one that FastAPI included has the dependencies of all routers
+    around it, too.
+    """
     for route in getattr(router, "routes", ()):
-        if contexts := getattr(route, "effective_route_contexts", None):  # FastAPI's included ones
+        if contexts := getattr(route, "effective_route_contexts", None):
             for each in contexts():
-                yield each.original_route, prefix + each.path_format
+                yield each, prefix + each.path_format
         elif hasattr(route, "methods"):
             yield route, prefix + str(getattr(route, "path_format", route.path))
         elif within < _WITHIN_MAX and getattr(route, "routes", None) and hasattr(route, "path"):
-            yield from served_by(route, f"{prefix}{route.path}", within + 1)
+            yield from called_by(route, f"{prefix}{route.path}", within + 1)
         elif hasattr(route, "app") and not hasattr(route, "endpoint"):
             raise Unreadable
 
