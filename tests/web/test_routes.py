@@ -92,6 +92,12 @@ def test_e16_a_path_that_is_left_out_is_left_out_as_it_is_written(path: str) -> 
     assert routes.match("POST", path).policy == CHARGE.settled()
 
 
+def test_a_route_without_methods_is_left_out_also_where_its_method_is_named() -> None:
+    routes = Routes(CHARGE, {"POST /orders": Policy(methods=()), "/orders": Policy()})
+    assert "POST" not in routes.match("POST", "/orders").policy.methods
+    assert "PATCH" in routes.match("PATCH", "/orders").policy.methods
+
+
 def test_e16_two_templates_that_differ_by_a_slash_are_two() -> None:
     routes = Routes(Policy(), {"/orders": Policy(), "/orders/": CHARGE})
     assert operation(routes, "POST", "/orders") == ("POST /orders", "rerun")

@@ -274,7 +274,8 @@ def _compile(text: str, policy: Policy, default: Policy) -> _Template:
         )
     pattern = "[^/]+".join(re.escape(piece) for piece in pieces)
     settled = policy.over(default).settled()
-    if method is not None and method not in settled.methods:
+    excluded = policy.methods is not INHERIT and not settled.methods
+    if method is not None and method not in settled.methods and not excluded:
         # Whoever names a method wants it guarded.
         settled = Policy(methods=(*settled.methods, method)).over(settled).settled()
     exact, in_any_case = re.compile(pattern), re.compile(pattern, re.IGNORECASE)
