@@ -16,6 +16,10 @@ from oncekey.events import Event, Hooks
 from oncekey.metrics import LoggingHook
 
 
+async def awaited(event: Event) -> None:
+    raise AssertionError(event)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -24,6 +28,7 @@ from oncekey.metrics import LoggingHook
         (None, "takes a list of functions, such as .* a NoneType"),
         ([LoggingHook], r"LoggingHook is a class; make one, LoggingHook\(\)"),
         (["shop.hooks.tell"], "a str cannot be called"),
+        ([awaited], "awaited at .* is async, and nobody awaits a hook: write it with def"),
     ],
 )
 def test_hooks_that_would_tell_nobody_are_refused_at_the_start(given: Any, said: str) -> None:

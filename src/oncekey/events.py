@@ -6,6 +6,7 @@ and otherwise ignored: watching must not change what is watched.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -185,6 +186,8 @@ def as_hooks(given: Any) -> tuple[Hook, ...]:
                 f"hooks=…: a {type(hook).__name__} cannot be called; a hook is a function that "
                 "takes an event"
             )
+        if any(map(inspect.iscoroutinefunction, (hook, getattr(hook, "__call__", None)))):  # noqa: B004
+            raise Misuse(f"hooks=…: {hook!r} is async, and nobody awaits a hook: write it with def")
     return hooks
 
 

@@ -224,6 +224,20 @@ def test_names_are_a_list_and_not_one_string(name: str, given: object) -> None:
     assert refused(**{name: given}) == wanted
 
 
+@pytest.mark.parametrize("name", ["", "POST /orders", "POST,PUT"])
+def test_a_name_that_no_request_can_have_is_refused(name: str) -> None:
+    assert f"{name!r} is no name, such as 'POST'" in refused(methods=["PUT", name])
+    assert f"{name!r} is no name, such as 'ETag'" in refused(headers_kept=[name])
+
+
+def test_p11_a_request_cannot_be_larger_than_all_that_is_held() -> None:
+    """It would be refused for now, and so for ever."""
+    policy = Policy(request_bytes_max=2**20, bodies_bytes_max=2**20)
+    assert policy.settled().bodies_bytes_max == 2**20
+    assert "Raise bodies_bytes_max" in refused(request_bytes_max=2**30)
+    assert "could never be taken" in refused(bodies_bytes_max=2**20)
+
+
 def test_a_key_cannot_be_longer_than_a_key() -> None:
     assert Policy(key_chars_min=255).settled().key_chars_min == 255
     assert refused(key_chars_min=256) == (

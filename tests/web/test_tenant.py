@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -66,6 +66,21 @@ def test_what_cannot_be_called_with_a_request_is_refused(
     take: Callable[..., Any], tenant: Any
 ) -> None:
     with pytest.raises(Misuse, match="is called with the request alone"):
+        take(store="memory://", tenant=tenant)
+
+
+def yielding(request: object) -> Iterator[str]:
+    yield "acme"
+
+
+async def yielding_awaited(request: object) -> AsyncIterator[str]:
+    yield "acme"
+
+
+@pytest.mark.parametrize("tenant", [yielding, yielding_awaited])
+@pytest.mark.parametrize("take", TAKES, ids=IDS)
+def test_one_that_yields_returns_no_account(take: Callable[..., Any], tenant: Any) -> None:
+    with pytest.raises(Misuse, match="yields, and is no dependency of a framework"):
         take(store="memory://", tenant=tenant)
 
 

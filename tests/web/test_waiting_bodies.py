@@ -112,7 +112,8 @@ def test_p11_in_threads_too(size: int) -> None:
 
 
 async def test_p11_a_crowd_of_uploads_is_served_or_refused_within_the_limit() -> None:
-    world = asgi_world.World(policy=Policy(bodies_bytes_max=8 * MIB).over(WAIT))
+    limits = Policy(request_bytes_max=8 * MIB, bodies_bytes_max=8 * MIB)
+    world = asgi_world.World(policy=limits.over(WAIT))
     handler, started, go_on = asgi_world.held(world)
     world.handler = handler
     first = asyncio.create_task(upload(world))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -229,6 +230,8 @@ SECONDS_MAX = 100 * 366 * 86_400
 """A century. Some stores and threads cannot count much further: a handler would run, and then its
 answer could not be kept.
 """
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""What HTTP lets be the name of a method or a header."""
 _FLAGS = ("required", "key_time_required", "atomic", "field_digests")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "scope": ("operation", "tenant"),
@@ -271,9 +274,12 @@ def _check_values(policy: Policy) -> None:
         if value not in _CHOICES[name]:
             raise Misuse(f"Policy({name}={value!r}): choose one of {_CHOICES[name]}")
     for name, value in _set(policy, "methods", "headers_kept"):
+        such = "ETag" if name == "headers_kept" else "POST"
         if not are_names(() if value is None and name == "headers_kept" else value):
-            such = "ETag" if name == "headers_kept" else "POST"
             raise Misuse(f"Policy({name}={value!r}): takes a list of names, such as [{such!r}]")
+        for each in value or ():
+            if not _TOKEN.fullmatch(each):  # no request could ever have it
+                raise Misuse(f"Policy({name}={value!r}): {each!r} is no name, such as {such!r}")
     for name, value in _set(policy, "ask"):
         if value is not None and not callable(value):
             raise Misuse(f"Policy({name}={value!r}): takes a function")
@@ -290,6 +296,12 @@ def _check_together(policy: Policy) -> None:
         raise Misuse(
             "Policy(recovery='ask', ask=find_out) belong together: ask=… takes the function that "
             "finds out what became of an attempt that died"
+        )
+    if policy.bodies_bytes_max < policy.request_bytes_max:
+        raise Misuse(
+            f"Policy(request_bytes_max={policy.request_bytes_max}) is more than "
+            f"bodies_bytes_max={policy.bodies_bytes_max}, all that one process holds: such a "
+            "request could never be taken. Raise bodies_bytes_max"
         )
     _check_stale(policy)
     _check_memory(policy)

@@ -24,6 +24,11 @@ def check_callable(tenant: object) -> None:
             "tenant=… takes a function from the request to the stable id of its account, never "
             "a token or an address; tenant=oncekey.single_tenant says that there is only one"
         )
+    if inspect.isgeneratorfunction(tenant) or inspect.isasyncgenfunction(tenant):
+        raise Misuse(
+            f"tenant={getattr(tenant, '__name__', tenant)} yields, and is no dependency of a "
+            "framework: let it return the stable id of the account"
+        )
     try:
         inspect.signature(tenant).bind(None)
     except TypeError:
