@@ -7,10 +7,10 @@ effect, and child keys are new for every request.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, Self, TypeVar
 
-from oncekey.attempt import Attempt, Passing
+from oncekey.attempt import Attempt, Passing, served
 from oncekey.core import lifecycle, refusals
 from oncekey.core.endings import End
 from oncekey.core.fingerprint import Fingerprint
@@ -85,6 +85,41 @@ def _claim(operation: str, policy: Policy) -> Claim:
         lease_s=policy.lease_s,
         retention_s=policy.retention_s,
     )
+
+
+class Parts:
+    """An answer that nothing protects, as it is read: what makes its parts is its handler still."""
+
+    def __init__(self, source: Iterable[Any], unprotected: Passing) -> None:
+        self._source, self._unprotected = source, unprotected
+        self._parts: Iterator[Any] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        with served(self._unprotected):
+            if self._parts is None:
+                self._parts = iter(self._source)
+            return next(self._parts)
+
+    def close(self) -> None:
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            with served(self._unprotected):
+                close()
+
+
+async def parts_awaited(source: AsyncIterable[T], unprotected: Passing) -> AsyncIterator[T]:
+    """The same, awaited."""
+    parts = aiter(source)
+    while True:
+        with served(unprotected):
+            try:
+                part = await anext(parts)
+            except StopAsyncIteration:
+                return
+        yield part
 
 
 class Plain:

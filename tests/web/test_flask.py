@@ -253,6 +253,25 @@ def test_e60_a_stream_is_kept_whole_and_one_that_is_too_large_flows() -> None:
     assert (world.runs, closed) == (2, [3, 50])
 
 
+def test_what_a_view_streams_without_a_key_has_an_attempt_too() -> None:
+    world, closed = World(), list[bool]()
+
+    @world.app.route("/parts", methods=["GET", "POST"])
+    def parts() -> Response:
+        def generate() -> Iterator[str]:
+            try:
+                for _ in range(2):
+                    yield f"{oncekey.current().operation} {oncekey.current().protected};"
+            finally:
+                closed.append(oncekey.current().protected)
+
+        return Response(stream_with_context(generate()))
+
+    assert world.ask(None, path="/parts").body == b"POST /parts False;" * 2
+    assert world.ask(None, path="/parts", method="GET").body == b"GET /parts False;" * 2
+    assert closed == [False, False]
+
+
 def test_a_stream_that_fails_before_it_is_kept_is_closed_and_gives_the_key_back() -> None:
     world, closed = World(), list[bool]()
 

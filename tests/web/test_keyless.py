@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from typing import Any
+from wsgiref.util import FileWrapper
 
 import pytest
 
 import oncekey
 from oncekey import Misuse, Policy, StoreUnavailable
 from oncekey.stores.memory import MemoryStore
-from tests.web.client import ask
+from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from tests.web.client import ask, ask_wsgi
 from tests.web.shops import FORMS, shop_of
 
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -94,6 +98,37 @@ def test_a_request_with_a_key_has_an_attempt_that_is_protected(form: str) -> Non
         assert shop.ask("k2").json() == [True, "k2"]
     with pytest.raises(Misuse, match="outside a guarded application"):
         oncekey.current()
+
+
+class Closing:
+    """An answer that an application makes while it is read, as Werkzeug's are."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.seen.append(oncekey.current().protected)
+        yield b"part"
+        self.seen.append(oncekey.current().protected)
+
+    def close(self) -> None:
+        self.seen.append("closed")
+
+
+def test_what_wsgi_reads_of_an_answer_has_an_attempt_too() -> None:
+    made: Any = Closing()
+
+    def app(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [])
+        return made
+
+    guarded = WsgiMiddleware(app, store="memory://", tenant=oncekey.single_tenant)
+    assert ask_wsgi(guarded, None).body == b"part"
+    assert made.seen == [False, False, "closed"]
+    for made in ([b"whole"], FileWrapper(io.BytesIO(b"file"))):  # which a server sends its own way
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "wsgi.file_wrapper": FileWrapper}
+        assert guarded(environ, lambda *_: None) is made
+    guarded.close()
 
 
 class Down(MemoryStore):

@@ -38,7 +38,7 @@ from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.stores.base import Store
-from oncekey.unprotected import passing
+from oncekey.unprotected import Parts, passing
 from oncekey.web import environ as environs
 from oncekey.web import marks
 from oncekey.web.checked import Checked
@@ -59,6 +59,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # In the environ, which is one request's: `g` may be shared by several.
 _BODY, _CLAIMED, _SEEN = "oncekey.body", "oncekey.claimed", "oncekey.mark"
 _GIVEN_UP = "oncekey.given_up"
+_UNPROTECTED = "oncekey.unprotected"
 
 _READ_ONCE = ("accept_encodings", "range", "if_range", "if_modified_since", "if_none_match")
 """What Werkzeug reads out of the environ once and then remembers."""
@@ -116,6 +117,7 @@ class Oncekey(metaclass=Checked):
         # Before every other: what reads the body later finds it read, and unharmed.
         app.before_request_funcs.setdefault(None, []).insert(0, self._read_body)
         app.after_request(_close_body)
+        app.after_request(_serve_parts)
         # Called last: what it adds is said of the answer that Flask makes of an exception.
         app.after_request_funcs.setdefault(None, []).insert(0, self._mark_unknown)
         dispatch = app.dispatch_request
@@ -138,7 +140,8 @@ class Oncekey(metaclass=Checked):
             look_once()
             if _BODY in request.environ:  # it may bring a key, which is yet to be claimed
                 return dispatch_guarded()
-            with attempts.served(passing(self._applies)):
+            request.environ[_UNPROTECTED] = unprotected = passing(self._applies)
+            with attempts.served(unprotected):
                 return dispatch_guarded()
 
         def dispatch_guarded() -> Any:
@@ -291,6 +294,14 @@ def _close_body(response: Response) -> Response:
     body = request.environ.get(_BODY)
     if body is not None:
         response.call_on_close(body.close)
+    return response
+
+
+def _serve_parts(response: Response) -> Response:
+    """What a view streams is made after it was called."""
+    unprotected = request.environ.get(_UNPROTECTED)
+    if unprotected is not None and response.is_streamed and not response.direct_passthrough:
+        response.response = Parts(response.response, unprotected)
     return response
 
 

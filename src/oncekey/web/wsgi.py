@@ -9,16 +9,15 @@ before the answer is recorded.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
-from types import GeneratorType
 from typing import Any
 
 from oncekey import attempt as attempts
 from oncekey import learning
 from oncekey.atomic import Adapter, Unit, check_thread
-from oncekey.attempt import Attempt, Passing
+from oncekey.attempt import Attempt
 from oncekey.core.op import Op, run
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -42,7 +41,7 @@ from oncekey.guard import (
 from oncekey.probes import probe
 from oncekey.registry import Orphan
 from oncekey.stores.base import Store
-from oncekey.unprotected import PLAIN, Plain, keyless, passing
+from oncekey.unprotected import PLAIN, Parts, Plain, keyless, passing
 from oncekey.web import environ as environs
 from oncekey.web.application import check_wsgi
 from oncekey.web.body import Body
@@ -179,7 +178,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         unprotected = passing(partial(self._applies, environ), claim)
         with attempts.served(unprotected):
             parts = self.app(environ, start_response)
-        return _served(parts, unprotected) if isinstance(parts, GeneratorType) else parts
+        return parts if _is_whole(parts, environ) else Parts(parts, unprotected)
 
     def _serve_keyless(
         self, environ: Environ, start_response: StartResponse, route: Route
@@ -460,17 +459,11 @@ def _collect(app: App, environ: Environ, capture: Capture, write: Write) -> _Res
     return _Rest(capture, iter(()), source)
 
 
-def _served(parts: Generator[bytes, None, None], unprotected: Passing) -> Iterator[bytes]:
-    """An application that is a generator runs while it is read."""
-    try:
-        while True:
-            with attempts.served(unprotected):
-                part = next(parts)
-            yield part
-    except StopIteration:
-        return
-    finally:
-        parts.close()
+def _is_whole(parts: Iterable[bytes], environ: Environ) -> bool:
+    """Whether no application runs while it is read: a list, or a file that its server sends."""
+    wrapper = environ.get("wsgi.file_wrapper")
+    is_file = isinstance(wrapper, type) and isinstance(parts, wrapper)
+    return is_file or isinstance(parts, list | tuple) or hasattr(parts, "read")
 
 
 def _nobody(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.exceptions import BadRequest
-from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import (
+    FileResponse,
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    StreamingHttpResponse,
+)
 from django.template import Context, Engine
 from django.template.response import SimpleTemplateResponse
 
@@ -110,6 +117,35 @@ def test_a_stream_that_breaks_before_it_is_recorded_says_that_nobody_knows(site:
     assert (first.status, first.header("idempotency-outcome")) == (500, "unknown")
     assert first.header("x-should-retry") == "false"
     assert (again.kind, site.runs) == ("outcome-unknown", 1)
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_what_a_view_streams_without_a_key_has_an_attempt_too(site: Site, method: str) -> None:
+    def parts() -> Iterator[str]:
+        for _ in range(2):
+            yield f"{oncekey.current().operation} {oncekey.current().protected};"
+
+    async def async_parts() -> AsyncIterator[str]:
+        for part in parts():
+            yield part
+
+    def order(request: HttpRequest) -> HttpResponse:
+        return StreamingHttpResponse(async_parts() if "async" in site.handler else parts())
+
+    site.route("orders", site.both(order))
+    assert site.ask(None, method=method).body == f"{method} /orders False;".encode() * 2
+
+
+@pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
+def test_a_file_without_a_key_is_sent_as_it_is(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "receipt").write_bytes(b"paid")
+
+    def order(request: HttpRequest) -> HttpResponse:
+        return FileResponse((tmp_path / "receipt").open("rb"))
+
+    site.route("orders", site.both(order))
+    assert site.ask(None).body == b"paid"
 
 
 def test_e22_a_form_that_the_csrf_check_reads_is_compared_all_the_same(site: Site) -> None:

@@ -12,6 +12,7 @@ from django.http.response import HttpResponseBase
 
 from oncekey import attempt as attempts
 from oncekey.apart import writing
+from oncekey.attempt import Passing
 from oncekey.core.canonical import SHORT_BYTES_MAX
 from oncekey.core.policy import Policy
 from oncekey.core.problem import Problem
@@ -21,7 +22,7 @@ from oncekey.unprotected import passing
 from oncekey.web import environ as environs
 from oncekey.web.body import Body, too_large
 from oncekey.web.django import settings
-from oncekey.web.django.responses import response_of
+from oncekey.web.django.responses import response_of, served_by
 from oncekey.web.hidden import hide, shown
 from oncekey.web.marks import SAFE, Mark
 from oncekey.web.request import GUARDED, Headers, Request, guarded_twice
@@ -39,7 +40,7 @@ class State:
 
     __slots__ = (
         *("awaited", "body", "claimed", "error", "request", "scope", "taken", "unmarked"),
-        "visit",
+        *("unprotected", "visit"),
     )
 
     def __init__(self, request: Request, body: Body | Problem, awaited: bool) -> None:
@@ -51,11 +52,17 @@ class State:
         self.unmarked = False
         """Whether no mark was seen on the view that the request is for."""
         self.visit: Visit | None = None
+        self.unprotected: Passing | None = None
+        """What the view runs in, where nothing is claimed for it."""
         self.error: Exception | None = None
         """What the view raised, if Django has made an answer of it."""
         self.taken: dict[str, Any] = {}
         self.scope: Any = None
         """What is hidden from the view; under ASGI the scope in which it stands as well."""
+
+    def serving_parts(self, response: HttpResponseBase) -> HttpResponseBase:
+        """The answer of a view for which nothing was claimed."""
+        return response if self.unprotected is None else served_by(response, self.unprotected)
 
     def closing_body(self, response: HttpResponseBase) -> HttpResponseBase:
         """The answer, with whose end the body is not needed any more."""
@@ -167,7 +174,7 @@ def claim_sync(request: HttpRequest, state: State, mark: Mark | None) -> HttpRes
     """Claim for a view that is about to run. None: let it; else this is the answer."""
     route = _route(request, state, mark)
     if not isinstance(route, Route):
-        return _unclaimed(request, route)
+        return _unclaimed(request, state, route)
     return _begun(request, state, views().begin_sync(state.request, route, _whole(state)))
 
 
@@ -178,7 +185,7 @@ async def claim(request: HttpRequest, state: State, mark: Mark | None) -> HttpRe
         return answer
     route = _route(request, state, mark)
     if not isinstance(route, Route):
-        return _unclaimed(request, route)
+        return _unclaimed(request, state, route)
     return _begun(request, state, await views().begin(state.request, route, _whole(state)))
 
 
@@ -239,10 +246,13 @@ def applies(request: HttpRequest) -> tuple[str, Policy]:
     return route.operation, route.policy
 
 
-def _unclaimed(request: HttpRequest, answer: HttpResponse | None) -> HttpResponse | None:
+def _unclaimed(
+    request: HttpRequest, state: State, answer: HttpResponse | None
+) -> HttpResponse | None:
     """There is nothing to claim. What runs is not protected."""
     if answer is None:
-        attempts.serve(passing(functools.partial(applies, request)))
+        state.unprotected = passing(functools.partial(applies, request))
+        attempts.serve(state.unprotected)
     return answer
 
 
@@ -251,7 +261,7 @@ def _begun(request: HttpRequest, state: State, begun: Begun) -> HttpResponse | N
         return response_of(begun)
     state.visit = begun
     if begun is None:
-        return _unclaimed(request, None)
+        return _unclaimed(request, state, None)
     _hide(request, state)
     return None
 

@@ -28,7 +28,7 @@ from oncekey.web.django.claim import (
     state_of,
     views,
 )
-from oncekey.web.django.responses import collect, collect_sync, first, response_of
+from oncekey.web.django.responses import collect, collect_sync, first, response_of, served_by
 from oncekey.web.django.settings import tell_marks
 from oncekey.web.marks import check_kind, mark_on
 from oncekey.web.views import Visit
@@ -58,17 +58,18 @@ class IdempotencyMiddleware:
             return state
         if state is not None:
             return state.closing_body(self._run_sync(request, state))
-        with attempts.served(passing(functools.partial(applies, request))):
-            return self.get_response(request)
+        unprotected = passing(functools.partial(applies, request))
+        with attempts.served(unprotected):
+            return served_by(self.get_response(request), unprotected)
 
     async def _answer(self, request: HttpRequest) -> HttpResponseBase:
         state = await prepare_async(request)
         if isinstance(state, HttpResponse):
             return state
         if state is None:
-            with attempts.served(passing(functools.partial(applies, request))):
-                response: HttpResponseBase = await self.get_response(request)
-                return response
+            unprotected = passing(functools.partial(applies, request))
+            with attempts.served(unprotected):
+                return served_by(await self.get_response(request), unprotected)
         # Django cancels what its client does not wait for any more. The view goes on.
         response = await views().runtime.background.apart(self._run(request, state))
         return state.closing_body(response)
@@ -78,7 +79,7 @@ class IdempotencyMiddleware:
         try:
             response: HttpResponseBase = self.get_response(request)
             if state.visit is None:
-                return response
+                return state.serving_parts(response)
             return self._end_sync(response, state.visit, state.error)
         except BaseException as error:
             if state.visit is None:
@@ -97,7 +98,7 @@ class IdempotencyMiddleware:
         try:
             response: HttpResponseBase = await self.get_response(request)
             if state.visit is None:
-                return response
+                return state.serving_parts(response)
             return await self._end(response, state.visit, state.error)
         except BaseException as error:
             if state.visit is None:

@@ -7,16 +7,26 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.http import HttpResponse
+from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
 
+from oncekey.attempt import Passing
 from oncekey.core.record import Answer
+from oncekey.unprotected import Parts, parts_awaited
 from oncekey.web.views import Visit
 
 
 def _start(response: HttpResponseBase, visit: Visit) -> None:
     lines = [(n.encode("latin-1"), v.encode("latin-1")) for n, v in response.items()]
     visit.capture.start(response.status_code, lines)
+
+
+def served_by(response: HttpResponseBase, unprotected: Passing) -> HttpResponseBase:
+    """An answer that nothing protects: what its view streams is made after it was called."""
+    if response.streaming and not isinstance(response, FileResponse):
+        read = parts_awaited if response.is_async else Parts
+        response.streaming_content = read(response.streaming_content, unprotected)
+    return response
 
 
 def collect_sync(response: HttpResponseBase, visit: Visit) -> Any:
