@@ -13,6 +13,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections
 from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient
 from django.test.utils import override_settings
 
 import oncekey
@@ -37,6 +38,28 @@ def test_p3_a_retry_gets_the_same_answer(site: Site) -> None:
     for name in ("content-type", "location", "idempotency-key"):
         assert first.all(name) == again.all(name) != []
     assert (len(first.all("set-cookie")), again.all("set-cookie")) == (1, [])
+
+
+@pytest.mark.parametrize("handler", ["asgi", "asgi, async views"])
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_django_s_own_client_of_asgi_is_served_too(handler: str, size: int) -> None:
+    """Its body is no file, in which one could look for the end."""
+    with Site(handler) as site:
+
+        def order(request: HttpRequest) -> HttpResponse:
+            return told({"run": site.run(), "size": len(request.body)})
+
+        site.route("orders", site.both(order))
+
+        async def post(size: int) -> Any:
+            headers = {"Idempotency-Key": "k1", "Authorization": "ann"}
+            return await AsyncClient().post(
+                "/orders", b"x" * size, content_type="text/plain", headers=headers
+            )
+
+        for _ in range(2):
+            assert asyncio.run(post(size)).json() == {"run": 1, "size": size}
+        assert asyncio.run(post(size + 1)).status_code == 422
 
 
 def test_p5_another_request_or_account_never_gets_the_answer(site: Site) -> None:

@@ -159,7 +159,7 @@ def _read(request: HttpRequest) -> Body | Problem:
 def _length(request: HttpRequest) -> int:
     """How long the body is: under ASGI Django has it whole, under WSGI it is what was declared."""
     stream = request._stream
-    if hasattr(request, "scope"):
+    if hasattr(request, "scope") and stream.seekable():  # that of Django's AsyncClient is not
         length: int = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         return length
