@@ -127,6 +127,21 @@ def test_p11_the_log_names_the_setting_once(caplog: pytest.LogCaptureFixture) ->
     assert [record.levelname for record in told] == ["WARNING"]
 
 
+def test_p11_a_tenant_function_that_fails_keeps_no_body() -> None:
+    def broken(request: Any) -> str:
+        raise ConnectionError("the accounts are away")
+
+    kept = []
+    for name in FORMS:
+        with form_of(name, Policy(), tenant=broken) as form:
+            try:
+                assert form.ask("k1", PHOTO, "application/octet-stream").status == 500
+            except ConnectionError as error:  # as error trackers keep it
+                kept.append(error)
+            assert (room.bytes_held, spool.bytes_used, name) == (0, 0, name)
+    assert kept
+
+
 def test_p11_no_room_on_the_disk_is_told_apart(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

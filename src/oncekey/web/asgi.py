@@ -209,7 +209,11 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         if isinstance(body, Problem):
             await messages.send(send, edge.decline(body, route))
             return
-        call = await self.call(request, route, key, body)
+        try:
+            call = await self.call(request, route, key, body)
+        except BaseException:  # which may be kept for long, and with it all that was read
+            body.close()
+            raise
         if isinstance(call, Answer | Problem):
             body.close()
             answer = edge.decline(call, route) if isinstance(call, Problem) else call

@@ -160,7 +160,11 @@ class IdempotencyMiddleware(metaclass=Checked):
         body = environs.read(environ, route.policy)
         if isinstance(body, Problem):
             return _respond(start_response, edge.decline(body, route))
-        call = self._call(request, route, key, body)
+        try:
+            call = self._call(request, route, key, body)
+        except BaseException:  # which may be kept for long, and with it all that was read
+            body.close()
+            raise
         if isinstance(call, Problem):
             return _respond(start_response, edge.decline(call, route))
         if isinstance(call, Answer):
