@@ -215,7 +215,7 @@ async def test_a_handler_that_ends_its_transaction_is_found_out(
     assert "What it committed by itself stands" in reply.json()["detail"]
     assert not reply.json()["retryable"]
     assert reply.json()["advice"].startswith("Do not send it again")
-    assert "ended the transaction itself" in caplog.text
+    assert "is not recorded: the handler ended the transaction itself" in caplog.text
     assert shop.look(key) is None
     assert shop.orders() == (end == "commit")
     shop.write = write

@@ -140,7 +140,7 @@ class Work:
             return decided  # its handler runs now
         yield from self.close()
         if self._undone is not None:
-            _log.error("%s was undone: %s", self._claim.operation, self._undone.why)
+            _log.error("%s %s", self._claim.operation, self._undone.why)
             own = isinstance(self._undone.told, Given) and isinstance(decided, GivenUp)
             return decided if own else self._undone.told
         if isinstance(decided, Bypass):
@@ -165,7 +165,9 @@ class Work:
         """
         failed = answer is not None and answer.status >= 400
         told = Given() if failed else Refuse(_problem(why, self._claim.recovery))
-        self._undone = Undone(str(why), told)
+        # Who ended the transaction may have committed it.
+        became = "is not recorded" if isinstance(why, Ended) else "was undone"
+        self._undone = Undone(f"{became}: {why}", told)
 
     # -------------------------------------------------------------- another way to answer verbs
 
