@@ -41,6 +41,7 @@ WSGI = {
 WITHOUT_LIFESPAN = {
     "uvicorn": ["uvicorn", "--port={port}", "--lifespan=off"],
     "granian": ["granian", "--interface=asginl", "--port={port}"],
+    "gunicorn": ["gunicorn", "--bind=127.0.0.1:{port}", "-kasgi", "--asgi-lifespan=off"],
 }
 WRONG = [each for each in MISTAKES if each != "none"]
 

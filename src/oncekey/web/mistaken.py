@@ -25,7 +25,7 @@ EXIT_CODE = 3
 would start a worker again after any other.
 """
 ANSWER_S = 0.2
-_SERVERS = ("uvicorn", "hypercorn", "granian")
+_SERVERS = ("uvicorn", "hypercorn", "granian", "gunicorn")
 _BUILDS = "build_middleware_stack"
 _BODY = b"Internal Server Error"
 
