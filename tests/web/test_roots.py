@@ -5,6 +5,7 @@ name is that of 0.1, which has as much of it as the path.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from werkzeug.test import Client
 from oncekey import Policy, single_tenant
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
+from tests.acceptance.charging import build
 from tests.web.client import ask
 
 CHARGE = {"POST /charges": Policy(required=True, recovery="block")}
@@ -65,6 +67,34 @@ async def test_e16_a_root_that_may_be_left_out(
     again = await ask(app, "k1", path=path)
     if path == "//charges":
         assert (again.status, runs) == (422, [1])  # the path counts as it was sent
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "not-named"])
+@pytest.mark.parametrize(
+    ("kind", "root", "path"),
+    [
+        ("quart", "/shop", "/shopcharges"),
+        ("quart", "/shop/", "/shop/charges"),
+        ("quart", "/shop", "http://host/shopcharges"),
+        ("litestar", "/shop", "/shopcharges"),
+        ("litestar", "/shop", "/x/shop/charges"),
+        ("litestar", "/shop/", "/x/shop//charges"),
+        ("litestar", "/shop", "http://host/shop/charges"),
+    ],
+)
+async def test_e16_a_router_that_only_cuts_off_its_root(
+    kind: str, root: str, path: str, named: bool, tmp_path: Path
+) -> None:
+    """Quart needs no slash behind it, and Litestar takes anything before it."""
+    app = build(kind, f"sqlite:///{tmp_path / 'keys.db'}", named)
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "root_path": root}, receive, send)
+
+    assert (await ask(mounted, None, path=path)).status == 400
+    assert (await ask(mounted, "k1", path="/shop/charges")).status == 201
+    assert (await ask(mounted, "k1", path=path)).status in (201, 422)
+    assert (await ask(mounted, "k2", path=path)).json()["run"] == 2
 
 
 def test_e16_a_path_that_was_cut_off_from_its_root_without_a_slash() -> None:

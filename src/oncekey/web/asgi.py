@@ -59,7 +59,7 @@ from oncekey.web.routed import (
     undecided_of,
     warn_unfound,
 )
-from oncekey.web.routers import root_of, spelled_by
+from oncekey.web.routers import root_of, rooted_by, spelled_by
 from oncekey.web.routes import Route
 from oncekey.web.status import METHODS as STATUS_METHODS
 from oncekey.web.status import state_of, status, status_answer
@@ -123,6 +123,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         self._key_header = self.edge.key_header
         self._always = self.edge.reads_all or self.edge.adapter is not None
         self.edge.routes.spelled = spelled_by(app)
+        self.edge.routes.rooted = rooted_by(app)
         self.edge.routes.declared_root = root_of(app)
         self.lifespan: Scope = {}
         """What the application was started with: recovered requests get its `app` and `state`."""

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from oncekey.web.routes import Spelled
-from oncekey.web.spelling import other_end
+from oncekey.web.routes import Rooted, Spelled
+from oncekey.web.spelling import as_url, other_end
 
 _LAYERS_MAX = 20
 _INNER = ("app", "wsgi_app", "asgi_app", "__self__", "__wrapped__")
@@ -26,6 +26,16 @@ def spelled_by(app: Any) -> Spelled:
         if hasattr(layer, "asgi_router") or _strips(layer):  # Litestar, Falcon
             return _without_end
     return lambda method, path: path
+
+
+def rooted_by(app: Any) -> Rooted:
+    """How the router of an application finds what is below its mount."""
+    for layer in _layers(app):
+        if hasattr(layer, "asgi_router"):  # Litestar
+            return _after_root
+        if hasattr(layer, "asgi_app"):  # Quart
+            return _behind_root
+    return lambda root, path: path
 
 
 def root_of(app: Any) -> str:
@@ -50,6 +60,22 @@ def _layers(app: Any) -> Iterator[Any]:
 def _strips(app: Any) -> bool:
     options = getattr(app, "req_options", None)
     return bool(getattr(options, "strip_url_path_trailing_slash", False))
+
+
+def _after_root(root: str, path: str) -> str:
+    """What stands behind the root counts, whatever stands before it."""
+    _, found, rest = path.partition(root)
+    return _joined(root, rest) if found else path
+
+
+def _behind_root(root: str, path: str) -> str:
+    path = as_url(path)
+    return _joined(root, path.removeprefix(root)) if path.startswith(root) else path
+
+
+def _joined(root: str, rest: str) -> str:
+    base = root.rstrip("/")
+    return f"{base}{rest}" if rest[:1] in ("", "/") else f"{base}/{rest}"
 
 
 def _without_end(method: str, path: str) -> str:

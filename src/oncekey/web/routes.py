@@ -44,6 +44,8 @@ Finds = Callable[[str | None, str], bool]
 Serves = Callable[[str], bool]
 Spelled = Callable[[str, str], str]
 """The path as the application's own routes are written, where it knows better than `normal`."""
+Rooted = Callable[[str, str], str]
+"""The path as it is where an application finds it below the root that it is mounted at."""
 
 
 @value
@@ -97,6 +99,7 @@ class Routes:
         self.names: set[str] = set()
         """The operations that are known to have a name."""
         self.spelled: Spelled = lambda method, path: path
+        self.rooted: Rooted = lambda root, path: path
         self.declared_root = ""
         """Where the application says that it is mounted, whatever its server says."""
 
@@ -149,6 +152,8 @@ class Routes:
 
     def match(self, method: str, path: str, root: str = "") -> Route:
         """The route of a request to `path`, in an application that is mounted at `root`."""
+        if root and not path.startswith(f"{root}/"):
+            path = self.rooted(root, path)
         if self.declared_root not in ("", root):  # the application goes by its own
             route = self._match(method, path, self.declared_root)
             if route.is_named or route.is_unclear:

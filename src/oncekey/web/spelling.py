@@ -27,7 +27,7 @@ def normal(path: str) -> str:
     """The path without repeated slashes, dot segments, host, line end and what is no text. A slash
     at the end stays: to many routers it makes another route.
     """
-    return path if is_normal(path) else _normal(_as_url(path))
+    return path if is_normal(path) else _normal(as_url(path))
 
 
 def _normal(path: str) -> str:
@@ -56,7 +56,7 @@ def other_end(path: str) -> str:
     return path[:-1] or path if path.endswith("/") else f"{path}/"
 
 
-def _as_url(path: str) -> str:
+def as_url(path: str) -> str:
     """What Quart takes for the path where it does not begin with a slash: `x:/charges?`."""
     if path.startswith("/"):
         return path
