@@ -65,6 +65,14 @@ def test_e22_a_large_multipart_form_is_compared_by_part(form: Form) -> None:
     assert (changed.status, changed.kind) == (422, "mismatch")
 
 
+@pytest.mark.parametrize("form", ["asgi"], indirect=True)
+def test_e22_a_large_form_that_is_said_to_have_no_coding_is_compared_by_part(form: Form) -> None:
+    plain = [(b"content-encoding", b"Identity")]
+    assert form.ask("k1", *multipart(PHOTO, "b-one"), headers=plain).status == 201
+    assert form.ask("k1", *multipart(PHOTO, "b-other"), headers=plain).replayed
+    assert form.ask("k1", *multipart(PHOTO, "b-other")).replayed
+
+
 @pytest.mark.parametrize("mib", [0.5, 2])
 def test_e20_e25_json_is_compared_by_value_up_to_a_mebibyte(form: Form, mib: float) -> None:
     told = {"a": 1, "b": "x" * int(mib * MIB)}

@@ -27,7 +27,9 @@ def content_type(request: Request) -> str:
 
 
 def content_coding(request: Request) -> str:
-    return request.headers.first(b"content-encoding").decode("latin-1")
+    """How the body is coded, empty if it is not."""
+    coding = request.headers.first(b"content-encoding").decode("latin-1").strip()
+    return "" if coding.lower() == "identity" else coding
 
 
 def said(request: Request, body: Body) -> bytes | None:
