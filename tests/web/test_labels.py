@@ -103,6 +103,19 @@ def test_p11_paths_share_one_label_and_take_none_from_routes(labels: Labels, pre
     assert labels.counts.keys() - named <= {"other"}
 
 
+def test_p11_methods_that_are_made_up_are_no_names(labels: Labels) -> None:
+    """A template without a method stands for any, and a second one is looked at with the first."""
+    app = starlette(labels, routes={"/orders": Policy()})
+    named = [(b"x-http-method-override", b"POST")]
+
+    async def flooded() -> None:
+        assert (await ask(app, "k", method="MADEUP", headers=named)).status == 400
+        assert (await ask(app, "k")).status == 201
+
+    asyncio.run(flooded())
+    assert app.edge.routes.names == {"POST /orders"}
+
+
 def test_p11_a_static_route_is_known_by_its_first_answer(labels: Labels) -> None:
     app, guard = flask(labels)
     for n in range(FLOOD):

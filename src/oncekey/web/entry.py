@@ -32,7 +32,7 @@ def route_of(edge: Edge, request: Request) -> Route | Answer | None:
     brings no key and needs none passes, whatever it may mean.
     """
     route = edge.routes.match(request.method, request.path, request.root)
-    if route.is_named:
+    if route.is_named and request.method in route.policy.methods:
         edge.routes.note(route.operation)
     other = overridden(request.headers, request.method)
     if other is None and request.method == "HEAD" and "HEAD" not in route.policy.methods:
