@@ -380,6 +380,7 @@ def test_p12_field_digests_tell_nothing_without_the_key() -> None:
         (JSON, b""),
         (JSON, b'{"a":' * 100_000),
         (FORM, b"a&" * 20_000),
+        (FORM, b'{"card": "4242"}'),
         ("text/plain", b"a=1"),
     ],
 )

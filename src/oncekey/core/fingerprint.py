@@ -268,22 +268,25 @@ def extract_field(content_type: str, body: bytes | Content, name: str) -> str | 
 
     None where the field is missing or null. A field that is there but cannot be a key is refused:
     taking it for missing would run the request unprotected. Handlers read JSON whatever its type
-    says, so it is looked for in any other body as well that is an object of JSON.
+    says, so it is looked for in any other body as well that is an object of JSON: `curl --data`
+    calls it a form.
     """
     media_type = essence(content_type)
     if media_type == MULTIPART:
         return _part(content_type, body, name)
     if not isinstance(body, bytes):
         raise TypeError(f"{media_type} is not read by part")
-    if media_type == FORM:
-        return _form_field(body, name)
+    if media_type == FORM and (
+        (found := _form_field(body, name)) is not None or not _looks_like_json(body)
+    ):
+        return found
     if not body or not (is_json(media_type) or _looks_like_json(body)):
         return None
-    found = json_member(body, name)
-    if isinstance(found, BadBody) and not is_json(media_type) and not _may_name(body, name):
+    member = json_member(body, name)
+    if isinstance(member, BadBody) and not is_json(media_type) and not _may_name(body, name):
         return None
-    if found is None or isinstance(found, str | BadBody):
-        return found
+    if member is None or isinstance(member, str | BadBody):
+        return member
     return BadBody("The body field that carries the key is not a string. Send it as a string.")
 
 
@@ -294,7 +297,8 @@ def _looks_like_json(body: bytes) -> bool:
 
 def _may_name(body: bytes, name: str) -> bool:
     """Whether a body that cannot be read here may have a member of this name."""
-    return b"\\u" in body or as_bytes(name) in body.replace(b"\0", b"")
+    written = body.replace(b"\0", b"")
+    return b"\\u" in written or as_bytes(name) in written
 
 
 def _part(content_type: str, body: bytes | Content, name: str) -> str | BadBody | None:
@@ -324,7 +328,9 @@ def _fields(content_type: str, body: bytes) -> dict[str, bytes]:
         members = json_members(body)
         return {} if isinstance(members, BadBody) else members
     values: dict[str, list[bytes]] = {}
-    if media_type == FORM and not isinstance(pairs := parse_form(body), BadBody):
+    if media_type != FORM or _looks_like_json(body):  # its values would be taken for names
+        return {}
+    if not isinstance(pairs := parse_form(body), BadBody):
         for name, value in pairs:
             values.setdefault(name.decode("utf-8", "backslashreplace"), []).append(value)
     return {name: frame(parts) for name, parts in values.items()}
