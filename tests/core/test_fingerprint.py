@@ -99,6 +99,20 @@ def test_p5_e21_the_order_of_form_fields_counts() -> None:
     assert one != of(content_type=FORM, body=b"from=a&to=b&amount=5")
 
 
+@pytest.mark.parametrize(
+    ("body", "other"),
+    [
+        (b'{"phone": "+1"}', b'{"phone": " 1"}'),
+        (b'{"a": "%41"}', b'{"a": "A"}'),
+        (b' [{"a": "b&"}]', b' [{"a": "b&&"}]'),
+        (b'{"a": "="}', b'{"a=": ""}'),
+    ],
+)
+def test_p5_e21_json_that_is_called_a_form_counts_as_it_was_sent(body: bytes, other: bytes) -> None:
+    assert of(content_type=FORM, body=body) == of(content_type=FORM, body=body)
+    assert of(content_type=FORM, body=body) != of(content_type=FORM, body=other)
+
+
 def test_e22_multipart_forms_are_compared_by_part() -> None:
     def sent(boundary: str, content: str) -> Fingerprint:
         head = 'Content-Disposition: form-data; name="a"'
