@@ -310,6 +310,7 @@ REQUESTS = {
     "json, long": (JSON, LONG, None, True),
     "json, of AWS": ("application/x-amz-json-1.1", b'{"a": 1}', None, True),
     "form": (FORM, b"to=x&amount=5", b"to=%78&amount=5", True),
+    "form, of JSON": (FORM, b'{"a":"+1&2"}', None, True),
     "form, long": (FORM, b"a=" + b"x" * 1_100_000, None, True),
     "multipart": (
         "multipart/form-data; boundary=b",
