@@ -319,11 +319,14 @@ def test_p9_a_commit_in_doubt_is_resolved_by_the_row_it_holds(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("heard", ["notice", "error"])
 @both_faces
 def test_a_commit_that_was_cut_short_is_not_taken_for_done(
-    server: Postgres, doubtful: Callable[[], None], face: str
+    server: Postgres, doubtful: Callable[[], None], face: str, heard: str
 ) -> None:
-    with case_of(face, server.url, server.url) as case, ThreadPoolExecutor(1) as meanwhile:
+    """Whatever a role is told by the server: its warnings say so."""
+    url = f"{server.url}?options={quote(f'-c client_min_messages={heard}')}"
+    with case_of(face, url, server.url) as case, ThreadPoolExecutor(1) as meanwhile:
         record = case.begin()
         doubtful()
         completing = meanwhile.submit(case.ask, case.complete(record))

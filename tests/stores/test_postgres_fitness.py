@@ -60,6 +60,7 @@ def _prepare(store: PostgresStore, **changes: Any) -> None:
             "fsync = off: a crash can forget .* or accept that by adding allow=unsafe",
         ),
         ({"synchronous_commit": "off"}, "SET synchronous_commit = on"),
+        ({"unheard": True}, "SET client_min_messages = 'warning'"),
         ({"unlogged": "oncekey_claims"}, "ALTER TABLE oncekey_claims SET LOGGED"),
         ({"applied": None, "oldest_reader": None}, "no oncekey tables: .* `oncekey migrate"),
         ({"oldest_reader": 99}, "Upgrade oncekey here"),

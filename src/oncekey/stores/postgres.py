@@ -54,6 +54,7 @@ MIGRATORS = 31360989905909113
 # cheapest. With the settings of plans it goes by the indexes, then and later.
 _SETTINGS = {
     **postgres_fitness.NEEDED,
+    "client_min_messages": "warning",  # or `_is_doubt` would hear nothing
     "default_transaction_isolation": "read committed",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",

@@ -59,14 +59,18 @@ _OTHERWISE = "concat_ws(', ', {})".format(
         for name, value in NEEDED.items()
     )
 )
+_UNHEARD = """current_setting('client_min_messages') IN ('error', 'fatal', 'panic')
+    AND current_setting('synchronous_standby_names') <> ''"""
 _CONNECTIONS = """
     (SELECT min(few) FROM pg_roles, pg_database, unnest(ARRAY[rolconnlimit, datconnlimit]) few
      WHERE rolname = session_user AND NOT rolsuper AND datname = current_database() AND few >= 0)"""
 PREPARE = f"""SELECT {_SETTINGS},
     (SELECT max(number) FROM oncekey_schema),
     (SELECT max(oldest_reader) FROM oncekey_schema),
-    {_CONNECTIONS}, {_OTHERWISE}"""  # noqa: S608
-_WITHOUT_TABLES = f"SELECT {_SETTINGS}, NULL::int, NULL::int, {_CONNECTIONS}, {_OTHERWISE}"
+    {_CONNECTIONS}, {_OTHERWISE}, {_UNHEARD}"""  # noqa: S608
+_WITHOUT_TABLES = (
+    f"SELECT {_SETTINGS}, NULL::int, NULL::int, {_CONNECTIONS}, {_OTHERWISE}, {_UNHEARD}"
+)
 
 
 @value
@@ -88,6 +92,8 @@ class Server:
     """The role's in this database, or the database's."""
     settings: str = ""
     """Those of `NEEDED` that are otherwise in this session."""
+    unheard: bool = False
+    """Whether nobody hears that a commit was cut short while it waited for a standby."""
 
     def findings(self, address: str, *, pooled: bool = False) -> Iterator[Finding]:
         """What decides whether it may be used. `pooled`: its connections are lent by turns."""
@@ -169,6 +175,15 @@ class Server:
         if self.synchronous_commit == "off":
             do = "ALTER ROLE <role> SET synchronous_commit = on"
             return unsafe("durability", "synchronous_commit = off", forgets, do, Risk.DURABILITY)
+        if self.unheard:
+            return unsafe(
+                "durability",
+                "client_min_messages is above warning",
+                "through a pooler, a commit that was cut short while it waited for a standby looks "
+                "as if it was done: a failover can forget it, and a retry would then run again",
+                "ALTER ROLE <role> SET client_min_messages = 'warning', or ALTER DATABASE <name>",
+                Risk.DURABILITY,
+            )
         if self.unlogged:
             return unsafe(
                 "durability",
