@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
+from asyncmy.cursors import SSCursor as AsyncSSCursor
 from django.db import DatabaseError, connections
+from pymysql.cursors import SSCursor
 from sqlalchemy import event
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -232,6 +235,45 @@ async def test_p5_a_stream_beyond_the_answer_that_is_kept_has_no_connection(shop
     assert (reply.status, reply.body) == (201, large + b"end")
     assert all(map(refused, said[0].values())), said
     shop.instead = None
+    assert (await shop.order(new_key())).status == 201
+    assert shop.orders() == 2
+
+
+@of([kind for kind in MARIADB if not kind.startswith("Django")])
+async def test_p5_a_result_that_is_read_row_by_row_ends_with_its_transaction(shop: Shop) -> None:
+    """What is left of it is skipped on the connection, and the handler's cursor must not be there
+    meanwhile: each would take rows from under the other.
+    """
+    write, kept = shop.write, list[Any]()
+    rows = "SELECT 1 UNION SELECT 2 UNION SELECT 3"
+
+    async def keep(lent: Any) -> None:
+        await awaited(write(lent))
+        connection = await lent.connection() if hasattr(lent, "sync_session") else lent
+        if hasattr(connection, "get_raw_connection"):
+            connection = (await connection.get_raw_connection()).driver_connection
+        cursor = connection.cursor(AsyncSSCursor)
+        await cursor.execute(rows)
+        kept.extend([cursor, await cursor.fetchone()])
+
+    def keep_blocking(lent: Any) -> None:
+        write(lent)
+        raw = lent.connection().connection.driver_connection if hasattr(lent, "flush") else lent
+        cursor = raw.cursor(SSCursor)
+        cursor.execute(rows)
+        kept.extend([cursor, cursor.fetchone()])
+
+    is_async = "asyncmy" in shop.kind
+    shop.write = keep if is_async else keep_blocking
+    with warnings.catch_warnings(action="ignore"):  # the driver's, of what was left incomplete
+        assert (await shop.order(new_key())).status == 201
+    cursor, first = kept
+    assert first == (1,)
+    with pytest.raises(Misuse, match="must open one of its own"):
+        for _ in range(3):  # what asyncmy has read already is given
+            await awaited(cursor.fetchone())
+    cursor.connection = None  # PyMySQL's would ask for it when it is freed
+    shop.write = write
     assert (await shop.order(new_key())).status == 201
     assert shop.orders() == 2
 

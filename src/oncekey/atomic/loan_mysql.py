@@ -20,6 +20,7 @@ _ASKING = (
 _GATE = "_oncekey_gate"
 _CLOSED = "_oncekey_closed"
 _ENDED = "_oncekey_ended"
+_READS = "_oncekey_reads"
 _ENDING = ("commit", "begin")
 """What ends a transaction by committing it."""
 _LOOK_AGAIN_S = 0.01
@@ -83,6 +84,7 @@ class AsyncmyLoan:
         self._connection = connection
         self.lent = twin_of(connection, _noting(connection.__class__))
         connection.__dict__[_ENDED] = False
+        connection.__dict__[_READS] = 0
         self.tainted = False
 
     @property
@@ -121,8 +123,8 @@ class AsyncmyLoan:
 
 @functools.cache
 def _noting(kind: Any) -> Any:
-    """Notes a commit, and that it was closed while it was whole; asyncmy closes what broke in the
-    same way.
+    """Notes a commit, who reads, and that it was closed while it was whole; asyncmy closes what
+    broke in the same way.
     """
 
     def close(self: Any) -> None:
@@ -134,8 +136,16 @@ def _noting(kind: Any) -> Any:
         setattr(self, _CLOSED, True)
         await kind.ensure_closed(self)
 
+    async def read_packet(self: Any, *args: Any, **kwargs: Any) -> Any:
+        shared = self.__dict__
+        shared[_READS] += 1
+        try:
+            return await kind.read_packet(self, *args, **kwargs)
+        finally:
+            shared[_READS] -= 1
+
     ends = {name: _ending(getattr(kind, name)) for name in _ENDING}
-    methods = {"close": close, "ensure_closed": ensure_closed, **ends}
+    methods = {"close": close, "ensure_closed": ensure_closed, "read_packet": read_packet, **ends}
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
@@ -153,6 +163,8 @@ def _is_busy(connection: Any) -> bool:
         return False
     if protocol._read_waiter is not None or protocol._drain_waiter is not None:
         return True
+    if connection.__dict__[_READS]:  # what it waited for has come, and it has not gone on yet
+        return True
     return protocol.length != protocol.pos and not _is_streaming(connection)
 
 
@@ -162,6 +174,12 @@ def _is_streaming(connection: Any) -> bool:
 
 
 def _take_stream_back(connection: Any) -> None:
-    """What is left of such a result is skipped before the next command; not by its stand-in."""
+    """What is left of such a result is skipped before the next command, by a result of ours: the
+    handler's own could take rows from under that, and still has its stand-in.
+    """
     if _is_streaming(connection):
-        connection._result.connection = connection
+        handlers = connection._result
+        connection._result = type(handlers)(connection)
+        connection._result.unbuffered_active = True
+        if handlers.__class__.__dictoffset__:  # PyMySQL's would complain when it is freed
+            revoke(handlers)
