@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import threading
@@ -21,6 +22,7 @@ from oncekey.attempt import Attempt
 from oncekey.core.key import record_id
 from oncekey.core.record import Record, State
 from oncekey.core.verbs import Find
+from oncekey.errors import StoreUnavailable
 from oncekey.messaging import Busy, Handled, Inbox
 from oncekey.stores.memory import MemoryStore
 
@@ -331,5 +333,29 @@ async def test_an_attempt_that_was_released_is_lost_and_nobody_is_alarmed(world:
     with pytest.raises(ValueError, match=r"^$"):
         await fails("a")
     assert (attempts[0].lost, told) == (True, [])
+    with pytest.raises(LeaseLost):
+        attempts[0].ensure_owned()
+
+
+@pytest.mark.parametrize("recovery", ["rerun", "block"])
+async def test_an_attempt_whose_answer_was_not_recorded_is_lost(
+    world: World, recovery: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left to lapse, and another may run: what its handler left behind must know."""
+    attempts = list[Attempt]()
+
+    def down(verbs: Any) -> Any:
+        raise StoreUnavailable("down", sent=False)
+
+    @once(world.runtime, key="{x}", name="f", policy=Policy(recovery=recovery, lease_s=0.3))
+    async def leaves(x: str) -> str:
+        attempts.append(oncekey.current())
+        monkeypatch.setattr(world.store, "perform", down)
+        return "done"
+
+    with contextlib.suppress(StoreUnavailable):  # what `rerun` tells its caller
+        await leaves("a")
+    assert len(attempts) == 1
+    assert attempts[0].lost
     with pytest.raises(LeaseLost):
         attempts[0].ensure_owned()

@@ -149,7 +149,7 @@ class Holding(Asking):
         if fate is Fate.ASK:
             return (yield from self._lapse(attempt, call))
         if attempt.recovering:  # no client tries again: the recoverer does, until `lapses_max`
-            attempt.finished = True
+            attempt.give_back()
             return Given()
         yield from self.abandon(attempt, no_effect=fate is Fate.FORGET)
         return Given()
@@ -245,7 +245,7 @@ class Holding(Asking):
         try:
             found: Record | None = yield from self._ask(Find(attempt.held.id), attempt)
         except (StoreUnavailable, StoreUnfit):  # a retry learns whether it was committed
-            attempt.finished = True
+            attempt.give_back()
             return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
         held = attempt.held
         ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
@@ -343,6 +343,7 @@ class Holding(Asking):
         )
 
     def _unrecorded(self, attempt: Attempt) -> Unstored | Refuse:
+        attempt.give_back()
         # Under `block` a retry would only learn that nobody knows; but not if what `complete_in`
         # wrote may still be committed.
         if attempt.policy.recovery == "block" and attempt.recorded is None:
