@@ -69,6 +69,22 @@ async def test_what_fails_after_its_caller_left_is_logged(
     assert "no answer" in caplog.text
 
 
+class Empty(Exception):
+    """One that is false, as those are that hold a list of errors and hold none."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+async def test_p11_an_exception_that_is_false_reaches_its_caller(world: World) -> None:
+    @once(world.runtime, key="{x}")
+    async def pay(x: str) -> str:
+        raise Empty
+
+    with pytest.raises(Empty):
+        await asyncio.wait_for(pay("a"), END_S_MAX)
+
+
 @pytest.mark.parametrize("awaited", [True, False])
 async def test_p6_a_call_that_was_cut_off_under_block_is_not_renewed_any_more(
     world: World, awaited: bool

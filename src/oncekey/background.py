@@ -70,7 +70,7 @@ class Background:
         def end(task: asyncio.Task[T | _Exited]) -> None:
             self._running.discard(task)
             error = None if task.cancelled() else task.exception()
-            result = None if error or task.cancelled() else task.result()
+            result = None if error is not None or task.cancelled() else task.result()
             if isinstance(result, _Exited):
                 error = result.error
             if ended.done():  # its caller has left
