@@ -43,6 +43,54 @@ def test_e18_decorators_above_the_mark_run_before_the_claim_and_on_every_retry()
     assert world.ask("k1", who="banned").status == 401
 
 
+def retrying(view: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(view)
+    def tried(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return view(*args, **kwargs)
+        except TimeoutError:
+            return view(*args, **kwargs)
+
+    return tried
+
+
+@pytest.mark.parametrize("recovery", ["block", "rerun"])
+def test_p6_a_decorator_above_the_mark_that_tries_again_is_told_what_the_record_says(
+    recovery: Any,
+) -> None:
+    world = World()
+
+    @world.app.post("/orders")
+    @retrying
+    @idempotent(Policy(recovery=recovery))
+    def order() -> dict[str, int]:
+        if world.run() == 1:
+            raise TimeoutError("the bank did not answer")
+        return {"run": world.runs}
+
+    first, again = world.ask("k1"), world.ask("k1")
+    if recovery == "block":
+        assert (first.kind, again.kind, world.runs) == ("outcome-unknown", "outcome-unknown", 1)
+    else:
+        assert (first.json(), again.json(), again.replayed) == ({"run": 2}, {"run": 2}, True)
+
+
+def test_a_view_that_calls_another_marked_one_is_one_run() -> None:
+    world = World()
+
+    @idempotent
+    def inner() -> dict[str, int]:
+        return {"run": world.run()}
+
+    @world.app.post("/orders")
+    @idempotent
+    def order() -> dict[str, int]:
+        return {"runs": inner()["run"] + inner()["run"]}
+
+    assert [world.ask("k1").json() for _ in range(2)] == [{"runs": 3}] * 2
+    assert len(world.records()) == 1
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 def test_e18_a_decorator_that_hides_the_mark_is_told(method: str) -> None:
     world = World()

@@ -190,10 +190,10 @@ class Oncekey(metaclass=Checked):
                 response.headers[name.decode()] = value.decode()
         return response
 
-    def _run(self, view: Callable[[], Any], mark: Mark | None) -> Any:
-        """Call the view, unless it ran before."""
+    def _run(self, view: Callable[[], Any], mark: Mark | None, whose: Any = None) -> Any:
+        """Call the view, unless it ran before. `whose`: the function that is marked."""
         body, edge = request.environ.get(_BODY), self.views.edge
-        if _CLAIMED in request.environ or (body is None and edge.adapter is None):
+        if not _may_claim(whose) or (body is None and edge.adapter is None):
             return view()
         read, route = self._read(mark)
         if route is None or (body is None and not route.policy.atomic):
@@ -211,7 +211,10 @@ class Oncekey(metaclass=Checked):
         if begun is None:
             with attempts.served(passing(lambda: (route.operation, route.policy))):
                 return view()
-        return self._visit(begun, view)
+        try:
+            return self._visit(begun, view)
+        finally:
+            request.environ[_CLAIMED] = whose
 
     def _applies(self) -> tuple[str, Policy]:
         """To a view that nothing protects."""
@@ -281,7 +284,7 @@ def idempotent(policy: Any = None) -> Any:
                 )
             if request.environ.get(_SEEN, mark) is None:
                 raise marks.hidden(view)
-            return extension._run(call, mark_of(guarded))
+            return extension._run(call, mark_of(guarded), guarded)
 
         getattr(view, "__dict__", {})[_INSIDE] = True
         return cast(F, marks.put(guarded, mark))
@@ -311,6 +314,15 @@ def _check_order(app: Flask, inside: Callable[..., Any]) -> None:
     if not any(inspect.unwrap(view) is inspect.unwrap(inside) for view in views):
         name = getattr(inside, "__name__", inside)
         raise Misuse(f"{name} was marked after it was routed: put @idempotent below the route")
+
+
+def _may_claim(whose: Any) -> bool:
+    """Whether nothing was claimed for this request yet; or for the same view, which is called
+    again, as by a decorator that retries: what its record says counts then.
+    """
+    if _CLAIMED not in request.environ:
+        return True
+    return whose is not None and request.environ[_CLAIMED] is whose
 
 
 def _as_routed(path: str, rule: str) -> str:
