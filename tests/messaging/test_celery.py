@@ -25,7 +25,7 @@ from celery.exceptions import (  # type: ignore[import-untyped]
 )
 from redis import Redis
 
-from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown, once
+from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown, current, once
 from oncekey.core.record import State
 from oncekey.core.verbs import Scan
 from oncekey.messaging.celery import OnceTask, once_task
@@ -356,6 +356,27 @@ def test_a_task_that_asks_for_another_try_gets_it_under_block_too(again: Any) ->
         charge("a")
     assert charge("a") == charge("a") == "charged"
     assert len(runs) == 2
+    runtime.close()
+
+
+@pytest.mark.parametrize("again", [Retry, partial(Reject, "later", requeue=True)])
+def test_p6_a_task_that_asks_for_another_try_when_nobody_knows_what_it_did_gets_none(
+    again: Any,
+) -> None:
+    runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
+    runs: list[str] = []
+
+    @app.task(name="charge", base=once_task(runtime, key="{x}"))  # type: ignore[untyped-decorator]
+    def charge(x: str) -> str:
+        runs.append(x)
+        current().unknown()
+        raise again()
+
+    with pytest.raises((Retry, Reject)):
+        charge("a")
+    with pytest.raises(Unknown):
+        charge("a")
+    assert len(runs) == 1
     runtime.close()
 
 

@@ -17,6 +17,7 @@ from faststream.nats import NatsBroker
 from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
 from pydantic import BaseModel
 
+from oncekey import current
 from oncekey.core.key import short_hash
 from oncekey.core.policy import Policy
 from oncekey.errors import Misuse
@@ -73,6 +74,26 @@ async def test_p6_under_block_only_a_message_that_its_handler_gives_back_runs_ag
                 await tested.publish("a", "orders", message_id="id-a")
     await runtime.aclose()
     assert len(ran) == (2 if raised is NackMessage else 1)
+
+
+async def test_p6_a_message_that_is_given_back_when_nobody_knows_what_was_done_does_not_run() -> (
+    None
+):
+    runtime, ran = Runtime("memory://"), list[str]()
+    broker = RabbitBroker(middlewares=[OnceMiddleware(runtime)])
+
+    @broker.subscriber("orders")
+    async def work(body: str) -> None:
+        ran.append(body)
+        current().unknown()
+        raise NackMessage
+
+    async with TestRabbitBroker(broker) as tested:
+        for _ in range(2):
+            with contextlib.suppress(NackMessage, RejectMessage):
+                await tested.publish("a", "orders", message_id="id-a")
+    await runtime.aclose()
+    assert len(ran) == 1
 
 
 async def test_an_unknown_outcome_goes_to_the_dead_letters(

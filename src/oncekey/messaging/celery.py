@@ -25,7 +25,7 @@ from typing import Any, NoReturn, Self
 from oncekey.attempt import current_or_none
 from oncekey.calls import SINGLE_TENANT, Calls
 from oncekey.core.expression import Source
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, Verdict
 from oncekey.errors import Misuse
 from oncekey.handed import must_run_when_called
 from oncekey.operation import Operation
@@ -164,7 +164,8 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
             return self.run(*args, **kwargs)
         except (Retry, Reject) as again:  # the task itself wants to run again
             attempt = current_or_none()
-            if attempt is not None and (isinstance(again, Retry) or again.requeue):
+            knows = attempt is None or attempt.verdict is not Verdict.UNKNOWN
+            if attempt is not None and knows and (isinstance(again, Retry) or again.requeue):
                 attempt.transient()
             raise
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 from oncekey import attempt as attempts
 from oncekey.core import key as keys
 from oncekey.core.key import short_hash
-from oncekey.core.policy import Policy
+from oncekey.core.policy import Policy, Verdict
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.messaging.inbox import Busy, Duplicate, Handled, Inbox, Rejected, Released, Unknown
 from oncekey.messaging.message import Message
@@ -168,7 +168,9 @@ class _Work:
         except AckMessage as done:  # how a handler says that it is finished
             self._acked = done
         except NackMessage:  # or that it is not, and is to have it again
-            attempts.current().transient()
+            attempt = attempts.current()
+            if attempt.verdict is not Verdict.UNKNOWN:
+                attempt.transient()
             raise
         kept = self._result.body if isinstance(self._result, Response) else self._result
         return kept.model_dump(mode="json") if hasattr(kept, "model_dump") else kept
