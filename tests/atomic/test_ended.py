@@ -7,8 +7,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import asyncmy
+import django.db
+import pymysql
 import pytest
 
+from oncekey.stores import mysql_atomic
 from tests.atomic.shop import KINDS, OF_MYSQL, POSTGRES, Opener, Shop, marked, new_key
 from tests.atomic.test_faults import EXECUTE, Deadlock
 from tests.atomic.test_faults import opener as opener
@@ -138,3 +142,20 @@ async def test_p6_under_block_what_it_committed_is_not_run_again_after_a_deadloc
         again = await shop.order(key)
         assert (again.status, again.kind, shop.orders()) == (409, "outcome-unknown", 1)
         deadlock.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "undone"),
+    [
+        (pymysql.err.OperationalError(1213, "Deadlock found"), True),
+        (asyncmy.errors.OperationalError(1205, "Lock wait timeout exceeded"), True),
+        (django.db.OperationalError(1213, "Deadlock found"), True),
+        (pymysql.err.OperationalError(2013, "Lost connection"), False),
+        (KeyError(1213), False),
+        (LookupError(1205, "there is no such order"), False),
+    ],
+)
+def test_p6_only_an_error_of_the_database_tells_of_a_deadlock(error: Any, undone: bool) -> None:
+    wrapped = RuntimeError("the order failed")
+    wrapped.__cause__ = error
+    assert mysql_atomic.undoes(error) is mysql_atomic.undoes(wrapped) is undone

@@ -50,6 +50,10 @@ _LET_GO = "DELETE FROM oncekey_held WHERE id = {id}"
 
 _UNDOING = (1205, 1213)
 """Error codes of a lock wait timeout and a deadlock."""
+_TOLD_AS = "OperationalError"
+"""How every driver of MySQL, and Django, calls the class of these. Others may have such a number for
+another reason: a `KeyError` of an id.
+"""
 
 
 class TransactionOver(StoreUnavailable):
@@ -142,7 +146,8 @@ def undoes(error: BaseException) -> bool:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if cause.args and cause.args[0] in _UNDOING:
+        classes = (each.__name__ for each in type(cause).__mro__)
+        if cause.args and cause.args[0] in _UNDOING and _TOLD_AS in classes:
             return True
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
