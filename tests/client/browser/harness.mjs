@@ -211,8 +211,17 @@ const commands = {
     if (beginAnewAt !== undefined) world.at(beginAnewAt, () => client.begin(requests[0].intent));
     if (signOutAt !== undefined) world.at(signOutAt, () => client.signOut());
     const endings = [];
-    for (const { restS = 0, url = "https://api.test/orders", account, ...init } of requests) {
+    const { sleep } = world.given();
+    for (const { together, restS = 0, url = "https://api.test/orders", account, ...init } of requests) {
       world.wallAt += restS;
+      if (together) {
+        const sent = async (each, index) => {
+          await sleep(index); // a second apart
+          return ending(() => client.fetch(url, { method: "POST", ...each }));
+        };
+        endings.push(await world.run(Promise.all(together.map(sent))));
+        continue;
+      }
       const one = account === undefined ? client : (clients[account] ??= clientOf(account));
       const deed = Object.keys(init).find((name) => name in deeds);
       if (deed) {

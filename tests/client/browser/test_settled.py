@@ -244,6 +244,23 @@ def test_a_refusal_that_is_not_stored_is_not_remembered(node: Node) -> None:
     assert [ending["status"] for ending in seen["endings"]] == [422, 201]
 
 
+@pytest.mark.parametrize("settle", [True, False], ids=["by itself", "by the page"])
+def test_a_refusal_that_is_not_stored_leaves_the_key_to_those_who_have_it_too(
+    node: Node, settle: bool
+) -> None:
+    """A double click: the first is refused, say by a lock that somebody holds; then it is done."""
+    refused = {"kind": "status", "status": 409, "seconds": 2}
+    charged = {**DONE, "seconds": 5}
+    pay = {**PAY, "settle": settle}
+    seen = told(node, [{"together": [pay, pay, PAY]}, PAY], faults=[refused, charged])
+
+    assert len(set(keys(seen))) == 1
+    (first, second, third), again = seen["endings"]
+    assert [each["status"] for each in (first, second, third)] == [409, 201, 201]
+    assert (first["settled"], second["settled"], third["settled"]) == (False, True, True)
+    assert again["remembered"] is True
+
+
 def test_what_a_redirect_led_to_settles_only_if_the_server_stored_it(node: Node) -> None:
     """A login page is a success, and no answer to what was sent."""
     login = {**DONE, "redirected": True, "body": "Please log in"}

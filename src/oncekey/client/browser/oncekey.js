@@ -280,7 +280,10 @@ export class Client {
     const ended = await this.#deliver(call, signal);
     if (intent !== undefined) {
       await anyway(() => this.#intents.learn(origin, ended.answer));
-      await anyway(() => this.#intents.close(begun, settle, ended, asked));
+      await anyway(async () => {
+        const settled = await this.#intents.close(begun, settle, ended, asked);
+        ended.verdict = { ...ended.verdict, settled };
+      });
     }
     return this.#given(call, ended);
   }
@@ -1208,6 +1211,7 @@ const TOO_OLD_S_MAX = 30 * 24 * 3600;
  * @property {number} [settled] Since when, in seconds since 1970.
  * @property {boolean} [left] Its account has signed out meanwhile: its answer is not to be kept.
  * @property {boolean} [bare] Somebody has left it, and somebody sends it again: only that is kept.
+ * @property {boolean} [shared] More than one call has its key: each may be answered otherwise.
  *
  * @typedef {Written & { until: number, retentionS: number }} Opened
  */
@@ -1302,15 +1306,21 @@ class Intents {
    * @param {boolean} settle False: whoever sent it will say when it is settled.
    * @param {Ended} ended
    * @param {Asked} asked
+   * @returns {Promise<boolean>} Whether the intent is done with.
    */
   async close({ name, key, retentionS }, settle, ended, asked) {
-    if (!ended.verdict.settled) return;
+    if (!ended.verdict.settled) return false;
     const wall = this.#world.wall();
     const until = wall + (("error" in ended.answer ? null : this.#left(ended.answer)) ?? retentionS);
     const answer = keptOf(ended, asked, key, until);
+    let isOpen = false;
     /** @param {Kept | null} kept */
     const write = (kept) =>
-      this.#change(name, (it) => (it?.key === key ? closed(it, kept, settle, wall) : it));
+      this.#change(name, (it) => {
+        // Whoever has the same key may still get it done: it must stay theirs, and the next one's.
+        isOpen = it?.key === key && !kept && it.shared === true && it.settled === undefined;
+        return it?.key === key && !isOpen ? closed(it, kept, settle, wall) : it;
+      });
     try {
       await write(answer);
     } catch (error) {
@@ -1319,6 +1329,7 @@ class Intents {
       await write({ ...answer, body: null });
     }
     if (answer) await this.#tidy();
+    return !isOpen;
   }
 
   /** @param {string} name @param {string} [key] */
@@ -1458,7 +1469,9 @@ function mustFit(name, note = "") {
 function opened(it, fresh, asked, wall) {
   if (!isIntent(it)) return fresh;
   const { left, ...stays } = it;
-  if (it.settled === undefined) return left && !it.account ? { ...stays, bare: true } : stays;
+  if (it.settled === undefined) {
+    return { ...stays, shared: true, ...(left && !it.account && { bare: true }) };
+  }
   if (wall >= it.answer.until) return fresh;
   return asked && isRefusal(it.answer) && !isSame(it.answer, asked) ? fresh : it;
 }
