@@ -209,6 +209,14 @@ def test_reading_is_sent_as_it_is(node: Node) -> None:
     assert seen["endings"][0]["status"] == 503
 
 
+def test_a_method_in_small_letters_has_a_key(node: Node) -> None:
+    """Browsers write the others in capitals; servers may do so with this one."""
+    seen = told(node, [{**PAY, "method": "patch"}, {**PAY, "method": "patch"}])
+
+    assert [attempt[3] for attempt in seen["attempts"]] == ["patch"]
+    assert keys(seen)[0] is not None
+
+
 def test_the_note_and_the_settling_are_the_caller_s(node: Node) -> None:
     seen = told(node, [{**PAY, "note": "100 EUR", "settle": False}, {**PAY, "settle": False}])
 

@@ -249,7 +249,8 @@ export class Client {
   async fetch(input, { intent, note = "", key, settle = true, ...init } = {}) {
     const signal = init.signal ?? (input instanceof Request ? input.signal : undefined);
     const request = new Request(input, { ...init, signal: null });
-    if (!METHODS.has(request.method)) return this.#world.fetch(new Request(request, { signal }));
+    // `fetch` itself leaves "patch" as it is, and servers may take it for PATCH.
+    if (!METHODS.has(request.method.toUpperCase())) return this.#world.fetch(new Request(request, { signal }));
     const given = request.headers.get(this.#header) ?? undefined;
     if ([intent, key, given].filter((each) => each !== undefined).length > 1) {
       throw new TypeError("give a request its key or its intent, not both");
