@@ -203,6 +203,24 @@ def test_a_key_that_was_given_may_have_been_sent_before(library: str) -> None:
     assert f"with the same key (key={short_hash('of-yesterday')};" in note_of(error)
 
 
+def test_what_has_no_key_was_not_sent_under_one_before() -> None:
+    """It has no place for a key, so it is sent once."""
+    import httpx2
+
+    from oncekey.client import retrying
+
+    with (
+        nobody() as url,
+        httpx2.Client(transport=retrying(httpx2.HTTPTransport(), profile="aws")) as client,
+        pytest.raises(httpx2.ConnectError) as raised,
+    ):
+        client.post(url, content=b"no JSON")
+
+    said = note_of(raised.value)
+    assert said.startswith("oncekey: not sent: in 1 attempt no connection was made")
+    assert said.endswith("To retry, send it again.")
+
+
 def test_a_request_that_was_sent_before_is_unknown(tmp_path: Any) -> None:
     """Its caller sends it again, and nobody is there: the first may have been carried out."""
     import httpx2

@@ -275,7 +275,7 @@ class Sender:
                 raise Misuse(f"this request was not sent: {no_place}")
             host = _host(mark.origin)
             _log.warning("%s %s is sent without a key, once: %s", request.method, host, no_place)
-            return Plan(request.method, host, None, no_place)
+            return Plan(request.method, host, None, no_place, first=first)
         is_shown = standing is None and isinstance(self.profile.key_in, Header)
         mark = replace(mark, shown=is_shown)
         once = "its body is a stream, which cannot be sent twice" if request.body is None else None
