@@ -13,6 +13,7 @@ from oncekey import Policy, probes
 from oncekey.attempt import Attempt, Lingering
 from oncekey.clock import FakeClock, SystemClock
 from oncekey.core.fingerprint import Fingerprint
+from oncekey.core.key import short_hash
 from oncekey.core.op import run
 from oncekey.core.record import Answer, Record, State
 from oncekey.core.verbs import Find
@@ -109,7 +110,7 @@ def test_p2_an_attempt_that_was_taken_over_learns_it_and_renews_nothing() -> Non
     assert told == ["lost"]
     assert world.record().lease_left_s == 25
     assert world.record().token == heir.held.token
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match=rf"/orders key={short_hash(world.attempt.claim.key)} lost"):
         world.attempt.ensure_owned()
     assert [e.reason for e in world.events if isinstance(e, LeaseWasLost)] == ["taken over"]
 

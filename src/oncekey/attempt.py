@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from oncekey.core.answer import Headers, answer_of
 from oncekey.core.headers import kept_answer
+from oncekey.core.key import named
 from oncekey.core.lifecycle import Held
 from oncekey.core.policy import Policy, Verdict
 from oncekey.core.printable import printable
@@ -399,8 +400,8 @@ class Attempt:
         """
         if self.lost:
             raise LeaseLost(
-                f"attempt {self.attempt} of {self.operation} lost its record; another may be "
-                "running: stop here, what this one answers will be discarded"
+                f"attempt {self.attempt} of {named(self.operation, self.claim.key)} lost its "
+                "record; another may be running: stop here, what this one answers will be discarded"
             )
 
     def on_lost(self, listener: Callable[[], None]) -> None:

@@ -60,10 +60,13 @@ class Calls:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        key = keys.derive(self._key(arguments) if self._key else name)
+        try:
+            key = keys.derive(self._key(arguments) if self._key else name)
+            tenant = self._tenant(arguments)
+        except Misuse as error:
+            raise Misuse(f"{self._operation}: {error}") from None
         if isinstance(key, BadKey):
             raise Misuse(f"{self._operation}: {key.reason}")
-        tenant = self._tenant(arguments)
         if not is_kept(tenant, TENANT_CHARS_MAX):
             raise Misuse(
                 f"{self._operation}: its tenant is longer than {TENANT_CHARS_MAX} characters, or "

@@ -22,7 +22,7 @@ from oncekey.attempt import Attempt
 from oncekey.core import endings
 from oncekey.core import result as results
 from oncekey.core.endings import End
-from oncekey.core.key import short_hash
+from oncekey.core.key import named
 from oncekey.core.op import Op
 from oncekey.core.policy import INHERIT, Policy, Verdict, as_policy
 from oncekey.core.record import Answer
@@ -132,7 +132,7 @@ class Operation:
                     runtime.background.forget(lost_claim)
                 return Declined(problem, sent=lost_claim is not None, of=self._name(call))
             case Bypass():
-                return self._unprotected(await _awaited(work()))
+                return self._unprotected(await _awaited(work()), call)
 
     def run_sync(self, call: Call, work: Callable[[], Any]) -> Outcome:
         """`run` for callers that block; `work` runs in their thread."""
@@ -154,7 +154,7 @@ class Operation:
                     runtime.background.forget_sync(lost_claim)
                 return Declined(problem, sent=lost_claim is not None, of=self._name(call))
             case Bypass():
-                return self._unprotected(not_awaitable(work()))
+                return self._unprotected(not_awaitable(work()), call)
 
     async def _execute(self, attempt: Attempt, call: Call, work: Callable[[], Any]) -> Outcome:
         runtime = self.runtime
@@ -220,7 +220,7 @@ class Operation:
             return outcome_of(decision, None, self._name(call))
         with attempts.within(decision.attempt):
             result = await _awaited(work())
-        answer = self._answer_in(decision.attempt, result)
+        answer = self._answer_in(decision.attempt, result, call)
         ended = await unit.drive(guard.conclude(decision.attempt, End.KEPT, answer, call))
         return committable(ended, answer, self._name(call))
 
@@ -234,7 +234,7 @@ class Operation:
             return outcome_of(decision, None, self._name(call))
         with attempts.within(decision.attempt):
             result = not_awaitable(work())
-        answer = self._answer_in(decision.attempt, result)
+        answer = self._answer_in(decision.attempt, result, call)
         ended = unit.drive_sync(guard.conclude(decision.attempt, End.KEPT, answer, call))
         return committable(ended, answer, self._name(call))
 
@@ -249,15 +249,15 @@ class Operation:
         # Nobody waits with a transaction open.
         return self.runtime.guard, replace(self.policy, in_flight="refuse")
 
-    def _answer_in(self, attempt: Attempt, result: Any) -> Answer:
+    def _answer_in(self, attempt: Attempt, result: Any, call: Call) -> Answer:
         probe("after_handler")
         if attempt.verdict not in (None, Verdict.KEEP):
             raise Misuse(
-                f"{self.name} called transient(), no_effect() or unknown() in its caller's "
+                f"{self._name(call)} called transient(), no_effect() or unknown() in its caller's "
                 "transaction, whose rows would be committed all the same: raise an exception "
                 "instead"
             )
-        return Answer(200, _JSON, self._encode(result))
+        return Answer(200, _JSON, self._encode(result, call))
 
     # ----------------------------------------------------------------------- without a caller
 
@@ -295,7 +295,7 @@ class Operation:
         end = endings.of_said(attempt.verdict or Verdict.KEEP)
         guard = self.runtime.guard
         try:
-            answer = Answer(200, _JSON, self._encode(result))
+            answer = Answer(200, _JSON, self._encode(result, call))
         except Misuse:  # it was done all the same: a retry must not do it again
             ended = yield from guard.conclude(attempt, end, Answer(200, (), None), call)
             if isinstance(ended, Stored) and ended.answer is not None:
@@ -319,13 +319,13 @@ class Operation:
 
     def _name(self, call: Call) -> str:
         """Which call, for whoever reads an error: keys are not shown."""
-        return f"{self.name} key={short_hash(call.key)}"
+        return named(self.name, call.key)
 
-    def _encode(self, result: Any) -> bytes:
-        return results.encode(self.name, result, self.policy.answer_bytes_max)
+    def _encode(self, result: Any, call: Call) -> bytes:
+        return results.encode(self._name(call), result, self.policy.answer_bytes_max)
 
-    def _unprotected(self, result: Any) -> Ran:
-        return Ran(json.loads(self._encode(result)), stored=False)
+    def _unprotected(self, result: Any, call: Call) -> Ran:
+        return Ran(json.loads(self._encode(result, call)), stored=False)
 
     def _begin_using(self) -> None:
         """Start housekeeping."""

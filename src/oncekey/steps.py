@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from oncekey.core import arguments as canonical
 from oncekey.core import result as results
 from oncekey.core.framing import as_bytes, frame
+from oncekey.core.key import named
 from oncekey.core.op import Op
 from oncekey.core.printable import printable
 from oncekey.core.record import Step
@@ -262,8 +263,8 @@ class Steps:
         self._running = None
         guard.lose(self._attempt, "refused at a step")
         return LeaseLost(
-            f"the step {name!r} of {self._attempt.operation} was not kept: another attempt owns "
-            "the record; stop here"
+            f"the step {name!r} of {self._of} was not kept: another attempt owns the record; stop "
+            "here"
         )
 
     def _keep(self, guard: Guard, step: Step) -> Op[None]:
@@ -298,11 +299,15 @@ class Steps:
                 "answer: register an upcast, or choose stale='replay' or 'refuse'"
             )
 
+    @property
+    def _of(self) -> str:
+        return named(self._attempt.operation, self._attempt.claim.key)
+
     def _doubt(self, name: str) -> OutcomeUnknown:
         self._attempt.doubted = True
         return OutcomeUnknown(
-            f"the step {name!r} of {self._attempt.operation} must not be repeated; it was begun "
-            "before and nobody knows how it ended: an operator must find out"
+            f"the step {name!r} of {self._of} must not be repeated; it was begun before and nobody "
+            "knows how it ended: an operator must find out"
         )
 
     def _expect(self, known: Step, name: str, digest: bytes) -> Step:
@@ -310,9 +315,9 @@ class Steps:
             return known
         what = "with other arguments" if known.name == name else f"where {known.name!r} was taken"
         raise StepsChanged(
-            f"{self._attempt.operation}: the step {name!r} is taken {what} before: the program was "
-            "changed while this operation was under way, or decides by more than the request and "
-            "earlier results. Deploy code that takes the old steps: the next retry continues"
+            f"{self._of}: the step {name!r} is taken {what} before: the program was changed while "
+            "this operation was under way, or decides by more than the request and earlier "
+            "results. Deploy code that takes the old steps: the next retry continues"
         )
 
 

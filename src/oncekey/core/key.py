@@ -91,6 +91,11 @@ def short_hash(key: str) -> str:
     return hashlib.sha256(frame((b"oncekey/short/1", as_bytes(key)))).hexdigest()[:12]
 
 
+def named(operation: str, key: str) -> str:
+    """Which call an error is about: `shop.pay key=0c8698d5d0dc`."""
+    return f"{operation} key={short_hash(key)}"
+
+
 # ------------------------------------------------------------------------------ syntax
 
 _DERIVED = "sha256:"
