@@ -22,6 +22,7 @@ from oncekey.core.problem import Problem
 from oncekey.core.record import Claim, Record
 from oncekey.core.verbs import AppendStep, Done, Refused, Swap, Verb
 from oncekey.errors import OncekeyError, StoreUnavailable, StoreUnfit, TooLong
+from oncekey.warned import warn
 
 _log = logging.getLogger("oncekey")
 
@@ -163,12 +164,14 @@ class Asking:
         if len(self._told_not_atomic) >= TOLD_MAX:
             return
         self._told_not_atomic.add(attempt.operation)
-        _log.warning(
-            "%s is Policy(atomic=True), but its handler answered %d without using its transaction: "
-            "what it wrote did not commit with its answer. Write to oncekey.current().connection, "
-            "or to a session that is the same (docs/atomic.md); or write Policy(atomic=False)",
-            printable(attempt.operation),
-            status,
+        operation = printable(attempt.operation)
+        warn(
+            "atomic",
+            f"{operation} is Policy(atomic=True), but its handler answered {status} without using "
+            "its transaction: what it wrote did not commit with its answer. Write to "
+            "oncekey.current().connection, or to a session that is the same (docs/atomic.md); or "
+            "write Policy(atomic=False)",
+            subject=operation,
         )
         self._emit(events.NotAtomic, attempt, status=status)
 
