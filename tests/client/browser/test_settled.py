@@ -84,6 +84,15 @@ def test_a_server_that_does_not_say_so_is_taken_for_one_of_24_hours(node: Node) 
     assert [ending["remembered"] for ending in seen["endings"]] == [False, True, False]
 
 
+def test_what_another_route_says_does_not_shorten_it(node: Node) -> None:
+    """That one remembers for 3 hours; nobody knows how long this one does."""
+    other = {**DONE, "headers": KEPT_HEADERS}
+    later = {**PAY, "restS": 20_000}
+    seen = told(node, [{**PAY, "intent": "cart-7/note"}, PAY, later], faults=[other, DONE, DONE])
+
+    assert [ending["remembered"] for ending in seen["endings"]] == [False, False, True]
+
+
 def test_a_clock_that_is_ahead_does_not_forget_at_once(node: Node) -> None:
     """By the server's own clock, if it is shown; else as long as servers usually remember."""
     date = "Fri, 02 Jan 1970 00:00:00 GMT"

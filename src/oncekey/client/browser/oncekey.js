@@ -1312,7 +1312,9 @@ class Intents {
   async close({ name, key, retentionS }, settle, ended, asked) {
     if (!ended.verdict.settled) return false;
     const wall = this.#world.wall();
-    const until = wall + (("error" in ended.answer ? null : this.#left(ended.answer)) ?? retentionS);
+    const saidS = "error" in ended.answer ? null : this.#left(ended.answer);
+    // What other routes of its server remember for a shorter time says nothing of this one.
+    const until = wall + (saidS ?? Math.max(retentionS, this.#retentionS));
     const answer = keptOf(ended, asked, key, until);
     let isOpen = false;
     /** @param {Kept | null} kept */
