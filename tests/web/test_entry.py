@@ -87,6 +87,31 @@ def test_e26_a_request_with_two_methods_is_refused(door: Any, name: str, method:
     assert (world.runs, world.stored()) == (0, 0)
 
 
+def test_e26_each_of_several_methods_counts(door: Any) -> None:
+    world, asks = door(routes=CHARGE)
+    names = {OVERRIDE: "MADEUP", "x-http-method": "POST"}
+    assert asks(None, names, method="GET", path="/charges").kind == "malformed-request"
+    assert asks(None, names, method="GET", path="/orders").status == 201
+    assert (world.runs, world.stored()) == (1, 0)
+
+
+@pytest.mark.parametrize(("method", "other"), [("HEAD", "MADEUP"), ("PUT", "HEAD")])
+def test_e26_head_runs_no_guarded_get_whatever_else_is_named(
+    door: Any, method: str, other: str
+) -> None:
+    world, asks = door(routes={"GET /pay": Policy(required=True)})
+    assert asks(None, {OVERRIDE: other}, method=method, path="/pay").status == 400
+    assert asks(None, {OVERRIDE: other}, method=method, path="/other").status == 201
+    assert world.runs == 1
+
+
+def test_p11_few_of_many_methods_are_looked_at() -> None:
+    world = asgi_world.World(routes=CHARGE)
+    many = [(OVERRIDE.encode(), b"A%d" % n) for n in range(5)]
+    refused = asyncio.run(ask(world.app, None, method="GET", path="/charges", headers=many))
+    assert refused.kind == "malformed-request"
+
+
 def test_e26_two_names_for_one_method_are_one(door: Any) -> None:
     """As it is, where the middleware that goes by the header stands outside."""
     world, asks = door(routes=CHARGE)

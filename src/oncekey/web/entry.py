@@ -11,6 +11,9 @@ from oncekey.web.routes import Route
 OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
 """Headers by which some middleware lets a client name another method than the request has."""
 
+_METHODS_MAX = 4
+"""Of those that one request names, how many are looked at."""
+
 _TWO_METHODS = Problem(
     Kind.MALFORMED_REQUEST,
     "The request has one method, and a header of it names another. Send it with the method that is "
@@ -34,30 +37,36 @@ def route_of(edge: Edge, request: Request) -> Route | Answer | None:
     route = edge.routes.match(request.method, request.path, request.root)
     if route.is_named and request.method in route.policy.methods:
         edge.routes.note(route.operation)
-    other = overridden(request.headers, request.method)
-    if other is None and request.method == "HEAD" and "HEAD" not in route.policy.methods:
-        other = "GET"  # routers give both to one handler
-    if other is None and not route.is_unclear:
+    others = overridden(request.headers, request.method)
+    if "HEAD" in (request.method, *others) and "HEAD" not in route.policy.methods:
+        others = (*others, "GET")  # routers give both to one handler
+    if not others and not route.is_unclear:
         return route if request.method in route.policy.methods else None
     possible = {request.method: route}
-    if other is not None:
+    for other in others[:_METHODS_MAX]:
         possible[other] = edge.routes.match(other, request.path, request.root)
     policies = [
         each.policy
         for method, each in possible.items()
         if each.is_unclear or method in each.policy.methods
     ]
-    if any(policy.required for policy in policies) or (policies and edge.may_bring_key(request)):
-        two_methods = _HEAD if request.method == "HEAD" else _TWO_METHODS
-        return edge.decline(_TWO_ROUTES if other is None else two_methods, route)
+    if (
+        len(others) > _METHODS_MAX
+        or any(policy.required for policy in policies)
+        or (policies and edge.may_bring_key(request))
+    ):
+        two_methods = _HEAD if (request.method, *others) == ("HEAD", "GET") else _TWO_METHODS
+        return edge.decline(two_methods if others else _TWO_ROUTES, route)
     return None
 
 
-def overridden(headers: Headers, method: str) -> str | None:
-    """Another method that a header names. Middleware that stands inside and reads it would run a
-    route whose rules nobody applied.
+def overridden(headers: Headers, method: str) -> tuple[str, ...]:
+    """Other methods that headers name. Middleware that stands inside and reads one of them would
+    run a route whose rules nobody applied.
     """
-    for name, content in headers.lines:
-        if name in OVERRIDES and (other := content.decode("latin-1").strip().upper()) != method:
-            return other
-    return None
+    named = (
+        content.decode("latin-1").strip().upper()
+        for name, content in headers.lines
+        if name in OVERRIDES
+    )
+    return tuple(dict.fromkeys(each for each in named if each != method))
