@@ -25,6 +25,7 @@ TWO_LENGTHS = Problem(
     "The request has a Content-Length and comes in chunks as well, so nobody can tell where its "
     "body ends. Send it with one of both.",
 )
+NO_LENGTH = Problem(Kind.MALFORMED_REQUEST, "The request's Content-Length is no number of bytes.")
 _CUT_OFF = Problem(
     Kind.MALFORMED_REQUEST,
     "The request's body could not be read to its end: it was cut off, or its chunks are broken. "
@@ -82,10 +83,8 @@ def read(environ: Environ, policy: Policy) -> Body | Problem:
     declared = environ.get("CONTENT_LENGTH") or ""
     if has_two_lengths(environ):
         return TWO_LENGTHS
-    if not _LENGTH.fullmatch(declared):
-        return Problem(
-            Kind.MALFORMED_REQUEST, "The request's Content-Length is no number of bytes."
-        )
+    if not is_length(declared):
+        return NO_LENGTH
     length = int(declared) if declared else None
     if length is None and not _tells_the_end(environ):
         # Some servers hand over such a body in a way of their own: to others it is not empty.
@@ -96,6 +95,11 @@ def read(environ: Environ, policy: Policy) -> Body | Problem:
     if isinstance(body, Body) and length is not None and body.size < length:
         return ended_early(body.size, length)
     return body
+
+
+def is_length(declared: str) -> bool:
+    """Whether a Content-Length is one, or none. Python's own `int` reads `+1` and `1_0` as well."""
+    return _LENGTH.fullmatch(declared) is not None
 
 
 def has_two_lengths(environ: Environ) -> bool:

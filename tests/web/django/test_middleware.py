@@ -207,6 +207,14 @@ def test_an_unknown_tenant_and_a_large_body_are_refused(wsgi: Site) -> None:
     assert (wsgi.runs, wsgi.records()) == (0, [])
 
 
+@pytest.mark.parametrize("length", ["+2", "1_0", "\u00b2", "-1"])
+def test_e25_a_length_that_only_python_reads_is_refused(wsgi: Site, length: str) -> None:
+    """Django would give as much of the body to the view; it was compared as an empty one."""
+    refused = ordering(wsgi).ask("k1", CONTENT_LENGTH=length)
+    assert (refused.status, refused.kind) == (400, "malformed-request")
+    assert (wsgi.runs, wsgi.records()) == (0, [])
+
+
 def test_e11_a_large_upload_that_can_bring_no_key_is_nobodys_business(site: Site) -> None:
     site.oncekey |= {"profile": "square", "policy": {"request_bytes_max": 10}}
     assert ordering(site).ask(None, b"x" * 100, content_type="image/png").status == 201

@@ -95,7 +95,7 @@ def prepare(request: HttpRequest, *, awaited: bool) -> State | HttpResponse | No
 async def prepare_async(request: HttpRequest) -> State | HttpResponse | None:
     """`prepare`, awaited."""
     length = request.META.get("CONTENT_LENGTH") or ""
-    if length.isdigit() and int(length) <= SHORT_BYTES_MAX:
+    if length and environs.is_length(length) and int(length) <= SHORT_BYTES_MAX:
         return prepare(request, awaited=True)
     return await writing.run(functools.partial(prepare, request, awaited=True))
 
@@ -144,6 +144,8 @@ def _read(request: HttpRequest) -> Body | Problem:
             f"{settings.MIDDLEWARE!r} before it"
         )
     length, policy = _length(request), views().reading
+    if length is None:
+        return environs.NO_LENGTH
     if length > policy.request_bytes_max:
         return too_large(policy.request_bytes_max)
     read = environs.take(request, length, policy)
@@ -156,15 +158,17 @@ def _read(request: HttpRequest) -> Body | Problem:
     return read
 
 
-def _length(request: HttpRequest) -> int:
-    """How long the body is: under ASGI Django has it whole, under WSGI it is what was declared."""
+def _length(request: HttpRequest) -> int | None:
+    """How long the body is: under ASGI Django has it whole, under WSGI it is what was declared.
+    None where that is no length, though Django might read it as one.
+    """
     stream = request._stream
     if hasattr(request, "scope") and stream.seekable():  # that of Django's AsyncClient is not
         length: int = stream.seek(0, os.SEEK_END)
         stream.seek(0)
         return length
     declared = request.META.get("CONTENT_LENGTH") or ""
-    return int(declared) if declared.isdigit() else 0
+    return int(declared or 0) if environs.is_length(declared) else None
 
 
 # --------------------------------------------------------------------------------- the claim
