@@ -15,6 +15,7 @@ from oncekey import Policy
 from oncekey.web import body as bodies
 from oncekey.web import spool as spools
 from oncekey.web.body import Body, room
+from oncekey.web.edge import TOLD_MAX
 from oncekey.web.spool import spool
 from tests.web.uploads import FORMS, Form, form_of, seen
 
@@ -148,6 +149,19 @@ def test_p11_a_tenant_function_that_fails_keeps_no_body() -> None:
                 kept.append(error)
             assert (room.bytes_held, spool.bytes_used, name) == (0, 0, name)
     assert kept
+
+
+def test_p11_paths_that_are_made_up_do_not_silence_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    routes = {"POST /orders": Policy(request_bytes_max=10)}
+    with form_of("asgi", Policy(request_bytes_max=10), routes=routes) as form:
+        for n in range(TOLD_MAX + 1):
+            form.ask("k1", b"x" * 11, "text/plain", path=f"/{n}")
+        caplog.clear()
+        for path in ("/orders", "/orders", "/more"):
+            assert form.ask("k1", b"x" * 11, "text/plain", path=path).status == 413
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["POST /orders"]
 
 
 def test_p11_no_room_on_the_disk_is_told_apart(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,9 @@ _FINISHED_ALONE = ("resume", "ask")
 _MAY_PASS = frozenset({404, 408, 409, 425, 429})
 _LIMITS = frozenset({Kind.TOO_LARGE, Kind.NO_ROOM})
 TOLD_MAX = 100
-"""So often at most the log is told of limits that requests have met."""
+"""So often at most the log is told of limits that requests have met, but for those of operations
+that have a name: paths that clients make up must not silence it.
+"""
 
 
 class Edge:
@@ -240,7 +242,8 @@ class Edge:
 
     def _is_told_first(self, operation: str, what: str) -> bool:
         """Whether the log is to be told this of an operation: it was not yet."""
-        first = (operation, what) not in self._told and len(self._told) < TOLD_MAX
+        has_room = len(self._told) < TOLD_MAX or operation in self.routes.names
+        first = has_room and (operation, what) not in self._told
         if first:
             self._told.add((operation, what))
         return first
