@@ -269,9 +269,13 @@ async def test_p5_a_result_that_is_read_row_by_row_ends_with_its_transaction(sho
         assert (await shop.order(new_key())).status == 201
     cursor, first = kept
     assert first == (1,)
-    with pytest.raises(Misuse, match="must open one of its own"):
+
+    async def read_on() -> None:
         for _ in range(3):  # what asyncmy has read already is given
             await awaited(cursor.fetchone())
+
+    with pytest.raises(Misuse, match="must open one of its own"):
+        await read_on()
     cursor.connection = None  # PyMySQL's would ask for it when it is freed
     shop.write = write
     assert (await shop.order(new_key())).status == 201

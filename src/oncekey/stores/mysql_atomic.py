@@ -51,8 +51,8 @@ _LET_GO = "DELETE FROM oncekey_held WHERE id = {id}"
 _UNDOING = (1205, 1213)
 """Error codes of a lock wait timeout and a deadlock."""
 _TOLD_AS = "OperationalError"
-"""How every driver of MySQL, and Django, calls the class of these. Others may have such a number for
-another reason: a `KeyError` of an id.
+"""How every driver of MySQL, and Django, calls the class of these. Others may have such a number
+for another reason: a `KeyError` of an id.
 """
 
 
