@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 from asyncmy.cursors import SSCursor as AsyncSSCursor
@@ -92,6 +94,25 @@ def below(kind: str, lent: Any) -> dict[str, Use]:
     return {}
 
 
+async def later(lent: asyncpg.Connection) -> dict[str, Use]:
+    """Coroutines of what was made of the connection, which begin when they are awaited."""
+    statement, numbers = await lent.prepare(ORDER), await lent.prepare("SELECT 1")
+    cursor, cursor_of_statement = await lent.cursor("SELECT 1"), await numbers.cursor()
+    savepoint = lent.transaction()
+    await savepoint.start()
+    made = {
+        "a statement's coroutine": statement.fetch(),
+        "a cursor's": cursor.fetch(1),
+        "a cursor's of a statement": cursor_of_statement.fetch(1),
+        "a savepoint's": savepoint.rollback(),
+    }
+    return {name: functools.partial(the, coroutine) for name, coroutine in made.items()}
+
+
+def the(given: Any) -> Any:
+    return given
+
+
 def executed(libpq: Any) -> None:
     if libpq.exec_(ORDER.encode()).status != psycopg.pq.ExecStatus.COMMAND_OK:
         raise psycopg.OperationalError("the connection is closed")
@@ -118,6 +139,8 @@ class Left:
     async def take(self, lent: Any) -> None:
         self._note(lent)
         self.uses["what was made of it"] = await derived(self.shop.kind, lent)
+        if self.shop.kind == "asyncpg":
+            self.uses |= await later(lent)
 
     def take_blocking(self, lent: Any) -> None:
         self._note(lent)

@@ -116,6 +116,7 @@ class _Asyncpg:
 def _late(kind: Any) -> Any:
     """What a pool lends, whose coroutines ask for the connection when they begin. asyncpg's own
     have it from when they were made: one that is awaited later would miss that it was given back.
+    The same with what is made of it: statements, cursors, savepoints.
     """
     driver = sys.modules["asyncpg"].Connection
     names = (name for name in dir(driver) if not name.startswith("_"))
@@ -124,7 +125,8 @@ def _late(kind: Any) -> Any:
         for name in names
         if inspect.iscoroutinefunction(getattr(driver, name))
     }
-    return type(kind)(kind.__name__, (kind,), {"__slots__": (), **methods})
+    makes = {name: _make_late(getattr(kind, name)) for name in ("cursor", "transaction")}
+    return type(kind)(kind.__name__, (kind,), {"__slots__": (), **methods, **makes})
 
 
 def _begin_late(method: Any) -> Any:
@@ -132,12 +134,56 @@ def _begin_late(method: Any) -> Any:
     async def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
         driver = self._con
         try:
-            return await method(self, *args, **kwargs)
+            return _late_too(await method(self, *args, **kwargs))
         finally:
             if driver is not None and not (driver.is_closed() or driver.is_in_transaction()):
                 _ended.add(driver)
 
     return begin
+
+
+def _make_late(method: Any) -> Any:
+    @functools.wraps(method)
+    def make(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _late_too(method(self, *args, **kwargs))
+
+    return make
+
+
+def _late_too(made: Any) -> Any:
+    if isinstance(made, sys.modules["asyncpg.connresource"].ConnectionResource):
+        made.__class__ = _late_resource(made.__class__)
+    return made
+
+
+@functools.cache
+def _late_resource(kind: Any) -> Any:
+    methods: dict[str, Any] = {}
+    for name in dir(kind):
+        method = getattr(kind, name)
+        if not name.startswith("_") and inspect.iscoroutinefunction(inspect.unwrap(method)):
+            methods[name] = _ask_late(method)
+    if hasattr(kind, "cursor"):
+        methods["cursor"] = _make_late(kind.cursor)
+    if hasattr(kind, "__await__"):
+        methods["__await__"] = _await_late(kind.__await__)
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__slots__": (), **methods})
+
+
+def _ask_late(method: Any) -> Any:
+    @functools.wraps(method)
+    async def ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return await method(self, *args, **kwargs)  # which asks whether it may when it is called
+
+    return ask
+
+
+def _await_late(method: Any) -> Any:
+    @functools.wraps(method)
+    def awaiting(self: Any) -> Any:
+        return _late_too((yield from method(self)))
+
+    return awaiting
 
 
 class Psycopg:
