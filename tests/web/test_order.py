@@ -30,7 +30,7 @@ from starlette.testclient import TestClient
 from oncekey import Misuse, Request, single_tenant
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency
-from oncekey.web.flask import Oncekey, idempotent
+from oncekey.web.flask import Oncekey, idempotent, not_idempotent
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 
 
@@ -400,6 +400,29 @@ def test_a_view_s_own_login_is_told_of(told: Callable[[], list[str]]) -> None:
     [said] = told()
     assert said.startswith("login_required of order checks who sends a request within the view")
     assert "write @idempotent below it" in said
+    guard.close()
+
+
+def test_a_login_below_the_mark_of_a_view_is_told_of(told: Callable[[], list[str]]) -> None:
+    app = flask.Flask("shop")
+    guard = Oncekey(app, store="memory://", tenant=single_tenant)
+
+    @app.post("/orders")
+    @timed
+    @idempotent
+    @login_required
+    def order() -> dict[str, int]:
+        return {}
+
+    @app.post("/search")
+    @not_idempotent
+    @login_required
+    def search() -> dict[str, int]:
+        return {}
+
+    app.test_client().get("/")
+    [said] = told()
+    assert said.startswith("login_required of order checks who sends a request within the view")
     guard.close()
 
 

@@ -126,9 +126,10 @@ class Oncekey(metaclass=Checked):
         def look_once() -> None:  # at the first request: until then there may be more routes
             self.views.check(app.view_functions.values())
             warn_of_views(
-                app.view_functions[rule.endpoint]
+                view if mark is None else marks.below_mark(view)
                 for rule, method, mark in _served(app)
-                if mark is None and self.views.is_guarded(method, rule.rule)
+                for view in (app.view_functions[rule.endpoint],)
+                if (self.views.is_guarded(method, rule.rule) if mark is None else mark.policy)
             )
             self.views.edge.undecided = lambda: self.views.undecided(
                 (method, rule.rule, mark) for rule, method, mark in _served(app)

@@ -117,6 +117,18 @@ def mark_of(function: Any) -> Mark | None:
     return None
 
 
+def below_mark(view: Any) -> Any:
+    """What stands below a view's mark, and is called when its key is claimed. None if it has no
+    mark. Decorators above the mark have it, too: they copy what they wrap.
+    """
+    marked = None
+    while view is not None:
+        if _NAME in getattr(view, "__dict__", ()):
+            marked = view
+        view = getattr(view, "__wrapped__", None)
+    return getattr(marked, "__wrapped__", None)
+
+
 def mark_on(view: Any, method: str) -> Mark | None:
     """Of a view, or of the method of a class of views that serves this method of HTTP."""
     mark = mark_of(view)

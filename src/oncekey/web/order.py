@@ -290,8 +290,8 @@ def warn_of_endpoints(routes: Iterable[tuple[Any, str]]) -> None:
 
 
 def warn_of_views(views: Iterable[Any]) -> None:
-    """Warn of views that claim nothing themselves and check who sends a request: the guard claims
-    before they are called.
+    """Warn of views, or of what stands below their marks, that check who sends a request: the key
+    is claimed before they are called.
     """
     found = [f"{name} of {_called(view)}" for view in views for name in _on(view)]
     if found:

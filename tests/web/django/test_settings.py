@@ -17,7 +17,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from oncekey import Misuse, Policy
-from oncekey.web.django import idempotent
+from oncekey.web.django import idempotent, not_idempotent
 from oncekey.web.django.claim import views
 from oncekey.web.django.settings import MIDDLEWARE, check
 from tests.web.django.site import Site, database, login_required, told
@@ -157,6 +157,19 @@ def test_the_order_is_told_of_by_a_server_too(wsgi: Site, caplog: pytest.LogCapt
     assert len(said) == 2
     assert "CsrfViewMiddleware check requests after their keys were claimed" in said[0]
     assert said[1].startswith("login_required of <lambda>, LoginRequiredMixin of Pages checks who")
+
+
+def test_a_login_below_the_mark_of_a_view_is_told_of(
+    wsgi: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    def order(request: HttpRequest) -> HttpResponse:
+        return told({})
+
+    wsgi.route("orders", idempotent(login_required(order)))
+    wsgi.route("search", not_idempotent(login_required(order)))
+    assert wsgi.ask("k1").status == 200
+    [said] = [each.getMessage() for each in caplog.records if each.name == "oncekey.order"]
+    assert said.startswith("login_required of order checks who sends a request within the view")
 
 
 def test_policies_by_route_that_apply_to_nothing_are_told_by_the_check(wsgi: Site) -> None:

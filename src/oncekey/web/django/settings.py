@@ -22,7 +22,7 @@ from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
 from oncekey.warned import warn
 from oncekey.web.edge import log
-from oncekey.web.marks import KNOWN_MAX, mark_on
+from oncekey.web.marks import KNOWN_MAX, below_mark, mark_on
 from oncekey.web.order import warn_of_views
 from oncekey.web.request import Request
 from oncekey.web.routed import UNFOUND
@@ -229,10 +229,13 @@ def tell_marks(made: Views) -> None:
         else:
             warn("order", f"{told.msg}; {told.hint}")
     warn_of_views(
-        view
+        below_mark(view) or view
         for view in _views_of(get_resolver())
-        if all(mark_on(view, method) is None for method in made.edge.routes.methods)
-        and getattr(view, "__globals__", {}).get("__name__") not in _ADMIN
+        if below_mark(view)
+        or (
+            all(mark_on(view, method) is None for method in made.edge.routes.methods)
+            and getattr(view, "__globals__", {}).get("__name__") not in _ADMIN
+        )
     )
 
 
