@@ -341,6 +341,7 @@ class Attempt:
 
     async def _join(self, transaction: Any, status: int, body: Any, headers: Headers) -> Answer:
         if not self.protected:
+            await join.awrite(self._reach().store, transaction, self.held.token)
             return answer_of(status, body, headers)
         ports, answer, completion = self._completing(status, body, headers)
         [outcome] = await join.aperform(ports.store, transaction, [completion])
@@ -351,6 +352,7 @@ class Attempt:
     ) -> Answer:
         """`complete_in` for handlers that block."""
         if not self.protected:
+            join.write(self._reach().store, transaction, self.held.token)
             return answer_of(status, body, headers)
         ports, answer, completion = self._completing(status, body, headers)
         [outcome] = join.perform(ports.store, transaction, [completion])

@@ -21,6 +21,7 @@ from oncekey.core.verbs import Done, Insert
 from oncekey.decision import Call, Decision, Execute, Finished, Given, Refuse
 from oncekey.errors import StoreUnavailable
 from oncekey.guard import random_token
+from oncekey.stores.base import Store
 
 T = TypeVar("T")
 
@@ -30,10 +31,10 @@ class _Nothing:
 
     guard: Any
     heartbeat: Any
-    store: Any = None
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self.guard = self.heartbeat = self
+        self.store = store
 
     def watch_lease(self, attempt: Attempt) -> None:
         """It has none."""
@@ -55,21 +56,23 @@ def _unasked(verb: object) -> Awaitable[Any]:
     raise AssertionError(f"an attempt without a record asked for {verb!r}")
 
 
-_NOTHING: Any = _Nothing()
-
-
-def passing(find: Callable[[], tuple[str, Policy]], claim: Claim | None = None) -> Passing:
+def passing(
+    find: Callable[[], tuple[str, Policy]], store: Store, claim: Claim | None = None
+) -> Passing:
     """For the edges: a request that is served and not protected. `find` says what applies to it, if
     its handler asks; `claim` is what it would have been protected by.
     """
-    return Passing(lambda: _unprotected(*find(), claim))
+    return Passing(lambda: _unprotected(*find(), claim, store))
 
 
-def _unprotected(operation: str, policy: Policy, claim: Claim | None) -> Attempt:
+def _unprotected(
+    operation: str, policy: Policy, claim: Claim | None, store: Store | None = None
+) -> Attempt:
     claim = claim or _claim(operation, policy)
     attempt = Attempt(claim, policy, fence=0, attempt=1, lapses=0, age_s=0.0, claimed_at=0.0)
     attempt.protected = False
-    attempt.ports = _NOTHING
+    nothing: Any = _Nothing(store)
+    attempt.ports = nothing
     return attempt
 
 

@@ -19,9 +19,12 @@ from oncekey.stores import join
 from oncekey.stores.dynamodb_join import ITEMS_MAX
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
+from oncekey.web.asgi import IdempotencyMiddleware
+from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.servers.ministack import table_url
 from tests.stores import dynamodb_kit
 from tests.stores.wire import Wire
+from tests.web.client import ask, ask_wsgi
 
 pytestmark = pytest.mark.slow
 
@@ -207,3 +210,44 @@ def test_p2_complete_in_raises_where_the_record_was_lost(
     with pytest.raises(oncekey.OncekeyError):  # it is another's now, and still runs
         place(number)
     assert not kept(dynamodb_url, orders, number)
+
+
+# --------------------------------------------------------------------------- without a key
+
+
+def responded(start_response: Any, answer: Any) -> list[bytes]:
+    start_response(f"{answer.status} Done", [])
+    return [answer.body]
+
+
+def test_without_a_key_the_items_are_written_alone(
+    dynamodb: Subject, dynamodb_url: str, orders: str
+) -> None:
+    def place(environ: Any, start_response: Any) -> list[bytes]:
+        items = [order(orders, number)]
+        return responded(start_response, oncekey.current().complete_in_sync(items, 201, {"n": 1}))
+
+    app = WsgiMiddleware(place, store=dynamodb.store, tenant=oncekey.single_tenant)
+    number = uuid.uuid4().hex
+    assert (ask_wsgi(app, None).status, kept(dynamodb_url, orders, number)) == (201, True)
+    with pytest.raises(ClientError, match="ConditionalCheckFailed"):
+        ask_wsgi(app, None)
+    app.close()
+
+
+async def test_without_a_key_they_are_written_in_a_loop_too(
+    dynamodb: Subject, dynamodb_url: str, orders: str
+) -> None:
+    async def place(scope: Any, receive: Any, send: Any) -> None:
+        answer = await oncekey.current().complete_in([order(orders, number)], 201, {"n": 1})
+        with pytest.raises(Misuse, match="cannot be joined"):
+            await oncekey.current().complete_in(object(), 201)
+        await oncekey.current().complete_in([], 201)
+        await send({"type": "http.response.start", "status": answer.status, "headers": []})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    app = IdempotencyMiddleware(place, store=dynamodb.store, tenant=oncekey.single_tenant)
+    number = uuid.uuid4().hex
+    assert (await ask(app, None)).status == 201
+    assert kept(dynamodb_url, orders, number)
+    await app.close()

@@ -30,7 +30,7 @@ from oncekey.stores.base import AGAIN, Durability
 from oncekey.stores.dynamodb_calls import Call
 from oncekey.stores.dynamodb_connection import AsyncDynamoConnection, Driver, DynamoConnection
 from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.dynamodb_join import Joined
+from oncekey.stores.dynamodb_join import Joined, alone
 from oncekey.stores.dynamodb_table import Table
 from oncekey.stores.dynamodb_verbs import Verbs
 from oncekey.stores.dynamodb_walk import Walker
@@ -164,6 +164,10 @@ class DynamoStore:
         """How to ask for a completion together with a caller's own writes."""
         token = b"".join(verb.token for verb in verbs if isinstance(verb, Swap))
         return Joined(items, verbs, self._verbs.request_token(token))
+
+    def alone(self, items: Sequence[Any], token: bytes) -> list[Call]:
+        """How to ask for a caller's own writes, for a request that has no record."""
+        return alone(items, self._verbs.request_token(token))
 
 
 def _side_by_side(ops: Sequence[Op[Any]]) -> Op[list[Any]]:

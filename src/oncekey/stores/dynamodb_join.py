@@ -12,7 +12,7 @@ from typing import Any
 
 from oncekey.core.op import arun, run
 from oncekey.core.verbs import Swap, Verb
-from oncekey.errors import Misuse
+from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.dynamodb_calls import Call, Denied, Item, n
 from oncekey.stores.dynamodb_items import KEPT
 from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX
@@ -25,12 +25,7 @@ class Joined:
     """Turns the one write that decides into a transaction, and its answer back."""
 
     def __init__(self, items: Sequence[Any], verbs: Sequence[Verb], token: str) -> None:
-        wrong = [item for item in items if not isinstance(item, dict) or not _WRITES & item.keys()]
-        if wrong or len(items) > ITEMS_MAX:
-            raise Misuse(
-                f"with records in DynamoDB, at most {ITEMS_MAX} items can be joined, each as "
-                'TransactWriteItems takes it: {"Put": {"TableName": …, "Item": {…}}}'
-            )
+        _check(items)
         if len(verbs) != 1 or not isinstance(verbs[0], Swap):
             raise Misuse("with records in DynamoDB, only a completion can be joined")
         self._items = list(items)
@@ -63,6 +58,15 @@ class Joined:
 
     def _decides(self, question: list[Call]) -> bool:
         return [call.method for call in question] == ["update_item"]
+
+
+def _check(items: Sequence[Any]) -> None:
+    wrong = [item for item in items if not isinstance(item, dict) or not _WRITES & item.keys()]
+    if wrong or len(items) > ITEMS_MAX:
+        raise Misuse(
+            f"with records in DynamoDB, at most {ITEMS_MAX} items can be joined, each as "
+            'TransactWriteItems takes it: {"Put": {"TableName": …, "Item": {…}}}'
+        )
 
 
 def _items(store: Any, given: Any) -> Any:
@@ -99,3 +103,39 @@ async def aperform(store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
         return await arun(store.perform(verbs), ask)
     finally:
         await own.close()
+
+
+# --------------------------------------------------------------- where there is no completion
+
+
+def alone(items: Sequence[Any], token: str) -> list[Call]:
+    """How to write a caller's items without a completion."""
+    _check(items)
+    parameters = {"TransactItems": list(items), "ClientRequestToken": token}
+    return [Call("transact_write_items", parameters)] if items else []
+
+
+def _judge(answer: Any) -> None:
+    if isinstance(answer, Denied):
+        raise answer.cause or StoreUnavailable(f"{answer.code}: {answer.message}", sent=True)
+    if isinstance(answer, Exception):
+        raise answer
+
+
+def write(store: Any, given: Any, token: bytes) -> None:
+    """Write the items that are given, all or none."""
+    question = store.alone(_items(store, given), token)
+    if question:
+        with closing(store.connect()) as own:
+            _judge(own.ask(question)[0])
+
+
+async def awrite(store: Any, given: Any, token: bytes) -> None:
+    """The same, awaited."""
+    question = store.alone(_items(store, given), token)
+    if question:
+        own = await store.aconnect()
+        try:
+            _judge((await own.ask(question))[0])
+        finally:
+            await own.close()

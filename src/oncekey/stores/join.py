@@ -63,6 +63,20 @@ async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list
     return outcomes
 
 
+def write(store: Store | None, given: Any, token: bytes) -> None:
+    """Where there is no record to complete: write what would have been written together with it.
+    What stands in a transaction of the caller's is the caller's to commit. `token` is random.
+    """
+    if store is not None and store.name == "dynamodb":
+        dynamodb_join.write(store, given, token)
+
+
+async def awrite(store: Store | None, given: Any, token: bytes) -> None:
+    """The same, awaited."""
+    if store is not None and store.name == "dynamodb":
+        await dynamodb_join.awrite(store, given, token)
+
+
 def has_one_writer(store: Store) -> bool:
     """Whether all that a store does may have to wait until a caller's transaction ends."""
     return store.name == "sqlite"

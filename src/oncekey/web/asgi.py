@@ -150,7 +150,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
         self, scope: Scope, receive: Receive, send: Send, claim: Claim | None = None
     ) -> None:
         """Let the application answer a request that nothing protects."""
-        with attempts.served(passing(partial(self._applies, scope), claim)):
+        with attempts.served(passing(partial(self._applies, scope), self.edge.store, claim)):
             await self.app(scope, receive, send)
 
     async def _serve_keyless(

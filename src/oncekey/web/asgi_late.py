@@ -96,7 +96,7 @@ class LateRun(Run):
     def _serve(self, claim: Claim | None) -> None:
         """It runs, and nothing protects it."""
         route = self._route
-        attempts.serve(passing(lambda: (route.operation, route.policy), claim))
+        attempts.serve(passing(lambda: (route.operation, route.policy), self._edge.store, claim))
         self._hear_client()
 
     async def _own_plain(self) -> Answer | None:

@@ -372,7 +372,9 @@ class IdempotentRoute(APIRoute):
         token = _run.set(None)  # a dependency may send this, whose own request is yet to be claimed
         enters = ENTERS in scope  # to finish what was claimed already
         other = recovered.set(recovered.get() if enters else None)
-        unprotected = attempts.served(passing(functools.partial(self._applies, scope)))
+        unprotected = attempts.served(
+            passing(functools.partial(self._applies, scope), self.idempotency.edge.store)
+        )
         try:
             with contextlib.nullcontext() if enters else unprotected:
                 await super().handle(scope, receive, send)

@@ -141,7 +141,9 @@ class Oncekey(metaclass=Checked):
             look_once()
             if _BODY in request.environ:  # it may bring a key, which is yet to be claimed
                 return dispatch_guarded()
-            request.environ[_UNPROTECTED] = unprotected = passing(self._applies)
+            request.environ[_UNPROTECTED] = unprotected = passing(
+                self._applies, self.views.edge.store
+            )
             with attempts.served(unprotected):
                 return dispatch_guarded()
 
@@ -210,7 +212,7 @@ class Oncekey(metaclass=Checked):
         if isinstance(begun, Answer):
             return _response(begun)
         if begun is None:
-            with attempts.served(passing(lambda: (route.operation, route.policy))):
+            with attempts.served(passing(lambda: (route.operation, route.policy), edge.store)):
                 return view()
         try:
             return self._visit(begun, view)

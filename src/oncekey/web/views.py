@@ -327,7 +327,9 @@ class Views:
             case Refuse(problem):
                 return self.edge.refusal(problem)
             case Bypass():
-                attempts.serve(passing(lambda: (visit.call.operation, visit.policy), claim))
+                attempts.serve(
+                    passing(lambda: (visit.call.operation, visit.policy), self.edge.store, claim)
+                )
                 return visit
 
     def _learned(self, visit: Visit, learned: object, finished: Finished | None) -> Visit | Answer:

@@ -179,7 +179,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         self, environ: Environ, start_response: StartResponse, claim: Claim | None = None
     ) -> Iterable[bytes]:
         """Let the application answer a request that nothing protects."""
-        unprotected = passing(partial(self._applies, environ), claim)
+        unprotected = passing(partial(self._applies, environ), self.edge.store, claim)
         with attempts.served(unprotected):
             parts = self.app(environ, start_response)
         return parts if _is_whole(parts, environ) else Parts(parts, unprotected)

@@ -255,7 +255,7 @@ def _unclaimed(
 ) -> HttpResponse | None:
     """There is nothing to claim. What runs is not protected."""
     if answer is None:
-        state.unprotected = passing(functools.partial(applies, request))
+        state.unprotected = passing(functools.partial(applies, request), views().edge.store)
         attempts.serve(state.unprotected)
     return answer
 

@@ -58,7 +58,7 @@ class IdempotencyMiddleware:
             return state
         if state is not None:
             return state.closing_body(self._run_sync(request, state))
-        unprotected = passing(functools.partial(applies, request))
+        unprotected = passing(functools.partial(applies, request), views().edge.store)
         with attempts.served(unprotected):
             return served_by(self.get_response(request), unprotected)
 
@@ -67,7 +67,7 @@ class IdempotencyMiddleware:
         if isinstance(state, HttpResponse):
             return state
         if state is None:
-            unprotected = passing(functools.partial(applies, request))
+            unprotected = passing(functools.partial(applies, request), views().edge.store)
             with attempts.served(unprotected):
                 return served_by(await self.get_response(request), unprotected)
         # Django cancels what its client does not wait for any more. The view goes on.
