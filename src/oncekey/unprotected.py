@@ -151,7 +151,7 @@ class Plain:
         try:
             yield swap
         except StoreUnavailable:  # nobody acknowledged the commit
-            return Refuse(refusals.unrecorded(0.0))
+            return Refuse(refusals.unacknowledged())
         return Given()
 
     def conclude_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Finished]:

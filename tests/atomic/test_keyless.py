@@ -120,6 +120,34 @@ async def test_who_loses_its_rows_is_not_told_that_they_are_there(
         assert (reply.status, shop.orders()) == (503, 0)
 
 
+class Unheard:
+    """A transaction whose commit is carried out, and not acknowledged."""
+
+    def __init__(self, transaction: Any) -> None:
+        self._transaction = transaction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def commit(self) -> None:
+        self._transaction.commit()
+        raise ConnectionError("reset by peer")
+
+
+@pytest.mark.parametrize("kind", marked("Session", "Django", "sqlite3 in threads"))
+async def test_nobody_is_told_to_retry_what_may_be_committed(
+    opener: Opener, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key the retry would write it a second time."""
+    async with opener(kind) as shop:
+        begin = shop.adapter.begin
+        monkeypatch.setattr(shop.adapter, "begin", lambda *given: Unheard(begin(*given)))
+        reply = await shop.order(None)
+        assert (reply.status, reply.kind, shop.orders()) == (503, "store-unavailable", 1)
+        assert (reply.json()["retryable"], reply.header("retry-after")) == (False, None)
+        assert "nobody knows whether what it wrote was committed" in reply.json()["detail"]
+
+
 @pytest.mark.parametrize("kind", marked(*FEW))
 async def test_a_database_that_does_not_answer_is_no_500(
     opener: Opener, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -122,6 +122,16 @@ def unrecorded(lease_left_s: float) -> Problem:
     )
 
 
+def unacknowledged() -> Problem:
+    """Of a commit for a request without a key: a retry would learn nothing, and run again."""
+    return Problem(
+        Kind.STORE_UNAVAILABLE,
+        "The request ran, but nobody knows whether what it wrote was committed. It brought no key "
+        "by which a retry could learn that.",
+        advice="Find out what became of it before you send it again.",
+    )
+
+
 def unsettled(lease_left_s: float) -> Problem:
     return Problem(
         Kind.UNSETTLED,
