@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from oncekey import current
+from oncekey.clock import SystemClock
 from oncekey.core.endings import End
 from oncekey.core.policy import Learned, Policy
 from oncekey.core.record import Answer, State
 from oncekey.guard import Execute
 from oncekey.runtime import Runtime
+from oncekey.testing.contract.times import CLOCKS_S
 from tests.atomic.shop import (
     AT_ONCE_S,
     LEASE_S,
@@ -132,6 +134,22 @@ async def test_an_expired_answer_is_forgotten(shop: Shop) -> None:
     found = shop.look(key)
     assert found is not None
     assert (found.attempt, found.lapses) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", marked("asyncpg", "sqlite3", "asyncmy"))
+async def test_p3_what_is_committed_with_its_record_does_not_expire_before_its_time(
+    opener: Opener, kind: str
+) -> None:
+    """Where the store counts coarsely, one of so many would."""
+    retention_s, tombstone_s = 300.0, 600.0
+    async with opener(kind, retention_s=retention_s, tombstone_s=tombstone_s) as shop:
+        for key in [new_key() for _ in range(20)]:
+            began_s = SystemClock.monotonic()
+            assert (await shop.order(key)).status == 201
+            found = shop.look(key)
+            passed_s = SystemClock.monotonic() - began_s
+            assert found is not None
+            assert found.expires_in_s >= retention_s + tombstone_s - passed_s - CLOCKS_S
 
 
 @pytest.mark.parametrize("kind", marked("asyncpg", "asyncmy"))
