@@ -9,9 +9,11 @@ import pytest
 
 from oncekey.core.verbs import Find, Verb
 from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
+from oncekey.stores import line
 from oncekey.stores.base import AGAIN
 from oncekey.stores.line import AsyncLine, Line
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.sql_batch import Denied
 from tests.stores.scripted import Scripted, find, ids
 
 A, B, C = map(find, "abc")
@@ -52,6 +54,36 @@ async def test_p11_a_connection_that_fails_its_checks_is_closed(failure: Excepti
     with pytest.raises(type(failure)):
         await AsyncLine(store).perform([A])
     assert store.closed == [True, True]
+
+
+async def test_what_was_denied_is_asked_over_a_new_connection_but_not_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To MySQL those rights count that there were when a connection was made."""
+
+    def deny(verbs: Sequence[Verb]) -> list[Any]:
+        raise Denied("INSERT command denied")
+
+    for is_sync in (True, False):
+        monkeypatch.setattr(line, "DENIED_S", 60.0)
+        store = Scripted(deny)
+        made: Any = Line(store) if is_sync else AsyncLine(store)
+
+        async def perform(made: Any = made, is_sync: bool = is_sync) -> Any:
+            return made.perform([A]) if is_sync else await made.perform([A])
+
+        for _ in range(3):
+            with pytest.raises(Denied):
+                await perform()
+        assert store.closed == [False]
+        monkeypatch.setattr(line, "DENIED_S", 0.0)
+        made._rights = line._Rights()
+        with pytest.raises(Denied):
+            await perform()
+        store.answer = ids
+        for _ in range(3):
+            assert await perform() == [A.id]
+        assert store.closed == [True, False]
 
 
 def test_a_record_that_nobody_can_read_keeps_no_other_from_being_served() -> None:

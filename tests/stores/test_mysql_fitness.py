@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import ssl
 import threading
 from collections.abc import Iterator
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 
 from oncekey.core.op import run
-from oncekey.core.verbs import Count
+from oncekey.core.reserved import reserved_claim
+from oncekey.core.verbs import Count, Insert
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
+from oncekey.stores import line
 from oncekey.stores.finding import Finding, Level, Risk, insist
+from oncekey.stores.line import AsyncLine, Line
 from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.mysql_address import read
 from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
@@ -234,6 +238,34 @@ def test_missing_privileges_are_named(migrated_mariadb_url: str, face: str) -> N
         with pytest.raises(StoreUnfit, match="needs SELECT, INSERT, UPDATE and DELETE"):
             connection.ask(denied)
         assert run(store.perform([Count()]), connection.ask)  # the connection is as good as before
+
+
+@pytest.mark.slow
+async def test_a_right_that_is_granted_counts_in_processes_that_run(
+    migrated_mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "DENIED_S", 0.0)
+    name = migrated_mariadb_url.partition("?")[0].rpartition("/")[2]
+    user, place = "late@'127.0.0.1'", migrated_mariadb_url.partition("@")[2]
+    execute(
+        migrated_mariadb_url,
+        f"CREATE OR REPLACE USER {user} IDENTIFIED BY 'x'",
+        f"GRANT SELECT ON `{name}`.* TO {user}",
+    )
+    store = open_url(f"mariadb://late:x@{place}")
+    claim = Insert(
+        reserved_claim(secrets.token_bytes(32), "granted", secrets.token_bytes(16), 60.0)
+    )
+    held, aheld = Line(store), AsyncLine(store)
+    with pytest.raises(StoreUnfit, match="needs SELECT, INSERT, UPDATE and DELETE"):
+        held.perform([claim])
+    with pytest.raises(StoreUnfit, match="needs SELECT, INSERT, UPDATE and DELETE"):
+        await aheld.perform([claim])
+    execute(migrated_mariadb_url, f"GRANT ALL ON `{name}`.* TO {user}")
+    held.perform([claim])
+    await aheld.perform([claim])
+    held.close()
+    await aheld.close()
 
 
 @both_faces

@@ -6,10 +6,36 @@ import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from oncekey.clock import SystemClock
 from oncekey.core.op import arun, run
 from oncekey.core.verbs import Verb
 from oncekey.errors import CorruptRecord, StoreUnavailable
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
+from oncekey.stores.sql_batch import Denied
+
+DENIED_S = 1.0
+"""How often it is looked whether a right that was missing is there."""
+
+
+class _Rights:
+    """MySQL goes by the rights that there were when a connection was made: after one was missing,
+    it has to be made anew to see whether it was granted.
+    """
+
+    __slots__ = ("_look_at",)
+
+    def __init__(self) -> None:
+        self._look_at: float | None = None
+
+    def missed(self) -> None:
+        if self._look_at is None:
+            self._look_at = SystemClock.monotonic() + DENIED_S
+
+    def may_have_changed(self) -> bool:
+        if self._look_at is None or SystemClock.monotonic() < self._look_at:
+            return False
+        self._look_at = None
+        return True
 
 
 class Line:
@@ -18,6 +44,7 @@ class Line:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: Connection | None = None
+        self._rights = _Rights()
 
     @property
     def connected(self) -> bool:
@@ -26,11 +53,16 @@ class Line:
 
     def perform(self, verbs: Sequence[Verb]) -> list[Any]:
         """Carry out verbs of one group; on `StoreUnavailable` the connection is given up."""
+        if self._rights.may_have_changed():
+            self.close()
         try:
             connection = self._connection or self._connect()
             return run(self._store.perform(verbs), connection.ask)
         except StoreUnavailable:
             self.close()
+            raise
+        except Denied:
+            self._rights.missed()
             raise
 
     def perform_all(self, verbs: Sequence[Verb]) -> list[Any]:
@@ -90,17 +122,23 @@ class AsyncLine:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._connection: AsyncConnection | None = None
+        self._rights = _Rights()
 
     @property
     def connected(self) -> bool:
         return self._connection is not None
 
     async def perform(self, verbs: Sequence[Verb]) -> list[Any]:
+        if self._rights.may_have_changed():
+            await self.close()
         try:
             connection = self._connection or await self._connect()
             return await arun(self._store.perform(verbs), connection.ask)
         except StoreUnavailable:
             await self.close()
+            raise
+        except Denied:
+            self._rights.missed()
             raise
 
     async def _connect(self) -> AsyncConnection:
