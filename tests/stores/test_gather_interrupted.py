@@ -47,6 +47,25 @@ def test_an_interrupted_leader_leaves_an_heir(threads: ThreadPoolExecutor) -> No
     assert len(store.connections) == 2  # nobody knows what the first still carries
 
 
+class TimeIsUp(Exception):
+    """Stands for the soft time limit of Celery, which a signal raises anywhere, too."""
+
+
+def test_p5_what_a_time_limit_interrupted_is_not_asked_again_on_its_connection() -> None:
+    store = Scripted()
+    gatherer = Gatherer(store)
+
+    def interrupt(verbs: Sequence[Verb]) -> list[Any]:
+        store.answer = ids
+        raise TimeIsUp
+
+    store.answer = interrupt
+    with pytest.raises(TimeIsUp):
+        gatherer.ask(A)
+    assert gatherer.ask(B) == b"b"
+    assert len(store.connections) == 2  # the first may still carry the answer to A
+
+
 def test_whoever_was_in_the_interrupted_batch_is_told(threads: ThreadPoolExecutor) -> None:
     store = Scripted()
     gatherer = Gatherer(store)

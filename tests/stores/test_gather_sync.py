@@ -257,7 +257,7 @@ def test_one_bad_member_fails_alone(threads: ThreadPoolExecutor) -> None:
     first, second, bad, fourth = outcomes(futures)
     assert (first, second, fourth) == (b"a", b"b", b"d")
     assert isinstance(bad, ValueError)
-    assert store.closed == [False]
+    assert len(store.connections) == 3  # whoever raised that may have been in the middle of one
 
 
 def test_too_few_outcomes_are_an_error_not_a_wait_for_ever() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from oncekey.clock import SystemClock
 from oncekey.core.op import arun, run
 from oncekey.core.verbs import Verb
-from oncekey.errors import CorruptRecord, StoreUnavailable
+from oncekey.errors import CorruptRecord, OncekeyError, StoreUnavailable
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 from oncekey.stores.sql_batch import Denied
 
@@ -52,7 +52,10 @@ class Line:
         return self._connection is not None
 
     def perform(self, verbs: Sequence[Verb]) -> list[Any]:
-        """Carry out verbs of one group; on `StoreUnavailable` the connection is given up."""
+        """Carry out verbs of one group; on `StoreUnavailable` the connection is given up. So it is
+        on whatever is not said by the store: a signal may have raised it, as one that enforces a
+        time limit does, and the next question would be given the answer to this one.
+        """
         if self._rights.may_have_changed():
             self.close()
         try:
@@ -63,6 +66,11 @@ class Line:
             raise
         except Denied:
             self._rights.missed()
+            raise
+        except OncekeyError:
+            raise
+        except Exception:
+            self.close()
             raise
 
     def perform_all(self, verbs: Sequence[Verb]) -> list[Any]:
@@ -139,6 +147,11 @@ class AsyncLine:
             raise
         except Denied:
             self._rights.missed()
+            raise
+        except OncekeyError:
+            raise
+        except Exception:
+            await self.close()
             raise
 
     async def _connect(self) -> AsyncConnection:
