@@ -140,8 +140,20 @@ def parse_url(url: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- one server
 
 _NOTHING_YET = object()
+_NUMBERS = (int, float)
 _UNASKED = getattr(hiredis, "PushNotification", ())
 """What a server says unasked, in RESP3; older releases of hiredis do not tell."""
+
+
+def packed_command(command: Command) -> bytes:
+    """As it is sent. Numbers are written here: hiredis ends the process if a signal raises while
+    it writes one.
+    """
+    return bytes(pack_command(tuple([_written(part) for part in command])))
+
+
+def _written(part: Any) -> Any:
+    return b"%a" % part if type(part) in _NUMBERS else part
 
 
 def _broken(address: str, error: Exception, replies: Sequence[Any]) -> StoreUnavailable:
@@ -158,7 +170,7 @@ class RedisConnection:
         self._address = address
 
     def ask(self, question: Sequence[Command]) -> list[Any]:
-        packed = b"".join(map(pack_command, question))
+        packed = b"".join(map(packed_command, question))
         replies: list[Any] = []
         try:
             self._link.send_packed_command([packed], check_health=False)
@@ -201,7 +213,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     async def ask(self, question: Sequence[Command]) -> list[Any]:
-        packed = b"".join(map(pack_command, question))
+        packed = b"".join(map(packed_command, question))
         if self._transport.is_closing():
             raise StoreUnavailable(f"{self._address} has closed the connection", sent=False)
         replies: list[Any] = []
