@@ -15,7 +15,7 @@ import pytest
 from oncekey.core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import gather
-from oncekey.stores.gather import Gatherer, Queue
+from oncekey.stores.gather import Gatherer, Queue, _Lane
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
 from tests.stores.threads import A, B, C, D, behind_a, outcomes, queued, wait_until
 
@@ -64,6 +64,31 @@ def test_p5_what_a_time_limit_interrupted_is_not_asked_again_on_its_connection()
         gatherer.ask(A)
     assert gatherer.ask(B) == b"b"
     assert len(store.connections) == 2  # the first may still carry the answer to A
+
+
+@pytest.mark.parametrize("name", ["_lead", "_hand_over"])
+def test_p11_a_leader_that_is_interrupted_between_two_steps_is_followed_by_another(
+    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    gatherer, calls = Gatherer(Scripted()), itertools.count()
+    real = getattr(_Lane, name)
+
+    def interrupt(*given: Any) -> Any:
+        if next(calls) == 0:
+            raise Interrupted
+        return real(*given)
+
+    monkeypatch.setattr(_Lane, name, interrupt)
+    with pytest.raises(Interrupted):
+        gatherer.ask(A)
+    following = threads.submit(gatherer.ask, B)
+    try:
+        assert following.result(PATIENCE_S) == b"b"
+    finally:
+        for ticket in list(gatherer._lanes.values()):  # or the pool would wait for it
+            while (left := ticket._queue.oldest()) is not None:
+                ticket._queue.discard(left)
+                left.waiter.settle(None, StoreUnavailable("nobody leads", sent=False))
 
 
 def test_whoever_was_in_the_interrupted_batch_is_told(threads: ThreadPoolExecutor) -> None:

@@ -311,20 +311,25 @@ class _Lane:
         self._queue: Queue[_Waiter] = Queue(rows_max=rows_max)
         self._mutex = threading.Lock()
         self._idle = threading.Condition(self._mutex)
-        self._led = False
+        self._leader: Ticket[_Waiter] | None = None
 
     def ask(self, verb: Verb) -> Any:
         waiter = _Waiter()
         ticket = Ticket(verb, waiter)
-        with self._mutex:
-            if self._led:
-                waiter.event = threading.Event()  # before it is queued: it could not be woken
-            self._queue.add(ticket)
-            self._led = True
-        if waiter.event is not None:
-            self._follow(ticket, waiter.event)
-        if not waiter.settled:
-            self._lead(ticket)
+        try:
+            with self._mutex:
+                if self._leader is not None:
+                    waiter.event = threading.Event()  # before it is queued: it could not be woken
+                self._queue.add(ticket)
+                if self._leader is None:
+                    self._leader = ticket
+            if waiter.event is not None:
+                self._follow(ticket, waiter.event)
+            if not waiter.settled:
+                self._lead(ticket)
+        except BaseException:
+            self._leave(ticket)
+            raise
         if waiter.error is not None:
             raise waiter.error
         return self._gatherer.ask_alone(verb) if waiter.outcome is AGAIN else waiter.outcome
@@ -339,6 +344,16 @@ class _Lane:
                 if event.is_set() and not ticket.waiter.settled:
                     self._hand_over()
             raise
+
+    def _leave(self, ticket: Ticket[_Waiter]) -> None:
+        """A signal may come between any two steps: the lead must not be lost with who had it."""
+        with self._mutex:
+            if not ticket.waiter.settled:
+                self._queue.discard(ticket)
+            if self._leader is ticket:
+                self._hand_over()
+            elif self._leader is not None:  # which may not have heard of it yet
+                self._leader.waiter.wake()
 
     def _lead(self, own: Ticket[_Waiter]) -> None:
         batch: list[Ticket[_Waiter]] = []
@@ -361,8 +376,7 @@ class _Lane:
 
     def _hand_over(self) -> None:
         """Make the thread that has waited longest the leader. Needs the mutex."""
-        heir = self._queue.oldest()
-        self._led = heir is not None
+        heir = self._leader = self._queue.oldest()
         if heir is not None:
             heir.waiter.wake()
         else:
@@ -392,7 +406,7 @@ class _Lane:
 
     def close(self) -> None:
         with self._idle:
-            self._idle.wait_for(lambda: not self._led)
+            self._idle.wait_for(lambda: self._leader is None)
             self._line.close()
 
 
