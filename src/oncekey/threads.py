@@ -4,9 +4,9 @@ A task that waits for a thread can be cancelled, the thread cannot: it goes on, 
 effects. A record that is given back meanwhile would let a retry run beside it. So before anything
 is given back, `still_running` looks at what all threads of the process are doing.
 
-Two kinds are known. A thread that runs in a copy of the handler's context: event loops and the
-thread pools of frameworks (`asyncio.to_thread`, anyio, asgiref) make such a copy, and keep it where
-it can be found while their thread is in it. And a thread that was handed the attempt, and used it.
+Two kinds are known. A thread that runs in a copy of the handler's context: `asyncio.to_thread` and
+the thread pools of frameworks (anyio, asgiref) make such a copy, and keep it where it can be found
+while their thread is in it. And a thread that was handed the attempt, and used it.
 """
 
 from __future__ import annotations
