@@ -4,12 +4,16 @@ them what they wait for.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from oncekey.messaging.publisher import Publisher
 from oncekey.sweeper import Sweeper
+from payments.chore import Chore
+from payments.courier import Courier
 
 ENDS_S = 20.0
 """How long threads that were told to end may take, on a machine that is busy."""
@@ -19,6 +23,9 @@ WAITING = (
     *("oncekey-writes", "webhook_", "wire"),
 )
 """By their names, those that only do what somebody hands them."""
+LOOPS = {each.__code__ for each in (Publisher.run_sync, Courier.run, Courier.drain, Chore._run)}
+"""What must not have been handed to one of them and go on."""
+LOOK_S = 0.02
 OWN = ("memory", "sqlite")
 """The stores that no two tests share."""
 
@@ -26,14 +33,30 @@ OWN = ("memory", "sqlite")
 @contextmanager
 def none_left() -> Iterator[None]:
     """Fails if a thread that begins work by itself, and began meanwhile, does not end."""
-    before = set(threading.enumerate())
+    before, at_work = set(threading.enumerate()), _at_work()
     yield
     left = [each for each in threading.enumerate() if each not in before and _works(each)]
     until_s = time.monotonic() + ENDS_S
     for thread in left:
         thread.join(max(until_s - time.monotonic(), 0.0))
-    stay = [thread.name for thread in left if thread.is_alive()]
+    while (handed := _at_work() - at_work) and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
+    stay = sorted({thread.name for thread in left if thread.is_alive()} | handed)
     assert not stay, f"threads that this test has left behind: {', '.join(stay)}"
+
+
+def _at_work() -> set[str]:
+    """The threads, whoever made them, in which a worker goes round and round."""
+    found = set()
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        while frame is not None:
+            if frame.f_code in LOOPS:
+                found.add(thread.name)
+                break
+            frame = frame.f_back
+    return found
 
 
 def _works(thread: threading.Thread) -> bool:

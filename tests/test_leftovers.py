@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from oncekey.messaging import Outbox, Publisher
 from oncekey.stores.memory import MemoryStore
 from oncekey.sweeper import Sweeper
 from tests import leftovers
@@ -20,6 +23,31 @@ def test_a_thread_that_is_left_behind_is_named(monkeypatch: pytest.MonkeyPatch) 
         thread.start()
     end.set()
     thread.join()
+
+
+def test_a_worker_that_a_pool_runs_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(leftovers, "ENDS_S", 0.01)
+    outbox, runs, found = Outbox(f"sqlite:///{tmp_path / 'shop.db'}"), threading.Event(), ""
+    outbox.migrate_sync()
+
+    def chance() -> float:
+        runs.set()
+        return 0.0
+
+    worker = Publisher(outbox, print, chance=chance)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread is there before
+        try:
+            with none_left():
+                pool.submit(worker.run_sync)
+                assert runs.wait(20)
+        except AssertionError as error:
+            found = str(error)
+        finally:
+            worker.stop()
+    assert "left behind: ThreadPoolExecutor-" in found
 
 
 def test_one_that_is_about_to_end_is_waited_for() -> None:
