@@ -187,8 +187,8 @@ _ENDS = (
     Mutant(
         "what was answered and not recorded is given back by a failure after it",
         "holding.py",
-        'allow it to be sent."""\n        attempt.finished = True\n',
-        'allow it to be sent."""\n',
+        "        attempt.give_back()\n        # Under `block` a retry would only learn",
+        "        attempt.finished = False\n        # Under `block` a retry would only learn",
         "tests/web/test_asgi_store_down.py",
         "test_e43_a_handler_that_fails_after_an_unrecorded_answer_gives_nothing_back",
     ),
