@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from oncekey.core.canonical import FIELDS_MAX, BadBody
 from oncekey.core.framing import frame
-from oncekey.core.multipart import HEAD_BYTES_MAX, HEAD_LINES_MAX, multipart_keys
+from oncekey.core.multipart import HEAD_BYTES_MAX, HEAD_LINES_MAX, TURN, multipart_keys
 from oncekey.core.multipart import canonical_multipart as read
 
 
@@ -267,3 +267,13 @@ def test_e11_a_part_that_may_hold_one_and_cannot_be_read_is_refused(content: byt
 
 def test_e11_parts_that_cannot_be_read_have_no_keys() -> None:
     assert isinstance(multipart_keys("multipart/form-data; boundary=XX", [b"--X"], "key"), BadBody)
+
+
+def test_p11_a_form_of_many_parts_lets_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns: list[float] = []
+    monkeypatch.setattr("oncekey.core.multipart.time.sleep", turns.append)
+    parts = [Part(str(n), b"x") for n in range(1_000)]
+    assert of_parts(parts)
+    assert len(turns) == 2 * 1_000 // TURN  # a part and its header line

@@ -29,7 +29,7 @@ NUMBERS_CHARS_MAX = 67_108_864
 `1e308`; no text of a megabyte comes to more.
 """
 TURN = 256
-_PAUSE_S = 1e-5
+PAUSE_S = 1e-5
 """After so many values another thread has its turn. One that has to ask for it waits five
 milliseconds each time (`sys.getswitchinterval`), and some servers change threads ten times to
 answer one request.
@@ -110,7 +110,7 @@ class LongJson:
         """All of it. Raises `JSONDecodeError` or `RecursionError`, or as the rules say."""
         for read in itertools.count(1):
             if not read % TURN:
-                time.sleep(_PAUSE_S)
+                time.sleep(PAUSE_S)
             if len(self._written) > self._folded + PIECES_MAX:
                 self._fold()
             if self._value():

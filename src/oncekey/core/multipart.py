@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
 from oncekey.core.canonical import FIELDS_MAX, BadBody, json_member
 from oncekey.core.framing import as_bytes, frame
+from oncekey.core.long_json import PAUSE_S
 
 MULTIPART = "multipart/form-data"
 
@@ -25,6 +27,8 @@ HEAD_LINES_MAX = 4 * FIELDS_MAX
 """Of all parts together."""
 CONTENT_BYTES_MAX = 16_384
 """Of a part in which a key is looked for."""
+TURN = 64
+"""After so many parts and header lines another thread has its turn, as in long texts of JSON."""
 
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)=(?:"([^"]*)"|([^\s;"]*))')
 _BLANK = b"\r\n\r\n"
@@ -69,6 +73,7 @@ class _Reader:
         self._number = 0
         """Of the current piece; 0 is what stands before the first part."""
         self._lines = 0
+        self._turn = TURN
         self._begin()
 
     def _begin(self) -> None:
@@ -90,6 +95,7 @@ class _Reader:
                 if self._number > FIELDS_MAX + 1:
                     raise _Refused(f"The form has more than {FIELDS_MAX} parts. Send fewer.")
                 self._begin()
+                self._give_turn()
         if not self._number:
             raise _Refused(
                 "The multipart body does not hold the boundary that its content type names."
@@ -97,6 +103,11 @@ class _Reader:
         if not self._head.startswith(b"--"):
             raise _Refused("The multipart body ends without its closing boundary. Send all of it.")
         yield self._head
+
+    def _give_turn(self) -> None:
+        if self._number + self._lines >= self._turn:
+            self._turn = self._number + self._lines + TURN
+            time.sleep(PAUSE_S)
 
     def _add(self, piece: bytes) -> None:
         if self._headers is not None:
