@@ -27,9 +27,9 @@ from bench.table import Goal, Row
 from bench.work import RETENTION_S, migrate
 from bench.work import claim as new_claim
 from oncekey import Policy, open_store
-from oncekey.core import lifecycle
-from oncekey.core.op import arun
-from oncekey.core.record import Answer
+from oncekey._core import lifecycle
+from oncekey._core.op import arun
+from oncekey._core.record import Answer
 from oncekey.web.asgi import IdempotencyMiddleware
 
 TITLE = "{}, 32 at a time, a transaction of five statements: atomic, against no key at all"

@@ -18,11 +18,11 @@ import redis
 from bench.lives import Spent, live, mean
 from bench.machine import ForeignCpu
 from bench.work import migrate
-from oncekey.stores.url import open_store
+from oncekey.stores.urls import open_store
 from tests.servers import start_mariadb, start_ministack, start_postgres, start_redis
 from tests.servers.mariadb import mysql_connection
 from tests.servers.ministack import ministack_version, table_url
-from tests.stores.dynamodb_kit import client, name_of
+from tests.stores.dynamodb.kit import client, name_of
 
 RECORDS = {0: 12_000, 800: 12_000, 4_000: 6_000, 16_000: 3_000}
 """How many, for answers of each length in bytes."""

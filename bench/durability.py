@@ -20,12 +20,12 @@ from bench.rounds import Settings, say
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from bench.work import COMPLETE, Item, claim
-from oncekey.core.batched import batched
-from oncekey.core.record import State
-from oncekey.core.verbs import Done, Find, Insert, Inserted
+from oncekey._core.batched import batched
+from oncekey._core.record import State
+from oncekey._core.verbs import Done, Find, Insert, Inserted
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import AsyncGatherer
-from oncekey.stores.url import open_store
+from oncekey.stores.batching import AsyncGatherer
+from oncekey.stores.urls import open_store
 from tests.servers import Redis, start_redis
 from tests.servers.disk import Disk
 from tests.servers.redis import cut_off, let_in

@@ -18,8 +18,8 @@ from bench.limits import WAYS
 from bench.rounds import Contender, Settings, contest
 from bench.table import Goal, Row
 from bench.work import ALONE_SHARE, ALONE_TURNS, NEW, Item, Library, claim, migrate
-from oncekey.stores import dynamodb as dynamodb_store
-from oncekey.stores.dynamodb_items import inserted
+from oncekey.stores.dynamodb import store as dynamodb_store
+from oncekey.stores.dynamodb.items import inserted
 from tests.servers import Ministack, start_ministack
 from tests.servers.ministack import table_url
 

@@ -13,7 +13,7 @@ from bench.served import Served
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from bench.work import migrate
-from oncekey.stores import postgres as postgres_store
+from oncekey.stores.postgres import store as postgres_store
 from tests.servers import find_tool, folders
 
 CONNECTIONS = (1, 64)

@@ -13,12 +13,12 @@ import uvloop
 
 from bench.machine import own_s
 from bench.work import POLICY
-from oncekey.core.fingerprint import VERSION, Fingerprint
-from oncekey.core.op import arun
-from oncekey.core.record import Answer
-from oncekey.guard import Call, Execute, Guard, Stored
+from oncekey._core.fingerprint import VERSION, Fingerprint
+from oncekey._core.op import arun
+from oncekey._core.record import Answer
+from oncekey._engine.guard import Call, Execute, Guard, Stored
 from oncekey.stores.base import Store
-from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.batching import AsyncGatherer
 
 WAYS = 64
 HEADERS = ((b"content-type", b"application/json"), (b"location", b"/v1/charges/ch_3MmlLrLkdIwHu"))

@@ -12,7 +12,7 @@ import time
 
 from bench.machine import rss_bytes
 from bench.work import Library
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.store import SqliteStore
 
 WAYS = 128
 REPORTS = 20

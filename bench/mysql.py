@@ -12,7 +12,7 @@ import uvloop
 from bench.rounds import Contender, Settings, contest
 from bench.table import Goal, Row
 from bench.work import Library, claim, migrate
-from oncekey.stores import mysql as mysql_store
+from oncekey.stores.mysql import store as mysql_store
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
 

@@ -16,7 +16,7 @@ from bench import machine, postgres
 from bench.rounds import WARMED_UP, Settings, contest, cpu_row
 from bench.subject import measured
 from bench.table import Goal, Row, Section
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 from tests.payments.api_process import ApiProcess
 from tests.payments.card_network import CardNetwork
 

@@ -25,8 +25,8 @@ from bench.work import (
     alone_rows,
     migrate,
 )
-from oncekey.core.record import encode_headers
-from oncekey.stores import postgres as postgres_store
+from oncekey._core.record import encode_headers
+from oncekey.stores.postgres import store as postgres_store
 from tests.servers import Postgres, start_postgres
 
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}

@@ -27,10 +27,10 @@ from bench.rounds import Settings, say
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from oncekey import open_store
-from oncekey.core.key import record_id
-from oncekey.core.record import State
-from oncekey.core.verbs import Peek
-from oncekey.stores.line import Line
+from oncekey._core.key import record_id
+from oncekey._core.record import State
+from oncekey._core.verbs import Peek
+from oncekey.stores.connection import Line
 from tests.crash.child import ROOT, Child, serving
 from tests.servers import folders
 

@@ -13,9 +13,9 @@ from bench.rounds import Settings, contest
 from bench.subject import measured
 from bench.table import Goal, Row
 from bench.work import Item, Library, alone_rows, claim
-from oncekey.core.verbs import Insert
-from oncekey.stores import redis as redis_store
-from oncekey.stores.redis_calls import COMMANDS, Command
+from oncekey._core.verbs import Insert
+from oncekey.stores.redis import opening as redis_store
+from oncekey.stores.redis.verbs import COMMANDS, Command
 from tests.servers import Redis, start_redis
 
 ROUND_TRIP = Goal(1.5, at_least=False, of_time=True)

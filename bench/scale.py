@@ -29,14 +29,14 @@ from bench.rounds import Settings, say
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from bench.work import RETENTION_S, Item, Library, claim, migrate
-from oncekey.core import lifecycle
-from oncekey.core.record import Answer, encode_headers
-from oncekey.core.verbs import Insert, Sweep
-from oncekey.stores import postgres_layout
+from oncekey._core import lifecycle
+from oncekey._core.record import Answer, encode_headers
+from oncekey._core.verbs import Insert, Sweep
+from oncekey._engine.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from oncekey.stores.base import Store
-from oncekey.stores.postgres import open_url
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
+from oncekey.stores.postgres import layouts
+from oncekey.stores.postgres.store import open_url
+from oncekey.stores.sqlite.store import SqliteStore
 from tests.servers import Postgres, folders, start_postgres
 
 SIZED, SIZED_POSTGRES, VACUUMS = 20_000, 100_000, 100
@@ -333,7 +333,7 @@ def _time_row(
 def _dropped(answers: int) -> Row:
     with start_postgres(durable=True) as server:
         store = _store(server.url)
-        postgres_layout.move(store, postgres_layout.PARTITIONED, lambda _: None)
+        layouts.move(store, layouts.PARTITIONED, lambda _: None)
         with psycopg.connect(server.url, autocommit=True) as db:
             db.execute("CREATE TABLE oncekey_answers_20200101 (LIKE oncekey_answers INCLUDING ALL)")
             db.execute(

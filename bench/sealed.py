@@ -17,12 +17,12 @@ from bench.rounds import Settings, say
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from bench.work import claim as new_claim
-from oncekey.core import lifecycle
-from oncekey.core.op import run
-from oncekey.core.record import TOKEN_BYTES, Answer
-from oncekey.core.verbs import Insert
+from oncekey._core import lifecycle
+from oncekey._core.op import run
+from oncekey._core.record import TOKEN_BYTES, Answer
+from oncekey._core.verbs import Insert
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
+from oncekey.stores.sealed.store import SealedStore
 
 BODY_BYTES = 2_048
 CALLS = 2_000

@@ -19,7 +19,8 @@ import asyncpg
 from bench import mysql, postgres
 from bench.limits import WAYS
 from oncekey import atomic
-from oncekey.stores import mysql_atomic, mysql_join, postgres_atomic
+from oncekey.stores.mysql import joining, transactions
+from oncekey.stores.postgres import transactions as postgres_atomic
 from oncekey.stores.way import Way
 from tests.servers import start_mariadb
 from tests.servers.process import Server
@@ -138,7 +139,7 @@ class MariaShop(Shop):
     """Its foreign keys come with their indexes."""
 
     name = "MariaDB"
-    way = mysql_atomic.WAY
+    way = transactions.WAY
     TABLES = (
         "CREATE TABLE accounts (id INT PRIMARY KEY, balance BIGINT NOT NULL)",
         f"INSERT INTO accounts SELECT seq, 1000000 FROM seq_0_to_{ACCOUNTS - 1}",
@@ -200,7 +201,7 @@ class MariaShop(Shop):
             await connection.commit()
 
     def asking(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
-        return mysql_join.by_asyncmy(connection)
+        return joining.by_asyncmy(connection)
 
     async def order(self, connection: Any, item: str) -> int:
         account = _next_account()

@@ -24,8 +24,8 @@ from bench.work import (
     median_rate,
     migrate,
 )
-from oncekey.core.record import encode_headers
-from oncekey.stores.sqlite import SqliteStore
+from oncekey._core.record import encode_headers
+from oncekey.stores.sqlite.store import SqliteStore
 from tests.servers import folders
 
 BATCH_ROWS = 64

@@ -10,11 +10,11 @@ from dataclasses import replace
 from bench.rounds import Settings, contest
 from bench.table import Goal, Row
 from bench.work import FOUND, Item, Library, migrate
-from oncekey.core.record import TOKEN_BYTES
-from oncekey.core.verbs import Found, Insert
-from oncekey.stores import postgres as postgres_store
-from oncekey.stores import redis as redis_store
-from oncekey.stores.tiered import CACHE_TIMEOUT_S, TieredStore
+from oncekey._core.record import TOKEN_BYTES
+from oncekey._core.verbs import Found, Insert
+from oncekey.stores.postgres import store as postgres_store
+from oncekey.stores.redis import opening as redis_store
+from oncekey.stores.tiered.store import CACHE_TIMEOUT_S, TieredStore
 from tests.servers import start_postgres, start_redis
 
 TITLE = "Tiered, PostgreSQL and Redis, replays"

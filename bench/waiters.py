@@ -14,7 +14,7 @@ from bench.machine import ForeignCpu
 from bench.rounds import say
 from bench.table import Goal, Row
 from oncekey import Policy, single_tenant
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.servers import folders
 

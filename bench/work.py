@@ -17,14 +17,14 @@ from bench.limits import WAYS
 from bench.rounds import Contest, Settings, contest
 from bench.table import Goal, Row
 from oncekey import Policy
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import VERSION, Fingerprint
-from oncekey.core.op import arun, run
-from oncekey.core.record import TOKEN_BYTES, Answer, Claim
-from oncekey.core.verbs import Done, Insert, Inserted, Peek, Verb
-from oncekey.guard import Call, Execute, Guard, Stored
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import VERSION, Fingerprint
+from oncekey._core.op import arun, run
+from oncekey._core.record import TOKEN_BYTES, Answer, Claim
+from oncekey._core.verbs import Done, Insert, Inserted, Peek, Verb
+from oncekey._engine.guard import Call, Execute, Guard, Stored
 from oncekey.stores.base import Store
-from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.batching import AsyncGatherer
 
 LEASE_S, RETENTION_S = 30.0, 86_400.0
 ANSWER = Answer(201, ((b"content-type", b"application/json"),), b"x" * 1024)

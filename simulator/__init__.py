@@ -6,7 +6,7 @@ the gatherer's queue. What is simulated: processes, the network, clocks, clients
 transactions of a database. There is no event loop and
 no thread, so a seed is a schedule, and the same seed is always the same schedule.
 
-    python -m oncekey.testing.simulate --schedules 20000
+    python -m simulator --schedules 20000
 
     kernel        virtual time; processes that pause and die
     scenario      what a schedule is about: policies, clients
@@ -26,9 +26,9 @@ no thread, so a seed is a schedule, and the same seed is always the same schedul
     marks report timeline     what was covered, and what happened
 """
 
-from oncekey.testing.simulate.campaign import Campaign, hunt, run
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.violation import Violation
-from oncekey.testing.simulate.world import Played, play, playing
+from simulator.campaign import Campaign, hunt, run
+from simulator.coverage import Marks
+from simulator.violation import Violation
+from simulator.world import Played, play, playing
 
 __all__ = ["Campaign", "Marks", "Played", "Violation", "hunt", "play", "playing", "run"]

@@ -1,4 +1,4 @@
-"""The command: `./dev simulate`, or `python -m oncekey.testing.simulate`."""
+"""The command: `./dev simulate`, or `python -m simulator`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from itertools import repeat
 
-from oncekey.clock import SystemClock
-from oncekey.testing.simulate import campaign as campaigns
-from oncekey.testing.simulate.bugs import BUGS
-from oncekey.testing.simulate.exhaustive import CASES, explore_named
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.parts import REAL, Parts
-from oncekey.testing.simulate.report import Progress, coverage, summary
-from oncekey.testing.simulate.world import Played, play, playing
+from oncekey._system.clock import SystemClock
+from simulator import campaign as campaigns
+from simulator.bugs import BUGS
+from simulator.coverage import Marks
+from simulator.exhaustive import CASES, explore_named
+from simulator.parts import REAL, Parts
+from simulator.report import Progress, coverage, summary
+from simulator.world import Played, play, playing
 
 _ABOUT = """\
 Drive the real engine through seeded schedules of messages, crashes, pauses and clock jumps, and

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
-from oncekey.testing.simulate.bugs import BUGS
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.parts import REAL
-from oncekey.testing.simulate.world import play, playing
+from simulator.bugs import BUGS
+from simulator.coverage import Marks
+from simulator.parts import REAL
+from simulator.world import play, playing
 
 CHUNK_SCHEDULES = 400
 FAILURES_MAX = 20

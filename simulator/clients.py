@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.problem import Kind
-from oncekey.testing.simulate.faults import Fault
-from oncekey.testing.simulate.scenario import Errand
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.worker import Worker
+from oncekey._core.problems import Kind
+from simulator.faults import Fault
+from simulator.scenario import Errand
+from simulator.task import Task
+from simulator.worker import Worker
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.world import World
+    from simulator.world import World
 
 _RETRIED = {
     Kind.IN_FLIGHT.value: 6.5,

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from oncekey.core import endings, lifecycle
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Situation
+from oncekey._core import endings, lifecycle
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import Situation
 
 Row = tuple[Situation, Comparison]
 Ended = tuple[End, str]

@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback
+from oncekey.atomic._transaction import Begin, Commit, Flush, Outside, Rollback
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import Ticket
-from oncekey.stores.postgres_sql import Question
-from oncekey.testing.simulate.faults import Fault
-from oncekey.testing.simulate.ghost import Note
-from oncekey.testing.simulate.statements import Look, is_look
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.transaction import Asked, Session, Transaction, Write
-from oncekey.testing.simulate.violation import Violation
+from oncekey.stores.batching import Ticket
+from oncekey.stores.postgres.verbs import Question
+from simulator.faults import Fault
+from simulator.ghost import Note
+from simulator.statements import Look, is_look
+from simulator.task import Task
+from simulator.transaction import Asked, Session, Transaction, Write
+from simulator.violation import Violation
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.worker import Worker
-    from oncekey.testing.simulate.world import World
+    from simulator.worker import Worker
+    from simulator.world import World
 
 
 class Database:

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.atomic.work import Rollback
-from oncekey.attempt import Attempt
-from oncekey.core import endings
-from oncekey.core.endings import End
-from oncekey.core.op import Apart, Op, Pause
-from oncekey.core.policy import Verdict
-from oncekey.core.record import Claim
+from oncekey._core import endings
+from oncekey._core.endings import End
+from oncekey._core.op import Apart, Op, Pause
+from oncekey._core.policy import Verdict
+from oncekey._core.record import Claim
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import (
+    Execute,
+    Finished,
+    Given,
+    GivenUp,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
+from oncekey.atomic._transaction import Rollback
 from oncekey.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
-from oncekey.guard import Execute, Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
-from oncekey.testing.simulate.endings import due
-from oncekey.testing.simulate.plans import ERRORS, Broke, Plan
-from oncekey.testing.simulate.stepping import take_steps
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.transaction import Write
+from simulator.endings import due
+from simulator.plans import ERRORS, Broke, Plan
+from simulator.steps import take_steps
+from simulator.task import Task
+from simulator.transaction import Write
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.worker import Worker
+    from simulator.worker import Worker
 
 
 T = TypeVar("T")

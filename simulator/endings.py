@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from oncekey.core.policy import Policy, Verdict, keep_errors_too, keep_success
-from oncekey.testing.simulate.plans import Plan, keep_doubtful
+from oncekey._core.policy import Policy, Verdict, keep_errors_too, keep_success
+from simulator.plans import Plan, keep_doubtful
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.task import Task
+    from simulator.task import Task
 
 Due = Literal["", "stored", "free", "retry", "ask", "unknown", "left"]
 """What is due to a record: its answer is stored; even another request may run; the same request

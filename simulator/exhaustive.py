@@ -17,28 +17,21 @@ from functools import partial
 from heapq import heappop
 from typing import Any
 
-from oncekey.core.policy import Learned
-from oncekey.testing.simulate.bugs import BUGS
-from oncekey.testing.simulate.clients import Client
-from oncekey.testing.simulate.faults import Fault, Faults
-from oncekey.testing.simulate.kernel import Kernel, Process
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.parts import REAL, Parts
-from oncekey.testing.simulate.plans import GOOD, Plan
-from oncekey.testing.simulate.scenario import (
-    LEASE_S,
-    Errand,
-    Intent,
-    Recovery,
-    Scenario,
-    policy_of,
-)
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.transaction import Session
-from oncekey.testing.simulate.upgrade import CURRENT
-from oncekey.testing.simulate.wire import Message
-from oncekey.testing.simulate.worker import Worker
-from oncekey.testing.simulate.world import Played, World, outcome, playing
+from oncekey._core.policy import Learned
+from simulator.bugs import BUGS
+from simulator.clients import Client
+from simulator.coverage import Marks
+from simulator.faults import Fault, Faults
+from simulator.kernel import Kernel, Process
+from simulator.parts import REAL, Parts
+from simulator.plans import GOOD, Plan
+from simulator.scenario import LEASE_S, Errand, Intent, Recovery, Scenario, policy_of
+from simulator.store_link import Message
+from simulator.task import Task
+from simulator.transaction import Session
+from simulator.upgrade import CURRENT
+from simulator.worker import Worker
+from simulator.world import Played, World, outcome, playing
 
 _FIRST = Intent("acme", "charge", "k1", "a")
 _LONG_S = 1.0

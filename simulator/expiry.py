@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, Record
-from oncekey.core.tombstone import bare, tombstone_s
-from oncekey.core.verbs import Swap
-from oncekey.testing.simulate.ghost import ABSENT, COMPLETED, Ghost
-from oncekey.testing.simulate.violation import Violation
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer, Record
+from oncekey._core.tombstone import bare, tombstone_s
+from oncekey._core.verbs import Swap
+from simulator.ghost import ABSENT, COMPLETED, Ghost
+from simulator.violation import Violation
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.task import Task
+    from simulator.task import Task
 
 
 def kept(ghost: Ghost, answer: Answer, verb: Swap, tombstone_s: float, now: float) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from oncekey.testing.simulate.scenario import CALM_AFTER_S, LEASE_S
+from simulator.scenario import CALM_AFTER_S, LEASE_S
 
 
 class Fault(enum.IntEnum):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from oncekey.core.record import Answer
-from oncekey.testing.simulate.scenario import Intent
-from oncekey.testing.simulate.schema import Fate, fate
+from oncekey._core.record import Answer
+from simulator.scenario import Intent
+from simulator.schema import Fate, fate
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.task import Task
+    from simulator.task import Task
 
 ABSENT, RUNNING, COMPLETED, RELEASED, UNKNOWN = (
     "absent",

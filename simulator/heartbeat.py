@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from oncekey.attempt import Attempt
-from oncekey.core.verbs import Swap
-from oncekey.heartbeat import RETRY_S, Heartbeat
+from oncekey._core.verbs import Swap
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.heartbeat import RETRY_S, Heartbeat
 
 
 class Heart(Heartbeat):

@@ -7,12 +7,11 @@ that are harmless (P9), waits that end (P11); and that no handler runs without a
 
 from __future__ import annotations
 
-from oncekey.asking import ASKS_MAX, LEASE_MARGIN, PATIENCE_S
-from oncekey.attempt import Attempt
-from oncekey.core.policy import Learned
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer
-from oncekey.guard import (
+from oncekey._core.policy import Learned
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import (
     POLL_S_MIN,
     ROUNDS_MAX,
     Bypass,
@@ -23,9 +22,10 @@ from oncekey.guard import (
     Replay,
     Unstored,
 )
-from oncekey.testing.simulate import expiring
-from oncekey.testing.simulate.faults import Faults
-from oncekey.testing.simulate.ghost import (
+from oncekey._engine.store_calls import ASKS_MAX, LEASE_MARGIN, PATIENCE_S
+from simulator import expiry
+from simulator.faults import Faults
+from simulator.ghost import (
     ABSENT,
     BODILESS,
     COMPLETED,
@@ -40,14 +40,14 @@ from oncekey.testing.simulate.ghost import (
     WHOLE,
     Note,
 )
-from oncekey.testing.simulate.kernel import Kernel
-from oncekey.testing.simulate.oracle import Oracle
-from oncekey.testing.simulate.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_KEY_MAX
-from oncekey.testing.simulate.schema import shown
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.transaction import Transaction
-from oncekey.testing.simulate.upgrade import reads
-from oncekey.testing.simulate.violation import Violation
+from simulator.kernel import Kernel
+from simulator.oracle import Oracle
+from simulator.scenario import LEASE_S, WAITERS_MAX, WAITERS_PER_KEY_MAX
+from simulator.schema import shown
+from simulator.task import Task
+from simulator.transaction import Transaction
+from simulator.upgrade import reads
+from simulator.violation import Violation
 
 CALM_DECISION_S = 8.0
 """How long a decision may take beside its wait, when nothing goes wrong."""
@@ -118,7 +118,7 @@ class Judge:
             raise Violation("P6", f"{task} runs {task.ghost} again, and nobody was asked")
         if attempt.lease_until <= task.worker.clock.monotonic():
             raise Violation("P1", f"{task} begins {task.ghost}, and knows that its lease is over")
-        expiring.runs(task)
+        expiry.runs(task)
         if not task.asked:
             task.runs_at = self._kernel.now
         self._believes(task, attempt, renewing=task.asked)
@@ -269,7 +269,7 @@ class Judge:
             return
         if kind is Kind.TOO_OLD:
             known = task.note is not None and task.note.situation not in _FREE
-            expiring.told_too_old(task, known=known)
+            expiry.told_too_old(task, known=known)
             return
         note = self._note(task)
         situation = note.situation

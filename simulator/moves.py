@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Swap, When
-from oncekey.testing.simulate.ghost import Ghost
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Swap, When
+from simulator.ghost import Ghost
 
 
 def tell(kept: Record | Ghost) -> str:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core.policy import Policy
-from oncekey.core.record import Record, State
-from oncekey.core.tombstone import bare
-from oncekey.core.verbs import (
+from oncekey._core.policy import Policy
+from oncekey._core.record import Record, State
+from oncekey._core.tombstone import bare
+from oncekey._core.verbs import (
     AppendStep,
     Done,
     Due,
@@ -30,27 +29,20 @@ from oncekey.core.verbs import (
     Sweep,
     When,
 )
-from oncekey.stores.gather import Ticket
-from oncekey.testing.simulate import expiring, recovering, stepping
-from oncekey.testing.simulate.faults import Faults
-from oncekey.testing.simulate.ghost import (
-    ABSENT,
-    COMPLETED,
-    RELEASED,
-    RUNNING,
-    UNKNOWN,
-    Ghost,
-    Note,
-)
-from oncekey.testing.simulate.kernel import Kernel, Process
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.moves import name_of, tell
-from oncekey.testing.simulate.scenario import Intent, Scenario
-from oncekey.testing.simulate.schema import fate
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.timeline import Timeline
-from oncekey.testing.simulate.upgrade import reads
-from oncekey.testing.simulate.violation import Violation
+from oncekey._system.clock import Clock
+from oncekey.stores.batching import Ticket
+from simulator import expiry, recovery, steps
+from simulator.coverage import Marks
+from simulator.faults import Faults
+from simulator.ghost import ABSENT, COMPLETED, RELEASED, RUNNING, UNKNOWN, Ghost, Note
+from simulator.kernel import Kernel, Process
+from simulator.moves import name_of, tell
+from simulator.scenario import Intent, Scenario
+from simulator.schema import fate
+from simulator.task import Task
+from simulator.timeline import Timeline
+from simulator.upgrade import reads
+from simulator.violation import Violation
 
 RENEWAL_S_MAX = 2.0
 """How long a renewal may be on its way."""
@@ -142,19 +134,19 @@ class Oracle:
         elif kind is Find:
             self.agree(task.ghost, outcome, task)
         elif kind is Sweep:
-            expiring.swept(self.ghosts.values(), outcome, now)
+            expiry.swept(self.ghosts.values(), outcome, now)
             return None
         elif isinstance(verb, AppendStep):
-            stepping.kept(task.ghost, task, verb, outcome)
+            steps.kept(task.ghost, task, verb, outcome)
             return None
         elif kind is Steps:
-            stepping.told(task.ghost, task, outcome)
+            steps.told(task.ghost, task, outcome)
             return None
         elif kind is Due:
-            recovering.told(list(self.ghosts.values()), len(outcome), now)
+            recovery.told(list(self.ghosts.values()), len(outcome), now)
             return None
         elif kind is Requested:
-            recovering.requested(task.ghost, task, outcome)
+            recovery.requested(task.ghost, task, outcome)
             return None
         elif kind is not Peek:
             return None
@@ -184,14 +176,14 @@ class Oracle:
                 _STATES[record.state] is ghost.state
                 and record.fence == ghost.fence
                 and record.token == ghost.token
-                and expiring.same_answer(ghost, record)
+                and expiry.same_answer(ghost, record)
                 and record.lapses == ghost.lapses
                 and record.attempt == ghost.attempt
                 and record.schema_version == ghost.schema
             )
         if not same:
             found = "nothing" if record is None else tell(record)
-            differs = record is not None and not expiring.same_answer(ghost, record)
+            differs = record is not None and not expiry.same_answer(ghost, record)
             promise = {ABSENT: "P5", COMPLETED: "P3"}.get(ghost.state, "P2")
             raise Violation(
                 "P10" if record is None else promise,
@@ -302,7 +294,7 @@ class Oracle:
         if wrong:
             raise Violation("P3", f"{task}: kept for {retention_s} s, not {left_s} s")
         task.recorded = True
-        expiring.kept(ghost, task.answer, verb, tombstone_s, now)
+        expiry.kept(ghost, task.answer, verb, tombstone_s, now)
 
     def _release(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -317,7 +309,7 @@ class Oracle:
             how = "without effect" if verb.no_effect else "after failure"
             raise Violation("P7", f"{task}: released {ghost} {how}, and that is not what happened")
         ghost.state = RELEASED
-        expiring.given_back(task, verb, now)
+        expiry.given_back(task, verb, now)
 
     def _take_over(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -365,18 +357,18 @@ class Oracle:
         ghost.lapses += 1
         ghost.spoiled = True
         ghost.lease_until = now
-        ghost.expires = now + expiring.unknown_s(task.policy)
+        ghost.expires = now + expiry.unknown_s(task.policy)
 
     def _give_up(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
         refused = task.orphan and task.due == "free"
-        late = expiring.began_late(task) or (task.must_ask and expiring.is_late(task))
+        late = expiry.began_late(task) or (task.must_ask and expiry.is_late(task))
         if task.due != "unknown" and not refused and not late:
             raise Violation("P6", f"{task}: gave {ghost} up, {_is_due(task)}")
         self._raises(ghost, task, outcome.fence)
         ghost.state, ghost.token, ghost.spoiled = UNKNOWN, verb.new_token or b"", True
         ghost.fence = ghost.fence_high = outcome.fence
-        ghost.lease_until, ghost.expires = now, now + expiring.unknown_s(task.policy)
+        ghost.lease_until, ghost.expires = now, now + expiry.unknown_s(task.policy)
 
     def _run_again(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -401,7 +393,7 @@ class Oracle:
 
     def _fade(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         self._raises(task.ghost, task, outcome.fence)
-        expiring.faded(task, verb, outcome.fence, now, clock_was_set=self._clock_was_set)
+        expiry.faded(task, verb, outcome.fence, now, clock_was_set=self._clock_was_set)
         task.ghost.fence_high = outcome.fence
 
     def _run_anew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from oncekey.atomic.work import Work
-from oncekey.guard import Guard
-from oncekey.stores.gather import Queue
+from oncekey._engine.guard import Guard
+from oncekey.atomic._transaction import Work
+from oncekey.stores.batching import Queue
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.simulate.edge import Edge
-from oncekey.testing.simulate.heart import Heart
-from oncekey.testing.simulate.statements import Statements
-from oncekey.testing.simulate.task import Task
+from simulator.edge import Edge
+from simulator.heartbeat import Heart
+from simulator.statements import Statements
+from simulator.task import Task
 
 
 def _nothing_changed() -> AbstractContextManager[None]:

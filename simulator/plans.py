@@ -10,13 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from oncekey.core.policy import (
-    Verdict,
-    keep_definitive,
-    keep_errors_too,
-    keep_success,
-)
-from oncekey.testing.simulate.scenario import RUN_S_MAX, Declined
+from oncekey._core.policy import Verdict, keep_definitive, keep_errors_too, keep_success
+from simulator.scenario import RUN_S_MAX, Declined
 
 
 class Broke(Exception):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from oncekey.attempt import Attempt
-from oncekey.core.endings import End
-from oncekey.core.op import Op
-from oncekey.core.record import Answer
-from oncekey.decision import Call, Finished, Given
-from oncekey.guard import Guard
+from oncekey._core.endings import End
+from oncekey._core.op import Op
+from oncekey._core.record import Answer
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.decisions import Call, Finished, Given
+from oncekey._engine.guard import Guard
 
 
 def earlier(guard: type[Guard]) -> type[Guard]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.op import Op
-from oncekey.core.verbs import Due, Find, Requested
-from oncekey.guard import Execute
-from oncekey.testing.simulate.ghost import RUNNING, Ghost
-from oncekey.testing.simulate.scenario import HORIZON_S, STILL_AFTER_S, request_of
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.upgrade import reads
-from oncekey.testing.simulate.violation import Violation
+from oncekey._core.op import Op
+from oncekey._core.verbs import Due, Find, Requested
+from oncekey._engine.guard import Execute
+from simulator.ghost import RUNNING, Ghost
+from simulator.scenario import HORIZON_S, STILL_AFTER_S, request_of
+from simulator.task import Task
+from simulator.upgrade import reads
+from simulator.violation import Violation
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.worker import Worker
-    from oncekey.testing.simulate.world import World
+    from simulator.worker import Worker
+    from simulator.world import World
 
 EVERY_S = 7.0
 ROWS_MAX = 100

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TextIO
 
-from oncekey.clock import SystemClock
-from oncekey.core import lifecycle
-from oncekey.core.endings import RECOVERIES, End
-from oncekey.core.fingerprint import Comparison
-from oncekey.testing.simulate.campaign import Campaign
-from oncekey.testing.simulate.marks import ATOMIC, LEARNED, Marks
+from oncekey._core import lifecycle
+from oncekey._core.endings import RECOVERIES, End
+from oncekey._core.fingerprint import Comparison
+from oncekey._system.clock import SystemClock
+from simulator.campaign import Campaign
+from simulator.coverage import ATOMIC, LEARNED, Marks
 
 _BAR_CHARS = 30
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from oncekey.attempt import Attempt
-from oncekey.core.policy import Policy, Verdict, keep_definitive
-from oncekey.guard import Call
-from oncekey.testing.simulate import schema as schemas
-from oncekey.testing.simulate import upgrade
-from oncekey.testing.simulate.schema import PLAIN, UPCASTS, Schema, Stale
-from oncekey.testing.simulate.upgrade import CURRENT, STRANGE
+from oncekey._core.policy import Policy, Verdict, keep_definitive
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call
+from simulator import schema as schemas
+from simulator import upgrade
+from simulator.schema import PLAIN, UPCASTS, Schema, Stale
+from simulator.upgrade import CURRENT, STRANGE
 
 LEASE_S = 10.0
 RUN_S_MAX = 25.0

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer
-from oncekey.core.versions import Versions
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer
+from oncekey._core.versions import Versions
 
 Stale = Literal["replay", "rerun", "refuse"]
 Fate = Literal["same", "upcast", "replay", "rerun", "refuse", "newer"]

@@ -1,6 +1,6 @@
 """What a statement of an atomic transaction means, and what must hold when it commits.
 
-The statements are the real ones (`oncekey.stores.postgres_atomic`), with their arguments in their
+The statements are the real ones (`stores.postgres.transactions`), with their arguments in their
 order; what they ask for is carried out by the store that everybody has. What a transaction writes
 stays with it until it commits: then the oracle is told, as if record and answer had been written in
 that moment, and the business rows are counted.
@@ -12,28 +12,20 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from oncekey.core import lifecycle
-from oncekey.core.record import Answer, Claim, Record, State, decode_headers, encode_headers
-from oncekey.core.verbs import Done, Find, Insert, Inserted, Verb
-from oncekey.stores import postgres_atomic, sql
-from oncekey.stores.gather import Ticket
+from oncekey._core import lifecycle
+from oncekey._core.record import Answer, Claim, Record, State, decode_headers, encode_headers
+from oncekey._core.verbs import Done, Find, Insert, Inserted, Verb
+from oncekey.stores import sql
+from oncekey.stores.batching import Ticket
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres_sql import Question
-from oncekey.testing.simulate.ghost import (
-    BODILESS,
-    COMPLETED,
-    GONE,
-    IN_FLIGHT,
-    OVERLONG,
-    UNKNOWN,
-    WHOLE,
-    Note,
-)
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.oracle import Oracle
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.transaction import Asked, Transaction, Write
-from oncekey.testing.simulate.violation import Violation
+from oncekey.stores.postgres import transactions
+from oncekey.stores.postgres.verbs import Question
+from simulator.coverage import Marks
+from simulator.ghost import BODILESS, COMPLETED, GONE, IN_FLIGHT, OVERLONG, UNKNOWN, WHOLE, Note
+from simulator.oracle import Oracle
+from simulator.task import Task
+from simulator.transaction import Asked, Transaction, Write
+from simulator.violation import Violation
 
 _NOT_FREE = (IN_FLIGHT, OVERLONG, WHOLE, BODILESS, GONE, UNKNOWN)
 _ENDED = (State.COMPLETED, State.UNKNOWN)
@@ -100,9 +92,9 @@ class Statements:
         if type(question) is Asked:
             self._may_write(transaction, question.verbs, others)
             return self._within(transaction, question.verbs)
-        if question is postgres_atomic._MARK:
+        if question is transactions._MARK:
             return [(transaction.mark,)]
-        if question.sql is postgres_atomic._SETTLE:
+        if question.sql is transactions._SETTLE:
             return self._settle(transaction, question, others)
         raise AssertionError(f"a statement that the simulator does not know: {question.sql}")
 
@@ -229,5 +221,5 @@ def _columns(record: Record | None) -> tuple[Any, ...]:
 
 def is_look(question: Any) -> bool:
     """Whether it takes the id, if it can."""
-    looks = (postgres_atomic._CLAIM, postgres_atomic._HOLD)
+    looks = (transactions._CLAIM, transactions._HOLD)
     return isinstance(question, Question) and question.sql in looks

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.attempt import Attempt
-from oncekey.core.op import Op, Pause
-from oncekey.core.record import Step
-from oncekey.core.verbs import AppendStep, Done, Refused
-from oncekey.guard import Guard
-from oncekey.steps import Kept, Take
-from oncekey.testing.simulate.ghost import ABSENT, RUNNING, Ghost
-from oncekey.testing.simulate.plans import Broke
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.violation import Violation
+from oncekey._core.op import Op, Pause
+from oncekey._core.record import Step
+from oncekey._core.verbs import AppendStep, Done, Refused
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Guard
+from oncekey._engine.steps import Kept, Take
+from simulator.ghost import ABSENT, RUNNING, Ghost
+from simulator.plans import Broke
+from simulator.task import Task
+from simulator.violation import Violation
 
 NAMES = ("reserve", "charge", "mail")
 

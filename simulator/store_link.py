@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.verbs import Sweep, Verb
+from oncekey._core.verbs import Sweep, Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
-from oncekey.stores.gather import Ticket
+from oncekey.stores.batching import Ticket
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.simulate.faults import Fault, Faults
-from oncekey.testing.simulate.ghost import Note
-from oncekey.testing.simulate.kernel import Kernel, Process
-from oncekey.testing.simulate.oracle import Oracle
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.timeline import Timeline
+from simulator.faults import Fault, Faults
+from simulator.ghost import Note
+from simulator.kernel import Kernel, Process
+from simulator.oracle import Oracle
+from simulator.task import Task
+from simulator.timeline import Timeline
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.database import Database
-    from oncekey.testing.simulate.worker import Worker
+    from simulator.database import Database
+    from simulator.worker import Worker
 
 ROW_HELD_S_MAX = 3.75
 """How long a verb waits for a row that a transaction has written, before it is told so."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.atomic.work import Work
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, Claim
-from oncekey.guard import Call
-from oncekey.testing.simulate.plans import Plan
-from oncekey.testing.simulate.scenario import Intent
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer, Claim
+from oncekey._engine.guard import Call
+from oncekey.atomic._transaction import Work
+from simulator.plans import Plan
+from simulator.scenario import Intent
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.clients import Client
-    from oncekey.testing.simulate.endings import Due
-    from oncekey.testing.simulate.ghost import Book, Ghost, Note
-    from oncekey.testing.simulate.transaction import Session, Transaction
-    from oncekey.testing.simulate.worker import Worker
+    from simulator.clients import Client
+    from simulator.endings import Due
+    from simulator.ghost import Book, Ghost, Note
+    from simulator.transaction import Session, Transaction
+    from simulator.worker import Worker
 
 
 class StepsSeen:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncekey.atomic.work import Outside
-from oncekey.core.op import Apart, Pause
-from oncekey.core.record import Glimpse, Record
-from oncekey.core.verbs import Done, Found, Insert, Inserted, Refused, Swap, Verb, When
-from oncekey.stores import postgres_atomic
-from oncekey.stores.gather import Ticket
-from oncekey.stores.postgres_sql import Question
-from oncekey.testing.simulate.faults import Fault
-from oncekey.testing.simulate.kernel import Kernel
-from oncekey.testing.simulate.moves import name_of
-from oncekey.testing.simulate.scenario import Scenario
-from oncekey.testing.simulate.transaction import Asked
+from oncekey._core.op import Apart, Pause
+from oncekey._core.record import Glimpse, Record
+from oncekey._core.verbs import Done, Found, Insert, Inserted, Refused, Swap, Verb, When
+from oncekey.atomic._transaction import Outside
+from oncekey.stores.batching import Ticket
+from oncekey.stores.postgres import transactions
+from oncekey.stores.postgres.verbs import Question
+from simulator.faults import Fault
+from simulator.kernel import Kernel
+from simulator.moves import name_of
+from simulator.scenario import Scenario
+from simulator.transaction import Asked
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.task import Task
-    from oncekey.testing.simulate.worker import Worker
+    from simulator.task import Task
+    from simulator.worker import Worker
 
 
 class Timeline:
@@ -105,10 +105,10 @@ def _verb(verb: Any) -> str:
 
 
 _STATEMENTS = {
-    postgres_atomic._CLAIM: "the id, and whether there is a record",
-    postgres_atomic._HOLD: "the id, and what the record says",
-    postgres_atomic._MARK.sql: "whether the transaction is still the same",
-    postgres_atomic._SETTLE: "to write the record and its answer",
+    transactions._CLAIM: "the id, and whether there is a record",
+    transactions._HOLD: "the id, and what the record says",
+    transactions._MARK.sql: "whether the transaction is still the same",
+    transactions._SETTLE: "to write the record and its answer",
 }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core.op import Op
-from oncekey.core.value import value
-from oncekey.core.verbs import Verb
+from oncekey._core.op import Op
+from oncekey._core.values import value
+from oncekey._core.verbs import Verb
 from oncekey.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.task import Task
+    from simulator.task import Task
 
 
 @value

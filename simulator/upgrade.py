@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core.canonical import FORM, BadBody
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.testing.simulate.schema import PLAIN, UPCASTS
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core.canonical import FORM, BadBody
+from oncekey._core.fingerprint import Fingerprint
+from simulator.schema import PLAIN, UPCASTS
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.scenario import Scenario
+    from simulator.scenario import Scenario
 
 EARLIER, CURRENT, STRANGE = 1, 2, 3
 UPGRADED_S = 40.0

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
-from oncekey.atomic.work import Work
-from oncekey.attempt import Attempt
-from oncekey.core import lifecycle
-from oncekey.core.op import Apart, Op, Pause
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.tombstone import answer_left_s
-from oncekey.core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
+from oncekey._core import lifecycle
+from oncekey._core.op import Apart, Op, Pause
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer, Claim, Record, State
+from oncekey._core.tombstone import answer_left_s
+from oncekey._core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.sweeper import SWEEP_ROWS_MAX
+from oncekey.atomic._transaction import Work
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
-from oncekey.stores.gather import ALONE, Ticket
-from oncekey.sweeper import SWEEP_ROWS_MAX
-from oncekey.testing.simulate.faults import Fault
-from oncekey.testing.simulate.ghost import Ghost, Note
-from oncekey.testing.simulate.kernel import Kernel, Process
-from oncekey.testing.simulate.scenario import Intent
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.transaction import JOINED
-from oncekey.testing.simulate.upgrade import CURRENT
-from oncekey.testing.simulate.wire import Reply
+from oncekey.stores.batching import ALONE, Ticket
+from simulator.faults import Fault
+from simulator.ghost import Ghost, Note
+from simulator.kernel import Kernel, Process
+from simulator.scenario import Intent
+from simulator.store_link import Reply
+from simulator.task import Task
+from simulator.transaction import JOINED
+from simulator.upgrade import CURRENT
 
 if TYPE_CHECKING:
-    from oncekey.testing.simulate.clients import Client
-    from oncekey.testing.simulate.world import World
+    from simulator.clients import Client
+    from simulator.world import World
 
 
 class ProcessClock:

@@ -10,28 +10,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from oncekey.core import lifecycle
-from oncekey.core.op import Op
-from oncekey.core.policy import Learned, Verdict
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, Claim, State
-from oncekey.core.verbs import Find, Verb
-from oncekey.guard import Call
-from oncekey.testing.simulate import plans
-from oncekey.testing.simulate import scenario as scenarios
-from oncekey.testing.simulate.clients import Client
-from oncekey.testing.simulate.database import Database
-from oncekey.testing.simulate.earlier import earlier
-from oncekey.testing.simulate.faults import Fault, Faults
-from oncekey.testing.simulate.ghost import RUNNING, Ghost
-from oncekey.testing.simulate.judge import Judge
-from oncekey.testing.simulate.kernel import Kernel, Process, Restless
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.oracle import Oracle
-from oncekey.testing.simulate.parts import REAL, Parts
-from oncekey.testing.simulate.plans import Plan
-from oncekey.testing.simulate.recovering import Recovering
-from oncekey.testing.simulate.scenario import (
+from oncekey._core import lifecycle
+from oncekey._core.op import Op
+from oncekey._core.policy import Learned, Verdict
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer, Claim, State
+from oncekey._core.verbs import Find, Verb
+from oncekey._engine.guard import Call
+from simulator import plans
+from simulator import scenario as scenarios
+from simulator.clients import Client
+from simulator.coverage import Marks
+from simulator.database import Database
+from simulator.faults import Fault, Faults
+from simulator.ghost import RUNNING, Ghost
+from simulator.judge import Judge
+from simulator.kernel import Kernel, Process, Restless
+from simulator.oracle import Oracle
+from simulator.parts import REAL, Parts
+from simulator.plans import Plan
+from simulator.previous_release import earlier
+from simulator.recovery import Recovering
+from simulator.scenario import (
     CALM_AFTER_S,
     HORIZON_S,
     LEASE_S,
@@ -40,13 +40,13 @@ from oncekey.testing.simulate.scenario import (
     Intent,
     Scenario,
 )
-from oncekey.testing.simulate.stepping import Downstream
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.timeline import Timeline, Written
-from oncekey.testing.simulate.upgrade import reads
-from oncekey.testing.simulate.violation import Violation
-from oncekey.testing.simulate.wire import StoreClock, Wire
-from oncekey.testing.simulate.worker import Worker
+from simulator.steps import Downstream
+from simulator.store_link import StoreClock, Wire
+from simulator.task import Task
+from simulator.timeline import Timeline, Written
+from simulator.upgrade import reads
+from simulator.violation import Violation
+from simulator.worker import Worker
 
 ATOMIC_EVERY = 6
 ENTOMBED_EVERY = 5

@@ -26,9 +26,9 @@ from starlette.routing import Route
 from werkzeug.serving import make_server
 
 from oncekey import Policy, Runtime
-from oncekey.core.op import arun, run
+from oncekey._core.op import arun, run
+from oncekey._engine.recovery import Recoverer
 from oncekey.messaging import Limits, Message, Outbox, Publisher
-from oncekey.recoverer import Recoverer
 from oncekey.web import asgi, wsgi
 from soak import calls, drivers, engines, handler
 from soak.calls import Functions, Messages, Told

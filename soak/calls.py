@@ -12,10 +12,10 @@ from contextvars import ContextVar
 from typing import Any
 
 from oncekey import Policy, Refusal, Runtime, StoreUnavailable, once
-from oncekey.core.problem import Kind
+from oncekey._core.problems import Kind
 from oncekey.events import Event, Unprotected
-from oncekey.messaging import inbox
-from oncekey.messaging.inbox import Inbox
+from oncekey.messaging import _inbox as inbox
+from oncekey.messaging._inbox import Inbox
 from soak.drivers import Awaited, Blocking
 
 Order = dict[str, Any]

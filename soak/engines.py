@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import oncekey
 from oncekey.stores.base import Store
-from oncekey.stores.url import Unsealed
+from oncekey.stores.urls import Unsealed
 
 REPLICATED = ("redis-cluster", "redis-sentinel")
 """Several servers that take each other's place."""

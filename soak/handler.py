@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from oncekey import Answer, Learned, Policy, current
-from oncekey.attempt import Attempt
-from oncekey.core.op import Op, Pause
+from oncekey._core.op import Op, Pause
+from oncekey._engine.attempt import Attempt
 from oncekey.events import Event, Started
 from soak.ledger import Id, Ledger, now
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from oncekey import current
-from oncekey.core.op import Pause
+from oncekey._core.op import Pause
 from oncekey.messaging import Outbox
 from soak.drivers import Awaited, Blocking
 from soak.handler import JSON, AnswerWithin, Row, Step, StepWithin, Wanted, Write, written

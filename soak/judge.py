@@ -14,7 +14,7 @@ from itertools import combinations, pairwise, product
 from math import inf
 from typing import TypeVar
 
-from oncekey.core.problem import Kind
+from oncekey._core.problems import Kind
 from soak.handler import BRIEF_S
 from soak.ledger import Entry, Id
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 
 now = SystemClock.boot
 """The clock that leases are measured by; all processes of a machine share it."""

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 from oncekey import Answer, StoreUnavailable
+from oncekey._core.op import run
+from oncekey._core.record import State
+from oncekey._core.verbs import Sweep
+from oncekey._engine.guard import Guard
 from oncekey.cli.find import find_by_key
-from oncekey.core.op import run
-from oncekey.core.record import State
-from oncekey.core.verbs import Sweep
-from oncekey.guard import Guard
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 from soak import engines
 from soak.calls import OPERATIONS
 from soak.handler import JSON_LINES, answer_of, written

@@ -7,7 +7,7 @@ import struct
 import time
 from pathlib import Path
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 
 _AHEAD = struct.Struct("d")
 _true = time.time

@@ -10,8 +10,8 @@ import hypothesis
 import psycopg
 import pytest
 
-from oncekey import warned
-from oncekey.stores.postgres_layout import PARTITIONED, SEPARATE
+from oncekey._system import warn_once
+from oncekey.stores.postgres.layouts import PARTITIONED, SEPARATE
 from tests.leftovers import none_left
 from tests.servers.chromium import started_chromium
 from tests.servers.mariadb import mysql_connection
@@ -20,7 +20,7 @@ from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis
 from tests.servers.shared import Shared
 from tests.servers.skipping import or_skip
-from tests.stores.postgres_kit import laid_out
+from tests.stores.postgres.kit import laid_out
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -79,7 +79,7 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process() -> None:
     """What is warned of once per process is warned of once per test."""
-    warned.forget()
+    warn_once.forget()
 
 
 # ------------------------------------------------------------------ servers

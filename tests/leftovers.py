@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oncekey.messaging.publisher import Publisher
-from oncekey.sweeper import Sweeper
-from payments.chore import Chore
-from payments.courier import Courier
+from oncekey._engine.sweeper import Sweeper
+from oncekey.messaging._publisher import Publisher
+from payments.periodic import Chore
+from payments.webhooks.worker import Courier
 
 ENDS_S = 20.0
 """How long threads that were told to end may take, on a machine that is busy."""

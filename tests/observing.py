@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.stores import observed
+from oncekey._system.clock import Clock, SystemClock
+from oncekey.stores.dynamodb import leases
 
 VARIABLE = "ONCEKEY_TEST_OBSERVED"
 _SEEN_S_MAX = 30.0
@@ -29,7 +29,7 @@ class _Ahead(SystemClock):
         return SystemClock.monotonic() + float(self._file.read_text())
 
 
-class Watched(observed.Sightings):
+class Watched(leases.Sightings):
     """Tells the test what it sees."""
 
     def __init__(self, clock: Clock) -> None:
@@ -46,7 +46,7 @@ class Watched(observed.Sightings):
 def arrange() -> None:
     """In a process under test: let its stores observe as the test wants it."""
     if VARIABLE in os.environ:
-        observed.Sightings = Watched  # type: ignore[misc, assignment]
+        leases.Sightings = Watched  # type: ignore[misc, assignment]
 
 
 class Observing:

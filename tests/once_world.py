@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from oncekey import Runtime, once
-from oncekey.clock import FakeClock
-from oncekey.core.key import record_id
-from oncekey.core.record import Record
-from oncekey.core.verbs import Find
+from oncekey._core.key import record_id
+from oncekey._core.record import Record
+from oncekey._core.verbs import Find
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 
 END_S_MAX = 20.0

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncekey import Policy, current
-from oncekey.attempt import Attempt
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record, Step
-from oncekey.core.verbs import AppendStep, Done, Find
+from oncekey._core.record import Record, Step
+from oncekey._core.verbs import AppendStep, Done, Find
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Execute
+from oncekey._engine.recovery import Ending, Recovered, Recoverer
+from oncekey._engine.steps import digest_of
+from oncekey._system.clock import FakeClock
 from oncekey.events import Event
-from oncekey.guard import Call, Execute
-from oncekey.recoverer import Ending, Recovered, Recoverer
-from oncekey.steps import digest_of
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import asgi, messages, wsgi
-from oncekey.web import environ as environs
-from oncekey.web.body import Body
+from oncekey.web import _asgi_messages as messages
+from oncekey.web import _wsgi_environ as environs
+from oncekey.web import asgi, wsgi
+from oncekey.web._body import Body
 from tests.web.client import request_headers, scope_for
 
 LEASE_S = 30.0

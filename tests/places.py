@@ -14,20 +14,21 @@ import pytest
 from redis import Redis
 
 from oncekey import open_store
-from oncekey.core.key import record_id
-from oncekey.core.op import run
-from oncekey.core.record import Record
-from oncekey.core.verbs import Find, Sweep
+from oncekey._core.key import record_id
+from oncekey._core.op import run
+from oncekey._core.record import Record
+from oncekey._core.verbs import Find, Sweep
 from oncekey.stores.base import Store
-from oncekey.stores.sealed import SealedStore
-from oncekey.stores.url import Unsealed
+from oncekey.stores.sealed.store import SealedStore
+from oncekey.stores.urls import Unsealed
 from tests.observing import VARIABLE, Observing
 from tests.servers.ministack import table_url
 from tests.servers.mysql import wanted
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import WatchedRedis
-from tests.stores import elapse, redis_kit
-from tests.stores.sealed_kit import SECRET, ask
+from tests.stores import elapse
+from tests.stores.redis import kit
+from tests.stores.sealed.kit import SECRET, ask
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def cluster_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     cluster: RedisCluster = request.getfixturevalue("redis_cluster")
     prefix = f"place-{uuid.uuid4().hex}"
     url = f"{cluster.url}?prefix={prefix}"
-    return Place("cluster", url, partial(redis_kit.pass_time, cluster, prefix))
+    return Place("cluster", url, partial(kit.pass_time, cluster, prefix))
 
 
 def sentinel_place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:

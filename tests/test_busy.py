@@ -16,15 +16,15 @@ ROOT = Path(__file__).parents[1]
 LOOPS = 2
 SECONDS_MAX = 540
 WAITING = (
-    "tests/payments/test_courier.py",
-    "tests/payments/test_outage.py",
+    "tests/payments/webhooks/test_worker.py",
+    "tests/payments/webhooks/test_outage.py",
     "tests/messaging/test_publisher.py",
     "tests/stores/test_contract.py",
-    "tests/stores/test_gather_sync.py",
+    "tests/stores/test_batching_sync.py",
     "tests/stores/test_patience.py",
-    "tests/test_heartbeat.py",
-    "tests/test_recoverer.py",
-    "tests/test_sweeper.py",
+    "tests/engine/test_heartbeat.py",
+    "tests/engine/test_recovery.py",
+    "tests/engine/test_sweeper.py",
 )
 CHOSEN = "not test_contract or ((dynamodb or postgres) and (crowd or many or before_its_time))"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from oncekey._engine.sweeper import Sweeper
 from oncekey.messaging import Outbox, Publisher
 from oncekey.stores.memory import MemoryStore
-from oncekey.sweeper import Sweeper
 from tests import leftovers
 from tests.leftovers import none_left
 

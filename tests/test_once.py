@@ -28,10 +28,10 @@ from oncekey import (
     Unknown,
     once,
 )
-from oncekey.core.key import record_id
-from oncekey.core.policy import Learned
-from oncekey.core.record import State
-from oncekey.core.verbs import Find
+from oncekey._core.key import record_id
+from oncekey._core.policy import Learned
+from oncekey._core.record import State
+from oncekey._core.verbs import Find
 from tests.once_world import END_S_MAX, World, world
 from tests.stores.unreliable import Unreachable
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import oncekey
-from oncekey import Mismatch, Misuse, NotKept, Policy, Runtime, Unknown, once, probes
-from oncekey.core.key import record_id
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Find
+from oncekey import Mismatch, Misuse, NotKept, Policy, Runtime, Unknown, once
+from oncekey._core.key import record_id
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Find
+from oncekey._system import probes
 from tests.once_world import Death, World, world
 
 __all__ = ["world"]

@@ -15,9 +15,9 @@ import pytest
 
 import oncekey
 from oncekey import InFlight, Policy, Runtime, StoreUnavailable, once
-from oncekey.core.record import State
-from oncekey.core.verbs import Requested
-from oncekey.recoverer import Ending, Recoverer
+from oncekey._core.record import State
+from oncekey._core.verbs import Requested
+from oncekey._engine.recovery import Ending, Recoverer
 from tests.once_world import END_S_MAX, World, world
 from tests.stores.unreliable import Slow, Unheard
 

@@ -7,17 +7,8 @@ is broken, and its silence about the real parts is worth nothing.
 The docstring of each tells what goes wrong for the user of a library that has it.
 """
 
-from oncekey.testing.simulate.bugs import (
-    answers,
-    atomic,
-    bounds,
-    endings,
-    expiry,
-    owners,
-    steps,
-    versions,
-)
-from oncekey.testing.simulate.bugs.planting import BUGS, Bug
+from simulator.bugs import answers, atomic, bounds, endings, expiry, owners, steps, versions
+from simulator.bugs.planting import BUGS, Bug
 
 __all__ = [
     "BUGS",

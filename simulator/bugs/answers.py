@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from oncekey.attempt import Attempt
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.key import record_id
-from oncekey.core.lifecycle import Action, Situation
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.record import Claim, Record, State
-from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.key import record_id
+from oncekey._core.lifecycle import Action, Situation
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy
+from oncekey._core.record import Claim, Record, State
+from oncekey._core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Finished, Guard, Stored
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Call, Finished, Guard, Stored
-from oncekey.testing.simulate.bugs.planting import Pliable, as_found, changing, deciding, planted
-from oncekey.testing.simulate.edge import Edge
-from oncekey.testing.simulate.parts import Parts
-from oncekey.testing.simulate.task import Task
+from simulator.bugs.planting import Pliable, as_found, changing, deciding, planted
+from simulator.edge import Edge
+from simulator.parts import Parts
+from simulator.task import Task
 
 # ------------------------------------------------------------- same answer, durable (P3, P4)
 

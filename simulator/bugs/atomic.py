@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.atomic.work import Commit, Outside, Work
-from oncekey.core.op import Op, Pause
-from oncekey.core.record import Claim, State
-from oncekey.core.verbs import Done, Find, Found, Inserted, Refused, Swap
-from oncekey.testing.simulate.bugs.planting import planted
-from oncekey.testing.simulate.parts import Parts
-from oncekey.testing.simulate.statements import Statements
-from oncekey.testing.simulate.transaction import Transaction
+from oncekey._core.op import Op, Pause
+from oncekey._core.record import Claim, State
+from oncekey._core.verbs import Done, Find, Found, Inserted, Refused, Swap
+from oncekey.atomic._transaction import Commit, Outside, Work
+from simulator.bugs.planting import planted
+from simulator.parts import Parts
+from simulator.statements import Statements
+from simulator.transaction import Transaction
 
 # --------------------------------------------------------------------- together or not at all
 

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oncekey.attempt import Attempt
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Action, Situation
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.record import Claim, Record, State
-from oncekey.core.verbs import Find, Found, Insert, Sweep
-from oncekey.guard import Call, Execute, Guard, Refuse
-from oncekey.testing.simulate.bugs.planting import Pliable, deciding, planted, swapping
-from oncekey.testing.simulate.edge import Edge
-from oncekey.testing.simulate.heart import Heart
-from oncekey.testing.simulate.parts import Parts
-from oncekey.testing.simulate.task import Task
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import Action, Situation
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy
+from oncekey._core.record import Claim, Record, State
+from oncekey._core.verbs import Find, Found, Insert, Sweep
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Execute, Guard, Refuse
+from simulator.bugs.planting import Pliable, deciding, planted, swapping
+from simulator.edge import Edge
+from simulator.heartbeat import Heart
+from simulator.parts import Parts
+from simulator.task import Task
 
 # ------------------------------------------------------------------------ never wedged (P6)
 

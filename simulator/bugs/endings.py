@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oncekey.atomic.work import Commit, Work
-from oncekey.attempt import Attempt
-from oncekey.core import endings, lifecycle
-from oncekey.core.endings import RECOVERIES, End, Fate
-from oncekey.core.lifecycle import Action
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy, Verdict
-from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.verbs import Done, Refused, Swap
-from oncekey.decision import Call, Execute, Finished, Given, Refuse, Replay
+from oncekey._core import endings, lifecycle
+from oncekey._core.endings import RECOVERIES, End, Fate
+from oncekey._core.lifecycle import Action
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy, Verdict
+from oncekey._core.record import Answer, Claim, Record, State
+from oncekey._core.verbs import Done, Refused, Swap
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.decisions import Call, Execute, Finished, Given, Refuse, Replay
+from oncekey._engine.guard import Guard
+from oncekey.atomic._transaction import Commit, Work
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Guard
-from oncekey.testing.simulate.bugs.planting import changing, planted
-from oncekey.testing.simulate.parts import Parts
+from simulator.bugs.planting import changing, planted
+from simulator.parts import Parts
 
 
 def _ending(*rows: tuple[End, str], fate: Fate) -> Parts:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Action, Situation
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.record import State
-from oncekey.core.tombstone import tombstone_s
-from oncekey.core.verbs import Sweep
-from oncekey.decision import Call, Execute, Refuse, Replay
-from oncekey.guard import Guard
-from oncekey.testing.simulate.bugs.planting import Pliable, deciding, planted
-from oncekey.testing.simulate.parts import Parts
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import Action, Situation
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.record import State
+from oncekey._core.tombstone import tombstone_s
+from oncekey._core.verbs import Sweep
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay
+from oncekey._engine.guard import Guard
+from simulator.bugs.planting import Pliable, deciding, planted
+from simulator.parts import Parts
 
 
 @planted(seeds=500)

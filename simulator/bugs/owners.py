@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from oncekey.attempt import Attempt
-from oncekey.core.op import Op
-from oncekey.core.record import State
-from oncekey.core.verbs import Done, Find, Found, Insert, Refused, Swap, Sweep, Verb, When
-from oncekey.guard import Guard
-from oncekey.stores.gather import Queue, Ticket
+from oncekey._core.op import Op
+from oncekey._core.record import State
+from oncekey._core.verbs import Done, Find, Found, Insert, Refused, Swap, Sweep, Verb, When
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Guard
+from oncekey.stores.batching import Queue, Ticket
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.simulate.bugs.planting import Pliable, as_found, changing, planted, swapping
-from oncekey.testing.simulate.parts import Parts
-from oncekey.testing.simulate.task import Task
-from oncekey.testing.simulate.wire import StoreClock
+from simulator.bugs.planting import Pliable, as_found, changing, planted, swapping
+from simulator.parts import Parts
+from simulator.store_link import StoreClock
+from simulator.task import Task
 
 # ------------------------------------------------------------------------------- one owner (P1)
 

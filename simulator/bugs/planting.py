@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Action, Situation
-from oncekey.core.op import Op
-from oncekey.core.verbs import AppendStep, Done, Insert, Refused, Swap, Sweep, Verb
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import Action, Situation
+from oncekey._core.op import Op
+from oncekey._core.verbs import AppendStep, Done, Insert, Refused, Swap, Sweep, Verb
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.simulate.parts import Parts
+from simulator.parts import Parts
 
 
 @dataclass(frozen=True, slots=True)

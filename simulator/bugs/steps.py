@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from oncekey.attempt import Attempt
-from oncekey.core.endings import End
-from oncekey.core.op import Op
-from oncekey.core.record import Answer, Step
-from oncekey.core.verbs import AppendStep, Done, Refused, Swap, When
-from oncekey.guard import Call, Finished, Guard
-from oncekey.testing.simulate import stepping
-from oncekey.testing.simulate.bugs.planting import Pliable, as_found, planted
-from oncekey.testing.simulate.parts import Parts
+from oncekey._core.endings import End
+from oncekey._core.op import Op
+from oncekey._core.record import Answer, Step
+from oncekey._core.verbs import AppendStep, Done, Refused, Swap, When
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Finished, Guard
+from simulator import steps as stepping
+from simulator.bugs.planting import Pliable, as_found, planted
+from simulator.parts import Parts
 
 
 @planted(seeds=200)

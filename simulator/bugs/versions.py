@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from oncekey import guard, holding
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Action, Situation
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.record import Claim, Record
-from oncekey.core.verbs import Done, Refused, Swap
-from oncekey.decision import Call
-from oncekey.holding import compared
-from oncekey.testing.simulate.bugs.planting import Pliable, changing, deciding, planted
-from oncekey.testing.simulate.parts import Parts
-from oncekey.testing.simulate.upgrade import STRANGE
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import Action, Situation
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy
+from oncekey._core.record import Claim, Record
+from oncekey._core.verbs import Done, Refused, Swap
+from oncekey._engine import guard, ownership
+from oncekey._engine.decisions import Call
+from oncekey._engine.ownership import compared
+from simulator.bugs.planting import Pliable, changing, deciding, planted
+from simulator.parts import Parts
+from simulator.upgrade import STRANGE
 
 
 @planted(seeds=200)
@@ -120,10 +120,10 @@ def _comparing_earlier(outcome: Comparison) -> Parts:
 
     @contextmanager
     def tables() -> Iterator[None]:
-        guard.compared = holding.compared = careless  # type: ignore[attr-defined]
+        guard.compared = ownership.compared = careless  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            guard.compared = holding.compared = compared  # type: ignore[attr-defined]
+            guard.compared = ownership.compared = compared  # type: ignore[attr-defined]
 
     return Parts(tables=tables)

@@ -1,8 +1,7 @@
 """oncekey: retry any request, it happens once."""
 
-from oncekey.attempt import Attempt, current, current_or_none
-from oncekey.core.answer import answer_of as answer
-from oncekey.core.policy import (
+from oncekey._core.answer import answer_of as answer
+from oncekey._core.policy import (
     Learned,
     Policy,
     Verdict,
@@ -10,10 +9,13 @@ from oncekey.core.policy import (
     keep_errors_too,
     keep_success,
 )
-from oncekey.core.profiles import PROFILES, Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer
-from oncekey.core.versions import Versions
+from oncekey._core.profiles import PROFILES, Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer
+from oncekey._core.versions import Versions
+from oncekey._engine.attempt import Attempt, current, current_or_none
+from oncekey._engine.recovery import Recoverer
+from oncekey._engine.runtime import Runtime
 from oncekey.errors import (
     CorruptRecord,
     InFlight,
@@ -29,11 +31,10 @@ from oncekey.errors import (
     Unknown,
 )
 from oncekey.once import once
-from oncekey.runtime import Runtime
 from oncekey.stores.migrate import migrate
-from oncekey.stores.url import open_store
-from oncekey.web.request import Request
-from oncekey.web.tenant import single_tenant
+from oncekey.stores.urls import open_store
+from oncekey.web._request import Request
+from oncekey.web._tenant import single_tenant
 
 __all__ = [
     "PROFILES",
@@ -50,6 +51,7 @@ __all__ = [
     "Policy",
     "Profile",
     "Quota",
+    "Recoverer",
     "Refusal",
     "Request",
     "Runtime",

@@ -16,7 +16,7 @@
         ├── Unknown          an earlier call began, and nobody knows how it ended
         └── NotKept          it was done, but its result cannot be given back
 
-Within the engine and over HTTP refusals are not exceptions but values: see `oncekey.core.problem`.
+Within the engine and over HTTP refusals are not exceptions but values: see `_core.problems`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LeaseLost(OncekeyError):
 class Refusal(OncekeyError):
     """A call of a guarded function was refused, and did not run. `problem` says why.
 
-    `problem` is an `oncekey.core.problem.Problem`; None where the exception came from another
+    `problem` is an `oncekey._core.problems.Problem`; None where the exception came from another
     process as a name and a text, as task queues pass it on.
     """
 

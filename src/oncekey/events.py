@@ -81,7 +81,7 @@ class Replayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Declined(Event):
-    """A request was refused; `reason` is a `Kind` of `oncekey.core.problem`."""
+    """A request was refused; `reason` is a `Kind` of `oncekey._core.problems`."""
 
     reason: str
 

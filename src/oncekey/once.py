@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from oncekey.calls import SINGLE_TENANT, Calls
-from oncekey.core.expression import Source
-from oncekey.core.policy import Policy
-from oncekey.core.record import Record
-from oncekey.decision import Call
+from oncekey._core.expression import Source
+from oncekey._core.policy import Policy
+from oncekey._core.record import Record
+from oncekey._engine.decisions import Call
+from oncekey._engine.function_call import SINGLE_TENANT, Calls
+from oncekey._engine.operation import Operation
+from oncekey._engine.outcomes import Declined, Outcome
+from oncekey._engine.registry import Orphan
+from oncekey._engine.runtime import Runtime
+from oncekey._engine.unawaited import must_run_when_called
+from oncekey._system.warn_once import warn
 from oncekey.errors import Misuse
-from oncekey.handed import must_run_when_called
-from oncekey.operation import Operation
-from oncekey.outcome import Declined, Outcome
-from oncekey.registry import Orphan
-from oncekey.runtime import Runtime
-from oncekey.warned import warn
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,38 +13,36 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
 import oncekey
-from oncekey import Policy, atomic
-from oncekey.recoverer import Recoverer
+from oncekey import Policy, Recoverer, atomic
 from oncekey.web.asgi import IdempotencyMiddleware
-from payments import (
+from payments.access.accounts import Account
+from payments.access.concurrency_limit import Room
+from payments.access.middleware import App, Receive, Scope, Send, front, in_api
+from payments.api import (
     balance,
     charges,
     customers,
-    demo,
     errors,
-    events,
-    ids,
     openapi,
-    pages,
     payment_intents,
     payment_methods,
     reference,
     refunds,
     webhook_endpoints,
 )
-from payments.accounts import Account
-from payments.chore import Chore
-from payments.courier import Courier
-from payments.database import Database
-from payments.gate import App, Receive, Scope, Send, front, in_api
-from payments.known_cards import KnownCards
+from payments.api.known_cards import KnownCards
+from payments.demo import checkout, pages
+from payments.demo.trace import Watch
+from payments.money.unfinished import Finisher
 from payments.network import Network
-from payments.room import Room
-from payments.senders import Senders
+from payments.periodic import Chore
 from payments.settings import API_VERSION, Settings
-from payments.sweeper import Sweeper
-from payments.unfinished import Finisher
-from payments.watch import Watch
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.webhooks import events
+from payments.webhooks.senders import Senders
+from payments.webhooks.sweeper import Sweeper
+from payments.webhooks.worker import Courier
 
 ROWS_ONLY = (
     "POST /v1/charges/{id}",
@@ -92,7 +90,7 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
     hooks = [watch] if watch else []
     api = create_api(settings, database, network or Network(settings.network_url, hooks=hooks))
     if watch is not None:
-        demo.add(api, watch)
+        checkout.add(api, watch)
     if not settings.idempotent:
         return front(KnownCards(api), settings, database, _knows_nothing)
     guarded = IdempotencyMiddleware(

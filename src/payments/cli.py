@@ -15,14 +15,25 @@ from pathlib import Path
 import sqlalchemy.exc
 
 import oncekey
-from payments import clock, deliveries, reconcile, rows
-from payments.accounts import LOCAL, LOCAL_KEY, OVERLAP_S, Account, Accounts, Key, NoSuchAccount
-from payments.database import Database
-from payments.errors import StripeError
-from payments.limits import Rates
-from payments.serve import CannotServe, Listening, greeting, migrate, serve
+from payments import clock
+from payments.access.accounts import (
+    LOCAL,
+    LOCAL_KEY,
+    OVERLAP_S,
+    Account,
+    Accounts,
+    Key,
+    NoSuchAccount,
+)
+from payments.access.rate_limits import Rates
+from payments.api.errors import StripeError
+from payments.money import reconcile
+from payments.server import CannotServe, Listening, greeting, migrate, serve
 from payments.settings import Settings, make_folder
-from payments.tables import events
+from payments.storage import rows
+from payments.storage.database import Database
+from payments.storage.tables import events
+from payments.webhooks import deliveries
 
 _USUAL = Settings()
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -47,7 +58,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["reconcile"]:
         return reconcile.main(words[1:])
     if words[:1] == ["run"]:
-        from payments import supervisor
+        from payments.demo import supervisor
 
         return supervisor.main(words[1:])
     said = parser().parse_args(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
-from payments.outage import Outage
+from payments.webhooks.outage import Outage
 
 
 class Chore(ABC):

@@ -24,12 +24,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
-from payments import listener
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
+from payments.access.rate_limits import pool_of
 from payments.app import create_app
-from payments.database import Database
-from payments.limits import pool_of
+from payments.demo import webhook_listener
 from payments.settings import Settings, make_folder
+from payments.storage.database import Database
 
 log = logging.getLogger("payments")
 
@@ -135,7 +135,7 @@ def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -
             "--port, or end whoever has it."
         ) from None
     if settings.shows_demo and listening.certificate is None:
-        listener.register(settings, listening.url)
+        webhook_listener.register(settings, listening.url)
     ready()
     # uvicorn ends what runs, then passes the signal on: an end that was asked for is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

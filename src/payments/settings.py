@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from payments.limits import Rates
+from payments.access.rate_limits import Rates
 
 API_VERSION = "2026-10-28.endive"
 """The version of Stripe's API whose shapes are spoken here."""

@@ -18,7 +18,7 @@ from django.test.utils import override_settings
 from django.urls import clear_url_caches
 
 from examples.django_orders import settings as example
-from oncekey.web.django import claim
+from oncekey.web.django import _claim as claim
 from tests.acceptance.client import Client
 from tests.acceptance.serve import serving, serving_wsgi
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from oncekey import Policy, probes, single_tenant
-from oncekey.heartbeat import BEATS_PER_LEASE
+from oncekey import Policy, single_tenant
+from oncekey._engine.heartbeat import BEATS_PER_LEASE
+from oncekey._system import probes
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.acceptance.shop import WAIT_S_MAX
 from tests.web.client import ask_wsgi

@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from oncekey import open_store
-from oncekey.core.op import run
-from oncekey.core.record import Record
-from oncekey.core.verbs import Scan
+from oncekey._core.op import run
+from oncekey._core.record import Record
+from oncekey._core.verbs import Scan
 
 WAIT_S_MAX = 20.0
 

@@ -9,8 +9,8 @@ import httpx2
 import pytest
 
 from oncekey import single_tenant
+from oncekey._core.profiles import PROFILES
 from oncekey.client import Client, Retries, outcome_of
-from oncekey.core.profiles import PROFILES
 from oncekey.errors import Mismatch
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.acceptance.serve import serving

@@ -21,10 +21,11 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from oncekey import Policy, probes, single_tenant
-from oncekey.core.record import State
+from oncekey import Policy, single_tenant
+from oncekey._core.record import State
+from oncekey._system import probes
 from oncekey.events import Event, StoreAsked
-from oncekey.stores import observed
+from oncekey.stores.dynamodb import leases
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import observing
 from tests.acceptance.client import Client
@@ -149,7 +150,7 @@ def distant(
     behind = "postgres" if request.param == "pgbouncer" else request.param
     with met_at(behind, request, tmp_path) as place:
         if place.observing is not None:
-            monkeypatch.setattr(observed, "Sightings", observing.Watched)
+            monkeypatch.setattr(leases, "Sightings", observing.Watched)
         if request.param == "pgbouncer":
             url = request.getfixturevalue("pgbouncer_url")
             place = replace(

@@ -28,7 +28,7 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 
 from oncekey import PROFILES, Policy, single_tenant
-from oncekey.core.record import State
+from oncekey._core.record import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.acceptance.serve import serving
 from tests.acceptance.shop import WAIT_S_MAX, kept

@@ -13,8 +13,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from oncekey import Policy, probes, single_tenant
-from oncekey.heartbeat import BEATS_PER_LEASE
+from oncekey import Policy, single_tenant
+from oncekey._engine.heartbeat import BEATS_PER_LEASE
+from oncekey._system import probes
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.acceptance.serve import serving
 from tests.acceptance.shop import WAIT_S_MAX, Shop

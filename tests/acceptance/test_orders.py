@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from oncekey import single_tenant
-from oncekey.core.record import State
+from oncekey._core.record import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.acceptance.client import Client
 from tests.acceptance.serve import serving

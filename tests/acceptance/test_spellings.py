@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.core.record import State
+from oncekey._core.record import State
 from tests.acceptance.charging import ASGI, WSGI, build, close
 from tests.acceptance.client import Client
 from tests.acceptance.serve import serving

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from oncekey import Policy, single_tenant
-from oncekey.core.record import State
+from oncekey._core.record import State
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.acceptance.client import Client, Exchange
 from tests.acceptance.serve import serving

@@ -30,14 +30,14 @@ from sqlalchemy.orm import sessionmaker
 
 import oncekey
 from oncekey import Policy, atomic, single_tenant
-from oncekey.attempt import Attempt
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.key import record_id
-from oncekey.core.record import Answer, Record
-from oncekey.guard import Call, Execute
-from oncekey.runtime import Runtime
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.key import record_id
+from oncekey._core.record import Answer, Record
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Execute
+from oncekey._engine.runtime import Runtime
 from oncekey.web import asgi, wsgi
 from tests.places import PLACES, Place
 from tests.servers.mariadb import mysql_connection

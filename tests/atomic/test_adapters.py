@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.core.record import State
+from oncekey._core.record import State
 from tests.atomic.shop import AT_ONCE_S, KINDS, MARIADB, POSTGRES, SQLITE, Shop, marked, place_of
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import oncekey
-from oncekey.atomic import loan
+from oncekey.atomic import _loans as loan
 from tests.atomic.shop import (
     MARIADB,
     MYSQL,
@@ -54,7 +54,7 @@ async def shop(
 ) -> AsyncIterator[Shop]:
     """A shop whose next request gets the connection that the last one had, if it goes back."""
     monkeypatch.setattr(Pools, "size", 1)
-    monkeypatch.setattr("oncekey.atomic.loan_psycopg.LEAVE_S_MAX", 10.0)
+    monkeypatch.setattr("oncekey.atomic._loans_psycopg.LEAVE_S_MAX", 10.0)
     async with opener(request.param) as shop:
         yield shop
 
@@ -183,7 +183,7 @@ async def test_p5_a_thread_in_a_statement_is_cut_off_with_its_transaction(
     """One that says it worked is undone: nobody knows what its thread would still have done."""
     if status == 201:
         for name in ("mysql", "psycopg", "sqlite"):
-            monkeypatch.setattr(f"oncekey.atomic.loan_{name}.LEAVE_S_MAX", 0.2)
+            monkeypatch.setattr(f"oncekey.atomic._loans_{name}.LEAVE_S_MAX", 0.2)
     write, threads, key = shop.write, list[Thread](), new_key()
 
     def leave(lent: Any) -> None:
@@ -225,7 +225,7 @@ async def test_p5_a_task_in_a_statement_is_cut_off_with_its_transaction(
     shop: Shop, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status == 201:
-        for name in ("loan_mysql", "loan_psycopg", "sqlalchemy_loan"):
+        for name in ("_loans_mysql", "_loans_psycopg", "_loans_sqlalchemy"):
             monkeypatch.setattr(f"oncekey.atomic.{name}.LEAVE_S_MAX", 0.2)
     write, tasks, key = shop.write, list[asyncio.Task[None]](), new_key()
     engine = engine_of(shop.kind)
@@ -258,7 +258,7 @@ async def test_p6_who_cannot_be_waited_for_closes_the_connection_when_it_leaves(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a function of Python that SQL calls: no interrupt ends it."""
-    monkeypatch.setattr("oncekey.atomic.loan_sqlite.LEAVE_S_MAX", 0.05)
+    monkeypatch.setattr("oncekey.atomic._loans_sqlite.LEAVE_S_MAX", 0.05)
     inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     write, key = shop.write, new_key()
 

@@ -12,7 +12,7 @@ import django.db
 import pymysql
 import pytest
 
-from oncekey.stores import mysql_atomic
+from oncekey.stores.mysql import transactions
 from tests.atomic.shop import KINDS, OF_MYSQL, POSTGRES, Opener, Shop, marked, new_key
 from tests.atomic.test_faults import EXECUTE, Deadlock
 from tests.atomic.test_faults import opener as opener
@@ -158,4 +158,4 @@ async def test_p6_under_block_what_it_committed_is_not_run_again_after_a_deadloc
 def test_p6_only_an_error_of_the_database_tells_of_a_deadlock(error: Any, undone: bool) -> None:
     wrapped = RuntimeError("the order failed")
     wrapped.__cause__ = error
-    assert mysql_atomic.undoes(error) is mysql_atomic.undoes(wrapped) is undone
+    assert transactions.undoes(error) is transactions.undoes(wrapped) is undone

@@ -15,9 +15,9 @@ import pytest
 
 import oncekey
 from oncekey import atomic
-from oncekey.atomic.lent import AsyncLent
-from oncekey.atomic.loan import twin_of
-from oncekey.notices import Notices
+from oncekey._engine.notices import Notices
+from oncekey.atomic._connections import AsyncLent
+from oncekey.atomic._loans import twin_of
 from oncekey.stores import outage
 from tests.atomic.shop import (
     KINDS,

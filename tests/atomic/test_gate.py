@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from oncekey.atomic.gate import Gate
+from oncekey.atomic._gate import Gate
 from oncekey.errors import Misuse
 
 

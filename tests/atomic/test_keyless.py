@@ -10,9 +10,9 @@ from sqlalchemy.exc import DatabaseError
 
 import oncekey
 from oncekey import events
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.url import open_store
+from oncekey._core.verbs import Scan
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.urls import open_store
 from tests.atomic.shop import KINDS, Opener, Shop, marked, new_key, opener
 from tests.web.client import Reply
 

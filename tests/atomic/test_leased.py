@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from oncekey import current
-from oncekey.clock import SystemClock
-from oncekey.core.endings import End
-from oncekey.core.policy import Learned, Policy
-from oncekey.core.record import Answer, State
-from oncekey.guard import Execute
-from oncekey.runtime import Runtime
+from oncekey._core.endings import End
+from oncekey._core.policy import Learned, Policy
+from oncekey._core.record import Answer, State
+from oncekey._engine.guard import Execute
+from oncekey._engine.runtime import Runtime
+from oncekey._system.clock import SystemClock
 from oncekey.testing.contract.times import CLOCKS_S
 from tests.atomic.shop import (
     AT_ONCE_S,

@@ -20,7 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.util import await_only, greenlet_spawn
 
 import oncekey
-from oncekey.atomic.sqlalchemy_source import engine_of
+from oncekey.atomic._sqlalchemy_sessions import engine_of
 from oncekey.errors import Misuse
 from tests.atomic.shop import (
     MARIADB,

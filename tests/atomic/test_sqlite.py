@@ -13,9 +13,10 @@ from sqlalchemy import create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import sessionmaker
 
-from oncekey import probes
-from oncekey.atomic import SQLAlchemy, unit
-from oncekey.atomic.exclusive import Exclusive
+from oncekey._system import probes
+from oncekey.atomic import SQLAlchemy
+from oncekey.atomic import _unit_of_work as unit
+from oncekey.stores.sqlite.write_lock import Exclusive
 from tests.atomic.shop import Opener, leased, new_key, opener
 
 __all__ = ["opener"]

@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work, _in_flight
-from oncekey.attempt import Attempt
-from oncekey.clock import FakeClock
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Op, Pause, run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Done, Find, Inserted, Peek, Refused, Swap
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Op, Pause, run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.verbs import Done, Find, Inserted, Peek, Refused, Swap
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Execute, Given, GivenUp, Guard, Refuse, Replay, Stored
+from oncekey._engine.notices import LOOK, LOOK_EVERY_S, Notices
+from oncekey._system.clock import FakeClock
+from oncekey.atomic._transaction import Begin, Commit, Flush, Outside, Rollback, Work, _in_flight
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Call, Execute, Given, GivenUp, Guard, Refuse, Replay, Stored
-from oncekey.notices import LOOK, LOOK_EVERY_S, Notices
-from oncekey.stores import postgres_atomic
-from oncekey.stores.postgres_sql import Question
-from oncekey.testing.simulate.statements import _columns
-from oncekey.testing.simulate.transaction import JOINED, Asked
+from oncekey.stores.postgres import transactions
+from oncekey.stores.postgres.verbs import Question
+from simulator.statements import _columns
+from simulator.transaction import JOINED, Asked
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, b"f" * 32))
 POLICY = Policy(atomic=True).settled()
@@ -120,7 +120,7 @@ def test_an_orphan_is_taken_up_within_a_transaction(script: Script) -> None:
         *(None, [(mark,)], [Done(4)], [Done(4)], None),  # flush, mark, take over, complete, commit
     )
     assert _kinds(script.asked) == [Flush, Question, Asked, Asked, Commit]
-    assert script.asked[1] is postgres_atomic._MARK
+    assert script.asked[1] is transactions._MARK
 
 
 def test_an_orphan_that_another_took_up_leaves_no_transaction_open(script: Script) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from oncekey._core import lifecycle
+from oncekey._core.key import record_id
+from oncekey._core.lifecycle import Held
+from oncekey._core.record import Answer, Claim, Step
+from oncekey._core.verbs import AppendStep, Find, Insert, Inserted, Swap, Tally
+from oncekey._system.clock import SystemClock
 from oncekey.cli.main import main
-from oncekey.clock import SystemClock
-from oncekey.core import lifecycle
-from oncekey.core.key import record_id
-from oncekey.core.lifecycle import Held
-from oncekey.core.record import Answer, Claim, Step
-from oncekey.core.verbs import AppendStep, Find, Insert, Inserted, Swap, Tally
 from oncekey.stores.base import Store
-from oncekey.stores.line import Line
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.connection import Line
+from oncekey.stores.sqlite.store import SqliteStore
 
 TENANT, OPERATION = "acme", "POST /charges"
 ANSWER = Answer(201, ((b"location", b"/charges/1"),), b'{"secret": "1234"}')

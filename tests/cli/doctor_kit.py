@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.verbs import Count
+from oncekey._core.verbs import Count
 from oncekey.errors import StoreUnfit
-from oncekey.stores.line import Line
-from oncekey.stores.url import open_store
+from oncekey.stores.connection import Line
+from oncekey.stores.urls import open_store
 from tests.cli.conftest import Oncekey
 
 

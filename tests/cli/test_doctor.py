@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from oncekey._core.verbs import Scan
+from oncekey._system.clock import SystemClock
 from oncekey.cli.doctor import Tick, clock
 from oncekey.cli.survey import Survey
-from oncekey.clock import SystemClock
-from oncekey.core.verbs import Scan
-from oncekey.stores.finding import Level, Size
-from oncekey.stores.line import Line
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.checks import Level, Size
+from oncekey.stores.connection import Line
+from oncekey.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import Oncekey, Seed
 from tests.cli.doctor_kit import Doctor
 

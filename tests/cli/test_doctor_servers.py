@@ -10,8 +10,8 @@ import psycopg
 import pytest
 import redis
 
-from oncekey.stores.redis_fitness import acl_rule
-from oncekey.stores.url import open_store
+from oncekey.stores.redis.checks import acl_rule
+from oncekey.stores.urls import open_store
 from tests.cli.conftest import Oncekey, Seed
 from tests.cli.doctor_kit import Doctor
 from tests.servers import Postgres, Redis, start_mariadb, start_postgres, start_redis
@@ -21,8 +21,8 @@ from tests.servers.process import free_port
 from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
 from tests.servers.skipping import or_skip
-from tests.stores import dynamodb_kit
-from tests.stores.sealed_kit import SECRET
+from tests.stores.dynamodb import kit
+from tests.stores.sealed.kit import SECRET
 
 pytestmark = pytest.mark.slow
 
@@ -177,7 +177,7 @@ def test_postgres_without_tables(doctor: Doctor, pg: Any, safe_postgres: Postgre
 def test_a_transaction_that_stays_open(
     doctor: Doctor, pg: Any, safe_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncekey.stores.postgres_fitness.LONG_TRANSACTION_S", 0.0)
+    monkeypatch.setattr("oncekey.stores.postgres.checks.LONG_TRANSACTION_S", 0.0)
     with psycopg.connect(safe_postgres.url) as other:
         other.execute("SELECT 1")
         doctor.advises(safe_postgres.url, "vacuum", "a transaction has been open for")
@@ -432,7 +432,7 @@ def test_records_in_redis_are_sampled(doctor: Doctor, safe_redis: Redis) -> None
 
 
 def test_dynamodb(doctor: Doctor, dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.table(dynamodb_endpoint) as url:
+    with kit.table(dynamodb_endpoint) as url:
         seed = Seed(open_store(url))
         seed.completed("order-1")
         seed.close()
@@ -444,8 +444,8 @@ def test_dynamodb(doctor: Doctor, dynamodb_endpoint: str) -> None:
         assert "give or take" in found["clock"]["seen"]
         assert found["privileges"]["seen"].endswith("are allowed")
         assert found["records"] == doctor.findings(url)["records"]  # the probes wrote nothing
-        dynamodb_kit.client(url).update_time_to_live(
-            TableName=dynamodb_kit.name_of(url),
+        kit.client(url).update_time_to_live(
+            TableName=kit.name_of(url),
             TimeToLiveSpecification={"Enabled": False, "AttributeName": "ttl"},
         )
         doctor.advises(url, "time to live", "DISABLED")

@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from oncekey._core.key import short_hash
+from oncekey._system.clock import SystemClock
 from oncekey.client import Intent, Journal, SqlJournal
-from oncekey.client.intent import LIST_MAX
-from oncekey.clock import SystemClock
-from oncekey.core.key import short_hash
+from oncekey.client._intent import LIST_MAX
 from tests.cli.conftest import HourAgo, Oncekey
 from tests.servers.mariadb import mysql_connection
 

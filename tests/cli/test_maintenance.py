@@ -9,17 +9,17 @@ import psycopg
 import pytest
 
 from oncekey import open_store
-from oncekey.cli import operate
-from oncekey.core.record import Answer
-from oncekey.core.verbs import Find
-from oncekey.stores.line import Line
-from oncekey.stores.sqlite import SqliteStore
+from oncekey._core.record import Answer
+from oncekey._core.verbs import Find
+from oncekey.cli import maintenance
+from oncekey.stores.connection import Line
+from oncekey.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import ANSWER, TENANT, Oncekey, Seed
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operate, "SWEEP_PAUSE_S", 0.0)
+    monkeypatch.setattr(maintenance, "SWEEP_PAUSE_S", 0.0)
 
 
 # ------------------------------------------------------------------------ migrate
@@ -69,7 +69,7 @@ def test_sweep_of_nothing_is_fine(oncekey: Oncekey, seed: Seed) -> None:
 def test_sweep_takes_as_many_batches_as_it_needs(
     oncekey: Oncekey, hour_ago: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "SWEEP_ROWS_MAX", 3)
+    monkeypatch.setattr(maintenance, "SWEEP_ROWS_MAX", 3)
     for number in range(10):
         hour_ago.completed(f"old-{number}", retention_s=60.0)
 
@@ -80,7 +80,7 @@ def test_a_batch_that_is_not_full_need_not_be_the_last() -> None:
     """A store that walks over its keys gives what it meets, not what there is."""
     batches = iter([2, 1, 500, 3, 0])
 
-    assert operate.in_batches(lambda rows: next(batches), 1000, "{}") == 506
+    assert maintenance.in_batches(lambda rows: next(batches), 1000, "{}") == 506
 
 
 def test_sweep_stops_at_its_limit_and_says_so(oncekey: Oncekey, hour_ago: Seed) -> None:
@@ -150,7 +150,7 @@ def test_purge_does_not_touch_what_is_oncekeys_own(oncekey: Oncekey, seed: Seed)
 def test_purge_takes_as_many_batches_as_it_needs(
     oncekey: Oncekey, seed: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "SWEEP_ROWS_MAX", 3)
+    monkeypatch.setattr(maintenance, "SWEEP_ROWS_MAX", 3)
     for number in range(10):
         seed.completed(f"key-{number}")
 

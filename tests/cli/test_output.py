@@ -3,9 +3,9 @@
 import doctest
 import io
 
-from oncekey.cli import table as module
-from oncekey.cli.table import CELL_CHARS_MAX, Progress, facts, table
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
+from oncekey.cli import output as module
+from oncekey.cli.output import CELL_CHARS_MAX, Progress, facts, table
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,7 @@ from importlib import resources
 
 import pytest
 
-from oncekey.cli import values
+from oncekey.cli import parsing
 from oncekey.cli.costs import Cost, Measured, load
 from oncekey.cli.plan import ENGINES, Load, plan_for
 from tests.cli.conftest import Oncekey
@@ -172,7 +172,7 @@ def test_one_engine_as_data(oncekey: Oncekey) -> None:
     ("text", "seconds"), [("90s", 90.0), ("30m", 1_800.0), ("24h", 86_400.0), ("7d", 604_800.0)]
 )
 def test_times(text: str, seconds: float) -> None:
-    assert values.time(text) == seconds
+    assert parsing.time(text) == seconds
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, Runtime, current, single_tenant
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import run
-from oncekey.core.record import State
-from oncekey.core.verbs import Find
-from oncekey.decision import Call, Execute, Replay
-from oncekey.guard import Guard
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import run
+from oncekey._core.record import State
+from oncekey._core.verbs import Find
+from oncekey._engine.decisions import Call, Execute, Replay
+from oncekey._engine.guard import Guard
 from oncekey.messaging import Duplicate, Inbox, Then
-from oncekey.stores.line import Line
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.connection import Line
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
 from tests.web.client import ask_wsgi

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from oncekey import open_store
-from oncekey.stores.url import Unsealed
+from oncekey.stores.urls import Unsealed
 from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
 from tests.servers.process import free_port
-from tests.stores.sealed_kit import SECOND, SECRET, prepare
+from tests.stores.sealed.kit import SECOND, SECRET, prepare
 
 KEY = "order-17"
 

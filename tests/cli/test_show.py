@@ -4,9 +4,9 @@ import base64
 
 import pytest
 
-from oncekey.core.key import derive, record_id, short_hash
-from oncekey.core.record import Answer
-from oncekey.core.tombstone import with_tombstone
+from oncekey._core.key import derive, record_id, short_hash
+from oncekey._core.record import Answer
+from oncekey._core.tombstone import with_tombstone
 from tests.cli.conftest import ANSWER, OPERATION, TENANT, Oncekey, Seed
 
 KEY = "order-17-of-jane@example.org"

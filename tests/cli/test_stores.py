@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.stores.url import open_store
+from oncekey.stores.urls import open_store
 from tests.cli.conftest import OPERATION, Oncekey, Seed
 from tests.servers.ministack import table_url
 

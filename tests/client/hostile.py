@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 
 HOME = "https://api.test"
 AWAY = "https://elsewhere.test"

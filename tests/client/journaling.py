@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oncekey import probes
+from oncekey._system import probes
+from oncekey._system.clock import FakeClock
 from oncekey.client import Journal, Retries
-from oncekey.clock import FakeClock
 from tests.client.wire import Scripted, scripted
 
 QUICK = Retries(backoff_s=0.001, attempts_max=2)

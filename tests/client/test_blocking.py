@@ -16,8 +16,8 @@ import pytest
 import requests
 import urllib3
 
+from oncekey._system.clock import FakeClock
 from oncekey.client import Retries, retrying
-from oncekey.clock import FakeClock
 
 BUDGET_S = 90.0
 LEFT_S = 0.05

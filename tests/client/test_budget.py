@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.client.budget import Buckets, RetryBudget
+from oncekey.client._budget import Buckets, RetryBudget
 from oncekey.errors import Misuse
 
 moves = st.lists(st.sampled_from(["request", "retry", "wait"]), max_size=200)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.client.verdict import NOBODY_KNOWS, Again, Broken, Final, Mismatched, Reply, judge
-from oncekey.core import refusals
-from oncekey.core.dates import http_date
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import PROFILES, render
+from oncekey._core import refusals
+from oncekey._core.http_dates import http_date
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import PROFILES, render
+from oncekey.client._classify import NOBODY_KNOWS, Again, Broken, Final, Mismatched, Reply, judge
 
 NOW = 1_700_000_000.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncekey.client import AsyncClient, Client, Retries, SqlJournal, outcome_of
-from oncekey.client.client import installed
+from oncekey.client._client import installed
 from oncekey.errors import Misuse
 from tests.client.wire import Scripted, scripted
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey._system.clock import FakeClock
 from oncekey.client import Attempted, Retries, RetryBudget, outcome_of
-from oncekey.client.sender import Sender
-from oncekey.client.transport import Retrying
-from oncekey.clock import FakeClock
+from oncekey.client._sender import Sender
+from oncekey.client._transport import Retrying
 from oncekey.events import Event
 from tests.client.hostile import AWAY, HOME, Fault, Hostile
 

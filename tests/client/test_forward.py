@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import oncekey
+from oncekey._engine.steps import child_key
 from oncekey.client import Retries, forward, retrying
 from oncekey.errors import Misuse
-from oncekey.steps import child_key
 from tests.client.wire import scripted
-from tests.test_steps import World
+from tests.engine.test_steps import World
 
 HTTPX = ("httpx", "httpx2")
 Send = Callable[..., None]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.client.intent import assumed, counted_on, is_news, must_fit
-from oncekey.client.retention import RETENTION_S
+from oncekey.client._intent import assumed, counted_on, is_news, must_fit
+from oncekey.client._retention import RETENTION_S
 from oncekey.errors import Misuse
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from oncekey import probes
+from oncekey._system import probes
+from oncekey._system.clock import FakeClock
 from oncekey.client import AsyncClient, Client, Journal
-from oncekey.client import journal as journals
-from oncekey.clock import FakeClock
+from oncekey.client import _journal as journals
 from oncekey.errors import Misuse
 from tests.client.journaling import DAY_S, PAY, QUICK, changes, clock, journal, path, server
 from tests.client.wire import Scripted

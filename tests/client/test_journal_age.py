@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from oncekey._core.http_dates import http_date
+from oncekey._core.profiles import PROFILES
+from oncekey._system.clock import FakeClock
 from oncekey.client import Client, Journal, outcome_of
-from oncekey.clock import FakeClock
-from oncekey.core.dates import http_date
-from oncekey.core.profiles import PROFILES
 from oncekey.errors import Unknown
 from tests.client.journaling import DAY_S, PAY, QUICK, changes, clock, journal, path, server
 from tests.client.wire import Scripted

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from oncekey import probes
+from oncekey._system import probes
 from oncekey.client import Journal
-from oncekey.client import journal as journals
+from oncekey.client import _journal as journals
 from oncekey.errors import Misuse, StoreUnavailable
 
 PAY = "order-42/pay"

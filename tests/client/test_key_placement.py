@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.client import place
-from oncekey.client.place import Outgoing, Placed
-from oncekey.core import key as keys
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.profiles import PROFILES
+from oncekey._core import key as keys
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.profiles import PROFILES
+from oncekey.client import _key_placement as place
+from oncekey.client._key_placement import Outgoing, Placed
 from oncekey.errors import Misuse
 
 KEY = "018bcfe5-6800-7000-8000-000000000000"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey._core import key as core_key
 from oncekey.client import keys
-from oncekey.core import key as core_key
 from oncekey.errors import Misuse
 
 walls = st.floats(1, 2**38)  # up to the year 10680: six bytes of milliseconds

@@ -9,11 +9,11 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
+from oncekey._system.clock import FakeClock
 from oncekey.client import Retries, RetryBudget, retrying
-from oncekey.clock import FakeClock
 from oncekey.errors import Mismatch
 from oncekey.metrics import PrometheusHook
-from oncekey.metrics.measure import GIVEN_UP
+from oncekey.metrics._measurements import GIVEN_UP
 from tests.client.hostile import HOME, MISMATCH, Fault
 from tests.client.test_faults import World
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from oncekey._core.key import short_hash
 from oncekey.client import Client, Journal, Retries, outcome_of
-from oncekey.core.key import short_hash
 from tests.client.libraries import LIBRARIES, library, sender, server
 from tests.client.wire import Scripted
 

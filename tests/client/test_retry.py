@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.client.attempts import Attempts, Call, Ended, First, Retries, Send
-from oncekey.client.budget import RetryBudget
-from oncekey.client.verdict import Broken, Reply
-from oncekey.clock import FakeClock
-from oncekey.core.op import Pause, run
-from oncekey.core.profiles import PROFILES
+from oncekey._core.op import Pause, run
+from oncekey._core.profiles import PROFILES
+from oncekey._system.clock import FakeClock
+from oncekey.client._budget import RetryBudget
+from oncekey.client._classify import Broken, Reply
+from oncekey.client._retry import Attempts, Call, Ended, First, Retries, Send
 from oncekey.errors import Misuse
 from oncekey.events import Attempted
 

@@ -1,5 +1,5 @@
-from oncekey.client.reuse import Reuse
-from oncekey.core.fingerprint import Fingerprint
+from oncekey._core.fingerprint import Fingerprint
+from oncekey.client._reuse import Reuse
 
 ONE, OTHER = Fingerprint(1, b"1"), Fingerprint(1, b"2")
 

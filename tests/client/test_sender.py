@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import get_type_hints
 
-from oncekey.client.place import Outgoing
-from oncekey.client.sender import Options, Sender
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
+from oncekey.client._key_placement import Outgoing
+from oncekey.client._sender import Options, Sender
 
 
 def test_a_request_that_its_caller_sends_again_is_as_old_as_it_was() -> None:

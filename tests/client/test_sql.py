@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.client.sql import Asker, asker
+from oncekey.client._sql import Asker, asker
 from oncekey.errors import Misuse
 
 

@@ -17,14 +17,15 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from oncekey import probes
-from oncekey.client import Client, Retries, SqlJournal, sql_journal
-from oncekey.client.intent import NOTE_CHARS_MAX
-from oncekey.client.retention import RETENTION_S
-from oncekey.client.sql import asker
-from oncekey.clock import FakeClock
-from oncekey.core.dates import http_date
-from oncekey.core.profiles import PROFILES
+from oncekey._core.http_dates import http_date
+from oncekey._core.profiles import PROFILES
+from oncekey._system import probes
+from oncekey._system.clock import FakeClock
+from oncekey.client import Client, Retries, SqlJournal
+from oncekey.client import _sql_journal as sql_journal
+from oncekey.client._intent import NOTE_CHARS_MAX
+from oncekey.client._retention import RETENTION_S
+from oncekey.client._sql import asker
 from oncekey.errors import Misuse, Unknown
 from tests.client.sql_ways import WAYS, Open, drivers_own, way_of
 from tests.client.wire import Scripted, scripted

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from oncekey._core.key import short_hash
+from oncekey._system.clock import FakeClock
 from oncekey.client import Counters, Counts, Retries, RetryBudget, outcome_of, retrying
 from oncekey.client.forward import through
-from oncekey.clock import FakeClock
-from oncekey.core.key import short_hash
 from oncekey.errors import Mismatch, Misuse
 from tests.client.hostile import IN_FLIGHT, MISMATCH
 from tests.client.libraries import QUICK, library, sender, server

@@ -19,10 +19,10 @@ import pytest
 import requests
 import urllib3
 
+from oncekey._system.clock import FakeClock
 from oncekey.client import AsyncClient, Client, Retries, forward, outcome_of, retrying
-from oncekey.client.sender import Sender
-from oncekey.client.transport import Retrying
-from oncekey.clock import FakeClock
+from oncekey.client._sender import Sender
+from oncekey.client._transport import Retrying
 from oncekey.errors import Misuse
 from tests.client.wire import Scripted, scripted
 

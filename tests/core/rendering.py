@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import Profile, profile, render
-from oncekey.core.record import Answer
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import Profile, profile, render
+from oncekey._core.record import Answer
 
 RETRYABLE = {
     Kind.IN_FLIGHT,

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.answer import answer_of
-from oncekey.core.record import Answer
+from oncekey._core.answer import answer_of
+from oncekey._core.record import Answer
 from oncekey.errors import Misuse
 
 JSON = (b"content-type", b"application/json")

@@ -18,8 +18,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from oncekey.core import arguments
-from oncekey.core.fingerprint import Fingerprint
+from oncekey._core import arguments
+from oncekey._core.fingerprint import Fingerprint
 from oncekey.errors import Misuse
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.backoff import RETRY_AFTER_S_MAX, full_jitter, retry_after
+from oncekey._core.backoff import RETRY_AFTER_S_MAX, full_jitter, retry_after
 
 CHANCE = st.floats(0, 1, exclude_max=True)
 NOW = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncekey.core.batched import batched
+from oncekey._core.batched import batched
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.canonical import (
+from oncekey._core.canonical import (
     SHORT_BYTES_MAX,
     BadBody,
     canonical_json,
@@ -22,7 +22,7 @@ from oncekey.core.canonical import (
     json_members,
     parse_json,
 )
-from oncekey.core.long_json import TURN
+from oncekey._core.long_json import TURN
 
 LONG = b" " * (SHORT_BYTES_MAX + 1)
 """Behind a text it changes nothing but the way in which that is read."""
@@ -388,7 +388,7 @@ def test_p11_version_1_writes_no_more_digits_than_it_wrote_of_a_megabyte() -> No
 def test_what_is_put_together_meanwhile_says_the_same(
     text: str, pieces_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncekey.core.long_json.PIECES_MAX", pieces_max)
+    monkeypatch.setattr("oncekey._core.long_json.PIECES_MAX", pieces_max)
     nested = f'{{"x":[{text},{text},[{text},{{"y":{text},"w":[{text}]}}]],"v":{text}}}'
     for each in (text, nested, f"[{nested},{nested}]"):
         assert canonical_json(each.encode() + LONG) == canonical_json(each.encode())
@@ -491,7 +491,7 @@ def test_p11_other_threads_have_their_turn_while_a_long_text_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns: list[float] = []
-    monkeypatch.setattr("oncekey.core.long_json.time.sleep", turns.append)
+    monkeypatch.setattr("oncekey._core.long_json.time.sleep", turns.append)
     values = b"[" + b"1," * 100_000 + b"1]"
     assert canonical_json(values) == values
     assert len(turns) == 100_002 // TURN

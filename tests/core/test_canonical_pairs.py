@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.canonical import (
+from oncekey._core.canonical import (
     FIELDS_MAX,
     BadBody,
     canonical_form,

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from oncekey.core.coding import decoded
+from oncekey._core.content_coding import decoded
 
 BODY = b'{"item": "tea"}'
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import PROFILES, profile, render
-from oncekey.core.record import Answer
-from oncekey.core.shapes import SHAPES
+from oncekey._core.error_bodies import SHAPES
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import PROFILES, profile, render
+from oncekey._core.record import Answer
 from tests.core.rendering import RETRYABLE, body, header, refusal
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.expression import Chosen, Expression
+from oncekey._core.expression import Chosen, Expression
 from oncekey.errors import Misuse
 
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")

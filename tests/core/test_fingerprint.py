@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core import fingerprint
-from oncekey.core.canonical import canonical_form, parse_pairs
-from oncekey.core.fingerprint import (
+from oncekey._core import fingerprint
+from oncekey._core.canonical import canonical_form, parse_pairs
+from oncekey._core.fingerprint import (
     FIELD_NAME_CHARS_MAX,
     FIELDS_DIGESTED_MAX,
     LOOKED_INTO_BYTES_MAX,

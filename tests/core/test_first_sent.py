@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.dates import http_date
-from oncekey.core.first_sent import check_first_sent
-from oncekey.core.problem import Kind
+from oncekey._core.first_sent import check_first_sent
+from oncekey._core.http_dates import http_date
+from oncekey._core.problems import Kind
 
 NAME = "Repeatability-First-Sent"
 NOW = 1_800_000_000.0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.framing import as_bytes, frame
+from oncekey._core.framing import as_bytes, frame
 
 PART = st.none() | st.binary(max_size=12) | st.sampled_from([b"-", b"0:", b"1:a", b"2:ab0:"])
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.dates import http_date, parse_http_date
+from oncekey._core.http_dates import http_date, parse_http_date
 
 EXAMPLE = 784_111_777.0  # the example of RFC 9110, section 5.6.7
 

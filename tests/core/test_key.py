@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.key import CHARS_MAX, BadKey, check, derive, parse, record_id, short_hash
+from oncekey._core.key import CHARS_MAX, BadKey, check, derive, parse, record_id, short_hash
 
 UUID = "8e03978e-40d5-43e8-bc93-6894a57f9324"
 VISIBLE = "".join(map(chr, range(0x21, 0x7F)))

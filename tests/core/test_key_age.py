@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey._core.key_age import check_key_age
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
 from oncekey.client.keys import MakeKey, ulid, uuid7
-from oncekey.core.key_age import check_key_age
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
 
 NOW = 1_800_000_000.0
 RETENTION_S, AGE_S, SKEW_S = 1000.0, 700.0, 300.0

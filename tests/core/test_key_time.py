@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncekey._core.key_time import made_at
 from oncekey.client.keys import ulid, uuid4, uuid7
-from oncekey.core.made_at import made_at
 
 WALLS = st.integers(0, 4_000_000_000_000).map(lambda ms: ms / 1000)
 

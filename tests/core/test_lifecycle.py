@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Action, Held, Situation, landed
-from oncekey.core.policy import DEFAULTS, Policy
-from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.tombstone import blank, with_tombstone
-from oncekey.core.verbs import Swap, When
-from oncekey.core.versions import Versions
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import DECISIONS, TRANSITIONS, Action, Held, Situation, landed
+from oncekey._core.policy import DEFAULTS, Policy
+from oncekey._core.record import Answer, Claim, Record, State
+from oncekey._core.tombstone import blank, with_tombstone
+from oncekey._core.verbs import Swap, When
+from oncekey._core.versions import Versions
 from tests.core.test_record import record
 
 RUNNING, COMPLETED, RELEASED, UNKNOWN = State

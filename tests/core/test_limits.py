@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from oncekey import Runtime
+from oncekey._core.limits import must_be_limits, must_be_seconds
 from oncekey.client import Journal, SqlJournal, retrying
-from oncekey.core.limits import must_be_limits, must_be_seconds
 from oncekey.errors import Misuse
 from oncekey.messaging import Outbox
-from oncekey.metrics.measure import Measure
+from oncekey.metrics._measurements import Measure
 from oncekey.webhooks import Receiver, Schedule, new_secret
 
 

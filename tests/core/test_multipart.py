@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.canonical import FIELDS_MAX, BadBody
-from oncekey.core.framing import frame
-from oncekey.core.multipart import HEAD_BYTES_MAX, HEAD_LINES_MAX, TURN, multipart_keys
-from oncekey.core.multipart import canonical_multipart as read
+from oncekey._core.canonical import FIELDS_MAX, BadBody
+from oncekey._core.framing import frame
+from oncekey._core.multipart import HEAD_BYTES_MAX, HEAD_LINES_MAX, TURN, multipart_keys
+from oncekey._core.multipart import canonical_multipart as read
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def test_p11_a_form_of_many_parts_lets_others_have_their_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns: list[float] = []
-    monkeypatch.setattr("oncekey.core.multipart.time.sleep", turns.append)
+    monkeypatch.setattr("oncekey._core.multipart.time.sleep", turns.append)
     parts = [Part(str(n), b"x") for n in range(1_000)]
     assert of_parts(parts)
     assert len(turns) == 2 * 1_000 // TURN  # a part and its header line

@@ -1,4 +1,4 @@
-"""The notice, as it is read. How it is heeded: `tests/test_notices.py`."""
+"""The notice, as it is read. How it is heeded: `tests/engine/test_notices.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.key import record_id
-from oncekey.core.notice import (
+from oncekey._core.key import record_id
+from oncekey._core.notice import (
     FORGETS_ALL,
     NOTICE_ID,
     Amnesia,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import Op, Pause, arun, relay, run
+from oncekey._core.op import Op, Pause, arun, relay, run
 
 Drive = Callable[[Op[Any], Callable[[Any], Any]], Any]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.packing import pack, unpack
+from oncekey._core.packing import pack, unpack
 from oncekey.errors import CorruptRecord
 
 PARTS = st.lists(st.none() | st.binary(max_size=40), max_size=5)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from oncekey.core.policy import (
+from oncekey._core.policy import (
     DEFAULTS,
     INHERIT,
     SECONDS_MAX,
@@ -21,7 +21,7 @@ from oncekey.core.policy import (
     keep_errors_too,
     keep_success,
 )
-from oncekey.core.versions import Versions
+from oncekey._core.versions import Versions
 from oncekey.errors import Misuse
 
 FIELDS = [field.name for field in dataclasses.fields(Policy)]

@@ -5,8 +5,8 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core import printable as module
-from oncekey.core.printable import printable
+from oncekey._core import printable as module
+from oncekey._core.printable import printable
 
 
 def test_the_examples_in_the_documentation() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.backoff import RETRY_AFTER_S_MAX
-from oncekey.core.problem import (
+from oncekey._core.backoff import RETRY_AFTER_S_MAX
+from oncekey._core.problems import (
     DETAIL_CHARS_MAX,
     FIELD_CHARS_MAX,
     FIELDS_MAX,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.headers import first_headers, replay_headers
-from oncekey.core.key import BadKey
-from oncekey.core.policy import DEFAULTS, Policy, keep_definitive, keep_success
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import (
+from oncekey._core.error_bodies import Shaped
+from oncekey._core.key import BadKey
+from oncekey._core.policy import DEFAULTS, Policy, keep_definitive, keep_success
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import (
     PROFILES,
     BodyField,
     Header,
@@ -19,8 +19,8 @@ from oncekey.core.profiles import (
     profile,
     render,
 )
-from oncekey.core.record import Answer
-from oncekey.core.shapes import Shaped
+from oncekey._core.record import Answer
+from oncekey._core.response_headers import first_headers, replay_headers
 from oncekey.errors import Misuse
 from tests.core.rendering import RETRYABLE, body, header, refusal
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.problem import Kind
-from oncekey.core.quota import (
+from oncekey._core.problems import Kind
+from oncekey._core.quota import (
     SPANS_MAX,
     Quota,
     Span,

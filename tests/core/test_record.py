@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncekey.core.record import TOMBSTONE, Record, State, decode_headers, encode_headers
+from oncekey._core.record import TOMBSTONE, Record, State, decode_headers, encode_headers
 from oncekey.errors import CorruptRecord
 
 HEADERS = st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=300)), max_size=20)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.declared import declared_retention_s
-from oncekey.core.problem import Kind, Problem
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.requested_retention import declared_retention_s
 
 LIMITS = (60.0, 3600.0)
 

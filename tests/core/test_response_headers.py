@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.headers import first_headers, kept_headers, replay_headers, says_transient
-from oncekey.core.key import BadKey, check, parse
-from oncekey.core.policy import Policy
-from oncekey.core.profiles import PROFILES, Profile
-from oncekey.core.record import Answer
+from oncekey._core.key import BadKey, check, parse
+from oncekey._core.policy import Policy
+from oncekey._core.profiles import PROFILES, Profile
+from oncekey._core.record import Answer
+from oncekey._core.response_headers import (
+    first_headers,
+    kept_headers,
+    replay_headers,
+    says_transient,
+)
 
 ONCEKEY = PROFILES["oncekey"]
 STRIPE = PROFILES["stripe"]

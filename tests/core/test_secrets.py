@@ -1,5 +1,5 @@
 """Secrets: what is derived from them, by an implementation that is not ours. How they may be given
-is tested where they are: `tests/stores/test_sealed.py`.
+is tested where they are: `tests/stores/sealed/test_store.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from oncekey.core.secret import ID_BYTES, Secret, secret
+from oncekey._core.secrets import ID_BYTES, Secret, secret
 
 TEXT = "a secret of more than thirty-two characters"
 

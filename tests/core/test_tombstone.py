@@ -7,8 +7,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.record import Answer, Record, State, decode_headers, encode_headers
-from oncekey.core.tombstone import answer_left_s, bare, blank, is_over, tombstone_s, with_tombstone
+from oncekey._core.record import Answer, Record, State, decode_headers, encode_headers
+from oncekey._core.tombstone import answer_left_s, bare, blank, is_over, tombstone_s, with_tombstone
 from tests.core.test_record import record
 
 ANSWER = Answer(201, ((b"location", b"/orders/7"),), b"created")

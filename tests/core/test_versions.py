@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import Answer
-from oncekey.core.versions import VERSION_MAX, Upcast, Versions
+from oncekey._core.record import Answer
+from oncekey._core.versions import VERSION_MAX, Upcast, Versions
 from oncekey.errors import Misuse
 
 ANSWER = Answer(201, ((b"content-type", b"text/plain"),), b"0")

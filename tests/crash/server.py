@@ -24,10 +24,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from oncekey import Answer, Learned, Policy, current, open_store, single_tenant
-from oncekey.attempt import Attempt
-from oncekey.steps import current_child_key as child_key
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.steps import current_child_key as child_key
 from oncekey.stores.base import Store
-from oncekey.stores.url import Unsealed
+from oncekey.stores.urls import Unsealed
 from oncekey.testing.crash import arm_from_environment
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests import observing

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core.record import State
+from oncekey._core.record import State
 from tests.crash.atomic_server import reached
 from tests.crash.child import START_S_MAX, Child, Reply
 from tests.crash.server import SECRETS

@@ -14,13 +14,13 @@ import pytest
 
 from oncekey.client import SqlJournal
 from oncekey.testing.crash import VARIABLE
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 from payments.app import create_app
-from payments.database import Database
 from payments.settings import Settings
+from payments.storage.database import Database
 from tests.acceptance.serve import serving
 from tests.crash.child import ROOT
-from tests.payments.api import UNLIMITED, NearNetwork
+from tests.payments.api_client import UNLIMITED, NearNetwork
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.key import record_id
-from oncekey.core.record import State
+from oncekey._core.key import record_id
+from oncekey._core.record import State
 from oncekey.testing.crash import VARIABLE
 from tests.crash.child import ROOT, serving
 from tests.crash.downstream import Downstream, running

@@ -15,7 +15,7 @@ from tests.crash.downstream import Downstream, running
 from tests.crash.server import SECRETS
 from tests.crash.test_recover import LEASE_S, OPERATION, abandon, done, finish
 from tests.places import PLACES, SEALED, Place, met_at
-from tests.stores.sealed_kit import SECOND, SECRET
+from tests.stores.sealed.kit import SECOND, SECRET
 
 pytestmark = pytest.mark.slow
 

@@ -10,17 +10,15 @@ from typing import Any
 
 from oncekey.cli.costs import Cost, load
 from oncekey.cli.main import main
-from oncekey.stores import (
-    dynamodb_fitness,
-    mysql_fitness,
-    postgres_fitness,
-    redis_fitness,
-    redis_look,
-    sqlite_fitness,
-)
-from oncekey.stores.finding import ACCEPTS, Finding, Level, Risk
+from oncekey.stores.checks import ACCEPTS, Finding, Level, Risk
+from oncekey.stores.dynamodb import checks
+from oncekey.stores.mysql import checks as mysql_fitness
+from oncekey.stores.postgres import checks as postgres_fitness
+from oncekey.stores.redis import checks as redis_fitness
+from oncekey.stores.redis import inspection
 from oncekey.stores.sql import migrations
-from oncekey.stores.url import open_store
+from oncekey.stores.sqlite import checks as sqlite_fitness
+from oncekey.stores.urls import open_store
 
 NAMES = {
     "sqlite": "SQLite",
@@ -41,7 +39,7 @@ _KNOWN: dict[str, Iterable[Risk]] = {
     "postgres": postgres_fitness.RISKS,
     "mysql": mysql_fitness.RISKS,
     "redis": redis_fitness.RISKS,
-    "dynamodb": dynamodb_fitness.RISKS,
+    "dynamodb": checks.RISKS,
 }
 ANSWER_BYTES = 800
 
@@ -88,17 +86,17 @@ def _judged() -> Iterator[tuple[str, Iterable[Finding]]]:
     for changes in losing:
         yield "mysql", replace(server, **changes).findings()
     yield from (("redis", findings) for findings in _redis())
-    table = {**dynamodb_fitness.definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
-    yield "dynamodb", dynamodb_fitness.findings(table)
+    table = {**checks.definition("t"), "Replicas": [{"RegionName": "eu-west-1"}]}
+    yield "dynamodb", checks.findings(table)
 
 
 def _redis() -> Iterator[Iterable[Finding]]:
     info = {"redis_version": "8.0", "aof_enabled": "1", "maxmemory": "1"}
     always, everysec = {"appendfsync": "always"}, {"appendfsync": "everysec"}
     yield redis_fitness.findings({**info, "aof_enabled": "0"})
-    yield redis_look.findings_of(redis_look.Looked(info, everysec, []), 0)
+    yield inspection.findings_of(inspection.Looked(info, everysec, []), 0)
     followed = {**info, "connected_slaves": "1"}
-    yield redis_look.findings_of(redis_look.Looked(followed, always, []), 0)
+    yield inspection.findings_of(inspection.Looked(followed, always, []), 0)
     yield redis_fitness.findings({**info, "maxmemory_policy": "allkeys-lru"})
 
 

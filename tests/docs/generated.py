@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from oncekey.client.verdict import Again, Final, Mismatched, Reply, judge
-from oncekey.core.endings import FATES, RECOVERIES, End, Fate
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import DECISIONS, TRANSITIONS, Action, Situation, recover
-from oncekey.core.policy import Policy, Verdict
-from oncekey.core.problem import MEANINGS, Kind, Problem
-from oncekey.core.profiles import PROFILES, BodyField, Header, Profile, render
-from oncekey.core.verbs import When
-from oncekey.stores import redis_fitness
+from oncekey._core.endings import FATES, RECOVERIES, End, Fate
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import DECISIONS, TRANSITIONS, Action, Situation, recover
+from oncekey._core.policy import Policy, Verdict
+from oncekey._core.problems import MEANINGS, Kind, Problem
+from oncekey._core.profiles import PROFILES, BodyField, Header, Profile, render
+from oncekey._core.verbs import When
+from oncekey.client._classify import Again, Final, Mismatched, Reply, judge
 from oncekey.stores.base import Durability
-from oncekey.stores.url import open_store
+from oncekey.stores.redis import checks
+from oncekey.stores.urls import open_store
 from tests.docs import engines
 from tests.docs.pages import PAGES, ROOT
 from tests.payments import explainer
@@ -172,7 +172,7 @@ def durability() -> str:
         "redis://, `appendonly no`, `allow=unsafe-durability`": ("0", None),
     }
     for name, (aof, appendfsync) in servers.items():
-        opened[name] = redis_fitness.durability({"aof_enabled": aof}, appendfsync)
+        opened[name] = checks.durability({"aof_enabled": aof}, appendfsync)
     opened["memory://"] = open_store("memory://").durability
     head = ("store and setting", "application dies", "store dies", "power is lost", "in words")
     return table(head, (_durability(name, each) for name, each in opened.items()))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from oncekey.core.problem import Kind
+from oncekey._core.problems import Kind
 from oncekey.metrics import PrometheusHook
-from oncekey.metrics.catalogue import CATALOGUE
+from oncekey.metrics._catalogue import CATALOGUE
 from tests.metrics.samples import one_of_each
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from oncekey.attempt import Attempt
-from oncekey.core.headers import first_headers, replay_headers
-from oncekey.core.policy import DEFAULTS, Policy
-from oncekey.core.problem import Kind, Problem, as_json
-from oncekey.core.profiles import PROFILES, Header, Profile, render
-from oncekey.core.record import Answer
-from oncekey.probes import PROBES
-from oncekey.stores import dynamodb, postgres_address, redis
-from oncekey.stores.url import KINDS
+from oncekey._core.policy import DEFAULTS, Policy
+from oncekey._core.problems import Kind, Problem, as_json
+from oncekey._core.profiles import PROFILES, Header, Profile, render
+from oncekey._core.record import Answer
+from oncekey._core.response_headers import first_headers, replay_headers
+from oncekey._engine.attempt import Attempt
+from oncekey._system.probes import PROBES
+from oncekey.stores.dynamodb import store
+from oncekey.stores.postgres import address
+from oncekey.stores.redis import opening
+from oncekey.stores.urls import KINDS
 from tests.docs.pages import ROOT, TEXTS, blocks, headings, rows
 
 
@@ -109,7 +111,7 @@ def test_every_store_is_documented(scheme: str) -> None:
     assert f"`{scheme}://" in TEXTS["docs/stores.md"]
 
 
-OPTIONS = {"timeout_s", "synchronous", *postgres_address._OWN, *redis._OPTIONS, *dynamodb._OPTIONS}
+OPTIONS = {"timeout_s", "synchronous", *address._OWN, *opening._OPTIONS, *store._OPTIONS}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Op, Pause, run
-from oncekey.core.policy import Policy
-from oncekey.core.record import Claim, Record
-from oncekey.core.verbs import Find, Verb
-from oncekey.decision import Call, Execute
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Op, Pause, run
+from oncekey._core.policy import Policy
+from oncekey._core.record import Claim, Record
+from oncekey._core.verbs import Find, Verb
+from oncekey._engine.decisions import Call, Execute
+from oncekey._engine.guard import Guard
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Guard
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))

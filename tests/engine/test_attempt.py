@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, current, single_tenant
-from oncekey.core.verbs import Find
+from oncekey._core.verbs import Find
 from oncekey.errors import LeaseLost, StoreUnavailable
 from oncekey.events import Completed, Event
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.stores import elapse
 from tests.web.client import ask_wsgi

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from oncekey import Runtime, background
+from oncekey import Runtime
+from oncekey._engine import background
 from oncekey.errors import StoreUnfit
 
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Op, run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Find, Insert, Sweep, Verb
-from oncekey.decision import Call, Execute, Refuse, Replay, Stored
-from oncekey.guard import Guard
-from oncekey.stores.gather import Gatherer
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Op, run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.verbs import Find, Insert, Sweep, Verb
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay, Stored
+from oncekey._engine.guard import Guard
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from tests.core.test_key_age import uuid7_of
 

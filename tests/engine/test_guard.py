@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import Pause
-from oncekey.core.problem import Kind
-from oncekey.core.record import State
-from oncekey.core.verbs import Found, Insert, Peek, Refused, Swap, When
-from oncekey.decision import Bypass, Execute, Refuse
+from oncekey._core.op import Pause
+from oncekey._core.problems import Kind
+from oncekey._core.record import State
+from oncekey._core.verbs import Found, Insert, Peek, Refused, Swap, When
+from oncekey._engine.decisions import Bypass, Execute, Refuse
+from oncekey._engine.guard import ROUNDS_MAX, Guard
 from oncekey.events import Event, Hooks, LeaseWasLost, Started
-from oncekey.guard import ROUNDS_MAX, Guard
 from oncekey.stores.memory import MemoryStore
-from tests.guard_world import CALL, DOWN, LEASE_S, World, world
+from tests.engine.guard_world import CALL, DOWN, LEASE_S, World, world
 
 __all__ = ["world"]
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core import lifecycle
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Pause
-from oncekey.core.policy import Learned
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Done, Find, Insert, Swap, Sweep
-from oncekey.decision import Call, Execute, Refuse, Replay
+from oncekey._core import lifecycle
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Pause
+from oncekey._core.policy import Learned
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer, State
+from oncekey._core.verbs import Done, Find, Insert, Swap, Sweep
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay
+from oncekey._engine.guard import Guard
+from oncekey._system.clock import FakeClock
 from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
 from oncekey.events import Event, Hooks, OutcomeUnknown
-from oncekey.guard import Guard
-from tests.guard_world import CALL, LEASE_S, World, world
+from tests.engine.guard_world import CALL, LEASE_S, World, world
 
 __all__ = ["world"]
 

@@ -10,17 +10,17 @@ import anyio
 import pytest
 
 import oncekey
-from oncekey.clock import FakeClock
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Pause, arun
-from oncekey.core.policy import Policy
-from oncekey.core.verbs import AppendStep
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Pause, arun
+from oncekey._core.policy import Policy
+from oncekey._core.verbs import AppendStep
+from oncekey._engine.guard import Call, Execute, Guard
+from oncekey._engine.handler_calls import Ports
+from oncekey._engine.heartbeat import Heartbeat
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse, StepsChanged, StoreUnavailable
-from oncekey.guard import Call, Execute, Guard
-from oncekey.heartbeat import Heartbeat
-from oncekey.ports import Ports
-from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.batching import AsyncGatherer
 from oncekey.stores.memory import MemoryStore
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))

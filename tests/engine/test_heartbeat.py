@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 
-from oncekey import Policy, probes
-from oncekey.attempt import Attempt, Lingering
-from oncekey.clock import FakeClock, SystemClock
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.key import short_hash
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Find
-from oncekey.decision import Call, Execute, Stored
+from oncekey import Policy
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.key import short_hash
+from oncekey._core.op import run
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.verbs import Find
+from oncekey._engine.attempt import Attempt, Lingering
+from oncekey._engine.decisions import Call, Execute, Stored
+from oncekey._engine.guard import Guard
+from oncekey._engine.heartbeat import LINGER_S, Heartbeat, Schedule
+from oncekey._system import probes
+from oncekey._system.clock import FakeClock, SystemClock
 from oncekey.errors import LeaseLost
 from oncekey.events import Event, Hooks, LeaseWasLost
-from oncekey.guard import Guard
-from oncekey.heartbeat import LINGER_S, Heartbeat, Schedule
 from oncekey.stores import outage
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 from oncekey.stores.memory import MemoryStore
 from tests.stores.unreliable import Failing
 

@@ -18,10 +18,10 @@ from asgiref.sync import sync_to_async
 
 import oncekey
 from oncekey import InFlight, LeaseLost, Policy, Runtime, once
-from oncekey.attempt import Attempt
-from oncekey.core.key import record_id
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Find
+from oncekey._core.key import record_id
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Find
+from oncekey._engine.attempt import Attempt
 from oncekey.errors import StoreUnavailable
 from oncekey.messaging import Busy, Handled, Inbox
 from oncekey.stores.memory import MemoryStore

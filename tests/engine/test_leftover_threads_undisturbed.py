@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncekey import threads
+from oncekey._engine import leftover_threads
 
 CURRENT: ContextVar[Any] = ContextVar("current", default=None)
 DEPTH = 300
@@ -56,7 +56,7 @@ def collections() -> Iterator[list[str]]:
 
 
 def look() -> bool:
-    return threads.still_running(object(), threads.Guests(), CURRENT)  # type: ignore[arg-type]
+    return leftover_threads.still_running(object(), leftover_threads.Guests(), CURRENT)  # type: ignore[arg-type]
 
 
 def test_p11_no_garbage_is_collected_while_other_threads_are_looked_at(

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, Runtime, once, open_store, single_tenant
-from oncekey.client.keys import ulid, uuid4, uuid7
-from oncekey.clock import FakeClock, SystemClock
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.notice import (
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.notice import (
     AMNESIA,
     BOOK,
     NOTICE_ID,
@@ -24,22 +22,24 @@ from oncekey.core.notice import (
     notice_claim,
     read_notice,
 )
-from oncekey.core.op import run
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.reserved import reserved_swap
-from oncekey.core.verbs import Find, Insert, Scan
-from oncekey.decision import Call, Execute, Refuse, Replay
+from oncekey._core.op import run
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.reserved_records import reserved_swap
+from oncekey._core.verbs import Find, Insert, Scan
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay
+from oncekey._engine.guard import Guard
+from oncekey._engine.notices import LOOK_EVERY_S, Notices
+from oncekey._system.clock import FakeClock, SystemClock
+from oncekey.client.keys import ulid, uuid4, uuid7
 from oncekey.errors import StoreUnavailable, Unknown
-from oncekey.guard import Guard
-from oncekey.notices import LOOK_EVERY_S, Notices
 from oncekey.stores.base import Store
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
+from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract.subject import new_token
 from oncekey.web.asgi import IdempotencyMiddleware
-from tests.stores.sealed_kit import SECOND, SECRET, ask
+from tests.stores.sealed.kit import SECOND, SECRET, ask
 from tests.web.client import ask as request
 
 HOUR_S = 3600.0

@@ -8,19 +8,28 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Pause, run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import Find, Insert, Steps, Swap, Verb
-from oncekey.core.versions import Versions
-from oncekey.decision import Call, Decision, Execute, Finished, Refuse, Replay, Stored, Unstored
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Pause, run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import Find, Insert, Steps, Swap, Verb
+from oncekey._core.versions import Versions
+from oncekey._engine.decisions import (
+    Call,
+    Decision,
+    Execute,
+    Finished,
+    Refuse,
+    Replay,
+    Stored,
+    Unstored,
+)
+from oncekey._engine.guard import Guard
+from oncekey._system.clock import FakeClock
 from oncekey.errors import TooLong
-from oncekey.guard import Guard
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))

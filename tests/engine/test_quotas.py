@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, Quota, Runtime, once
-from oncekey.clock import FakeClock
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import run
-from oncekey.core.problem import Kind
-from oncekey.core.quota import OPERATION
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.verbs import Count, Find, Insert, Scan, Sweep
-from oncekey.decision import Call, Execute, Refuse, Replay
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import run
+from oncekey._core.problems import Kind
+from oncekey._core.quota import OPERATION
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.verbs import Count, Find, Insert, Scan, Sweep
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay
+from oncekey._engine.guard import Guard
+from oncekey._engine.quotas import READ_S_MAX, READ_S_MIN, TOGETHER
+from oncekey._engine.sweeper import Sweeper
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Refusal
-from oncekey.guard import Guard
-from oncekey.quotas import READ_S_MAX, READ_S_MIN, TOGETHER
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
-from oncekey.sweeper import Sweeper
-from tests.stores.sealed_kit import SECOND, SECRET
+from oncekey.stores.sealed.store import SealedStore
+from tests.stores.sealed.kit import SECOND, SECRET
 from tests.stores.unreliable import Failing
 
 RETENTION_S = 8192.0
@@ -347,7 +347,7 @@ def test_counts_that_a_lost_secret_sealed_are_nothing_and_hinder_no_others() -> 
 
 
 def test_p11_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.quotas.TENANTS_MAX", 2)
+    monkeypatch.setattr("oncekey._engine.quotas.TENANTS_MAX", 2)
     process = World(records_max=1).process()
     for tenant in ("a", "b", "c"):
         assert process.done("k1", tenant)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, events
-from oncekey.core.policy import Learned
-from oncekey.core.record import State
-from oncekey.core.verbs import Requested
-from oncekey.guard import Execute
-from oncekey.recoverer import Ending
-from oncekey.registry import Orphan
+from oncekey._core.policy import Learned
+from oncekey._core.record import State
+from oncekey._core.verbs import Requested
+from oncekey._engine.guard import Execute
+from oncekey._engine.recovery import Ending
+from oncekey._engine.registry import Orphan
 from oncekey.web import asgi
-from oncekey.web.kept_request import decode, encode
-from oncekey.web.recover import AsgiRunner
+from oncekey.web._kept_request import decode, encode
+from oncekey.web._recovery import AsgiRunner
 from tests.once_world import World, world
 from tests.orphans import LEASE_S, TENANT, Service, Shop, nobody, service
 

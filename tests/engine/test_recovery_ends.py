@@ -9,11 +9,18 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.record import State
-from oncekey.core.verbs import Due, Find, Requested
+from oncekey._core.record import State
+from oncekey._core.verbs import Due, Find, Requested
+from oncekey._engine.recovery import (
+    BACKOFF_S_MAX,
+    MISSES_MAX,
+    SETBACKS_MAX,
+    Ending,
+    Recoverer,
+    Setbacks,
+)
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.recoverer import BACKOFF_S_MAX, MISSES_MAX, SETBACKS_MAX, Ending, Recoverer, Setbacks
 from oncekey.stores import outage
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.outage import QUIET_S
@@ -61,7 +68,7 @@ def test_p11_setbacks_grow_and_are_bounded() -> None:
 
 
 async def test_setbacks_do_not_starve_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.recoverer.ROWS_MAX", 3)
+    monkeypatch.setattr("oncekey._engine.recovery.ROWS_MAX", 3)
     shop = Shop(failure=RuntimeError())
     shopping = service(shop)
     recoverer = Recoverer(shopping.store, chance=lambda: 1.0)
@@ -163,7 +170,7 @@ async def test_p11_while_its_store_is_down_it_looks_less_and_less_often(
         raise TimeoutError
 
     monkeypatch.setattr(recoverer._gatherer, "ask", ask)
-    monkeypatch.setattr("oncekey.recoverer.asyncio.wait_for", wait_for)
+    monkeypatch.setattr("oncekey._engine.recovery.asyncio.wait_for", wait_for)
     assert await recoverer.run() == 0
     assert pauses == [2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
     assert caplog.text.count("cannot be looked for") == 1

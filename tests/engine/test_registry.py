@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oncekey.registry import Orphan, registries, registry_of
-from oncekey.runtime import Runtime
+from oncekey._engine.registry import Orphan, registries, registry_of
+from oncekey._engine.runtime import Runtime
 from oncekey.stores.memory import MemoryStore
 from tests.orphans import Shop, service
 

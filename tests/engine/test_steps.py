@@ -10,21 +10,21 @@ from typing import Any, cast
 import pytest
 
 import oncekey
-from oncekey.clock import FakeClock
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import arun, run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer
-from oncekey.core.verbs import AppendStep, Purge, Steps
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import arun, run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer
+from oncekey._core.verbs import AppendStep, Purge, Steps
+from oncekey._engine.guard import Call, Execute, Guard, Refuse
+from oncekey._engine.handler_calls import Ports, in_thread
+from oncekey._engine.heartbeat import Heartbeat
+from oncekey._engine.runtime import Runtime
+from oncekey._engine.steps import STEP_BYTES_MAX, child_key, current_child_key, digest_of
+from oncekey._system.clock import FakeClock
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
-from oncekey.guard import Call, Execute, Guard, Refuse
-from oncekey.heartbeat import Heartbeat
-from oncekey.ports import Ports, in_thread
-from oncekey.runtime import Runtime
-from oncekey.steps import STEP_BYTES_MAX, child_key, current_child_key, digest_of
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 
 CALL = Call("acme", "POST /orders", "k1", Fingerprint(1, bytes(32)))
@@ -333,7 +333,7 @@ def test_p11_a_result_is_bounded() -> None:
 
 
 def test_p11_the_number_of_steps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.steps.STEPS_MAX", 2)
+    monkeypatch.setattr("oncekey._engine.steps.STEPS_MAX", 2)
     attempt = World().attempt()
     for name in "ab":
         attempt.step_sync(name, lambda: 1)

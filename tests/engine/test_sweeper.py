@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from oncekey import sweeper as sweepers
-from oncekey.clock import FakeClock, SystemClock
-from oncekey.core.record import Claim
-from oncekey.core.verbs import Count, Find, Insert, Sweep
+from oncekey._core.record import Claim
+from oncekey._core.verbs import Count, Find, Insert, Sweep
+from oncekey._engine import sweeper as sweepers
+from oncekey._engine.counters import Tallies
+from oncekey._engine.sweeper import Sweeper
+from oncekey._system.clock import FakeClock, SystemClock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import outage
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 from oncekey.stores.memory import MemoryStore
-from oncekey.sweeper import Sweeper
-from oncekey.tallies import Tallies
 
 
 class Watched(MemoryStore):

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from oncekey import Policy, Runtime, once, open_store
-from oncekey.clock import FakeClock
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.tombstone import answer_left_s
-from oncekey.core.verbs import Find, Scan
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.tombstone import answer_left_s
+from oncekey._core.verbs import Find, Scan
+from oncekey._engine.guard import Guard, random_token
+from oncekey._engine.sweeper import Sweeper
+from oncekey._engine.tombstones import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Fading
+from oncekey._system.clock import FakeClock
 from oncekey.errors import NotKept
-from oncekey.fading import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Fading
-from oncekey.guard import Guard, random_token
 from oncekey.stores.base import Store
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
-from oncekey.stores.sealed import SealedStore
-from oncekey.sweeper import Sweeper
-from tests.stores.sealed_kit import SECOND, SECRET
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
+from oncekey.stores.sealed.store import SealedStore
+from tests.engine.test_expiry import RETENTION_S, World
+from tests.stores.sealed.kit import SECOND, SECRET
 from tests.stores.unreliable import Failing
-from tests.test_expiry import RETENTION_S, World
 
 DUE_S = RETENTION_S + SPAN_S + MARGIN_S
 """After this, content must be gone."""
@@ -82,7 +82,9 @@ def test_content_goes_when_its_retention_is_over_and_not_before() -> None:
 
 
 def test_the_key_goes_too_where_no_body_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.test_expiry.ANSWER", Answer(201, ((b"location", b"/1"),), None))
+    monkeypatch.setattr(
+        "tests.engine.test_expiry.ANSWER", Answer(201, ((b"location", b"/1"),), None)
+    )
     world = Fader()
     [call] = world.keys(1)
     world.chore()
@@ -254,7 +256,7 @@ def test_p11_a_clock_that_is_set_ahead_by_years_costs_no_look_at_each_of_them() 
 def test_p11_what_is_noted_is_bounded_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("oncekey.fading.NOTED_MAX", 2)
+    monkeypatch.setattr("oncekey._engine.tombstones.NOTED_MAX", 2)
     world = Fader()
     calls = world.keys(3)
     world.chore()
@@ -266,7 +268,7 @@ def test_p11_what_is_noted_is_bounded_and_said(
 
 
 def test_p11_a_long_list_becomes_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncekey.fading.LIST_IDS_MAX", 2)
+    monkeypatch.setattr("oncekey._engine.tombstones.LIST_IDS_MAX", 2)
     world = Fader()
     calls = world.keys(5)
     world.chore()

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.messaging.message import Message
-from oncekey.messaging.outbox import Outbox
+from oncekey._core.message import Message
+from oncekey.messaging._outbox import Outbox
 from tests.servers.mariadb import mysql_connection
 from tests.servers.mysql import wanted
 

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from oncekey import probes
+from oncekey._system import probes
 from oncekey.messaging import Limits, Message, Outbox, Publisher
 
 BATCH_MAX = 6

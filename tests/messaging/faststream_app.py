@@ -17,9 +17,9 @@ from typing import Any
 from faststream import BaseMiddleware
 
 import oncekey
-from oncekey.core.policy import Policy
+from oncekey._core.policy import Policy
+from oncekey._engine.runtime import Runtime
 from oncekey.messaging.faststream import OnceMiddleware, own_id
-from oncekey.runtime import Runtime
 from oncekey.testing.crash import arm_from_environment
 from tests.messaging.lines import LINES, NACK
 

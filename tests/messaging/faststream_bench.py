@@ -17,10 +17,10 @@ import pytest
 from faststream import AckPolicy, BaseMiddleware
 from faststream.exceptions import NackMessage
 
+from oncekey._core.message import Message
+from oncekey._engine.runtime import Runtime
+from oncekey.messaging._outbox import Outbox
 from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
-from oncekey.messaging.message import Message
-from oncekey.messaging.outbox import Outbox
-from oncekey.runtime import Runtime
 from tests.messaging.lines import LINES, NACK, Line, message
 
 WAIT_S_MAX = 20.0

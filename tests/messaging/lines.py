@@ -14,7 +14,7 @@ from faststream.rabbit import RabbitBroker, RabbitQueue
 from faststream.redis import RedisBroker, StreamSub
 from nats.js.api import ConsumerConfig
 
-from oncekey.messaging.message import Message
+from oncekey._core.message import Message
 
 AGAIN_S = 0.3
 """After this a broker that goes by time delivers again what nobody has acknowledged."""

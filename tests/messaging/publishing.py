@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.messaging.draining import Limits
-from oncekey.messaging.message import Message
-from oncekey.messaging.publisher import Publisher
+from oncekey._core.message import Message
+from oncekey.messaging._outbox_worker import Limits
+from oncekey.messaging._publisher import Publisher
 from tests.messaging.desks import Desk
 
 LEASE_S = 30.0

@@ -26,8 +26,8 @@ from celery.exceptions import (  # type: ignore[import-untyped]
 from redis import Redis
 
 from oncekey import InFlight, Mismatch, Misuse, Policy, Runtime, Unknown, current, once
-from oncekey.core.record import State
-from oncekey.core.verbs import Scan
+from oncekey._core.record import State
+from oncekey._core.verbs import Scan
 from oncekey.messaging.celery import OnceTask, once_task
 
 pytestmark = pytest.mark.slow

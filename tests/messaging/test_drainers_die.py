@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from oncekey._engine.runtime import Runtime
 from oncekey.messaging import Duplicate, Handled, Inbox
-from oncekey.runtime import Runtime
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
 __all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]

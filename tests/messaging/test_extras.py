@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.stores.test_url import Absent
+from tests.stores.test_urls import Absent
 
 
 @pytest.mark.parametrize("name", ["celery", "faststream"])

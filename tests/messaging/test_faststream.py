@@ -21,14 +21,14 @@ from nats.errors import ConnectionClosedError
 from redis import Redis
 
 import oncekey
+from oncekey._core.message import Message
+from oncekey._engine.runtime import Runtime
 from oncekey.errors import Misuse
-from oncekey.messaging.draining import Limits
+from oncekey.messaging._inbox import Inbox
+from oncekey.messaging._outbox import Outbox
+from oncekey.messaging._outbox_worker import Limits
+from oncekey.messaging._publisher import Publisher
 from oncekey.messaging.faststream import PAUSE_S_MAX, publish_to
-from oncekey.messaging.inbox import Inbox
-from oncekey.messaging.message import Message
-from oncekey.messaging.outbox import Outbox
-from oncekey.messaging.publisher import Publisher
-from oncekey.runtime import Runtime
 from oncekey.testing.crash import VARIABLE
 from tests.messaging.faststream_app import LEASE_S
 from tests.messaging.faststream_bench import Bench, bench, rabbit, until

@@ -18,12 +18,12 @@ from faststream.rabbit import RabbitBroker, RabbitQueue, TestRabbitBroker
 from pydantic import BaseModel
 
 from oncekey import current
-from oncekey.core.key import short_hash
-from oncekey.core.policy import Policy
+from oncekey._core.key import short_hash
+from oncekey._core.policy import Policy
+from oncekey._engine.runtime import Runtime
 from oncekey.errors import Misuse
+from oncekey.messaging._inbox import Inbox
 from oncekey.messaging.faststream import OnceMiddleware, own_id, publish_to
-from oncekey.messaging.inbox import Inbox
-from oncekey.runtime import Runtime
 from tests.messaging.faststream_bench import WAIT_S_MAX, Bench, rabbit, until
 from tests.messaging.lines import LINES, NACK
 from tests.stores import elapse

@@ -10,10 +10,10 @@ import pytest
 
 import oncekey
 from oncekey import Misuse, Policy, Runtime, StoreUnavailable
-from oncekey.clock import FakeClock
-from oncekey.core.key import record_id, short_hash
-from oncekey.core.record import Record
-from oncekey.core.verbs import Find
+from oncekey._core.key import record_id, short_hash
+from oncekey._core.record import Record
+from oncekey._core.verbs import Find
+from oncekey._system.clock import FakeClock
 from oncekey.messaging import Busy, Duplicate, Handled, Inbox, Rejected, Released, Then, Unknown
 from oncekey.messaging.faststream import OnceMiddleware
 from oncekey.stores.memory import MemoryStore

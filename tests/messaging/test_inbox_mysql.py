@@ -11,8 +11,8 @@ import pymysql
 import pytest
 
 from oncekey import StoreUnavailable
-from oncekey.core.op import run
-from oncekey.core.verbs import Sweep
+from oncekey._core.op import run
+from oncekey._core.verbs import Sweep
 from oncekey.messaging import Busy, Handled
 from tests.messaging.inbox_shop import Shop, message_id, on_mysql, place, shop
 

@@ -18,12 +18,12 @@ import sqlalchemy
 import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from oncekey.core.op import run
+from oncekey._core.message import Message
+from oncekey._core.op import run
 from oncekey.errors import Misuse, StoreUnfit
-from oncekey.messaging.draining import Limits
-from oncekey.messaging.message import Message
-from oncekey.messaging.outbox import Outbox
-from oncekey.messaging.publisher import Publisher
+from oncekey.messaging._outbox import Outbox
+from oncekey.messaging._outbox_worker import Limits
+from oncekey.messaging._publisher import Publisher
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
 __all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import SystemClock
-from oncekey.core.op import run
+from oncekey._core.message import Message
+from oncekey._core.op import run
+from oncekey._system.clock import SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.messaging.draining import Deliver, Drain, Limits, Published
-from oncekey.messaging.message import Message
-from oncekey.messaging.outbox import Outbox
-from oncekey.messaging.publisher import Publisher
+from oncekey.messaging._outbox import Outbox
+from oncekey.messaging._outbox_worker import Deliver, Drain, Limits, Published
+from oncekey.messaging._publisher import Publisher
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 from tests.messaging.publishing import LEASE_S, Broker, publisher
 

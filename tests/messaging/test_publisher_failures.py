@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
+from oncekey._core.message import Message, lane
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.messaging.draining import Limits
-from oncekey.messaging.message import Message, lane
-from oncekey.messaging.publisher import Publisher
+from oncekey.messaging._outbox_worker import Limits
+from oncekey.messaging._publisher import Publisher
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 from tests.messaging.publishing import LEASE_S, Broker, publisher
 

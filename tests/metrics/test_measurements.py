@@ -7,20 +7,20 @@ from collections import Counter
 import pytest
 
 from oncekey import events
-from oncekey.clock import FakeClock
-from oncekey.core.fingerprint import VERSION, Fingerprint
-from oncekey.core.op import Op, Pause, run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind
-from oncekey.core.record import Answer
-from oncekey.core.verbs import Verb
+from oncekey._core.fingerprint import VERSION, Fingerprint
+from oncekey._core.op import Op, Pause, run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind
+from oncekey._core.record import Answer
+from oncekey._core.verbs import Verb
+from oncekey._engine.guard import Call, Execute, Guard
+from oncekey._engine.heartbeat import Heartbeat
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import Call, Execute, Guard
-from oncekey.heartbeat import Heartbeat
-from oncekey.metrics import catalogue
-from oncekey.metrics.catalogue import CATALOGUE, Metric
-from oncekey.metrics.measure import OTHER, Measure
-from oncekey.stores.line import Line
+from oncekey.metrics import _catalogue as catalogue
+from oncekey.metrics._catalogue import CATALOGUE, Metric
+from oncekey.metrics._measurements import OTHER, Measure
+from oncekey.stores.connection import Line
 from oncekey.stores.memory import MemoryConnection, MemoryStore
 from tests.metrics.samples import KINDS, OPERATION, one_of_each, sample
 

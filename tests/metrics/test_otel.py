@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from oncekey import events
 from oncekey.metrics import OpenTelemetryHook
-from oncekey.metrics.catalogue import CATALOGUE
+from oncekey.metrics._catalogue import CATALOGUE
 from tests.metrics.samples import HASH, OPERATION, one_of_each, sample
 
 

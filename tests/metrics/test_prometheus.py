@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from oncekey import events
 from oncekey.errors import Misuse
 from oncekey.metrics import PrometheusHook
-from oncekey.metrics.catalogue import CATALOGUE
+from oncekey.metrics._catalogue import CATALOGUE
 from tests.metrics.samples import HASH, OPERATION, one_of_each, sample
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.table import Mutant
 
-LIFECYCLE = "core/lifecycle.py"
-HOLDING = "tests/test_holding.py"
-STEPS = "tests/test_steps.py"
+LIFECYCLE = "_core/lifecycle.py"
+HOLDING = "tests/engine/test_ownership.py"
+STEPS = "tests/engine/test_steps.py"
 FORWARD = "tests/client/test_forward.py"
 
 _VERSIONS = (
@@ -20,7 +20,7 @@ _VERSIONS = (
     ),
     Mutant(
         "the version is not kept",
-        "guard.py",
+        "_engine/guard.py",
         "            schema_version=policy.schema_version,\n",
         "",
         HOLDING,
@@ -60,7 +60,7 @@ _VERSIONS = (
     ),
     Mutant(
         "a request that came a moment ago is known by less than all of it",
-        "web/edge.py",
+        "web/_edge.py",
         "self._target(request), body.content()\n",
         "self._target(request)\n",
         "tests/web/test_asgi.py",
@@ -68,7 +68,7 @@ _VERSIONS = (
     ),
     Mutant(
         "a request that came a moment ago is known without its account",
-        "web/edge.py",
+        "web/_edge.py",
         "asked = (key, tenant, ",
         "asked = (key, ",
         "tests/web/test_asgi.py",
@@ -76,7 +76,7 @@ _VERSIONS = (
     ),
     Mutant(
         "a failing upcast is an answer as it was",
-        "holding.py",
+        "_engine/ownership.py",
         "            return Refuse(refusals.not_upcast(record, new))\n",
         "            answer = kept\n",
         HOLDING,
@@ -84,7 +84,7 @@ _VERSIONS = (
     ),
     Mutant(
         "of two ways the one that was registered first is taken",
-        "core/versions.py",
+        "_core/versions.py",
         "in sorted(self._upcasts.get(here, {}).items()):",
         "in self._upcasts.get(here, {}).items():",
         "tests/core/test_versions.py",
@@ -95,7 +95,7 @@ _VERSIONS = (
 _STEPS = (
     Mutant(
         "a handler repeats by itself what must not be repeated",
-        "steps.py",
+        "_engine/steps.py",
         "        if name in self._begun:\n",
         "        if not name:\n",
         STEPS,
@@ -103,7 +103,7 @@ _STEPS = (
     ),
     Mutant(
         "a step that failed is forgotten by a refusal",
-        "steps.py",
+        "_engine/steps.py",
         "        return bool(self._tried or self._begun or self._known)\n",
         "        return bool(self._taken or self._begun or self._known)\n",
         STEPS,
@@ -111,7 +111,7 @@ _STEPS = (
     ),
     Mutant(
         "two steps share a name",
-        "steps.py",
+        "_engine/steps.py",
         "        if name in self._taken and name not in self._unheard:\n",
         "        if not name:\n",
         STEPS,
@@ -119,7 +119,7 @@ _STEPS = (
     ),
     Mutant(
         "the record is left out of the child key",
-        "steps.py",
+        "_engine/steps.py",
         '    parts = [b"oncekey/child/1", record_id, as_bytes(name)]\n',
         '    parts = [b"oncekey/child/1", as_bytes(name)]\n',
         STEPS,
@@ -154,15 +154,15 @@ _STEPS = (
 _ENDS = (
     Mutant(
         "a lost take-over is given back",
-        "holding.py",
+        "_engine/ownership.py",
         """                if ours and found.lapses and found.recovery in ("resume", "ask"):\n""",
         "                if ours and not found.fence:\n",
-        "tests/test_guard_ends.py",
+        "tests/engine/test_guard_ends.py",
         "test_a_lost_take_over_is_left_to_lapse",
     ),
     Mutant(
         "what was not found out is given back",
-        "holding.py",
+        "_engine/ownership.py",
         "        if attempt.asks:  # it",
         "        if not attempt:  # it",
         "tests/web/test_ask.py",
@@ -170,23 +170,23 @@ _ENDS = (
     ),
     Mutant(
         "complete_in keeps what it is given",
-        "attempt.py",
+        "_engine/attempt.py",
         "ports.guard.completion(self, kept)",
         "ports.guard.completion(self, answer)",
-        "tests/test_attempt.py",
+        "tests/engine/test_attempt.py",
         "test_p12_secrets_are_sent_but_not_stored",
     ),
     Mutant(
         "whoever is let go is renewed again",
-        "heartbeat.py",
+        "_engine/heartbeat.py",
         "    return attempt.dropped or (attempt.finished and attempt.lingering is None)\n",
         "    return attempt.finished and attempt.lingering is None\n",
-        "tests/test_heartbeat.py",
+        "tests/engine/test_heartbeat.py",
         "test_p6_an_attempt_that_is_let_go_while_it_is_renewed_lapses",
     ),
     Mutant(
         "what was answered and not recorded is given back by a failure after it",
-        "holding.py",
+        "_engine/ownership.py",
         "        attempt.give_back()\n        # Under `block` a retry would only learn",
         "        attempt.finished = False\n        # Under `block` a retry would only learn",
         "tests/web/test_asgi_store_down.py",
@@ -194,7 +194,7 @@ _ENDS = (
     ),
     Mutant(
         "what was cut off is renewed",
-        "web/asgi_run.py",
+        "web/_asgi_run.py",
         "            self._edge.heartbeat.drop(attempt)\n",
         "            pass\n",
         "tests/web/test_asgi_kept.py",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.table import CONTRACT, Mutant
 
-ITEMS = "dynamodb_items.py"
-VERBS = "dynamodb_verbs.py"
-WALK = "dynamodb_walk.py"
-LEASES = "tests/stores/test_dynamodb_leases.py"
-TESTS = "tests/stores/test_dynamodb.py"
+ITEMS = "dynamodb/items.py"
+VERBS = "dynamodb/verbs.py"
+WALK = "dynamodb/scan.py"
+LEASES = "tests/stores/dynamodb/test_leases_on_the_server.py"
+TESTS = "tests/stores/dynamodb/test_store.py"
 
 _EXPECTED = "test_p2_state_fence_and_token_must_all_be_right and async-dynamodb"
 _AT_THE_WRITE = "test_p8_a_condition_on_time_is_judged_at_the_write and async-dynamodb"
@@ -35,7 +35,7 @@ _MUTANTS = (
     _mutant("no token check", ITEMS, ", token=b(verb.token))\n", ")\n", _EXPECTED),
     _mutant(
         "no lapse check at the write",
-        "observed.py",
+        "dynamodb/leases.py",
         "return beat if left_s <= 0 else None",
         "return beat",
         _AT_THE_WRITE,
@@ -94,7 +94,7 @@ _MUTANTS = (
     ),
     _mutant(
         "a removed record's fences come again",
-        "dynamodb_dates.py",
+        "dynamodb/server_date.py",
         "max(self._last + 1, above + 1, self.now())",
         "above + 1",
         "test_a_removed_record_leaves_no_fence_to_be_used_again and async-dynamodb",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 BROKEN = "tests/web/test_broken.py"
-TABLE = "core/endings.py"
-GUARD_ENDS = "tests/test_guard_ends.py"
+TABLE = "_core/endings.py"
+GUARD_ENDS = "tests/engine/test_guard_ends.py"
 _NEVER = "test_p6_under_block_an_exception_is_never_run_again"
 _ASKED = "test_p6_under_ask_the_next_retry_asks_at_once"
 
@@ -87,7 +87,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a step that broke is overlooked",
-        "holding.py",
+        "_engine/ownership.py",
         "        if end is not End.KEPT and attempt.steps.in_doubt:\n",
         "        if end is not End.KEPT and not attempt.steps:\n",
         BROKEN,
@@ -95,7 +95,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a step that broke spoils the answer, too",
-        "holding.py",
+        "_engine/ownership.py",
         "        if end is not End.KEPT and attempt.steps.in_doubt:\n",
         "        if attempt.steps.in_doubt:\n",
         BROKEN,
@@ -103,7 +103,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a lapse leaves its lease to run out",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         '    return _swap("lapse", held, lease_s=0.0, retention_s=retention_s)\n',
         '    return _swap("lapse", held, lease_s=30.0, retention_s=retention_s)\n',
         BROKEN,
@@ -111,7 +111,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a handler's lapse is not counted",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         '"take over", False, found.attempt + 1, found.lapses + 1\n',
         '"take over", False, found.attempt + 1, found.lapses\n',
         BROKEN,
@@ -119,7 +119,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a failed answer does not say that no retry runs",
-        "web/edge.py",
+        "web/_edge.py",
         "        return unknown_headers(headers, self.profile)\n",
         "        return list(headers)\n",
         BROKEN,
@@ -127,7 +127,7 @@ _MUTANTS = (
     ),
     Mutant(
         "who finds out too late that it was not done runs it",
-        "holding.py",
+        "_engine/ownership.py",
         "        return over and not attempt.policy.atomic\n",
         "        return False\n",
         GUARD_ENDS,
@@ -135,7 +135,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a take-over that is found again is not asked about",
-        "guard.py",
+        "_engine/guard.py",
         '        ours.attempt.asks = policy.recovery == "ask" and found.lapses > 0\n',
         "",
         GUARD_ENDS,
@@ -143,7 +143,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a key that is too old frees what must be asked about",
-        "admission.py",
+        "_engine/admission.py",
         "(old is not None and attempt.asks)",
         "(old is not None and not attempt.asks)",
         GUARD_ENDS,
@@ -151,10 +151,10 @@ _MUTANTS = (
     ),
     Mutant(
         "rows of an atomic handler that cannot tell are committed",
-        "atomic/work.py",
+        "atomic/_transaction.py",
         "        if swap.to is not State.COMPLETED:\n",
         "        if swap.to is State.UNKNOWN:\n",
-        "tests/atomic/test_work.py",
+        "tests/atomic/test_transaction.py",
         "test_what_a_handler_wrote_that_cannot_tell_does_not_go_with_the_end_of_its_lease",
     ),
 )

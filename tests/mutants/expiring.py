@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.mutants.table import Mutant
 
-EXPIRY = "tests/test_expiry.py"
-FADING = "tests/test_fading.py"
-QUOTAS = "tests/test_quotas.py"
+EXPIRY = "tests/engine/test_expiry.py"
+FADING = "tests/engine/test_tombstones.py"
+QUOTAS = "tests/engine/test_quotas.py"
 WEB = "tests/web/test_expiry.py"
 
 _KEYS = (
     Mutant(
         "an old key is claimed and given back",
-        "guard.py",
+        "_engine/guard.py",
         "        barred = self.barred(call, policy)\n        if barred is None:\n",
         "        barred = self.barred(call, policy)\n        if barred or not barred:\n",
         EXPIRY,
@@ -20,7 +20,7 @@ _KEYS = (
     ),
     Mutant(
         "an old key starts over what is expired and not swept",
-        "admission.py",
+        "_engine/admission.py",
         "    return found.expired or (found",
         "    return (found",
         EXPIRY,
@@ -28,7 +28,7 @@ _KEYS = (
     ),
     Mutant(
         "a claim that was long on its way runs",
-        "admission.py",
+        "_engine/admission.py",
         "        if old is not None:\n            yield from self.abandon",
         "        if old is not None and not old:\n            yield from self.abandon",
         EXPIRY,
@@ -36,7 +36,7 @@ _KEYS = (
     ),
     Mutant(
         "a retry goes on with a claim that came too late",
-        "admission.py",
+        "_engine/admission.py",
         "0.0 if attempt.attempt == 1 else max(attempt.age_s, 0.0)",
         "max(attempt.age_s, 0.0) + attempt.attempt * 1e6",
         EXPIRY,
@@ -44,7 +44,7 @@ _KEYS = (
     ),
     Mutant(
         "a key from the future is taken for young",
-        "core/key_age.py",
+        "_core/key_age.py",
         "    if made - now_wall > policy.clock_skew_s:\n",
         "    if made - now_wall > 1e12:\n",
         "tests/core/test_key_age.py",
@@ -52,7 +52,7 @@ _KEYS = (
     ),
     Mutant(
         "keys may be older than memory",
-        "core/policy.py",
+        "_core/policy.py",
         "    if needed_s > policy.memory_s:\n",
         "    if needed_s > policy.memory_s * 2:\n",
         "tests/core/test_policy.py",
@@ -60,7 +60,7 @@ _KEYS = (
     ),
     Mutant(
         "a retention that is too long is cut",
-        "core/declared.py",
+        "_core/requested_retention.py",
         "    if retention_s > longest_s:\n",
         "    if retention_s > longest_s * 1e9:\n",
         WEB,
@@ -68,7 +68,7 @@ _KEYS = (
     ),
     Mutant(
         "the retention that a client asks for is not kept",
-        "guard.py",
+        "_engine/guard.py",
         "claim or self.claim(call, policy), _lasting(policy, call)\n        decision",
         "claim or self.claim(call, policy), policy\n        decision",
         WEB,
@@ -79,7 +79,7 @@ _KEYS = (
 _TOMBSTONES = (
     Mutant(
         "an answer is replayed after its retention",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         "            if is_over(record):\n",
         "            if record.expired:\n",
         EXPIRY,
@@ -87,7 +87,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "the store keeps a record for its retention alone",
-        "holding.py",
+        "_engine/ownership.py",
         "            retention_s=retention_s + policy.tombstone_s,\n",
         "            retention_s=retention_s,\n",
         EXPIRY,
@@ -95,7 +95,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "what died is forgotten after a retention",
-        "guard.py",
+        "_engine/guard.py",
         "_lasting(policy, call).retention_s + policy.tombstone_s",
         "_lasting(policy, call).retention_s",
         EXPIRY,
@@ -103,7 +103,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "the tombstone is sent as a header",
-        "holding.py",
+        "_engine/ownership.py",
         "        return Replay(bare(answer), ",
         "        return Replay(answer, ",
         WEB,
@@ -111,7 +111,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "a client is promised its answer for as long as the tombstone",
-        "holding.py",
+        "_engine/ownership.py",
         "Stored(swap.retention_s - attempt.policy.tombstone_s)",
         "Stored(swap.retention_s)",
         EXPIRY,
@@ -119,7 +119,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "what was blanked comes back to life with the clock",
-        "core/tombstone.py",
+        "_core/tombstone.py",
         "    return blanked or answer_left_s(record) <= 0\n",
         "    return answer_left_s(record) <= 0\n",
         "tests/core/test_tombstone.py",
@@ -127,7 +127,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "content is blanked before its time",
-        "fading.py",
+        "_engine/tombstones.py",
         "            if (left_s := answer_left_s(record)) > 0:\n",
         "            if (left_s := answer_left_s(record)) > 1e12:\n",
         FADING,
@@ -135,7 +135,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "a list that could not be written is lost",
-        "fading.py",
+        "_engine/tombstones.py",
         "                    self._noted.setdefault(span, [])[:0] = ids\n",
         "                    self._noted.setdefault(span, [])\n",
         FADING,
@@ -143,7 +143,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "what is noted dies with its process",
-        "sweeper.py",
+        "_engine/sweeper.py",
         "        for finish in (*(chore.finish for chore in self._chores), self._write_tallies):\n",
         "        for finish in (self._write_tallies,):\n",
         FADING,
@@ -151,7 +151,7 @@ _TOMBSTONES = (
     ),
     Mutant(
         "a tombstone keeps the fingerprint",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         "        fingerprint=bytes(len(found.fingerprint)),\n",
         "        fingerprint=found.fingerprint,\n",
         "tests/core/test_lifecycle.py",
@@ -162,7 +162,7 @@ _TOMBSTONES = (
 _QUOTAS = (
     Mutant(
         "who has used up its quota cannot learn what became of its requests",
-        "guard.py",
+        "_engine/guard.py",
         "        return Refuse(barred) if found is None or is_new(found) else found\n",
         "        return Refuse(barred)\n",
         QUOTAS,
@@ -170,7 +170,7 @@ _QUOTAS = (
     ),
     Mutant(
         "a record that is tried again counts again",
-        "guard.py",
+        "_engine/guard.py",
         "            if self.quotas is not None and found.expired:\n",
         "            if self.quotas is not None:\n",
         QUOTAS,
@@ -178,7 +178,7 @@ _QUOTAS = (
     ),
     Mutant(
         "processes do not hear of each other",
-        "quotas.py",
+        "_engine/quotas.py",
         "            counts = NOTHING if unknown else Usage(",
         "            counts = NOTHING if unknown or record else Usage(",
         QUOTAS,
@@ -186,7 +186,7 @@ _QUOTAS = (
     ),
     Mutant(
         "what was counted here is counted twice",
-        "quotas.py",
+        "_engine/quotas.py",
         "                    account.included = included.get(tenant, account.included)\n",
         "",
         QUOTAS,
@@ -194,7 +194,7 @@ _QUOTAS = (
     ),
     Mutant(
         "a count that could not be written is lost",
-        "quotas.py",
+        "_engine/quotas.py",
         "                for place, used in counted.items():\n",
         "                for place, used in {}.items():\n",
         QUOTAS,
@@ -202,7 +202,7 @@ _QUOTAS = (
     ),
     Mutant(
         "counts stay when their records have expired",
-        "core/quota.py",
+        "_core/quota.py",
         "for number in range(first, first",
         "for number in range(first - 9, first",
         QUOTAS,
@@ -210,7 +210,7 @@ _QUOTAS = (
     ),
     Mutant(
         "the bytes of answers are not counted",
-        "holding.py",
+        "_engine/ownership.py",
         "            self.quotas.kept(attempt.tenant, ",
         "            self.quotas.kept(attempt.key, ",
         QUOTAS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.table import Mutant
 
-OPERATION = "operation.py"
-INBOX = "messaging/inbox.py"
+OPERATION = "_engine/operation.py"
+INBOX = "messaging/_inbox.py"
 ONCE_TESTS = "tests/test_once.py"
 ONCE_ATTEMPT_TESTS = "tests/test_once_attempt.py"
 ONCE_LEFT_TESTS = "tests/test_once_left.py"
@@ -31,7 +31,7 @@ _MUTANTS = (
     ),
     Mutant(
         "what fails unseen is not told",
-        "background.py",
+        "_engine/background.py",
         "                if error is not None:\n                    _log",
         "                if False:\n                    _log",
         ONCE_LEFT_TESTS,
@@ -47,7 +47,7 @@ _MUTANTS = (
     ),
     Mutant(
         "the first caller gets what the function returned",
-        "core/result.py",
+        "_core/results.py",
         "    kept = text.encode()\n    if",
         "    kept = repr(result).encode()\n    if",
         ONCE_TESTS,
@@ -73,7 +73,7 @@ _MUTANTS = (
     ),
     Mutant(
         "defaults make another call",
-        "calls.py",
+        "_engine/function_call.py",
         "        bound.apply_defaults()\n",
         "",
         ONCE_TESTS,
@@ -81,7 +81,7 @@ _MUTANTS = (
     ),
     Mutant(
         "objects are compared by their type alone",
-        "core/arguments.py",
+        "_core/arguments.py",
         "    fields = _fields(argument)\n",
         "    fields = None\n",
         ONCE_TESTS,
@@ -89,7 +89,7 @@ _MUTANTS = (
     ),
     Mutant(
         "arguments are kept that JSON changes",
-        "calls.py",
+        "_engine/function_call.py",
         "            same = repr(json.loads(text)) == repr(call)",
         "            same = True",
         ONCE_LEFT_TESTS,
@@ -97,7 +97,7 @@ _MUTANTS = (
     ),
     Mutant(
         "None is a part of a key",
-        "core/expression.py",
+        "_core/expression.py",
         "        if found is None or (isinstance(found, str) and not found.strip()):\n",
         "        if isinstance(found, str) and not found.strip():\n",
         "tests/core/test_expression.py",
@@ -105,7 +105,7 @@ _MUTANTS = (
     ),
     Mutant(
         "where a part of a key ends does not matter",
-        "core/expression.py",
+        "_core/expression.py",
         "        return text + self._where(fields)\n",
         "        return text\n",
         "tests/core/test_expression.py",
@@ -113,7 +113,7 @@ _MUTANTS = (
     ),
     Mutant(
         "what a model hides is not compared",
-        "core/arguments.py",
+        "_core/arguments.py",
         "        return argument.get_secret_value()\n",
         "        return None\n",
         "tests/core/test_arguments.py",
@@ -137,7 +137,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a topic that cannot be reached looks like an outage",
-        "messaging/draining.py",
+        "messaging/_outbox_worker.py",
         "                case Unreachable(error) if row.message.topic not in blamed:\n",
         "                case Unreachable(error):\n",
         "tests/messaging/test_publisher_failures.py",
@@ -145,7 +145,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a digest may be chosen as an id",
-        "core/key.py",
+        "_core/key.py",
         " or text.startswith(_DERIVED):",
         ":",
         "tests/core/test_key.py",
@@ -177,7 +177,7 @@ _MUTANTS = (
     ),
     Mutant(
         "rows of a message that was lost are committed",
-        "outcome.py",
+        "_engine/outcomes.py",
         "    if not isinstance(outcome, Ran):\n",
         "    if False:\n",
         JOINED_TESTS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.table import Mutant
 
-CONNECTION = "stores/sqlite_connection.py"
-TESTS = "tests/stores/test_sqlite_async.py"
+CONNECTION = "stores/sqlite/connection.py"
+TESTS = "tests/stores/sqlite/test_async_connection.py"
 
 _MUTANTS = (
     Mutant(
@@ -18,7 +18,7 @@ _MUTANTS = (
     ),
     Mutant(
         "reads prove that a disk is quick",
-        "stores/sqlite_async.py",
+        "stores/sqlite/async_connection.py",
         "        elif wrote:\n",
         "        else:\n",
         TESTS,
@@ -26,7 +26,7 @@ _MUTANTS = (
     ),
     Mutant(
         "retries of one key keep the loop to themselves",
-        "stores/gather.py",
+        "stores/batching.py",
         "if self._queue:  # an answer",
         "if False:  # an answer",
         TESTS,
@@ -37,20 +37,20 @@ _MUTANTS = (
         CONNECTION,
         "self._keep_short(little=True, patient=False)",
         "self._keep_short(little=True)",
-        "tests/stores/test_sqlite_connection.py",
+        "tests/stores/sqlite/test_connection.py",
         "test_p11_a_replay_does_not_wait_until_a_checkpoint_can_be_made",
     ),
     Mutant(
         "nobody looks whether the file is still there",
-        "stores/sqlite_wal.py",
+        "stores/sqlite/wal.py",
         "if self._look_around() != self._settled:",
         "if not self._folders:",
-        "tests/stores/test_sqlite_wal.py",
+        "tests/stores/sqlite/test_wal.py",
         "test_that_its_files_are_gone_is_noticed",
     ),
     Mutant(
         "what found a record at once is said to be new",
-        "stores/sqlite_verbs.py",
+        "stores/sqlite/verbs.py",
         "            return Inserted(fence)\n        raise NotAll\n",
         "            return Inserted(fence)\n        return Inserted(1)\n",
         "tests/stores/test_contract.py",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.table import Mutant
 
-ATOMIC = "stores/mysql_atomic.py"
-OUTBOX = "messaging/outbox_mysql.py"
+ATOMIC = "stores/mysql/transactions.py"
+OUTBOX = "stores/mysql/outbox.py"
 FAULTS = "tests/atomic/test_faults.py"
 LEASED = "tests/atomic/test_leased.py"
 JOINED_TESTS = "tests/messaging/test_inbox_joined.py"
 INBOX_MYSQL_TESTS = "tests/messaging/test_inbox_mysql.py"
-SHELF_TESTS = "tests/messaging/test_shelf.py"
+SHELF_TESTS = "tests/stores/test_outbox.py"
 _DELIVERIES = "test_p1_two_deliveries_at_once_have_one_effect_and_nobody_waits and mariadb"
 
 _MUTANTS = (
@@ -34,19 +34,19 @@ _MUTANTS = (
     ),
     Mutant(
         "who resolves waits for the steps of others, mariadb",
-        "stores/mysql_write.py",
+        "stores/mysql/writes.py",
         "{rows} r FORCE INDEX (PRIMARY) ",
         "{rows} r IGNORE INDEX (PRIMARY) ",
-        "tests/stores/test_mysql_held.py",
+        "tests/stores/mysql/test_held.py",
         "test_p11_who_resolves_waits_for_no_step_of_another_record",
         server="mariadb",
     ),
     Mutant(
         "a step in a caller's transaction holds up those of others, mariadb",
-        "stores/mysql_write.py",
+        "stores/mysql/writes.py",
         "    if len(rows) == 1:\n        looked_up",
         "    if not rows:\n        looked_up",
-        "tests/stores/test_mysql_join.py",
+        "tests/stores/mysql/test_joining.py",
         "test_p11_a_step_in_an_open_transaction_holds_up_no_step_of_another",
         server="mariadb",
     ),
@@ -61,7 +61,7 @@ _MUTANTS = (
     ),
     Mutant(
         "atomic mode is not READ COMMITTED, mariadb",
-        "atomic/unit.py",
+        "atomic/_unit_of_work.py",
         'return mysql_atomic.READ_COMMITTED if adapter.engine == "mysql" else None',
         "return None",
         LEASED,
@@ -97,7 +97,7 @@ _MUTANTS = (
     ),
     Mutant(
         "a caller's transaction that was undone goes on, mariadb",
-        "atomic/work.py",
+        "atomic/_transaction.py",
         "self._final = error if self._callers else None",
         "self._final = None",
         INBOX_MYSQL_TESTS,

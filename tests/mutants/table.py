@@ -58,8 +58,8 @@ def _of_store(
     )
 
 
-_QUERIES = "schema/postgres/queries.sql"
-_SWAP = "schema/redis/swap.lua"
+_QUERIES = "postgres/queries.sql"
+_SWAP = "redis/swap.lua"
 _COMPARED = "if (row.state, row.fence, row.token) != expected or"
 _WHERE = "WHERE id = ? AND state = ? AND fence = ? AND token = ?\n"
 _GIVEN = "state = column2 AND fence = column3 AND token = column4"
@@ -108,31 +108,31 @@ STORES = (
     _of_store(
         "sqlite",
         "no state check",
-        "sqlite_sql.py",
+        "sqlite/statements.py",
         _WHERE,
         _WHERE.replace("state = ", "'' <> "),
     ),
     _of_store(
         "sqlite",
         "no fence check",
-        "sqlite_sql.py",
+        "sqlite/statements.py",
         _WHERE,
         _WHERE.replace("fence = ", "'' <> "),
     ),
     _of_store(
         "sqlite",
         "no token check",
-        "sqlite_sql.py",
+        "sqlite/statements.py",
         _WHERE,
         _WHERE.replace("token = ", "'' <> "),
     ),
     *(
         Mutant(
             f"sqlite: no {what} check in a batch",
-            "stores/sqlite_sql.py",
+            "stores/sqlite/statements.py",
             _GIVEN,
             _GIVEN.replace(f"{what} = ", "'' <> "),
-            "tests/stores/test_sqlite_verbs.py",
+            "tests/stores/sqlite/test_verbs.py",
             "test_p2_one_that_is_refused_is_refused_alone",
         )
         for what in ("state", "fence", "token")
@@ -140,7 +140,7 @@ STORES = (
     _of_store(
         "sqlite",
         "no lapse check at the write",
-        "sqlite_verbs.py",
+        "sqlite/verbs.py",
         "if found is None or not _HOLDS[verb.when](found):",
         "if found is None:",
         _AT_THE_WRITE,
@@ -148,25 +148,25 @@ STORES = (
     _of_store(
         "sqlite",
         "the sweep removes what runs",
-        "sqlite_sql.py",
+        "sqlite/statements.py",
         "WHERE state = 'running' AND expires <= ? AND (boot <> ? OR lease_until <= ?)",
         "WHERE state = 'running' AND ? AND (? OR ?)",
         _SWEPT,
     ),
     Mutant(
         "sqlite: a batch that was not all done counts as done",
-        "stores/sqlite_verbs.py",
+        "stores/sqlite/verbs.py",
         ".rowcount != len(rows):",
         ".rowcount > len(rows):",
-        "tests/stores/test_sqlite_verbs.py",
+        "tests/stores/sqlite/test_verbs.py",
         "test_p2_one_that_is_refused_is_refused_alone",
     ),
     Mutant(
         "sqlite: an insert that lost a race counts as inserted",
-        "stores/sqlite_verbs.py",
+        "stores/sqlite/verbs.py",
         ".rowcount != len(rows):",
         ".rowcount > len(rows):",
-        "tests/stores/test_sqlite_verbs.py",
+        "tests/stores/sqlite/test_verbs.py",
         "test_p1_an_insert_that_lost_a_race_after_the_look_finds_the_winner",
     ),
     # ---------------------------------------------------------------------------- PostgreSQL
@@ -201,13 +201,13 @@ STORES = (
         _SWEPT,
     ),
     # ------------------------------------------------------------------------------- MariaDB
-    _of_store("mariadb", "no state check", "mysql_write.py", "c.state = {state} AND ", ""),
-    _of_store("mariadb", "no fence check", "mysql_write.py", " AND c.fence = {fence}", ""),
-    _of_store("mariadb", "no token check", "mysql_write.py", " AND c.token = {token}", ""),
+    _of_store("mariadb", "no state check", "mysql/writes.py", "c.state = {state} AND ", ""),
+    _of_store("mariadb", "no fence check", "mysql/writes.py", " AND c.fence = {fence}", ""),
+    _of_store("mariadb", "no token check", "mysql/writes.py", " AND c.token = {token}", ""),
     _of_store(
         "mariadb",
         "no lapse check at the write",
-        "mysql_write.py",
+        "mysql/writes.py",
         'When.LAPSED: f"c.lease_until <= {CLOCK}"',
         'When.LAPSED: "TRUE"',
         _AT_THE_WRITE,
@@ -215,7 +215,7 @@ STORES = (
     _of_store(
         "mariadb",
         "a sweep forgets the fences",
-        "mysql_sql.py",
+        "mysql/verbs.py",
         '"WHERE one = 1 AND removed < @oncekey_fence"',
         '"WHERE one = 2 AND removed < @oncekey_fence"',
         "test_a_removed_record_leaves_no_fence_to_be_used_again",
@@ -234,10 +234,10 @@ STORES = (
     ),
     Mutant(
         "redis: the sweep removes what runs again",
-        "stores/schema/redis/sweep.lua",
+        "stores/redis/sweep.lua",
         "if not found[1] or tonumber(found[1]) > clock() then return 0 end",
         "if not found[1] then return 0 end",
-        "tests/stores/test_redis_walk.py",
+        "tests/stores/redis/test_scan.py",
         "test_p10_a_record_that_is_renewed_before_its_removal_stays",
         server="redis",
     ),
@@ -248,7 +248,7 @@ _CONCLUDE = "await self._record(*self._edge.judged(self._attempt, self._capture)
 ENGINE = (
     Mutant(
         "ASGI: the answer is sent before it is recorded",
-        "web/asgi_run.py",
+        "web/_asgi_run.py",
         f"        {_CONCLUDE}",
         f"        await self._release(self._capture.headers)\n        {_CONCLUDE}",
         ASGI,
@@ -265,7 +265,7 @@ ENGINE = (
     ),
     Mutant(
         "its own answer is sent although its completion was refused",
-        "holding.py",
+        "_engine/ownership.py",
         "_s)\n        return (yield from self._superseded(attempt, outcome.record, call))\n",
         "_s)\n        return Stored(swap.retention_s)\n",
         ASGI,
@@ -273,7 +273,7 @@ ENGINE = (
     ),
     Mutant(
         "the tenant is left out of the record id",
-        "core/key.py",
+        "_core/key.py",
         "    account, text = as_bytes(tenant), as_bytes(key)\n",
         '    account, text = b"", as_bytes(key)\n',
         ASGI,
@@ -281,7 +281,7 @@ ENGINE = (
     ),
     Mutant(
         "the operation is left out of the record id",
-        "core/key.py",
+        "_core/key.py",
         "    if operation is None:\n",
         "    if True:\n",
         ASGI,
@@ -289,7 +289,7 @@ ENGINE = (
     ),
     Mutant(
         "the path is left out of the fingerprint",
-        "core/fingerprint.py",
+        "_core/fingerprint.py",
         "    verb, place, kind = as_bytes(method.upper()), as_bytes(path), as_bytes(media_type)\n",
         '    verb, place, kind = as_bytes(method.upper()), b"", as_bytes(media_type)\n',
         ASGI,
@@ -297,7 +297,7 @@ ENGINE = (
     ),
     Mutant(
         "the body is left out of the fingerprint",
-        "core/fingerprint.py",
+        "_core/fingerprint.py",
         "        digest.update(each)",
         "        each",
         ASGI,
@@ -305,7 +305,7 @@ ENGINE = (
     ),
     Mutant(
         "the order of form fields is left out of the fingerprint",
-        "core/canonical.py",
+        "_core/canonical.py",
         "    if version == 1:\n        return canonical_query(",
         "    if True:\n        return canonical_query(",
         "tests/core/test_fingerprint.py",
@@ -313,7 +313,7 @@ ENGINE = (
     ),
     Mutant(
         "a body stays in memory while its request waits",
-        "guard.py",
+        "_engine/guard.py",
         "            if call.put_away is not None:\n",
         "            if False:\n",
         "tests/web/test_waiting_bodies.py",
@@ -321,7 +321,7 @@ ENGINE = (
     ),
     Mutant(
         "room for bodies is not given back",
-        "web/body.py",
+        "web/_body.py",
         "            room.give_back(self._counted)\n",
         "            pass\n",
         "tests/web/test_body.py",
@@ -329,7 +329,7 @@ ENGINE = (
     ),
     Mutant(
         "the lease is used as retention",
-        "holding.py",
+        "_engine/ownership.py",
         "        retention_s = policy.retention_s\n",
         "        retention_s = policy.lease_s\n",
         ASGI,
@@ -337,7 +337,7 @@ ENGINE = (
     ),
     Mutant(
         "retention counts from the claim",
-        "holding.py",
+        "_engine/ownership.py",
         '        if self._retention_from == "first use":\n',
         "        if self._retention_from:\n",
         ASGI,
@@ -345,7 +345,7 @@ ENGINE = (
     ),
     Mutant(
         "what was read a moment ago is replayed for ever",
-        "web/recent.py",
+        "web/_replay_cache.py",
         "return Known(replay, sent, ago_s) if fresh else None",
         "return Known(replay, sent, ago_s)",
         ASGI,
@@ -353,7 +353,7 @@ ENGINE = (
     ),
     Mutant(
         "an insert whose reply was lost is not recognised by its token",
-        "guard.py",
+        "_engine/guard.py",
         "        if found.token != claim.token or found.state is not State.RUNNING:\n",
         "        if found.token:\n",
         ASGI_DOWN,
@@ -361,7 +361,7 @@ ENGINE = (
     ),
     Mutant(
         "a completion whose reply was lost is not recognised by its token",
-        "asking.py",
+        "_engine/store_calls.py",
         "    if isinstance(outcome, Refused) and lifecycle.landed(swap, outcome.record):\n",
         "    if isinstance(outcome, Refused) and outcome.record is None:\n",
         ASGI_DOWN,
@@ -369,7 +369,7 @@ ENGINE = (
     ),
     Mutant(
         "anybody's completion is taken for one's own",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         "    return found.token == (swap.new_token or swap.token) and (\n",
         "    return bool(found.token) and (\n",
         "tests/core/test_lifecycle.py",
@@ -377,15 +377,15 @@ ENGINE = (
     ),
     Mutant(
         "the heartbeat does not renew",
-        "heartbeat.py",
+        "_engine/heartbeat.py",
         "outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])",
         "outcomes = [Done(attempt.fence) for attempt in alive]",
-        "tests/test_heartbeat.py",
+        "tests/engine/test_heartbeat.py",
         "test_a_renewal_gives_a_whole_lease",
     ),
     Mutant(
         "a take-over does not raise the fence",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         '    "take over": Transition((RUNNING,), RUNNING, When.LAPSED, True),\n',
         '    "take over": Transition((RUNNING,), RUNNING, When.LAPSED, False),\n',
         "tests/core/test_lifecycle.py",
@@ -393,7 +393,7 @@ ENGINE = (
     ),
     Mutant(
         "in flight is said before mismatch",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         "(Situation.IN_FLIGHT, Action.IN_FLIGHT, Action.MISMATCH, Action.NEWER)",
         "(Situation.IN_FLIGHT, Action.IN_FLIGHT, Action.IN_FLIGHT, Action.NEWER)",
         ASGI,
@@ -401,7 +401,7 @@ ENGINE = (
     ),
     Mutant(
         "a blocked operation runs again",
-        "core/lifecycle.py",
+        "_core/lifecycle.py",
         '    if "block" in declared or ("ask" in declared and policy.ask is None):\n',
         '    if "ask" in declared and policy.ask is None:\n',
         ASGI,
@@ -409,7 +409,7 @@ ENGINE = (
     ),
     Mutant(
         "401 is kept",
-        "core/policy.py",
+        "_core/policy.py",
         "_REFUSALS = CONDITIONAL | {307, 308, 401, 403,",
         "_REFUSALS = CONDITIONAL | {307, 308, 403,",
         ASGI_KEPT,
@@ -417,15 +417,15 @@ ENGINE = (
     ),
     Mutant(
         "a handler's word keeps a part of an answer",
-        "web/edge.py",
+        "web/_edge.py",
         "if end is End.KEPT and capture.status in CONDITIONAL:",
         "if end is End.KEPT and attempt.verdict is None and capture.status in CONDITIONAL:",
-        "tests/web/test_hidden.py",
+        "tests/web/test_hidden_headers.py",
         "test_e58_what_answers_a_condition_is_never_stored",
     ),
     Mutant(
         "another spelling of a path leads around the stricter rules",
-        "web/routes.py",
+        "web/_routes.py",
         "return method in one.methods and one.required >= other.required and careful",
         "return method in one.methods",
         "tests/web/test_routes.py",
@@ -433,7 +433,7 @@ ENGINE = (
     ),
     Mutant(
         "a path is matched as it is alone",
-        "web/routes.py",
+        "web/_routes.py",
         "        texts = readings(inner)\n",
         "        texts = (inner,)\n",
         "tests/web/test_routes.py",
@@ -441,7 +441,7 @@ ENGINE = (
     ),
     Mutant(
         "post is not POST",
-        "web/messages.py",
+        "web/_asgi_messages.py",
         'scope["method"].upper(),',
         'scope["method"],',
         "tests/web/test_entry.py",
@@ -449,7 +449,7 @@ ENGINE = (
     ),
     Mutant(
         "Set-Cookie is stored",
-        "core/headers.py",
+        "_core/response_headers.py",
         '    b"set-cookie set-cookie2 authorization',
         '    b"set-cookie2 authorization',
         ASGI_KEPT,
@@ -457,7 +457,7 @@ ENGINE = (
     ),
     Mutant(
         "a store that is down is no reason not to run",
-        "guard.py",
+        "_engine/guard.py",
         '        if not error.sent and policy.store_down == "run":\n',
         "        if not error.sent:\n",
         ASGI_DOWN,
@@ -465,7 +465,7 @@ ENGINE = (
     ),
     Mutant(
         "an answer that could not be recorded is sent",
-        "holding.py",
+        "_engine/ownership.py",
         'attempt.policy.recovery == "block" and attempt.recorded is None:\n',
         "attempt.recorded is None:\n",
         ASGI_DOWN,
@@ -473,7 +473,7 @@ ENGINE = (
     ),
     Mutant(
         "a client that hangs up stops its handler",
-        "web/asgi_run.py",
+        "web/_asgi_run.py",
         "self._caller = self._edge.runtime.background.apart(work)",
         "self._caller = asyncio.ensure_future(work)",
         ASGI_LEAVING,
@@ -481,7 +481,7 @@ ENGINE = (
     ),
     Mutant(
         "an answer is coded for whoever came first",
-        "web/hidden.py",
+        "web/_hidden_headers.py",
         'frozenset({b"accept-encoding", ',
         "frozenset({",
         ASGI_KEPT,
@@ -489,7 +489,7 @@ ENGINE = (
     ),
     Mutant(
         "of two key lines the first counts",
-        "web/request_key.py",
+        "web/_request_key.py",
         "return keys.parse(lines, chars_min=chars_min) if lines else None",
         "return keys.parse(lines[:1], chars_min=chars_min) if lines else None",
         ASGI_KEYS,

@@ -17,14 +17,14 @@ import httpx2
 import sqlalchemy as sa
 from starlette.testclient import TestClient
 
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
+from payments.access.rate_limits import Rates
 from payments.app import create_app
-from payments.database import Database
-from payments.limits import Rates
 from payments.network import Network, NetworkDown, NetworkRefused
 from payments.network.book import SCHEMA, Book, Refused, checked
 from payments.settings import Settings
-from payments.tables import metadata
+from payments.storage.database import Database
+from payments.storage.tables import metadata
 
 WAIT_S_MAX = 30.0
 KINDS = {

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import httpx2
 
-from payments.accounts import LOCAL_KEY
-from payments.child import Child
+from payments.access.accounts import LOCAL_KEY
+from payments.demo.subprocess import Child
 from tests.servers.process import free_port
 
 START_S_MAX = 60.0

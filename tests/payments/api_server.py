@@ -17,12 +17,12 @@ from typing import Any
 
 import uvicorn
 
-from oncekey import probes
-from payments import orders, work
+from oncekey._system import probes
 from payments.app import create_app
-from payments.database import Database
+from payments.money import orders, work
 from payments.settings import Settings
-from tests.payments.api import UNLIMITED, NearNetwork
+from payments.storage.database import Database
+from tests.payments.api_client import UNLIMITED, NearNetwork
 
 POINTS = {
     "before_pending": (work.Work, "begin", "before"),

@@ -8,7 +8,7 @@ from typing import Self
 
 import httpx2
 
-from payments.child import Child
+from payments.demo.subprocess import Child
 from payments.network import Network
 from tests.servers.process import free_port
 

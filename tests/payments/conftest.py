@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.payments.api import Api, serving
+from tests.payments.api_client import Api, serving
 
 
 @pytest.fixture(scope="session")

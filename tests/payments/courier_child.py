@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oncekey.webhooks import LOOPBACK, Destinations, Sender, Sent
-from payments.courier import Courier, Pace
-from payments.database import Database
-from payments.senders import Senders
 from payments.settings import Settings
+from payments.storage.database import Database
+from payments.webhooks.senders import Senders
+from payments.webhooks.worker import Courier, Pace
 
 
 class Deadly(Sender):

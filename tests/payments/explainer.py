@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import payments
-from oncekey import probes
+from oncekey._system import probes
 from tests.payments.stage import LEASE_S, Sent, Stage
 
-PATH = Path(payments.__file__).parent / "pages" / "recordings.json"
+PATH = Path(payments.__file__).parent / "demo" / "pages" / "recordings.json"
 KEY = "pay-7f3a"
 TOUR_S = 60
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import oncekey
 from oncekey.web.asgi import IdempotencyMiddleware
-from payments.accounts import LOCAL, LOCAL_KEY, Account, Accounts
-from payments.database import Database
-from payments.gate import Scope, account_of, front
-from payments.limits import Rates
+from payments.access.accounts import LOCAL, LOCAL_KEY, Account, Accounts
+from payments.access.middleware import Scope, account_of, front
+from payments.access.rate_limits import Rates
 from payments.settings import Settings
+from payments.storage.database import Database
 from tests.web.client import Reply, ask, scope_for
 
 MANY = "1000/hour"

@@ -9,8 +9,8 @@ from typing import Self
 import uvicorn
 
 from payments.app import create_app
-from payments.database import Database
 from payments.settings import Settings
+from payments.storage.database import Database
 from tests.servers.process import free_port
 
 WAIT_S_MAX = 30.0

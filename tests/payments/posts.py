@@ -13,13 +13,15 @@ import pytest
 import sqlalchemy as sa
 
 from oncekey.webhooks import LOOPBACK, Schedule, new_secret
-from payments import clock, events, ids
-from payments.courier import Courier, Pace
-from payments.database import Database
-from payments.senders import Senders
+from payments import clock
 from payments.settings import Settings
-from payments.tables import deliveries, delivery_attempts, webhook_endpoints
-from payments.tables import events as event_rows
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.storage.tables import deliveries, delivery_attempts, webhook_endpoints
+from payments.storage.tables import events as event_rows
+from payments.webhooks import events
+from payments.webhooks.senders import Senders
+from payments.webhooks.worker import Courier, Pace
 
 PACE = Pace(schedule=Schedule(retries_s=(10.0, 100.0), spread=0.0), poll_s=0.05)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 from tests.servers.process import free_port
 
 WAIT_S_MAX = 50.0

@@ -17,13 +17,13 @@ from typing import Any
 
 import oncekey
 from oncekey import Answer, Policy, Versions
-from oncekey.clock import FakeClock
-from oncekey.core.op import run
-from oncekey.core.verbs import Scan
+from oncekey._core.op import run
+from oncekey._core.verbs import Scan
+from oncekey._system.clock import FakeClock
 from oncekey.events import Event, StoreAsked
 from oncekey.stores.memory import MemoryStore
+from oncekey.web._asgi_messages import Receive, Scope, Send
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.messages import Receive, Scope, Send
 
 WAIT_S_MAX = 30.0
 LEASE_S = 30.0

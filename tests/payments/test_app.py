@@ -5,9 +5,10 @@ import pytest
 
 from oncekey.cli.main import main as oncekey
 from oncekey.client.keys import uuid7
-from payments import clock, ids
+from payments import clock
 from payments.app import MOVES_MONEY, ROWS_ONLY
-from tests.payments.api import Api, serving
+from payments.storage import ids
+from tests.payments.api_client import Api, serving
 
 SAID = {"amount": 900, "currency": "eur", "source": "tok_visa"}
 

@@ -14,12 +14,12 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 
-from payments import ledger
-from payments.database import Database
+from payments.money import ledger
+from payments.money.reconcile import reconcile
 from payments.network import Network
-from payments.reconcile import reconcile
 from payments.settings import Settings
-from payments.tables import charges, events, ledger_entries
+from payments.storage.database import Database
+from payments.storage.tables import charges, events, ledger_entries
 from tests.payments.api_process import ApiProcess
 from tests.payments.api_server import POINTS
 from tests.payments.card_network import CardNetwork

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from payments.accounts import Accounts
-from tests.payments.api import Api, serving
+from payments.access.accounts import Accounts
+from tests.payments.api_client import Api, serving
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,11 @@ import pytest
 import sqlalchemy as sa
 
 from oncekey.webhooks import new_secret
-from payments import ledger, webhook_endpoints
-from payments.tables import ledger_entries
-from payments.webhook_endpoints import ENDPOINTS_MAX
-from tests.payments.api import WAIT_S_MAX, Api
+from payments.api import webhook_endpoints
+from payments.api.webhook_endpoints import ENDPOINTS_MAX
+from payments.money import ledger
+from payments.storage.tables import ledger_entries
+from tests.payments.api_client import WAIT_S_MAX, Api
 from tests.payments.serving import until
 
 pytestmark = pytest.mark.slow

@@ -26,10 +26,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from payments.accounts import LOCAL_KEY, Accounts
-from payments.database import Database
-from payments.serve import Listening, configure
+from payments.access.accounts import LOCAL_KEY, Accounts
+from payments.server import Listening, configure
 from payments.settings import Settings
+from payments.storage.database import Database
 from tests.payments.card_network import CardNetwork
 from tests.payments.serving import WAIT_S_MAX, Serving, until
 

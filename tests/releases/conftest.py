@@ -22,10 +22,10 @@ import pytest
 from redis import Redis
 
 from oncekey import open_store
-from oncekey.clock import FakeClock
-from oncekey.core.op import run
+from oncekey._core.op import run
+from oncekey._system.clock import FakeClock
 from oncekey.stores.base import Store
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 from tests.stores import elapse

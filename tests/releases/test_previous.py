@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 import oncekey
-from oncekey.core.op import run
-from oncekey.core.record import Answer, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import run
+from oncekey._core.record import Answer, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Done,
     Due,

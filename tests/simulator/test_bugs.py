@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from oncekey.testing.simulate.bugs import BUGS
-from oncekey.testing.simulate.campaign import hunt
-from oncekey.testing.simulate.exhaustive import CASES, explore
-from oncekey.testing.simulate.marks import Marks
+from simulator.bugs import BUGS
+from simulator.campaign import hunt
+from simulator.coverage import Marks
+from simulator.exhaustive import CASES, explore
 
 FAST_SEEDS_MAX = 1_000
 NAMES = [

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from oncekey.testing.simulate.exhaustive import CASES, explore
-from oncekey.testing.simulate.marks import ATOMIC, Marks
-from oncekey.testing.simulate.world import is_atomic, play
+from simulator.coverage import ATOMIC, Marks
+from simulator.exhaustive import CASES, explore
+from simulator.world import is_atomic, play
 
 
 def test_about_a_sixth_of_the_schedules_is_atomic() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from oncekey.testing.simulate.bugs import BUGS
-from oncekey.testing.simulate.exhaustive import CASES, Case, Choices, explore
-from oncekey.testing.simulate.marks import Marks
+from simulator.bugs import BUGS
+from simulator.coverage import Marks
+from simulator.exhaustive import CASES, Case, Choices, explore
 
 EVERY_DAY = ("rerun", "block", "another request")
 

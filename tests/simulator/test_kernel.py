@@ -1,11 +1,11 @@
 """Virtual time, and processes that pause and die."""
 
-from oncekey.core.op import Op, Pause
-from oncekey.testing.simulate.exhaustive import CASES, Calm, Choices, Explorer, SmallWorld, scenario
-from oncekey.testing.simulate.kernel import Kernel, Process
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.parts import REAL
-from oncekey.testing.simulate.world import World
+from oncekey._core.op import Op, Pause
+from simulator.coverage import Marks
+from simulator.exhaustive import CASES, Calm, Choices, Explorer, SmallWorld, scenario
+from simulator.kernel import Kernel, Process
+from simulator.parts import REAL
+from simulator.world import World
 
 
 def test_what_is_due_first_happens_first_and_equals_keep_their_order() -> None:

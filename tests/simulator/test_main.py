@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from oncekey.testing.simulate.__main__ import main
-from oncekey.testing.simulate.bugs import BUGS
+from simulator.__main__ import main
+from simulator.bugs import BUGS
 
 
 def test_a_campaign_reports_coverage_and_speed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from oncekey.testing.simulate.campaign import Campaign, run, run_chunk
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.world import Played, play
+from simulator.campaign import Campaign, run, run_chunk
+from simulator.coverage import Marks
+from simulator.world import Played, play
 
 
 def _written(seed: int) -> Played:
@@ -31,7 +31,7 @@ def test_a_seed_is_one_schedule() -> None:
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:
     script = (
-        "from oncekey.testing.simulate import Marks, play\n"
+        "from simulator import Marks, play\n"
         "print([play(seed, Marks()).digest.hex() for seed in range(100)])"
     )
     told = {

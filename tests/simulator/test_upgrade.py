@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from oncekey.core.fingerprint import Comparison, compare, compare_earlier
-from oncekey.testing.simulate.marks import Marks
-from oncekey.testing.simulate.upgrade import CURRENT, EARLIER, STRANGE, fingerprint, reads
-from oncekey.testing.simulate.world import is_upgraded, play
+from oncekey._core.fingerprint import Comparison, compare, compare_earlier
+from simulator.coverage import Marks
+from simulator.upgrade import CURRENT, EARLIER, STRANGE, fingerprint, reads
+from simulator.world import is_upgraded, play
 
 VERSIONS = (EARLIER, CURRENT, STRANGE)
 

@@ -12,21 +12,23 @@ import psycopg
 import pytest
 from redis import Redis
 
-from oncekey.clock import FakeClock
-from oncekey.core.op import run
-from oncekey.stores import mysql as mysql_store
-from oncekey.stores import postgres as postgres_store
-from oncekey.stores import redis as redis_store
+from oncekey._core.op import run
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.tiered import TieredStore
+from oncekey.stores.mysql import store as mysql_store
+from oncekey.stores.postgres import store as postgres_store
+from oncekey.stores.redis import opening as redis_store
+from oncekey.stores.sqlite.store import SqliteStore
+from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Subject
 from tests.servers.mariadb import mysql_connection
 from tests.servers.mysql import wanted
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.redis_sentinel import WatchedRedis
-from tests.stores import dynamodb_kit, elapse, redis_kit
-from tests.stores.postgres_kit import TABLES
+from tests.stores import elapse
+from tests.stores.dynamodb import kit
+from tests.stores.postgres.kit import TABLES
+from tests.stores.redis import kit as redis_kit
 
 
 @pytest.fixture
@@ -78,21 +80,21 @@ def _emptied(url: str) -> Subject:
 @pytest.fixture(scope="session")
 def dynamodb_url(dynamodb_endpoint: str) -> Iterator[str]:
     """A table of this process's own."""
-    with dynamodb_kit.table(dynamodb_endpoint) as url:
+    with kit.table(dynamodb_endpoint) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def _dynamodb(dynamodb_url: str) -> Iterator[Subject]:
-    subject = dynamodb_kit.subject(dynamodb_url)
+    subject = kit.subject(dynamodb_url)
     with closing(subject.store.connect()):  # while one is open, others need no client of their own
         yield subject
 
 
 @pytest.fixture
 def dynamodb(dynamodb_url: str, _dynamodb: Subject) -> Subject:
-    dynamodb_kit.empty(dynamodb_url)
-    dynamodb_kit.anew(_dynamodb)
+    kit.empty(dynamodb_url)
+    kit.anew(_dynamodb)
     return _dynamodb
 
 

@@ -20,12 +20,12 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from oncekey.attempt import Attempt
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.policy import Policy
-from oncekey.core.verbs import Find
-from oncekey.guard import Call, Execute
-from oncekey.runtime import Runtime
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.policy import Policy
+from oncekey._core.verbs import Find
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Execute
+from oncekey._engine.runtime import Runtime
 from tests.places import Place, mariadb_place, postgres_place, sqlite_place
 from tests.servers.mariadb import mysql_connection
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oncekey.core.record import Claim
-from oncekey.core.verbs import Insert, Inserted
-from oncekey.stores.gather import AsyncGatherer, Gatherer
-from oncekey.stores.url import open_store
+from oncekey._core.record import Claim
+from oncekey._core.verbs import Insert, Inserted
+from oncekey.stores.batching import AsyncGatherer, Gatherer
+from oncekey.stores.urls import open_store
 
 ROOT = Path(__file__).parents[2]
 RACERS = 3

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.verbs import Find, Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import Find, Verb
 from oncekey.stores.base import Durability
 
 PATIENCE_S = 20.0

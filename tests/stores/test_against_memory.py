@@ -23,11 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from oncekey.clock import FakeClock
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import TRANSITIONS, Held
-from oncekey.core.record import Answer, Claim, Glimpse, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import TRANSITIONS, Held
+from oncekey._core.record import Answer, Claim, Glimpse, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -47,6 +46,7 @@ from oncekey.core.verbs import (
     Tally,
     Verb,
 )
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import FACES, Face, SyncFace, new_id, new_token, timeless

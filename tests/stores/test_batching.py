@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.record import Answer, Claim, State, Step
-from oncekey.core.verbs import AppendStep, Find, Insert, Swap, Verb, When
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.record import Answer, Claim, State, Step
+from oncekey._core.verbs import AppendStep, Find, Insert, Swap, Verb, When
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import BATCH_ROWS_MAX, QUEUE_ROWS_MAX, Queue, Ticket
+from oncekey.stores.batching import BATCH_ROWS_MAX, QUEUE_ROWS_MAX, Queue, Ticket
 
 
 def insert(record_id: bytes) -> Insert:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.op import Pause
-from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Done, Find, Insert, Verb
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.op import Pause
+from oncekey._core.record import Answer, Claim
+from oncekey._core.verbs import Done, Find, Insert, Verb
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
-from oncekey.stores.gather import QUEUE_ROWS_MAX, AsyncGatherer
+from oncekey.stores.batching import QUEUE_ROWS_MAX, AsyncGatherer
 from tests.stores.scripted import Scripted, find, ids
 
 A, B, C, D = map(find, "abcd")

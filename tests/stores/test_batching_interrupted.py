@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.verbs import Verb
+from oncekey._core.verbs import Verb
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import gather
-from oncekey.stores.gather import Gatherer, Queue, _Lane
+from oncekey.stores import batching
+from oncekey.stores.batching import Gatherer, Queue, _Lane
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
 from tests.stores.threads import A, B, C, D, behind_a, outcomes, queued, wait_until
 
@@ -110,7 +110,7 @@ def test_whoever_was_in_the_interrupted_batch_is_told(threads: ThreadPoolExecuto
     assert gatherer.ask(A) == b"a"
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Queue, "take"), (gather, "_order")])
+@pytest.mark.parametrize(("owner", "name"), [(Queue, "take"), (batching, "_order")])
 def test_a_leader_that_is_interrupted_before_its_own_verb_left_leaves_an_heir(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
@@ -201,7 +201,7 @@ def test_a_follower_that_is_interrupted_when_it_was_made_the_leader_leaves_an_he
     leading = threads.submit(gatherer.ask, A)
     assert store.under_way.acquire(timeout=PATIENCE_S)
     with monkeypatch.context() as patch:
-        patch.setattr(gather, "threading", SimpleNamespace(Event=Interrupting))
+        patch.setattr(batching, "threading", SimpleNamespace(Event=Interrupting))
         interrupted = threads.submit(gatherer.ask, B)
         wait_until(lambda: queued(gatherer) == 1)
     following = threads.submit(gatherer.ask, C)

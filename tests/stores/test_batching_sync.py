@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import Pause
-from oncekey.core.verbs import Find, Verb
+from oncekey._core.op import Pause
+from oncekey._core.verbs import Find, Verb
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from tests.stores.scripted import PATIENCE_S, Scripted, ids
 from tests.stores.threads import A, B, C, D, behind_a, outcomes, wait_until
 

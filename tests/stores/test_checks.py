@@ -3,7 +3,7 @@
 import pytest
 
 from oncekey.errors import Misuse, StoreUnfit
-from oncekey.stores.finding import (
+from oncekey.stores.checks import (
     ACCEPTS,
     Finding,
     Level,
@@ -15,7 +15,7 @@ from oncekey.stores.finding import (
     schema,
     unsafe,
 )
-from oncekey.stores.url import open_store
+from oncekey.stores.urls import open_store
 
 FORGETS = unsafe("durability", "fsync = off", "it forgets", "Set fsync = on", Risk.DURABILITY)
 STANDBY = unsafe("role", "a standby", "it cannot be written to", "Name the primary")

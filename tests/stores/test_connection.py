@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.verbs import Find, Verb
+from oncekey._core.verbs import Find, Verb
 from oncekey.errors import CorruptRecord, StoreUnavailable, StoreUnfit
-from oncekey.stores import line
+from oncekey.stores import connection
 from oncekey.stores.base import AGAIN
-from oncekey.stores.line import AsyncLine, Line
+from oncekey.stores.connection import AsyncLine, Line
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sql_batch import Denied
 from tests.stores.scripted import Scripted, find, ids
@@ -65,7 +65,7 @@ async def test_what_was_denied_is_asked_over_a_new_connection_but_not_each_time(
         raise Denied("INSERT command denied")
 
     for is_sync in (True, False):
-        monkeypatch.setattr(line, "DENIED_S", 60.0)
+        monkeypatch.setattr(connection, "DENIED_S", 60.0)
         store = Scripted(deny)
         made: Any = Line(store) if is_sync else AsyncLine(store)
 
@@ -76,8 +76,8 @@ async def test_what_was_denied_is_asked_over_a_new_connection_but_not_each_time(
             with pytest.raises(Denied):
                 await perform()
         assert store.closed == [False]
-        monkeypatch.setattr(line, "DENIED_S", 0.0)
-        made._rights = line._Rights()
+        monkeypatch.setattr(connection, "DENIED_S", 0.0)
+        made._rights = connection._Rights()
         with pytest.raises(Denied):
             await perform()
         store.answer = ids

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer, Record
-from oncekey.core.verbs import Find
-from oncekey.decision import Call, Execute, Refuse, Replay
-from oncekey.fading import MARGIN_S, SPAN_S, TOGETHER
-from oncekey.guard import Guard
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer, Record
+from oncekey._core.verbs import Find
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay
+from oncekey._engine.guard import Guard
+from oncekey._engine.tombstones import MARGIN_S, SPAN_S, TOGETHER
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 from oncekey.testing.contract import Subject
 
 pytestmark = pytest.mark.slow

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.registry import registry_of
+from oncekey._engine.registry import registry_of
 from oncekey.stores.identity import identity_of
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.url import open_store
+from oncekey.stores.sqlite.store import SqliteStore
+from oncekey.stores.urls import open_store
 
 SECRETS = ["a secret of more than thirty-two letters for tests"]
 

@@ -12,11 +12,11 @@ import psycopg
 import pytest
 from redis import Redis
 
-from oncekey.core.record import Record
-from oncekey.core.verbs import Requested, Swap, Sweep
+from oncekey._core.record import Record
+from oncekey._core.verbs import Requested, Swap, Sweep
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
-from tests.stores import dynamodb_kit
+from tests.stores.dynamodb import kit
 
 REQUEST = b"POST /orders, with a card number"
 Raw = Callable[[], list[bytes]]
@@ -79,7 +79,7 @@ def _dynamodb(request: pytest.FixtureRequest, subject: Subject, tmp_path: Path) 
     url: str = request.getfixturevalue("dynamodb_url")
 
     def look() -> list[bytes]:
-        found = dynamodb_kit.client(url).scan(TableName=dynamodb_kit.name_of(url))["Items"]
+        found = kit.client(url).scan(TableName=kit.name_of(url))["Items"]
         return [item["data"]["B"] for item in found if item["part"]["B"].startswith(b"q")]
 
     return look

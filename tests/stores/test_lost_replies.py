@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.lifecycle import landed
-from oncekey.core.record import Answer, Glimpse, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.lifecycle import landed
+from oncekey._core.record import Answer, Glimpse, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -34,12 +34,12 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.dynamodb_items import INLINE_BYTES_MAX
+from oncekey.stores.dynamodb.items import INLINE_BYTES_MAX
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, timeless
 from tests.servers.redis_cluster import RedisCluster
 from tests.servers.skipping import or_skip
-from tests.stores.sealed_kit import sealed
+from tests.stores.sealed.kit import sealed
 from tests.stores.wire import Wire
 from tests.stores.wired import ENGINES, Cuttable, behind_wire, cluster_behind_wire
 

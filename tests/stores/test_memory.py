@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.op import arun, run
-from oncekey.core.record import State
-from oncekey.core.verbs import Count, Insert
-from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey._core.op import arun, run
+from oncekey._core.record import State
+from oncekey._core.verbs import Count, Insert
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import AsyncGatherer, Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace

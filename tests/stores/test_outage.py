@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.verbs import Verb
+from oncekey._core.verbs import Verb
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import outage
-from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.batching import AsyncGatherer, Gatherer
 from oncekey.stores.outage import PAUSE_S_MAX, QUIET_S, Outage
 from tests.stores.scripted import Scripted, find
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import Op, run
-from oncekey.messaging.shelf import DUE_S_MAX, Return
+from oncekey._core.op import Op, run
+from oncekey.stores.outbox import DUE_S_MAX, Return
 from tests.messaging.desks import Desk, desk, mariadb_desk, mysql_desk, postgres_desk, sqlite_desk
 
 __all__ = ["desk", "mariadb_desk", "mysql_desk", "postgres_desk", "sqlite_desk"]

@@ -7,8 +7,8 @@ from typing import Any
 import hiredis
 import pytest
 
-from oncekey.stores import redis_connection
-from oncekey.stores.redis_connection import packed_command
+from oncekey.stores.redis import connection
+from oncekey.stores.redis.connection import packed_command
 
 COMMAND: tuple[Any, ...] = ("EVALSHA", "ä", b"\x00\xff", 0, -7, 2**63, 0.1, 1e308, 86_400.0, "")
 
@@ -25,6 +25,6 @@ def test_hiredis_writes_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         given.extend(command)
         return b""
 
-    monkeypatch.setattr(redis_connection, "pack_command", pack)
+    monkeypatch.setattr(connection, "pack_command", pack)
     packed_command(COMMAND)
     assert {type(part) for part in given} == {str, bytes}, "it is no place for a signal to raise"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import Answer, State, encode_headers
+from oncekey._core.record import Answer, State, encode_headers
 from oncekey.errors import CorruptRecord
 from oncekey.stores.sql import COLUMNS, record
 

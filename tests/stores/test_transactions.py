@@ -18,18 +18,18 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from oncekey import current, single_tenant
-from oncekey.core.endings import End
-from oncekey.core.op import run
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Find
+from oncekey._core.endings import End
+from oncekey._core.op import run
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer, State
+from oncekey._core.verbs import Find
+from oncekey._engine.guard import Given, Refuse, Replay, Stored
+from oncekey._engine.runtime import Runtime
 from oncekey.errors import LeaseLost, Misuse
-from oncekey.guard import Given, Refuse, Replay, Stored
-from oncekey.runtime import Runtime
-from oncekey.stores import join
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.url import open_store
+from oncekey.stores.urls import open_store
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.atomic.shop import django_alias
 from tests.places import postgres_place
@@ -325,12 +325,12 @@ SOME = Find(bytes(32))
 
 def refuses(store: Store, connection: Any, match: str) -> None:
     with pytest.raises(Misuse, match=match):
-        join.perform(store, connection, [SOME])
+        transactions.perform(store, connection, [SOME])
 
 
 async def arefuses(store: Store, connection: Any, match: str) -> None:
     with pytest.raises(Misuse, match=match):
-        await join.aperform(store, connection, [SOME])
+        await transactions.aperform(store, connection, [SOME])
 
 
 async def test_nothing_is_written_outside_a_transaction(
@@ -397,7 +397,7 @@ def test_another_kind_of_database_is_refused(
 
 def test_what_is_no_connection_is_told_apart() -> None:
     with pytest.raises(Misuse, match=r"builtins\.object is no connection"):
-        join.perform(MemoryStore(), object(), [SOME])
+        transactions.perform(MemoryStore(), object(), [SOME])
 
 
 async def test_a_database_without_our_tables_is_refused(

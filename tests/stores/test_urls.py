@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.secret import read_secrets
+from oncekey._core.secrets import read_secrets
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.url import KINDS, as_store, open_store, redact, scrub
-from tests.stores.sealed_kit import SECRET
+from oncekey.stores.urls import KINDS, as_store, open_store, redact, scrub
+from tests.stores.sealed.kit import SECRET
 
 PASSWORD = "hunter2"
 
@@ -41,7 +41,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, *packages: str, store: str) -> None:
     """Take the driver away, and what was imported with it."""
     ours = f"oncekey.stores.{store}"
     for module in list(sys.modules):
-        is_ours = module == ours or module.startswith(f"{ours}_")
+        is_ours = module == ours or module.startswith(f"{ours}.")
         if is_ours or module.partition(".")[0] in packages:
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Absent(*packages), *sys.meta_path])
@@ -71,9 +71,9 @@ def test_memory_is_a_new_store_each_time() -> None:
         ("redis+unix:///run/redis.sock", "redis"),
         ("valkey://127.0.0.1:6379/0", "redis"),
         ("valkeys://127.0.0.1:6379/0", "redis"),
-        ("redis+cluster://:p@127.0.0.1:6379,127.0.0.2:6380", "redis_cluster"),
-        ("rediss+cluster://127.0.0.1", "redis_cluster"),
-        ("redis+sentinel://:p@127.0.0.1:26379,127.0.0.2/service?db=3", "redis_sentinel"),
+        ("redis+cluster://:p@127.0.0.1:6379,127.0.0.2:6380", "redis.cluster"),
+        ("rediss+cluster://127.0.0.1", "redis.cluster"),
+        ("redis+sentinel://:p@127.0.0.1:26379,127.0.0.2/service?db=3", "redis.sentinel"),
         ("tiered+sqlite:///keys.db?cache=redis://127.0.0.1:6379/0", "tiered"),
         ("dynamodb://idempotency?region=eu-central-1", "dynamodb"),
     ],
@@ -339,7 +339,7 @@ def test_a_missing_driver_is_answered_with_its_extra(
 
 
 def test_a_mistake_of_ours_is_not_called_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "oncekey.stores.redis", None)
+    monkeypatch.setitem(sys.modules, "oncekey.stores.redis.opening", None)
 
     with pytest.raises(ModuleNotFoundError, match=r"oncekey\.stores\.redis"):
         open_store("redis://127.0.0.1/0")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from tests.stores.scripted import PATIENCE_S, Scripted, find
 
 A, B, C, D = map(find, "abcd")

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core.op import Op
-from oncekey.core.record import State
-from oncekey.core.verbs import Insert, Swap, Verb
+from oncekey._core.op import Op
+from oncekey._core.record import State
+from oncekey._core.verbs import Insert, Swap, Verb
+from oncekey._system.clock import Clock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 

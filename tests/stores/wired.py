@@ -12,16 +12,19 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.stores import mysql, postgres, redis
+from oncekey._system.clock import FakeClock
 from oncekey.stores.base import Store
-from oncekey.stores.tiered import TieredStore
-from oncekey.stores.tiered_connection import REST_S
+from oncekey.stores.mysql import store as mysql
+from oncekey.stores.postgres import store as postgres
+from oncekey.stores.redis import opening
+from oncekey.stores.tiered.connection import REST_S
+from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
 from tests.servers.mysql import wanted
 from tests.servers.redis_cluster import RedisCluster, await_that, start_redis_cluster
-from tests.stores import dynamodb_kit, elapse
+from tests.stores import elapse
+from tests.stores.dynamodb import kit
 from tests.stores.lossy import Lossy
 from tests.stores.wire import Wire
 
@@ -80,16 +83,16 @@ def _redis(request: pytest.FixtureRequest) -> Iterator[Wired]:
     url: str = request.getfixturevalue("redis_url")
     with Wire(_port(url)) as wire:
         prefix: str = subject.store.prefix  # type: ignore[attr-defined]
-        store = redis.open_url(f"{_by(wire.port, url)}?prefix={prefix}")
+        store = opening.open_url(f"{_by(wire.port, url)}?prefix={prefix}")
         yield Wired(Subject(store, elapse=subject.elapse), wire)
 
 
 def _dynamodb(request: pytest.FixtureRequest) -> Iterator[Wired]:
     request.getfixturevalue("dynamodb")
     url: str = request.getfixturevalue("dynamodb_url")
-    with Wire(_port(dynamodb_kit.endpoint_of(url))) as wire:
-        beside = table_url(f"http://127.0.0.1:{wire.port}", dynamodb_kit.name_of(url))
-        yield Wired(dynamodb_kit.subject(beside), wire)
+    with Wire(_port(kit.endpoint_of(url))) as wire:
+        beside = table_url(f"http://127.0.0.1:{wire.port}", kit.name_of(url))
+        yield Wired(kit.subject(beside), wire)
 
 
 # --------------------------------------------------------------------------------------- several
@@ -123,7 +126,7 @@ def _cluster(request: pytest.FixtureRequest) -> Iterator[Wired]:
             elapse.redis_node(node.client, prefix, seconds)
 
     url = f"redis+cluster://:{cluster.password}@{places}?prefix={prefix}"
-    yield Wired(Subject(redis.open_url(url), elapse=pass_time), wire)
+    yield Wired(Subject(opening.open_url(url), elapse=pass_time), wire)
     for node in cluster.nodes:
         node.client.flushall()
 
@@ -149,7 +152,7 @@ def _tiered(
         clock.advance(seconds)
 
     with Wire(_port(url), _port(cache_url)) as wire:
-        cache = redis.open_url(_by(wire.ports[1], cache_url)).endpoint
+        cache = opening.open_url(_by(wire.ports[1], cache_url)).endpoint
         below = open_url(_by(wire.ports[0], url) + ALLOWED)
         store = TieredStore(below, cache, prefix=prefix, clock=clock)
         yield Wired(Subject(store, elapse=pass_time), wire)

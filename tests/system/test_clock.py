@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oncekey import clock
-from oncekey.clock import SystemClock
+from oncekey._system import clock
+from oncekey._system.clock import SystemClock
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no clock here counts sleep")

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from oncekey.apart import Apart
+from oncekey._system.offload import Apart
 
 
 async def test_the_event_loop_goes_on_meanwhile() -> None:

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from oncekey import Policy, Runtime, once, single_tenant, warned
+from oncekey import Policy, Runtime, once, single_tenant
+from oncekey._system import warn_once
 from oncekey.web import flask as web_flask
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency, idempotent
@@ -159,5 +160,5 @@ def test_a_function_whose_recovery_was_chosen_is_not_warned_of(
 
 
 def test_a_long_list_is_cut() -> None:
-    assert warned.listed(["a", "b"]) == "a, b"
-    assert warned.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
+    assert warn_once.listed(["a", "b"]) == "a, b"
+    assert warn_once.listed(list("abcdefg")) == "a, b, c, d, e and 2 more"

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import Op
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Due,
     Find,

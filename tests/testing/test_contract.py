@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core.verbs import Find, Insert
+from oncekey._core.verbs import Find, Insert
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Case, StoreContract, Subject
 from oncekey.testing.contract.subject import FACES, SyncFace
@@ -66,7 +66,7 @@ def test_there_is_a_test_for_every_subject() -> None:
 
 MODULE = """
 import pytest
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import InsertContract, Subject
 

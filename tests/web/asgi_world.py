@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import oncekey
-from oncekey.clock import FakeClock
-from oncekey.core.record import State
-from oncekey.core.verbs import Count, Scan
+from oncekey._core.record import State
+from oncekey._core.verbs import Count, Scan
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 from fastapi import Request as FastRequest
 from pydantic import BaseModel
 
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import Record
+from oncekey._core.verbs import Scan
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.fastapi import Idempotency
 from tests.web.client import Reply, ask

@@ -6,10 +6,10 @@ from typing import Any
 
 from flask import Flask, abort, g, request
 
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import Record
+from oncekey._core.verbs import Scan
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.flask import Oncekey
 from tests.web.client import Reply, ask_wsgi

@@ -14,10 +14,10 @@ from fastapi.responses import JSONResponse
 from flask import Flask
 
 from oncekey import Policy, single_tenant
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import Record
+from oncekey._core.verbs import Scan
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency

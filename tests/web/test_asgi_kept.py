@@ -10,9 +10,9 @@ import pytest
 
 import oncekey
 from oncekey import Policy
-from oncekey.core.record import State
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import State
+from oncekey._core.verbs import Scan
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import Handler, World, down, flaky_world, tenant_of

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from oncekey import Policy
-from oncekey.core.canonical import FIELDS_MAX
+from oncekey._core.canonical import FIELDS_MAX
 from oncekey.events import Declined, Event
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import messages
+from oncekey.web import _asgi_messages as messages
 from oncekey.web.asgi import IdempotencyMiddleware
 from tests.web.asgi_world import World, tenant_of
 from tests.web.client import Reply, ask, request_headers, scope_for

@@ -14,8 +14,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from oncekey import Policy
-from oncekey.core.record import State
-from oncekey.core.verbs import Scan
+from oncekey._core.record import State
+from oncekey._core.verbs import Scan
 from oncekey.errors import StoreUnfit
 from oncekey.stores.memory import AsyncMemoryConnection, MemoryConnection, MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware

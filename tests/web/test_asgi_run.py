@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from starlette.middleware.cors import CORSMiddleware
 
-from oncekey import Policy, current, probes
-from oncekey.core.record import State
-from oncekey.core.verbs import Swap
+from oncekey import Policy, current
+from oncekey._core.record import State
+from oncekey._core.verbs import Swap
+from oncekey._system import probes
 from oncekey.errors import Misuse
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sqlite.store import SqliteStore
+from oncekey.web._asgi_messages import App, Receive, Scope, Send
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.messages import App, Receive, Scope, Send
 from tests.web.asgi_world import World, tenant_of
 from tests.web.client import Reply, ask, request_headers, scope_for
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from oncekey import current, single_tenant
-from oncekey.attempt import Attempt
-from oncekey.core.answer import answer_of
-from oncekey.core.policy import Learned
-from oncekey.core.record import Answer
+from oncekey._core.answer import answer_of
+from oncekey._core.policy import Learned
+from oncekey._core.record import Answer
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.recovery import Ending
 from oncekey.errors import Misuse
-from oncekey.recoverer import Ending
 from oncekey.web import wsgi
 from tests.orphans import LEASE_S, TENANT, Service, Shop, service
 from tests.web.client import Reply, ask, ask_wsgi

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey import Policy
-from oncekey.core.policy import DEFAULTS
-from oncekey.web.body import COUNTED_BYTES_MIN, MEMORY_BYTES_MAX, Body, room
-from oncekey.web.spool import BLOCK_BYTES, Spool, read, spool
+from oncekey._core.policy import DEFAULTS
+from oncekey.web._body import COUNTED_BYTES_MIN, MEMORY_BYTES_MAX, Body, room
+from oncekey.web._spool import BLOCK_BYTES, Spool, read, spool
 
 POLICY = Policy(bodies_bytes_max=64 * 1_048_576).over(DEFAULTS)
 

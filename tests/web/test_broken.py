@@ -8,7 +8,7 @@ import pytest
 
 import oncekey
 from oncekey import Policy, Verdict, keep_errors_too, keep_success
-from oncekey.core.record import State
+from oncekey._core.record import State
 from tests.web.shops import FORMS, Shop, shop_of
 
 every_form = pytest.mark.parametrize("form", FORMS)

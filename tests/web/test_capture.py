@@ -2,7 +2,7 @@
 
 import pytest
 
-from oncekey.web.capture import Capture
+from oncekey.web._capture import Capture
 
 
 @pytest.mark.parametrize("status", [204, 304])

@@ -6,8 +6,8 @@ import pytest
 
 from oncekey import Policy, single_tenant
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import marks
-from oncekey.web.edge import Edge
+from oncekey.web import _decorators as marks
+from oncekey.web._edge import Edge
 
 
 def test_p11_methods_that_clients_invent_are_not_all_remembered(

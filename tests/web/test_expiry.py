@@ -11,10 +11,10 @@ from starlette.testclient import TestClient
 
 import oncekey
 from oncekey import Policy, Quota
-from oncekey.core.key_age import older_than_memory
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey._core.key_age import older_than_memory
+from oncekey._core.verbs import Scan
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey

@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 import oncekey
 import oncekey.atomic
 from oncekey import Misuse, Policy
-from oncekey.clock import FakeClock
+from oncekey._engine.recovery import Ending
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
-from oncekey.recoverer import Ending
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency, IdempotentRoute, idempotent, not_idempotent

@@ -20,18 +20,18 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 import oncekey
 from oncekey import Misuse, Policy, current, single_tenant
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Find, Requested, Scan
-from oncekey.guard import Execute
-from oncekey.recoverer import Ending, Recovered, Recoverer
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Find, Requested, Scan
+from oncekey._engine.guard import Execute
+from oncekey._engine.recovery import Ending, Recovered, Recoverer
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import messages
-from oncekey.web.body import Body
+from oncekey.web import _asgi_messages as messages
+from oncekey.web._body import Body
+from oncekey.web._lifespan import started
+from oncekey.web._routes import Route
 from oncekey.web.fastapi import Idempotency, idempotent
-from oncekey.web.routes import Route
-from oncekey.web.started import started
 from tests.web.client import request_headers, scope_for
 
 pytestmark = pytest.mark.anyio

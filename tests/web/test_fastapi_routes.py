@@ -11,7 +11,7 @@ from fastapi import Request as FastRequest
 import oncekey
 import oncekey.atomic
 from oncekey import Misuse, Policy
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import idempotent, not_idempotent

@@ -20,7 +20,8 @@ from flask import (
 )
 
 import oncekey
-from oncekey import Misuse, Policy, probes
+from oncekey import Misuse, Policy
+from oncekey._system import probes
 from oncekey.web.flask import Oncekey
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import Reply, ask_wsgi

@@ -9,14 +9,15 @@ import pytest
 from flask import Flask
 
 import oncekey
-from oncekey import Attempt, Learned, Misuse, Policy, guard
-from oncekey.clock import FakeClock
-from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Scan
+from oncekey import Attempt, Learned, Misuse, Policy
+from oncekey._core.record import Answer, State
+from oncekey._core.verbs import Scan
+from oncekey._engine import guard
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import marks
+from oncekey.web import _decorators as marks
 from oncekey.web.flask import idempotent
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.stores.unreliable import Unheard

@@ -11,8 +11,8 @@ import pytest
 
 import oncekey
 from oncekey import Misuse, Policy
-from oncekey.core.record import State
-from oncekey.stores.sqlite import SqliteStore
+from oncekey._core.record import State
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.asgi import IdempotencyMiddleware as AsgiMiddleware
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.acceptance.shop import kept

@@ -16,11 +16,11 @@ from starlette.responses import Response
 
 import oncekey
 from oncekey import Policy, keep_errors_too, keep_success
-from oncekey.core.policy import CONDITIONAL, Verdict, keep_definitive
-from oncekey.core.record import State
-from oncekey.core.verbs import Scan
+from oncekey._core.policy import CONDITIONAL, Verdict, keep_definitive
+from oncekey._core.record import State
+from oncekey._core.verbs import Scan
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.batching import AsyncGatherer, Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.asgi import IdempotencyMiddleware as AsgiMiddleware
 from oncekey.web.fastapi import Idempotency

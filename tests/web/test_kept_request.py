@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import CorruptRecord
-from oncekey.web.kept_request import (
+from oncekey.web._kept_request import (
     HEADER_BYTES_MAX,
     HEADER_LINES_MAX,
     KeptRequest,
@@ -15,7 +15,7 @@ from oncekey.web.kept_request import (
     encode,
     keep,
 )
-from oncekey.web.request import Headers, Request
+from oncekey.web._request import Headers, Request
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 LATIN = st.text(st.characters(max_codepoint=255)).map(lambda text: text.encode("latin-1"))

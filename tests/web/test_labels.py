@@ -16,14 +16,14 @@ from starlette.routing import Mount, Route
 
 import oncekey
 from oncekey import Policy
+from oncekey._engine.runtime import Runtime
 from oncekey.events import Event
-from oncekey.metrics import catalogue
-from oncekey.metrics.measure import OPERATIONS_MAX, Measure
-from oncekey.runtime import Runtime
+from oncekey.metrics import _catalogue as catalogue
+from oncekey.metrics._measurements import OPERATIONS_MAX, Measure
+from oncekey.web._routes import NAMES_MAX, Routes
 from oncekey.web.asgi import IdempotencyMiddleware as AsgiMiddleware
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
-from oncekey.web.routes import NAMES_MAX, Routes
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.web.client import ask, ask_wsgi
 

@@ -26,21 +26,22 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from oncekey import Policy, current, single_tenant
-from oncekey.clock import FakeClock
-from oncekey.core.lifecycle import lapse
-from oncekey.core.record import Record
-from oncekey.core.verbs import Done, Find
+from oncekey._core.lifecycle import lapse
+from oncekey._core.record import Record
+from oncekey._core.verbs import Done, Find
+from oncekey._engine.guard import Execute
+from oncekey._engine.recovery import Recoverer
+from oncekey._engine.runtime import Runtime
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse
-from oncekey.guard import Execute
-from oncekey.recoverer import Recoverer
-from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.web import asgi, messages, wsgi
-from oncekey.web.body import Body
-from oncekey.web.edge import Edge
-from oncekey.web.started import started
+from oncekey.web import _asgi_messages as messages
+from oncekey.web import asgi, wsgi
+from oncekey.web._body import Body
+from oncekey.web._edge import Edge
+from oncekey.web._lifespan import started
 from tests.web.client import request_headers, scope_for
 
 POLICY = Policy(recovery="resume", lease_s=30.0)

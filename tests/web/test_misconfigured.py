@@ -13,10 +13,10 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from oncekey import Misuse, single_tenant
+from oncekey.web._lifespan import started
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
-from oncekey.web.started import started
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.acceptance.serve import serving
 

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 import oncekey
 import oncekey.atomic
 from oncekey import Policy
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 from tests.web.fastapi_world import Sent, World, ordering
 

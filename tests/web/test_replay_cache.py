@@ -4,9 +4,16 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import Answer, Record, State
-from oncekey.decision import Replay
-from oncekey.web.recent import BODY_BYTES_MAX, REPLAY_BYTES_MAX, REPLAYS_MAX, Asked, Known, Recent
+from oncekey._core.record import Answer, Record, State
+from oncekey._engine.decisions import Replay
+from oncekey.web._replay_cache import (
+    BODY_BYTES_MAX,
+    REPLAY_BYTES_MAX,
+    REPLAYS_MAX,
+    Asked,
+    Known,
+    Recent,
+)
 
 RECORD = Record(
     id=bytes(32),

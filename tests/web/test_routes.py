@@ -8,7 +8,7 @@ import pytest
 
 from oncekey import Policy
 from oncekey.errors import Misuse
-from oncekey.web.routes import Routes
+from oncekey.web._routes import Routes
 
 BLOCKED = Policy(recovery="block")
 

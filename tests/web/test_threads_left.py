@@ -21,11 +21,11 @@ from starlette.routing import Route
 
 import oncekey
 from oncekey import Policy, single_tenant
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Scan
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.url import as_store
+from oncekey.stores.urls import as_store
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.fastapi import Idempotency
 from tests.web.client import Reply, ask

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from oncekey import Policy
-from oncekey.web import body as bodies
-from oncekey.web import spool as spools
-from oncekey.web.body import Body, room
-from oncekey.web.edge import TOLD_MAX
-from oncekey.web.spool import spool
+from oncekey.web import _body as bodies
+from oncekey.web import _spool as spools
+from oncekey.web._body import Body, room
+from oncekey.web._edge import TOLD_MAX
+from oncekey.web._spool import spool
 from tests.web.uploads import FORMS, Form, form_of, seen
 
 MIB = 1_048_576

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oncekey import Policy
-from oncekey.web.body import AWAY_BYTES_MIN, room
-from oncekey.web.spool import spool
+from oncekey.web._body import AWAY_BYTES_MIN, room
+from oncekey.web._spool import spool
 from tests.web import asgi_world, wsgi_world
 from tests.web.client import ask, ask_wsgi
 from tests.web.uploads import seen

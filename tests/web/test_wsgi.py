@@ -11,12 +11,14 @@ import flask
 import pytest
 
 import oncekey
-from oncekey import Policy, guard, probes
-from oncekey.clock import FakeClock
-from oncekey.core.record import State
-from oncekey.core.verbs import Scan
+from oncekey import Policy
+from oncekey._core.record import State
+from oncekey._core.verbs import Scan
+from oncekey._engine import guard
+from oncekey._system import probes
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.stores.unreliable import Unheard
@@ -177,7 +179,7 @@ def losing_its_store() -> tuple[World, Flaky]:
     """A world of `block` whose store is away from when its handler runs."""
     store = Flaky(FakeClock())
     world = World(store=store, policy=Policy(lease_s=0.2, recovery="block"))
-    world.app.edge.guard._clock = oncekey.clock.SystemClock()
+    world.app.edge.guard._clock = oncekey._system.clock.SystemClock()
 
     def handler(environ: Any, start_response: Any) -> Iterable[bytes]:
         store.before = [down(True)] * 100

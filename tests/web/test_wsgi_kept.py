@@ -12,9 +12,9 @@ import pytest
 
 import oncekey
 from oncekey import Policy
-from oncekey.core.policy import Verdict
-from oncekey.core.record import Answer, State
-from oncekey.stores.sqlite import SqliteStore
+from oncekey._core.policy import Verdict
+from oncekey._core.record import Answer, State
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import ask_wsgi
 from tests.web.wsgi_world import World, world

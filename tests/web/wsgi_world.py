@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import oncekey
-from oncekey.clock import FakeClock
-from oncekey.core.record import State
-from oncekey.core.verbs import Count, Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import State
+from oncekey._core.verbs import Count, Scan
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 

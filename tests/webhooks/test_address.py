@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oncekey.errors import Misuse
 from oncekey.webhooks import LOOPBACK, Destinations, Forbidden, Target
-from oncekey.webhooks.address import system_lookup
+from oncekey.webhooks._address import system_lookup
 
 PUBLIC = ("93.184.215.14", "1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101")
 INSIDE = (

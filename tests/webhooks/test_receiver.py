@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 
 import oncekey
 from oncekey import Policy, Runtime
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse
 from oncekey.messaging import Busy, Duplicate, Handled, Inbox, Unknown
 from oncekey.stores.memory import MemoryStore

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples import webhook_receiver
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 from oncekey.webhooks import (
     LOOPBACK,
     Answered,

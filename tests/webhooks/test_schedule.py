@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import Misuse
-from oncekey.webhooks import RETRIES_S, Schedule, schedule
+from oncekey.webhooks import RETRIES_S, Schedule
+from oncekey.webhooks import _schedule as schedule
 from tests.docs.pages import TEXTS, rows
 
 

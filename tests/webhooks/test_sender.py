@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse
 from oncekey.webhooks import (
     LOOPBACK,

@@ -15,7 +15,7 @@ import stripe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 from oncekey.errors import Misuse
 from oncekey.webhooks import (
     Flaw,
@@ -23,9 +23,11 @@ from oncekey.webhooks import (
     Refused,
     Scheme,
     new_secret,
-    signature,
     signed_headers,
     verify,
+)
+from oncekey.webhooks import (
+    _signatures as signature,
 )
 
 NOW = 1_700_000_000.0

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oncekey.core.record import Answer
+from oncekey._core.record import Answer
 from oncekey.errors import Misuse
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.framing import as_bytes, frame
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.framing import as_bytes, frame
 from oncekey.errors import Misuse
 
 VERSION = 1

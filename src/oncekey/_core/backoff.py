@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from oncekey.core.dates import parse_http_date
+from oncekey._core.http_dates import parse_http_date
 
 RETRY_AFTER_S_MAX = 3600.0
 """Nobody waits longer because a server said so: whoever has to, tries again in between."""

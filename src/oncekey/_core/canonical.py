@@ -16,10 +16,10 @@ from operator import itemgetter
 from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
-from oncekey.core import numbers
-from oncekey.core.framing import as_bytes, frame
-from oncekey.core.long_json import LongJson, Rules, written
-from oncekey.core.numbers import Number
+from oncekey._core import json_numbers
+from oncekey._core.framing import as_bytes, frame
+from oncekey._core.json_numbers import Number
+from oncekey._core.long_json import LongJson, Rules, written
 
 FIELDS_MAX = 10_000
 """Most fields or parts of one form or query; frameworks stop at about a tenth of it."""
@@ -205,7 +205,10 @@ class _Ways:
         )
 
 
-_WAYS = {1: _Ways(numbers.whole_v1, numbers.number_v1), 2: _Ways(numbers.whole, numbers.number)}
+_WAYS = {
+    1: _Ways(json_numbers.whole_v1, json_numbers.number_v1),
+    2: _Ways(json_numbers.whole, json_numbers.number),
+}
 
 
 # ----------------------------------------------------------------- forms and query strings

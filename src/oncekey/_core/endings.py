@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-from oncekey.core.policy import Policy, Verdict
+from oncekey._core.policy import Policy, Verdict
 
 
 class End(enum.Enum):

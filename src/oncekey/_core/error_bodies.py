@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from oncekey.core.problem import MEANINGS, Kind, Problem, as_json, detail_of, docs_link
+from oncekey._core.problems import MEANINGS, Kind, Problem, as_json, detail_of, docs_link
 
 
 @dataclass(frozen=True, slots=True)

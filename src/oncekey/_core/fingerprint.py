@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Protocol
 
-from oncekey.core.canonical import (
+from oncekey._core.canonical import (
     FORM,
     BadBody,
     canonical_form,
@@ -41,10 +41,10 @@ from oncekey.core.canonical import (
     parse_form,
     parse_query,
 )
-from oncekey.core.framing import as_bytes, frame
-from oncekey.core.multipart import MULTIPART, canonical_multipart, multipart_keys
-from oncekey.core.numbers import LONG
-from oncekey.core.value import value
+from oncekey._core.framing import as_bytes, frame
+from oncekey._core.json_numbers import LONG
+from oncekey._core.multipart import MULTIPART, canonical_multipart, multipart_keys
+from oncekey._core.values import value
 
 __all__ = [
     "FIELDS_DIGESTED_MAX",

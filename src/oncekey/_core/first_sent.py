@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oncekey.core.dates import parse_http_date
-from oncekey.core.problem import Kind, Problem
+from oncekey._core.http_dates import parse_http_date
+from oncekey._core.problems import Kind, Problem
 
 
 def first_sent(lines: Sequence[bytes]) -> float | None:

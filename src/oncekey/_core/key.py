@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oncekey.core.framing import as_bytes, frame
+from oncekey._core.framing import as_bytes, frame
 
 CHARS_MAX = 255
 

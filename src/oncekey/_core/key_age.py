@@ -12,9 +12,9 @@ further in the future tells nothing but that one of the clocks is wrong.
 
 from __future__ import annotations
 
-from oncekey.core.made_at import made_at
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
+from oncekey._core.key_time import made_at
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
 
 
 def check_key_age(

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import enum
 
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.tombstone import blank, is_over
-from oncekey.core.value import value
-from oncekey.core.verbs import Swap, When
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer, Claim, Record, State
+from oncekey._core.tombstone import blank, is_over
+from oncekey._core.values import value
+from oncekey._core.verbs import Swap, When
 
 RUNNING, COMPLETED, RELEASED, UNKNOWN = (
     State.RUNNING,

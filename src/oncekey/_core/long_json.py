@@ -20,7 +20,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NoReturn
 
-from oncekey.core.numbers import DIGITS_PLAIN_MAX, TooManyDigits
+from oncekey._core.json_numbers import DIGITS_PLAIN_MAX, TooManyDigits
 
 DEPTH_MAX = 900
 PIECES_MAX = 4_096

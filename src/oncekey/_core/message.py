@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from oncekey.core.framing import as_bytes, frame
-from oncekey.core.value import value
+from oncekey._core.framing import as_bytes, frame
+from oncekey._core.values import value
+from oncekey._engine.guard import random_token
 from oncekey.errors import Misuse
-from oncekey.guard import random_token
 
 NAME_CHARS_MAX = 255
 HEADERS_BYTES_MAX = 16_384

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
-from oncekey.core.canonical import FIELDS_MAX, BadBody, json_member
-from oncekey.core.framing import as_bytes, frame
-from oncekey.core.long_json import PAUSE_S
+from oncekey._core.canonical import FIELDS_MAX, BadBody, json_member
+from oncekey._core.framing import as_bytes, frame
+from oncekey._core.long_json import PAUSE_S
 
 MULTIPART = "multipart/form-data"
 

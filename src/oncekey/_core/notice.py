@@ -18,9 +18,9 @@ from __future__ import annotations
 import hashlib
 import json
 
-from oncekey.core.record import Claim, Record, State
-from oncekey.core.reserved import MAC_KEY_ID, reserved_claim
-from oncekey.core.value import value
+from oncekey._core.record import Claim, Record, State
+from oncekey._core.reserved_records import MAC_KEY_ID, reserved_claim
+from oncekey._core.values import value
 from oncekey.errors import CorruptRecord, StoreUnfit
 
 NOTICE_ID = hashlib.sha256(b"oncekey/notice/1").digest()

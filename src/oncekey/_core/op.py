@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, TypeVar
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 
 T = TypeVar("T")
 Op = Generator[Any, Any, T]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from oncekey.core.versions import Versions, check_version
+from oncekey._core.versions import Versions, check_version
 from oncekey.errors import Misuse
 
 

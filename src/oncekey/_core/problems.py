@@ -1,6 +1,6 @@
 """Refusals as values: what is wrong, whether a retry helps, and what to do.
 
-What they look like on the wire is said by a profile (`oncekey.core.profiles`). Nothing here is
+What they look like on the wire is said by a profile (`oncekey._core.profiles`). Nothing here is
 given the key or a value of the request, so nothing here can repeat one.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from oncekey.core.backoff import RETRY_AFTER_S_MAX
+from oncekey._core.backoff import RETRY_AFTER_S_MAX
 
 DETAIL_CHARS_MAX = 1000
 FIELDS_MAX = 32

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from oncekey.core import key as keys
-from oncekey.core.key import BadKey
-from oncekey.core.policy import INHERIT, Policy, keep_success
-from oncekey.core.problem import MEANINGS, Kind, Problem, json_bytes, reply_headers
-from oncekey.core.record import Answer
-from oncekey.core.shapes import SHAPES, Shape
+from oncekey._core import key as keys
+from oncekey._core.error_bodies import SHAPES, Shape
+from oncekey._core.key import BadKey
+from oncekey._core.policy import INHERIT, Policy, keep_success
+from oncekey._core.problems import MEANINGS, Kind, Problem, json_bytes, reply_headers
+from oncekey._core.record import Answer
 from oncekey.errors import Misuse
 
 
@@ -67,7 +67,7 @@ class Profile:
     case_insensitive: bool = False
     """Whether keys that differ only in case are the same key; they are kept in lower case."""
     first_sent_in: Header | None = None
-    """Where the client says when it first sent the request: see `oncekey.core.first_sent`."""
+    """Where the client says when it first sent the request: see `oncekey._core.first_sent`."""
     target_in: Header | None = None
     """Where the client says what it asks for, if the path does not: a part of the fingerprint."""
 
@@ -85,7 +85,7 @@ class Profile:
     statuses: Mapping[Kind, int] = field(default_factory=dict, hash=False)
     """Where they differ from `MEANINGS`."""
     shape: str | Shape = "problem"
-    """A name from `SHAPES`, or a function like those in `oncekey.core.shapes`."""
+    """A name from `SHAPES`, or a function like those in `oncekey._core.error_bodies`."""
     docs_url: str | None = None
     """Where your clients read what each kind means; as a full URL it is also sent as a Link. None:
     refusals name no page.
@@ -154,7 +154,7 @@ class Profile:
                 f"{', '.join(sorted(_DERIVABLE | _SHORTCUTS))}"
             )
         if policy and policy.retention_s is not INHERIT:
-            # Where requests are dated, half of it is the window (`oncekey.core.first_sent`).
+            # Where requests are dated, half of it is the window (`oncekey._core.first_sent`).
             dated = changes.get("first_sent_in", self.first_sent_in) is not None
             changes.setdefault("relied_s", policy.retention_s / (2 if dated else 1))
         return dataclasses.replace(
@@ -370,7 +370,7 @@ _AWS = Profile(
 # OASIS Repeatable Requests, as Azure Communication Services publishes them: the id is a GUID, in
 # either case; either header malformed: 400; first sent outside the window of 5 minutes: 412; other
 # request: 400; in progress: 409; 2xx and 4xx are replayed, 5xx runs again. The window is half the
-# retention (`oncekey.core.first_sent`), so records are kept for 10 minutes. OASIS allows POST, PUT,
+# retention (`_core.first_sent`), so records are kept for 10 minutes. OASIS allows POST, PUT,
 # PATCH and DELETE, and forbids to run a repeatable request unprotected: all four are guarded.
 _AZURE = Profile(
     name="azure",

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from oncekey.core.framing import as_bytes
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.reserved import reserved_id
-from oncekey.core.value import value
+from oncekey._core.framing import as_bytes
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.reserved_records import reserved_id
+from oncekey._core.values import value
 from oncekey.errors import Misuse
 
 OPERATION = "oncekey/quota"

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
 
 TOKEN_BYTES = 16

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Record
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Record
 
 
 def in_flight(record: Record) -> Problem:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from oncekey.core.problem import Kind, Problem
+from oncekey._core.problems import Kind, Problem
 
 HEADER = "idempotency-retention"
 _SECONDS = re.compile(rb"[0-9]{1,10}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 
-from oncekey.core.framing import frame
-from oncekey.core.record import Answer, Claim, Record, State
-from oncekey.core.verbs import Swap, When
+from oncekey._core.framing import frame
+from oncekey._core.record import Answer, Claim, Record, State
+from oncekey._core.verbs import Swap, When
 
 TENANT = "oncekey"
 LEASE_S = 60.0

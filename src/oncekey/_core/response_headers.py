@@ -9,10 +9,10 @@ import functools
 import re
 from collections.abc import Iterable
 
-from oncekey.core.dates import http_date
-from oncekey.core.policy import Policy
-from oncekey.core.profiles import Profile
-from oncekey.core.record import Answer
+from oncekey._core.http_dates import http_date
+from oncekey._core.policy import Policy
+from oncekey._core.profiles import Profile
+from oncekey._core.record import Answer
 
 Lines = list[tuple[bytes, bytes]]
 

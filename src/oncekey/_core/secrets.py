@@ -12,7 +12,7 @@ import hmac
 from collections.abc import Sequence
 from pathlib import Path
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 from oncekey.errors import Misuse
 
 CHARS_MIN = 32

@@ -3,8 +3,8 @@
 Under a policy with `tombstone_s`, a store keeps a completed record for its retention and that much
 longer. How much of what is left is tombstone stands with the answer, in a line before its headers
 that no header can be: so a change of the policy changes nothing of what is kept. When no more than
-that is left, the answer is over, whether or not it was blanked yet (`oncekey.fading`): a retry is
-told that it was done, and does not run.
+that is left, the answer is over, whether or not it was blanked yet (`_engine.tombstones`): a retry
+is told that it was done, and does not run.
 
 Only what is completed has a tombstone. What was released may run again, and what is running or
 unknown is remembered as such for as long.
@@ -12,7 +12,7 @@ unknown is remembered as such for as long.
 
 from __future__ import annotations
 
-from oncekey.core.record import TOMBSTONE, Answer, Record
+from oncekey._core.record import TOMBSTONE, Answer, Record
 
 _BLANK = b" blank"
 """Stands behind the seconds of an answer that was blanked."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from oncekey.core.record import Answer, Claim, Record, State, Step
-from oncekey.core.value import value
+from oncekey._core.record import Answer, Claim, Record, State, Step
+from oncekey._core.values import value
 
 
 class When(enum.Enum):

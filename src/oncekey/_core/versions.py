@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from oncekey.core.record import Answer
+from oncekey._core.record import Answer
 from oncekey.errors import Misuse
 
 VERSION_MAX = 2**31 - 1

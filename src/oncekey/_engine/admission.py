@@ -9,16 +9,16 @@ was remembered at that moment.
 
 from __future__ import annotations
 
-from oncekey.attempt import Attempt
-from oncekey.core.key_age import check_key_age, older_than_memory
-from oncekey.core.op import Op
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.record import Claim, Record, State
-from oncekey.decision import Call, Execute, Refuse, Replay
+from oncekey._core.key_age import check_key_age, older_than_memory
+from oncekey._core.op import Op
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.record import Claim, Record, State
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.decisions import Call, Execute, Refuse, Replay
+from oncekey._engine.notices import LOOK, Notices
+from oncekey._engine.ownership import Holding
 from oncekey.errors import StoreUnavailable
-from oncekey.holding import Holding
-from oncekey.notices import LOOK, Notices
 
 
 class Admission(Holding):

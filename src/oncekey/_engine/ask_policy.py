@@ -10,8 +10,8 @@ import asyncio
 import inspect
 from collections.abc import Callable
 
-from oncekey.attempt import Attempt
-from oncekey.core.policy import Policy
+from oncekey._core.policy import Policy
+from oncekey._engine.attempt import Attempt
 from oncekey.errors import Misuse
 
 

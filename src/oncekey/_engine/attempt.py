@@ -11,24 +11,24 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from oncekey.core.answer import Headers, answer_of
-from oncekey.core.headers import kept_answer
-from oncekey.core.key import named
-from oncekey.core.lifecycle import Held
-from oncekey.core.policy import Policy, Verdict
-from oncekey.core.printable import printable
-from oncekey.core.record import Answer, Claim
-from oncekey.core.value import value
-from oncekey.core.verbs import Refused, Swap
+from oncekey._core.answer import Headers, answer_of
+from oncekey._core.key import named
+from oncekey._core.lifecycle import Held
+from oncekey._core.policy import Policy, Verdict
+from oncekey._core.printable import printable
+from oncekey._core.record import Answer, Claim
+from oncekey._core.response_headers import kept_answer
+from oncekey._core.values import value
+from oncekey._core.verbs import Refused, Swap
+from oncekey._engine.handler_calls import Ports
+from oncekey._engine.leftover_threads import Guests, still_running
+from oncekey._engine.steps import Kept, Steps, child_key
+from oncekey._engine.unawaited import Handed, must_run_when_called, not_awaitable
 from oncekey.errors import LeaseLost, Misuse
-from oncekey.handed import Handed, must_run_when_called, not_awaitable
-from oncekey.ports import Ports
-from oncekey.steps import Kept, Steps, child_key
-from oncekey.stores import join
-from oncekey.threads import Guests, still_running
+from oncekey.stores import transactions
 
 if TYPE_CHECKING:
-    from oncekey.atomic.loan import Loan
+    from oncekey.atomic._loans import Loan
 
 T = TypeVar("T")
 
@@ -253,7 +253,7 @@ class Attempt:
         """What `step` hands out to be awaited."""
         ports, steps = self._reach(), self.steps
         if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
-            steps.read(*await join.aperform(ports.store, within, asks))
+            steps.read(*await transactions.aperform(ports.store, within, asks))
         begun = await ports.drive(
             steps.begin(ports.guard, name, arguments, at_most_once=at_most_once)
         )
@@ -270,7 +270,7 @@ class Attempt:
                 steps.cut_off(begun, result)
                 raise
         verb = steps.end_with(begun, result)
-        [outcome] = await join.aperform(ports.store, within, [verb])
+        [outcome] = await transactions.aperform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
             raise steps.refused(ports.guard, name)
         return steps.ended(verb.step.result)
@@ -288,7 +288,7 @@ class Attempt:
         must_run_when_called(function)
         ports, steps = self._reach(), self.steps
         if asks := steps.asks_within(ports.store, name, within, at_most_once=at_most_once):
-            steps.read(*join.perform(ports.store, within, asks))
+            steps.read(*transactions.perform(ports.store, within, asks))
         begun = ports.drive_sync(
             steps.begin(ports.guard, name, (args, kwargs), at_most_once=at_most_once)
         )
@@ -301,7 +301,7 @@ class Attempt:
             kept = ports.drive_sync(steps.end(ports.guard, begun, result))
             return kept
         verb = steps.end_with(begun, result)
-        [outcome] = join.perform(ports.store, within, [verb])
+        [outcome] = transactions.perform(ports.store, within, [verb])
         if isinstance(outcome, Refused):
             raise steps.refused(ports.guard, name)
         kept = steps.ended(verb.step.result)
@@ -317,7 +317,7 @@ class Attempt:
     def child_key(self, name: str) -> str:
         """A key for a call to another service: the same over all attempts, and no other tenant's.
 
-        See `oncekey.steps.child_key`.
+        See `oncekey._engine.steps.child_key`.
         """
         self._guests.note()
         return child_key(self.held.id, name)
@@ -341,10 +341,10 @@ class Attempt:
 
     async def _join(self, transaction: Any, status: int, body: Any, headers: Headers) -> Answer:
         if not self.protected:
-            await join.awrite(self._reach().store, transaction, self.held.token)
+            await transactions.awrite(self._reach().store, transaction, self.held.token)
             return answer_of(status, body, headers)
         ports, answer, completion = self._completing(status, body, headers)
-        [outcome] = await join.aperform(ports.store, transaction, [completion])
+        [outcome] = await transactions.aperform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
 
     def complete_in_sync(
@@ -352,10 +352,10 @@ class Attempt:
     ) -> Answer:
         """`complete_in` for handlers that block."""
         if not self.protected:
-            join.write(self._reach().store, transaction, self.held.token)
+            transactions.write(self._reach().store, transaction, self.held.token)
             return answer_of(status, body, headers)
         ports, answer, completion = self._completing(status, body, headers)
-        [outcome] = join.perform(ports.store, transaction, [completion])
+        [outcome] = transactions.perform(ports.store, transaction, [completion])
         return self._completed(ports, answer, outcome)
 
     def _completing(self, status: int, body: Any, headers: Headers) -> tuple[Ports, Answer, Swap]:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim
-from oncekey.core.value import value
-from oncekey.guard import Guard
+from oncekey._core.op import Op
+from oncekey._core.record import Claim
+from oncekey._core.values import value
+from oncekey._engine.guard import Guard
 
 T = TypeVar("T")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import field
 
-from oncekey.attempt import Attempt
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.problem import Problem
-from oncekey.core.record import Answer, Claim, Record
-from oncekey.core.value import value
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.problems import Problem
+from oncekey._core.record import Answer, Claim, Record
+from oncekey._core.values import value
+from oncekey._engine.attempt import Attempt
 from oncekey.errors import Misuse
 
 

@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from oncekey.core import arguments as canonical
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core import key as keys
-from oncekey.core.expression import Chosen, Expression, Source
-from oncekey.core.key import BadKey
-from oncekey.core.policy import Policy
-from oncekey.core.scope import TENANT_CHARS_MAX, is_kept
-from oncekey.decision import Call
+from oncekey._core import arguments as canonical
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core import key as keys
+from oncekey._core.expression import Chosen, Expression, Source
+from oncekey._core.key import BadKey
+from oncekey._core.policy import Policy
+from oncekey._core.scopes import TENANT_CHARS_MAX, is_kept
+from oncekey._engine.decisions import Call
 from oncekey.errors import Misuse
 
 SINGLE_TENANT = "single"

@@ -1,6 +1,6 @@
 """The engine: `begin` here, renew, finish and abandon in `holding`.
 
-Everything here is a generator (`oncekey.core.op`): it yields verbs for the store and `Pause`s, and
+Everything here is a generator (`oncekey._core.op`): it yields verbs for the store and `Pause`s, and
 is sent outcomes. It has no `await`, no thread and no global state, so that one engine serves sync
 and async and a simulator can drive it through every interleaving. What it decides is decided by
 `core.lifecycle`; what it adds is patience: which question to repeat, how long to wait, and what to
@@ -17,20 +17,18 @@ from collections.abc import Callable
 from typing import Literal
 
 from oncekey import events
-from oncekey.admission import Admission, is_new
-from oncekey.asking import LEASE_MARGIN
-from oncekey.attempt import Attempt
-from oncekey.clock import Clock, SystemClock
-from oncekey.core import lifecycle, refusals
-from oncekey.core.backoff import full_jitter
-from oncekey.core.key import record_id
-from oncekey.core.lifecycle import Action
-from oncekey.core.op import Apart, Op, Pause
-from oncekey.core.policy import Policy
-from oncekey.core.quota import Quota
-from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
-from oncekey.core.verbs import Done, Find, Insert, Inserted, Peek, Refused
-from oncekey.decision import (
+from oncekey._core import lifecycle, refusals
+from oncekey._core.backoff import full_jitter
+from oncekey._core.key import record_id
+from oncekey._core.lifecycle import Action
+from oncekey._core.op import Apart, Op, Pause
+from oncekey._core.policy import Policy
+from oncekey._core.quota import Quota
+from oncekey._core.record import TOKEN_BYTES, Answer, Claim, Record, State
+from oncekey._core.verbs import Done, Find, Insert, Inserted, Peek, Refused
+from oncekey._engine.admission import Admission, is_new
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.decisions import (
     Bypass,
     Call,
     Decision,
@@ -43,11 +41,13 @@ from oncekey.decision import (
     Stored,
     Unstored,
 )
+from oncekey._engine.notices import Notices
+from oncekey._engine.ownership import compared, unknown_retention_s
+from oncekey._engine.store_calls import LEASE_MARGIN
+from oncekey._engine.waiters import Waiters
+from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.probes import probe
 from oncekey.errors import StoreError, StoreUnavailable
-from oncekey.holding import compared, unknown_retention_s
-from oncekey.notices import Notices
-from oncekey.probes import probe
-from oncekey.waiters import Waiters
 
 __all__ = [
     "LEASE_MARGIN",

@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncekey.core.op import Op, arun, run
-from oncekey.core.profiles import PROFILES, Profile
+from oncekey._core.op import Op, arun, run
+from oncekey._core.profiles import PROFILES, Profile
 from oncekey.errors import Misuse
 
 if TYPE_CHECKING:
-    from oncekey.guard import Guard
-    from oncekey.heartbeat import Heartbeat
+    from oncekey._engine.guard import Guard
+    from oncekey._engine.heartbeat import Heartbeat
     from oncekey.stores.base import Store
 
 T = TypeVar("T")

@@ -19,15 +19,15 @@ import os
 import threading
 from collections.abc import Iterable
 
-from oncekey.attempt import Attempt
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.verbs import Done, Refused
+from oncekey._core.verbs import Done, Refused
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import LEASE_MARGIN, Guard
+from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.probes import probe
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import LEASE_MARGIN, Guard
-from oncekey.probes import probe
 from oncekey.stores.base import Store
-from oncekey.stores.gather import BATCH_ROWS_MAX
-from oncekey.stores.line import Line
+from oncekey.stores.batching import BATCH_ROWS_MAX
+from oncekey.stores.connection import Line
 from oncekey.stores.outage import Outage
 
 _log = logging.getLogger("oncekey")

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self, TypeVar
 
-from oncekey.attempt import Attempt, Passing, served
-from oncekey.core import lifecycle, refusals
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.op import Op, arun, run
-from oncekey.core.policy import Policy
-from oncekey.core.record import Answer, Claim, Step
-from oncekey.core.verbs import Done, Insert
-from oncekey.decision import Call, Decision, Execute, Finished, Given, Refuse
+from oncekey._core import lifecycle, refusals
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.op import Op, arun, run
+from oncekey._core.policy import Policy
+from oncekey._core.record import Answer, Claim, Step
+from oncekey._core.verbs import Done, Insert
+from oncekey._engine.attempt import Attempt, Passing, served
+from oncekey._engine.decisions import Call, Decision, Execute, Finished, Given, Refuse
+from oncekey._engine.guard import random_token
 from oncekey.errors import StoreUnavailable
-from oncekey.guard import random_token
 from oncekey.stores.base import Store
 
 T = TypeVar("T")

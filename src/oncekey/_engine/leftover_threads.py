@@ -24,7 +24,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncekey.attempt import Attempt
+    from oncekey._engine.attempt import Attempt
 
 POOL_FRAMES = 8
 """A pool runs its work from one of its first frames; so deep a stack is searched for a context."""

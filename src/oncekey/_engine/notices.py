@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 
-from oncekey.clock import Clock
-from oncekey.core.made_at import made_at
-from oncekey.core.notice import NOTICE_ID, Amnesia, read_notice
-from oncekey.core.record import Record
-from oncekey.core.verbs import Find
-from oncekey.decision import Call
+from oncekey._core.key_time import made_at
+from oncekey._core.notice import NOTICE_ID, Amnesia, read_notice
+from oncekey._core.record import Record
+from oncekey._core.verbs import Find
+from oncekey._engine.decisions import Call
+from oncekey._system.clock import Clock
 
 _log = logging.getLogger("oncekey")
 

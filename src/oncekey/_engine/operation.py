@@ -14,39 +14,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from oncekey import attempt as attempts
-from oncekey import learning
+from oncekey._core import endings, results
+from oncekey._core.endings import End
+from oncekey._core.key import named
+from oncekey._core.op import Op
+from oncekey._core.policy import INHERIT, Policy, Verdict, as_policy
+from oncekey._core.record import Answer
+from oncekey._core.scopes import OPERATION_CHARS_MAX, is_kept
+from oncekey._engine import ask_policy
+from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.decisions import Bypass, Call, Execute, Given, GivenUp, Refuse, Replay, Stored
+from oncekey._engine.guard import Guard
+from oncekey._engine.outcomes import Declined, Outcome, Ran, committable, outcome_of, replayed
+from oncekey._engine.registry import Orphan
+from oncekey._engine.runtime import Runtime
+from oncekey._engine.unawaited import not_awaitable
+from oncekey._system.probes import probe
+from oncekey._system.warn_once import warn
 from oncekey.atomic import AsyncUnit, Unit
-from oncekey.atomic.callers import AsyncCallers, Callers
-from oncekey.attempt import Attempt
-from oncekey.core import endings
-from oncekey.core import result as results
-from oncekey.core.endings import End
-from oncekey.core.key import named
-from oncekey.core.op import Op
-from oncekey.core.policy import INHERIT, Policy, Verdict, as_policy
-from oncekey.core.record import Answer
-from oncekey.core.scope import OPERATION_CHARS_MAX, is_kept
-from oncekey.decision import (
-    Bypass,
-    Call,
-    Execute,
-    Given,
-    GivenUp,
-    Refuse,
-    Replay,
-    Stored,
-)
+from oncekey.atomic._caller_transaction import AsyncCallers, Callers
 from oncekey.errors import (
     Misuse,
 )
-from oncekey.guard import Guard
-from oncekey.handed import not_awaitable
-from oncekey.outcome import Declined, Outcome, Ran, committable, outcome_of, replayed
-from oncekey.probes import probe
-from oncekey.registry import Orphan
-from oncekey.runtime import Runtime
-from oncekey.warned import warn
 
 _log = logging.getLogger("oncekey")
 
@@ -163,7 +153,7 @@ class Operation:
             runtime.heartbeat.add(attempt)
             with attempts.within(attempt):
                 if attempt.asks:
-                    learned = await learning.ask(attempt)
+                    learned = await ask_policy.ask(attempt)
                     settled = await runtime.drive(runtime.guard.learned(attempt, learned, call))
                     if settled is not None:
                         return outcome_of(settled, learned, self._name(call))
@@ -188,7 +178,7 @@ class Operation:
             runtime.heartbeat.add(attempt)  # a signal may come at once, and must end it too
             with attempts.within(attempt):
                 if attempt.asks:
-                    learned = learning.ask_sync(attempt)
+                    learned = ask_policy.ask_sync(attempt)
                     settled = runtime.drive_sync(runtime.guard.learned(attempt, learned, call))
                     if settled is not None:
                         return outcome_of(settled, learned, self._name(call))

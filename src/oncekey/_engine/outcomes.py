@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from oncekey.core import refusals
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Answer
-from oncekey.core.value import value
-from oncekey.decision import Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
+from oncekey._core import refusals
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Answer
+from oncekey._core.values import value
+from oncekey._engine.decisions import Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
 from oncekey.errors import (
     InFlight,
     LeaseLost,

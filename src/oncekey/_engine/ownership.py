@@ -12,21 +12,20 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from oncekey import events
-from oncekey.asking import ASKS_MAX, Asking
-from oncekey.attempt import Attempt, Lingering
-from oncekey.clock import Clock
-from oncekey.core import endings, lifecycle, refusals
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core.endings import End, Fate, of_error
-from oncekey.core.lifecycle import Action
-from oncekey.core.op import Apart, Op, Pause, Undoable
-from oncekey.core.policy import Learned, Policy
-from oncekey.core.printable import printable
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer, Claim, Record, State, Step
-from oncekey.core.tombstone import answer_left_s, bare, with_tombstone
-from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
-from oncekey.decision import (
+from oncekey._core import endings, lifecycle, refusals
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core.endings import End, Fate, of_error
+from oncekey._core.lifecycle import Action
+from oncekey._core.op import Apart, Op, Pause, Undoable
+from oncekey._core.policy import Learned, Policy
+from oncekey._core.printable import printable
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer, Claim, Record, State, Step
+from oncekey._core.tombstone import answer_left_s, bare, with_tombstone
+from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
+from oncekey._engine.attempt import Attempt, Lingering
+from oncekey._engine.counters import Tallies
+from oncekey._engine.decisions import (
     Call,
     Ended,
     Finished,
@@ -37,12 +36,13 @@ from oncekey.decision import (
     Stored,
     Unstored,
 )
+from oncekey._engine.handler_calls import Ports
+from oncekey._engine.quotas import Quotas
+from oncekey._engine.store_calls import ASKS_MAX, Asking
+from oncekey._engine.tombstones import Fading
+from oncekey._system.clock import Clock
+from oncekey._system.probes import probe
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.fading import Fading
-from oncekey.ports import Ports
-from oncekey.probes import probe
-from oncekey.quotas import Quotas
-from oncekey.tallies import Tallies
 
 _log = logging.getLogger("oncekey")
 

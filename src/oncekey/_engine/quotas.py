@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core import lifecycle
-from oncekey.core.batched import batched
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.quota import (
+from oncekey._core import lifecycle
+from oncekey._core.batched import batched
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.quota import (
     NOTHING,
     OPERATION,
     Quota,
@@ -35,11 +34,12 @@ from oncekey.core.quota import (
     span_of,
     spans_ahead,
 )
-from oncekey.core.record import Answer
-from oncekey.core.reserved import reserved_claim
-from oncekey.core.verbs import Find, Insert, Inserted, Tally
+from oncekey._core.record import Answer
+from oncekey._core.reserved_records import reserved_claim
+from oncekey._core.verbs import Find, Insert, Inserted, Tally
+from oncekey._system.clock import Clock
 from oncekey.stores.base import AGAIN
-from oncekey.stores.line import Line
+from oncekey.stores.connection import Line
 
 EVERY_S = 1.0
 READ_S_MAX = 30.0

@@ -22,25 +22,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Self
 
-from oncekey.apart import computing
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.backoff import full_jitter
-from oncekey.core.key import short_hash
-from oncekey.core.limits import must_be_limits, must_be_seconds
-from oncekey.core.op import arun
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.printable import printable
-from oncekey.core.record import Record, State
-from oncekey.core.value import value
-from oncekey.core.verbs import Done, Due, Find, Requested
+from oncekey._core.backoff import full_jitter
+from oncekey._core.key import short_hash
+from oncekey._core.limits import must_be_limits, must_be_seconds
+from oncekey._core.op import arun
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.printable import printable
+from oncekey._core.record import Record, State
+from oncekey._core.values import value
+from oncekey._core.verbs import Done, Due, Find, Requested
+from oncekey._engine.guard import chance
+from oncekey._engine.ownership import unknown_retention_s
+from oncekey._engine.registry import Orphan, Runner, registry_of
+from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.offload import computing
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.guard import chance
-from oncekey.holding import unknown_retention_s
-from oncekey.registry import Orphan, Runner, registry_of
 from oncekey.stores.base import Store
-from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.batching import AsyncGatherer
 from oncekey.stores.outage import Outage
-from oncekey.stores.url import as_store
+from oncekey.stores.urls import as_store
 
 _log = logging.getLogger("oncekey")
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from oncekey.core.policy import Policy
-from oncekey.core.record import Record
-from oncekey.core.value import value
-from oncekey.guard import Guard
+from oncekey._core.policy import Policy
+from oncekey._core.record import Record
+from oncekey._core.values import value
+from oncekey._engine.guard import Guard
 from oncekey.stores.base import Store
 from oncekey.stores.identity import identity_of
-from oncekey.stores.url import as_store
+from oncekey.stores.urls import as_store
 
 
 @value

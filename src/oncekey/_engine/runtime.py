@@ -12,25 +12,25 @@ import os
 from collections.abc import Coroutine, Iterable
 from typing import Any, Literal, Self, TypeVar
 
-from oncekey.background import Background
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.op import Op, arun, run
-from oncekey.core.policy import Policy
-from oncekey.core.profiles import PROFILES, Profile
-from oncekey.core.quota import Quota
+from oncekey._core.op import Op, arun, run
+from oncekey._core.policy import Policy
+from oncekey._core.profiles import PROFILES, Profile
+from oncekey._core.quota import Quota
+from oncekey._engine.background import Background
+from oncekey._engine.guard import Guard
+from oncekey._engine.handler_calls import Ports, in_thread, through
+from oncekey._engine.heartbeat import Heartbeat
+from oncekey._engine.notices import Notices
+from oncekey._engine.registry import registry_of
+from oncekey._engine.sweeper import Sweeper
+from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.warn_once import warn
 from oncekey.errors import Misuse
 from oncekey.events import Hook, Hooks
-from oncekey.guard import Guard
-from oncekey.heartbeat import Heartbeat
-from oncekey.metrics.logs import LoggingHook
-from oncekey.notices import Notices
-from oncekey.ports import Ports, in_thread, through
-from oncekey.registry import registry_of
+from oncekey.metrics._logs import LoggingHook
 from oncekey.stores.base import Store
-from oncekey.stores.gather import AsyncGatherer, Gatherer
-from oncekey.stores.url import as_store
-from oncekey.sweeper import Sweeper
-from oncekey.warned import warn
+from oncekey.stores.batching import AsyncGatherer, Gatherer
+from oncekey.stores.urls import as_store
 
 T = TypeVar("T")
 

@@ -19,23 +19,23 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from oncekey.core import arguments as canonical
-from oncekey.core import result as results
-from oncekey.core.framing import as_bytes, frame
-from oncekey.core.key import named
-from oncekey.core.op import Op
-from oncekey.core.printable import printable
-from oncekey.core.record import Step
-from oncekey.core.value import value
-from oncekey.core.verbs import AppendStep, Done, Refused, Verb
-from oncekey.core.verbs import Steps as Read
+from oncekey._core import arguments as canonical
+from oncekey._core import results
+from oncekey._core.framing import as_bytes, frame
+from oncekey._core.key import named
+from oncekey._core.op import Op
+from oncekey._core.printable import printable
+from oncekey._core.record import Step
+from oncekey._core.values import value
+from oncekey._core.verbs import AppendStep, Done, Refused, Verb
+from oncekey._core.verbs import Steps as Read
+from oncekey._system.probes import probe
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
-from oncekey.probes import probe
-from oncekey.stores import join
+from oncekey.stores import transactions
 
 if TYPE_CHECKING:
-    from oncekey.attempt import Attempt
-    from oncekey.guard import Guard
+    from oncekey._engine.attempt import Attempt
+    from oncekey._engine.guard import Guard
     from oncekey.stores.base import Store
 
 STEPS_MAX = 1_000
@@ -160,7 +160,9 @@ class Steps:
                 "about. What it does outside of the transaction is a step of its own"
             )
         known = self._known is not None or self._attempt.attempt == 1
-        return [] if known or not join.has_one_writer(store) else [Read(self._attempt.held.id)]
+        return (
+            [] if known or not transactions.has_one_writer(store) else [Read(self._attempt.held.id)]
+        )
 
     def read(self, found: list[Step]) -> None:
         """What earlier attempts left."""

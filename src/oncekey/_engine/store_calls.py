@@ -11,18 +11,18 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from oncekey import events
-from oncekey.attempt import Attempt
-from oncekey.clock import Clock
-from oncekey.core import lifecycle
-from oncekey.core.backoff import full_jitter
-from oncekey.core.key import short_hash
-from oncekey.core.op import Op, Pause
-from oncekey.core.printable import printable
-from oncekey.core.problem import Problem
-from oncekey.core.record import Claim, Record
-from oncekey.core.verbs import AppendStep, Done, Refused, Swap, Verb
+from oncekey._core import lifecycle
+from oncekey._core.backoff import full_jitter
+from oncekey._core.key import short_hash
+from oncekey._core.op import Op, Pause
+from oncekey._core.printable import printable
+from oncekey._core.problems import Problem
+from oncekey._core.record import Claim, Record
+from oncekey._core.verbs import AppendStep, Done, Refused, Swap, Verb
+from oncekey._engine.attempt import Attempt
+from oncekey._system.clock import Clock
+from oncekey._system.warn_once import warn
 from oncekey.errors import OncekeyError, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.warned import warn
 
 _log = logging.getLogger("oncekey")
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from oncekey.clock import SystemClock
-from oncekey.core.verbs import Sweep, Tally
+from oncekey._core.verbs import Sweep, Tally
+from oncekey._engine.counters import Tallies
+from oncekey._system.clock import SystemClock
 from oncekey.stores.base import Store
-from oncekey.stores.line import Line
+from oncekey.stores.connection import Line
 from oncekey.stores.outage import Outage
-from oncekey.tallies import Tallies
 
 _log = logging.getLogger("oncekey")
 

@@ -18,15 +18,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from oncekey.clock import Clock
-from oncekey.core import lifecycle
-from oncekey.core.batched import batched
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.reserved import reserved_claim, reserved_id
-from oncekey.core.tombstone import answer_left_s
-from oncekey.core.verbs import Find, Insert, Inserted
+from oncekey._core import lifecycle
+from oncekey._core.batched import batched
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.reserved_records import reserved_claim, reserved_id
+from oncekey._core.tombstone import answer_left_s
+from oncekey._core.verbs import Find, Insert, Inserted
+from oncekey._system.clock import Clock
 from oncekey.stores.base import AGAIN
-from oncekey.stores.line import Line
+from oncekey.stores.connection import Line
 
 _log = logging.getLogger("oncekey")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from oncekey.core.policy import Policy
+from oncekey._core.policy import Policy
 
 
 class Waiters:

@@ -6,14 +6,14 @@
 The handler finds its connection as `oncekey.current().connection` and writes its rows there.
 """
 
-from oncekey.atomic.check import check, check_blocking, check_loop, check_thread
+from oncekey.atomic._unit_of_work import Adapter, AsyncUnit, Transaction, Unit
+from oncekey.atomic._validation import check, check_blocking, check_loop, check_thread
 from oncekey.atomic.django import Django
 from oncekey.atomic.mysql import Asyncmy, PyMySQL
 from oncekey.atomic.postgres import Asyncpg, AsyncPsycopg, Psycopg
 from oncekey.atomic.sqlalchemy import SQLAlchemy
 from oncekey.atomic.sqlalchemy_async import AsyncSQLAlchemy
 from oncekey.atomic.sqlite import Sqlite
-from oncekey.atomic.unit import Adapter, AsyncUnit, Transaction, Unit
 
 __all__ = [
     "Adapter",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.atomic.unit import CALLERS
-from oncekey.stores import join
+from oncekey.atomic._unit_of_work import CALLERS
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
 
 
@@ -23,11 +23,11 @@ class Callers:
         self._connection = connection
 
     def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        return _Callers(self._connection, join.blocking(store, self._connection))
+        return _Callers(self._connection, transactions.blocking(store, self._connection))
 
 
 class _Callers:
-    def __init__(self, connection: Any, ask: join.Ask) -> None:
+    def __init__(self, connection: Any, ask: transactions.Ask) -> None:
         self._connection = connection
         self.ask = ask
 
@@ -60,11 +60,11 @@ class AsyncCallers:
         self._connection = connection
 
     async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        return _AsyncCallers(self._connection, await join.awaited(store, self._connection))
+        return _AsyncCallers(self._connection, await transactions.awaited(store, self._connection))
 
 
 class _AsyncCallers:
-    def __init__(self, connection: Any, ask: join.AsyncAsk) -> None:
+    def __init__(self, connection: Any, ask: transactions.AsyncAsk) -> None:
         self._connection = connection
         self.ask = ask
 

@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from oncekey.decision import Ended
+from oncekey._engine.decisions import Ended
 from oncekey.errors import Misuse
-from oncekey.stores import join
+from oncekey.stores import transactions
 
 ACQUIRE_S_MAX = 5.0
 """How long to wait for a connection of a pool."""
@@ -32,7 +32,7 @@ class Lent:
     def __init__(
         self,
         connection: Any,
-        ask: join.Ask,
+        ask: transactions.Ask,
         give_back: Callable[[bool], Any],
         lend: Callable[[Any], Any],
     ) -> None:
@@ -85,7 +85,7 @@ class AsyncLent:
     def __init__(
         self,
         connection: Any,
-        ask: join.AsyncAsk,
+        ask: transactions.AsyncAsk,
         give_back: Callable[[bool], Awaitable[Any]],
         lend: Callable[[Any], Any],
     ) -> None:

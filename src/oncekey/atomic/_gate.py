@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from oncekey.atomic.loan import OVER
+from oncekey.atomic._loans import OVER
 from oncekey.errors import Misuse
 
 

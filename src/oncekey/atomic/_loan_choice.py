@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from oncekey.atomic.loan import DriverLoan
-from oncekey.atomic.loan_mysql import AsyncmyLoan, PyMySQLLoan
-from oncekey.atomic.loan_psycopg import AsyncPsycopgLoan, PsycopgLoan
-from oncekey.atomic.loan_sqlite import SqliteLoan
+from oncekey.atomic._loans import DriverLoan
+from oncekey.atomic._loans_mysql import AsyncmyLoan, PyMySQLLoan
+from oncekey.atomic._loans_psycopg import AsyncPsycopgLoan, PsycopgLoan
+from oncekey.atomic._loans_sqlite import SqliteLoan
 from oncekey.errors import Misuse
 from oncekey.stores.callers import is_of
 

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic.gate import Gate
-from oncekey.atomic.loan import LEAVE_S_MAX, revoke, twin_of
+from oncekey.atomic._gate import Gate
+from oncekey.atomic._loans import LEAVE_S_MAX, revoke, twin_of
 
 _ASKING = (
     *("_read_packet", "autocommit", "begin", "commit", "kill", "next_result", "ping", "query"),

@@ -10,7 +10,7 @@ import socket
 import sys
 from typing import Any
 
-from oncekey.atomic.loan import LEAVE_S_MAX, left, revoke, twin_of
+from oncekey.atomic._loans import LEAVE_S_MAX, left, revoke, twin_of
 
 _ENDED = "_oncekey_ended"
 _IDLE = 0

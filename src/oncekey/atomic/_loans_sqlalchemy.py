@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic.loan import LEAVE_S_MAX, OVER, left, revoke
-from oncekey.atomic.loan_sqlite import SqliteLoan
-from oncekey.atomic.loans import lend, lend_awaited
+from oncekey.atomic._loan_choice import lend, lend_awaited
+from oncekey.atomic._loans import LEAVE_S_MAX, OVER, left, revoke
+from oncekey.atomic._loans_sqlite import SqliteLoan
 from oncekey.errors import Misuse
 
 LENT = "oncekey_lent"

@@ -13,8 +13,8 @@ from types import BuiltinMethodType, GeneratorType, MethodType
 from typing import Any
 from weakref import WeakSet
 
-from oncekey.atomic.gate import Gate
-from oncekey.atomic.loan import LEAVE_S_MAX, OVER
+from oncekey.atomic._gate import Gate
+from oncekey.atomic._loans import LEAVE_S_MAX, OVER
 from oncekey.errors import Misuse
 
 _DERIVED = (sqlite3.Cursor, sqlite3.Blob)

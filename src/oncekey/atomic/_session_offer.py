@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from oncekey import attempt as attempts
+from oncekey._engine import attempt as attempts
 from oncekey.errors import Misuse
 
 

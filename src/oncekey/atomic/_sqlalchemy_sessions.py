@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from oncekey.atomic.lent import must_open
-from oncekey.atomic.loan import revoke, twin_of
+from oncekey.atomic._connections import must_open
+from oncekey.atomic._loans import revoke, twin_of
 from oncekey.errors import Misuse
 
 _ENGINES = {"postgresql": "postgres", "mariadb": "mysql"}

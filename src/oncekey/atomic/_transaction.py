@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from oncekey.core import refusals
-from oncekey.core.op import Apart, Op, Pause, Undoable
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Answer, Claim, Glimpse, Record, State
-from oncekey.core.value import value
-from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Refused, Swap, Verb
-from oncekey.decision import (
+from oncekey._core import refusals
+from oncekey._core.op import Apart, Op, Pause, Undoable
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Answer, Claim, Glimpse, Record, State
+from oncekey._core.values import value
+from oncekey._core.verbs import Done, Find, Found, Insert, Inserted, Peek, Refused, Swap, Verb
+from oncekey._engine.decisions import (
     Bypass,
     Ended,
     Execute,
@@ -36,17 +36,18 @@ from oncekey.decision import (
     Refuse,
     Unstored,
 )
+from oncekey._system.probes import probe
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, TooLong
-from oncekey.probes import probe
-from oncekey.stores import mysql_atomic, postgres_atomic
 from oncekey.stores.base import Store
+from oncekey.stores.mysql import transactions
+from oncekey.stores.postgres import transactions as postgres_atomic
 from oncekey.stores.way import Held, Way
 
 _log = logging.getLogger("oncekey")
 T = TypeVar("T")
 
-_WAYS = {"postgres": postgres_atomic.WAY, "mysql": mysql_atomic.WAY}
-_CALLERS_WAYS = {"postgres": postgres_atomic.WAY, "mysql": mysql_atomic.CALLERS_WAY}
+_WAYS = {"postgres": postgres_atomic.WAY, "mysql": transactions.WAY}
+_CALLERS_WAYS = {"postgres": postgres_atomic.WAY, "mysql": transactions.CALLERS_WAY}
 
 
 @value

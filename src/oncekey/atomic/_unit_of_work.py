@@ -17,18 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from oncekey.atomic.loan import STAYED, Loan
-from oncekey.atomic.work import Begin, Commit, Flush, Outside, Rollback, Work
-from oncekey.core.op import Op, arun, run
-from oncekey.decision import Execute
+from oncekey._core.op import Op, arun, run
+from oncekey._engine.decisions import Execute
+from oncekey.atomic._loans import STAYED, Loan
+from oncekey.atomic._transaction import Begin, Commit, Flush, Outside, Rollback, Work
 from oncekey.errors import OncekeyError, StoreUnavailable
-from oncekey.stores import join, mysql_atomic
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
-from oncekey.stores.cached import Cached
+from oncekey.stores.mysql import transactions as mysql_atomic
 from oncekey.stores.outage import Outage
+from oncekey.stores.tiered.cache_calls import Cached
 
 if TYPE_CHECKING:
-    from oncekey.attempt import Attempt
+    from oncekey._engine.attempt import Attempt
 
 CALLERS = "any"
 """The engine of adapters that stand in a transaction of a caller's."""
@@ -210,7 +211,7 @@ class Unit(_Lender):
     def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
         # Before it begins: a pool may have no second connection for whoever holds one.
-        own = join.identity(store) if _unproven(adapter, store) else None
+        own = transactions.identity(store) if _unproven(adapter, store) else None
         self._transaction = adapter.begin(store, record_id, seconds_max)
         if self._transaction is None:
             return False
@@ -225,7 +226,7 @@ class Unit(_Lender):
         if (first := _first(self._adapter)) is not None:
             transaction.ask(first)
         if own is not None:
-            join.prove(self._store, own, transaction.ask)
+            transactions.prove(self._store, own, transaction.ask)
             _proven.add(self._adapter)
 
     def _flush(self, transaction: Transaction | None) -> Any:
@@ -302,7 +303,7 @@ class AsyncUnit(_Lender):
         adapter, store = self._adapter, self._store
         own = None
         if _unproven(adapter, store):
-            own = await asyncio.to_thread(join.identity, store)
+            own = await asyncio.to_thread(transactions.identity, store)
         self._transaction = await self._begun(record_id, seconds_max)
         if self._transaction is None:
             return False
@@ -330,9 +331,9 @@ class AsyncUnit(_Lender):
             await self._do(transaction.ask, first)
         if own is not None:
             if self._threaded:
-                await self._do(join.prove, self._store, own, transaction.ask)
+                await self._do(transactions.prove, self._store, own, transaction.ask)
             else:
-                await join.aprove(self._store, own, transaction.ask)
+                await transactions.aprove(self._store, own, transaction.ask)
             _proven.add(self._adapter)
 
     async def prove(self) -> None:

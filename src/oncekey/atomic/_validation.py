@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncekey.atomic.unit import Adapter
-from oncekey.core.policy import Policy
+from oncekey._core.policy import Policy
+from oncekey.atomic._unit_of_work import Adapter
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 

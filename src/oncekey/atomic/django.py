@@ -11,14 +11,14 @@ import importlib
 import sqlite3
 from typing import Any
 
-from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
-from oncekey.atomic.loan import DriverLoan
-from oncekey.atomic.loan_sqlite import SqliteLoan
-from oncekey.atomic.loans import lend
-from oncekey.atomic.work import Denied
-from oncekey.decision import Ended
+from oncekey._engine.decisions import Ended
+from oncekey.atomic._loan_choice import lend
+from oncekey.atomic._loans import DriverLoan
+from oncekey.atomic._loans_sqlite import SqliteLoan
+from oncekey.atomic._transaction import Denied
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import join
+from oncekey.stores import transactions
+from oncekey.stores.sqlite.write_lock import Byte, Exclusive, Overdue
 
 _ENGINES = {"postgresql": "postgres"}
 _WRITE = "UPDATE oncekey_meta SET fence_floor = fence_floor"
@@ -49,7 +49,7 @@ class Django:
         atomic = importlib.import_module("django.db.transaction").atomic(using=self._alias)
         try:
             db = _enter(store, connection, atomic)
-            ask = join.blocking(store, connection)
+            ask = transactions.blocking(store, connection)
             exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
             return _Django(connection, atomic, byte, exclusive, ask)
         except BaseException as error:
@@ -66,7 +66,7 @@ def _enter(store: Any, connection: Any, atomic: Any) -> sqlite3.Connection | Non
         return None
     connection.ensure_connection()
     db: sqlite3.Connection = connection.connection
-    join.must_be_same_file(store, db.execute)
+    transactions.must_be_same_file(store, db.execute)
     store.place.set_up(db)
     atomic.__enter__()
     db.execute(_WRITE)  # a transaction that begins by reading may find later that it cannot write
@@ -80,7 +80,7 @@ class _Django:
         atomic: Any,
         byte: Byte | None,
         exclusive: Exclusive | None,
-        ask: join.Ask,
+        ask: transactions.Ask,
     ) -> None:
         self._connection = connection
         self._driver = connection.connection

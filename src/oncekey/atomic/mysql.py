@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
-from oncekey.atomic.loan_mysql import AsyncmyLoan, PyMySQLLoan
-from oncekey.stores import join
+from oncekey.atomic._connections import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
+from oncekey.atomic._loans_mysql import AsyncmyLoan, PyMySQLLoan
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
 
 _log = logging.getLogger("oncekey")
@@ -36,7 +36,7 @@ class PyMySQL:
         connection = self._connect()
         try:
             connection.autocommit(False)
-            ask = join.blocking(store, connection)
+            ask = transactions.blocking(store, connection)
         except BaseException:
             connection.close()
             raise
@@ -66,7 +66,7 @@ class Asyncmy:
         autocommit = connection.get_autocommit()
         try:
             await connection.autocommit(False)
-            ask = await join.awaited(store, connection)
+            ask = await transactions.awaited(store, connection)
         except BaseException:
             connection.close()
             await pool.release(connection)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-from oncekey.atomic.lent import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
-from oncekey.atomic.loan import LEAVE_S_MAX
-from oncekey.atomic.loan_psycopg import AsyncPsycopgLoan, PsycopgLoan
-from oncekey.decision import Ended
+from oncekey._engine.decisions import Ended
+from oncekey.atomic._connections import ACQUIRE_S_MAX, AsyncLent, Lent, must_open
+from oncekey.atomic._loans import LEAVE_S_MAX
+from oncekey.atomic._loans_psycopg import AsyncPsycopgLoan, PsycopgLoan
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import join
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
 
 
@@ -37,7 +37,7 @@ class Asyncpg:
         transaction = connection.transaction()
         try:
             await transaction.start()
-            ask = join.by_asyncpg(store, connection)
+            ask = transactions.by_asyncpg(store, connection)
         except BaseException:
             await pool.release(connection)
             raise
@@ -53,7 +53,9 @@ class _Asyncpg:
     was made of it.
     """
 
-    def __init__(self, pool: Any, connection: Any, transaction: Any, ask: join.AsyncAsk) -> None:
+    def __init__(
+        self, pool: Any, connection: Any, transaction: Any, ask: transactions.AsyncAsk
+    ) -> None:
         self.connection = connection
         self._ask = ask
         self._pool = pool
@@ -202,7 +204,9 @@ class Psycopg:
         try:
             if connection.autocommit:
                 connection.execute("BEGIN")
-            return Lent(connection, join.blocking(store, connection), give_back, PsycopgLoan)
+            return Lent(
+                connection, transactions.blocking(store, connection), give_back, PsycopgLoan
+            )
         except BaseException:
             give_back(False)
             raise
@@ -239,7 +243,7 @@ class AsyncPsycopg:
         try:
             if connection.autocommit:
                 await connection.execute("BEGIN")
-            ask = await join.awaited(store, connection)
+            ask = await transactions.awaited(store, connection)
         except BaseException:
             await give_back(False)
             raise

@@ -13,11 +13,11 @@ import importlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
-from oncekey.atomic.loan import revoke
-from oncekey.atomic.offer import Offer, borrowed, find_offer, offered
-from oncekey.atomic.sqlalchemy_loan import LENT, ConnectionLoan, watch
-from oncekey.atomic.sqlalchemy_source import (
+from oncekey._engine.decisions import Ended
+from oncekey.atomic._loans import revoke
+from oncekey.atomic._loans_sqlalchemy import LENT, ConnectionLoan, watch
+from oncekey.atomic._session_offer import Offer, borrowed, find_offer, offered
+from oncekey.atomic._sqlalchemy_sessions import (
     check_offers,
     commit_what_was_begun,
     end_unused,
@@ -26,9 +26,9 @@ from oncekey.atomic.sqlalchemy_source import (
     session_of,
     take_over,
 )
-from oncekey.atomic.work import Denied
-from oncekey.decision import Ended
-from oncekey.stores import join
+from oncekey.atomic._transaction import Denied
+from oncekey.stores import transactions
+from oncekey.stores.sqlite.write_lock import Byte, Exclusive, Overdue
 
 _TAKES = "SQLAlchemy(…) takes an engine, a sessionmaker, or a scoped_session such as db.session"
 _WATCHED = "oncekey"
@@ -85,7 +85,7 @@ class SQLAlchemy:
             session.begin()
             connection = session if hasattr(session, "exec_driver_sql") else session.connection()
             db = self._become_writer(store, connection)
-            ask = join.blocking(store, connection)
+            ask = transactions.blocking(store, connection)
             exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
             return _SQLAlchemy(self, session, connection, byte, exclusive, ask, is_shared, offer)
         except BaseException:
@@ -104,7 +104,7 @@ class SQLAlchemy:
         if self.engine != "sqlite":
             return None
         db = connection.connection.driver_connection
-        join.must_be_same_file(store, db.execute)
+        transactions.must_be_same_file(store, db.execute)
         if db.in_transaction:  # by an event of the application's, and empty
             db.execute("ROLLBACK")
         store.place.set_up(db)
@@ -125,7 +125,7 @@ class _SQLAlchemy:
         connection: Any,
         byte: Byte | None,
         exclusive: Exclusive | None,
-        ask: join.Ask,
+        ask: transactions.Ask,
         is_shared: bool,
         offer: Offer | None,
     ) -> None:

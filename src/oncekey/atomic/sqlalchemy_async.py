@@ -9,19 +9,19 @@ import importlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from oncekey.atomic.loan import revoke, twin_of
-from oncekey.atomic.offer import Offer, borrowed, find_offer, offered
-from oncekey.atomic.sqlalchemy_loan import LENT, AsyncConnectionLoan, watch
-from oncekey.atomic.sqlalchemy_source import (
+from oncekey._engine.decisions import Ended
+from oncekey.atomic._loans import revoke, twin_of
+from oncekey.atomic._loans_sqlalchemy import LENT, AsyncConnectionLoan, watch
+from oncekey.atomic._session_offer import Offer, borrowed, find_offer, offered
+from oncekey.atomic._sqlalchemy_sessions import (
     check_offers,
     commit_what_was_begun_async,
     end_unused,
     engine_of,
     name_of,
 )
-from oncekey.decision import Ended
 from oncekey.errors import Misuse
-from oncekey.stores import join
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
 
 _TAKES = "AsyncSQLAlchemy(…) takes an async engine, or an async_sessionmaker"
@@ -69,7 +69,7 @@ class AsyncSQLAlchemy:
             if hasattr(session, "exec_driver_sql"):
                 await session.start()
             await session.begin()
-            ask = await join.awaited(store, session)
+            ask = await transactions.awaited(store, session)
             connection = session
             if hasattr(session, "sync_session"):
                 connection = await session.connection()
@@ -81,7 +81,7 @@ class AsyncSQLAlchemy:
 
 class _AsyncSQLAlchemy:
     def __init__(
-        self, session: Any, connection: Any, ask: join.AsyncAsk, offer: Offer | None
+        self, session: Any, connection: Any, ask: transactions.AsyncAsk, offer: Offer | None
     ) -> None:
         self._session = session
         self._connection = connection

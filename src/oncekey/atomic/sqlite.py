@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from oncekey.atomic.exclusive import Byte, Exclusive, Overdue
-from oncekey.atomic.loan_sqlite import SqliteLoan
-from oncekey.atomic.work import Denied
-from oncekey.stores import join
-from oncekey.stores.sqlite_connection import File
+from oncekey.atomic._loans_sqlite import SqliteLoan
+from oncekey.atomic._transaction import Denied
+from oncekey.stores import transactions
+from oncekey.stores.sqlite.connection import File
+from oncekey.stores.sqlite.write_lock import Byte, Exclusive, Overdue
 
 
 class _Watched(sqlite3.Connection):
@@ -42,7 +42,7 @@ class Sqlite:
         try:
             file = File(store.place, _Watched)
             db: Any = file.begin()
-            ask = join.blocking(store, db)
+            ask = transactions.blocking(store, db)
             db.exclusive = Exclusive(db, seconds_max)
             return _Sqlite(file, db, byte, db.exclusive, ask)
         except BaseException:
@@ -59,7 +59,7 @@ class _Sqlite:
         db: sqlite3.Connection,
         byte: Byte,
         exclusive: Exclusive,
-        ask: join.Ask,
+        ask: transactions.Ask,
     ) -> None:
         self._db = db
         self._file = file

@@ -6,8 +6,7 @@ import argparse
 from contextlib import closing
 from datetime import UTC, datetime
 
-from oncekey.cli.table import duration, print_json
-from oncekey.core.notice import (
+from oncekey._core.notice import (
     AMNESIA,
     NOTICE_ID,
     Amnesia,
@@ -15,15 +14,16 @@ from oncekey.core.notice import (
     notice_claim,
     read_notice,
 )
-from oncekey.core.record import Record
-from oncekey.core.reserved import reserved_swap
-from oncekey.core.verbs import Done, Find, Insert
+from oncekey._core.record import Record
+from oncekey._core.reserved_records import reserved_swap
+from oncekey._core.verbs import Done, Find, Insert
+from oncekey._engine.guard import random_token
+from oncekey._engine.notices import LOOK_EVERY_S
+from oncekey.cli.output import duration, print_json
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.guard import random_token
-from oncekey.notices import LOOK_EVERY_S
-from oncekey.stores.around import without_cache
 from oncekey.stores.base import Store
-from oncekey.stores.line import Line
+from oncekey.stores.connection import Line
+from oncekey.stores.wrapper import without_cache
 
 ROUNDS_MAX = 8
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 
 
 @value

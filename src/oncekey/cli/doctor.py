@@ -10,20 +10,20 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import cast
 
-from oncekey.cli.opening import opened
+from oncekey._core.op import run
+from oncekey._core.printable import printable
+from oncekey._core.record import Record
+from oncekey._core.values import value
+from oncekey._core.verbs import Due, Find
+from oncekey._system.clock import SystemClock
+from oncekey.cli.output import duration, print_json
+from oncekey.cli.store_options import opened
 from oncekey.cli.survey import Survey
-from oncekey.cli.table import duration, print_json
-from oncekey.clock import SystemClock
-from oncekey.core.op import run
-from oncekey.core.printable import printable
-from oncekey.core.record import Record
-from oncekey.core.value import value
-from oncekey.core.verbs import Due, Find
 from oncekey.errors import Misuse, StoreUnfit
-from oncekey.stores.around import keeper
 from oncekey.stores.base import Connection, Store
-from oncekey.stores.finding import Examinable, Examination, Finding, Level, accepting, advice
-from oncekey.stores.url import open_store, redact
+from oncekey.stores.checks import Examinable, Examination, Finding, Level, accepting, advice
+from oncekey.stores.urls import open_store, redact
+from oncekey.stores.wrapper import keeper
 
 UNSAFE = 1
 """The exit code when something would refuse the store at a start."""

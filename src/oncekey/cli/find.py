@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from oncekey.core.key import derive, record_id
-from oncekey.core.record import Record
-from oncekey.core.verbs import Find, Scan
+from oncekey._core.key import derive, record_id
+from oncekey._core.record import Record
+from oncekey._core.verbs import Find, Scan
 from oncekey.errors import Misuse
-from oncekey.stores.line import Line
+from oncekey.stores.connection import Line
 
 ID_BYTES = 32
 ID_DIGITS_MIN = 4

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from oncekey.cli.books import Book, opened
+from oncekey._core.key import short_hash
+from oncekey._core.printable import printable
+from oncekey._system.clock import SystemClock
+from oncekey.cli.journals import Book, opened
+from oncekey.cli.output import duration, one_line, print_json, table
 from oncekey.cli.recover import load
-from oncekey.cli.table import duration, one_line, print_json, table
-from oncekey.client.intent import LIST_MAX, Intent
-from oncekey.clock import SystemClock
-from oncekey.core.key import short_hash
-from oncekey.core.printable import printable
+from oncekey.client._intent import LIST_MAX, Intent
 
 NOTHING = 1
 """The exit code when there is nothing to show, or to resume."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from oncekey.client.intent import LIST_MAX, Intent
-from oncekey.client.journal import Journal
-from oncekey.client.sql_journal import SqlJournal
+from oncekey.client._intent import LIST_MAX, Intent
+from oncekey.client._journal import Journal
+from oncekey.client._sql_journal import SqlJournal
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.url import must_be_readable, redact, scrub
+from oncekey.stores.urls import must_be_readable, redact, scrub
 
 
 class Book(Protocol):

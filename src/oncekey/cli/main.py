@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from oncekey.cli.opening import url_of
+from oncekey.cli.output import one_line
 from oncekey.cli.parser import parsed
-from oncekey.cli.table import one_line
+from oncekey.cli.store_options import url_of
 from oncekey.errors import OncekeyError
-from oncekey.stores.url import redact
+from oncekey.stores.urls import redact
 
 FAILED = 2
 INTERRUPTED = 130

@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 
-from oncekey.cli.table import Progress, one_line, print_json
-from oncekey.core.record import State
-from oncekey.core.reserved import TENANT as OWN
-from oncekey.core.verbs import Purge, Scan, Sweep
+from oncekey._core.record import State
+from oncekey._core.reserved_records import TENANT as OWN
+from oncekey._core.verbs import Purge, Scan, Sweep
+from oncekey._engine.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
+from oncekey.cli.output import Progress, one_line, print_json
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores import migrate as migrations
 from oncekey.stores.base import Store
-from oncekey.stores.line import Line
-from oncekey.stores.postgres_layout import Moved, move
-from oncekey.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
+from oncekey.stores.connection import Line
+from oncekey.stores.postgres.layouts import Moved, move
 
 
 def migrate(store: Store, args: argparse.Namespace) -> int:

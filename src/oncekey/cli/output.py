@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.printable import printable
+from oncekey._core.printable import printable
+from oncekey._system.clock import Clock, SystemClock
 
 CELL_CHARS_MAX = 40
 PROGRESS_EVERY_S = 5.0

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TypeAlias
 
-from oncekey.cli import amnesia, operate, secrets, show, values
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.record import State
+from oncekey._engine.recovery import CONCURRENCY, EVERY_S, PATIENCE_S
+from oncekey._engine.sweeper import SWEEP_EVERY_S
+from oncekey.cli import amnesia, maintenance, parsing, secrets, show
 from oncekey.cli import doctor as examining
 from oncekey.cli import intents as journals
 from oncekey.cli import plan as planning
 from oncekey.cli import recover as recovering
 from oncekey.cli import resolve as resolving
-from oncekey.cli.opening import ENVIRONMENT, SECRETS, must_open, opened, url_of
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.record import State
-from oncekey.recoverer import CONCURRENCY, EVERY_S, PATIENCE_S
+from oncekey.cli.store_options import ENVIRONMENT, SECRETS, must_open, opened, url_of
 from oncekey.stores.base import Store
-from oncekey.stores.postgres_layout import LAYOUTS
-from oncekey.stores.url import redact
-from oncekey.sweeper import SWEEP_EVERY_S
+from oncekey.stores.postgres.layouts import LAYOUTS
+from oncekey.stores.urls import redact
 
 ROWS_MAX = 1_000_000
 LIST_ROWS = 50
@@ -30,7 +30,12 @@ CONCURRENCY_MAX = 1_000
 Command = Callable[[Store, argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # has no public name
 
-_SEALED_TOO: tuple[Command, ...] = (operate.migrate, operate.sweep, show.count, secrets.secrets)
+_SEALED_TOO: tuple[Command, ...] = (
+    maintenance.migrate,
+    maintenance.sweep,
+    show.count,
+    secrets.secrets,
+)
 """What can be done without the secrets of a sealed store."""
 
 EXAMPLES = f"""\
@@ -99,7 +104,7 @@ def _on_store(command: Command) -> Callable[[argparse.Namespace], int]:
     """A command on the store that is named with it."""
 
     def run(args: argparse.Namespace) -> int:
-        store = opened(url_of(args), may_create=command is operate.migrate)
+        store = opened(url_of(args), may_create=command is maintenance.migrate)
         if command not in _SEALED_TOO:
             must_open(store)
         return command(store, args)
@@ -126,7 +131,7 @@ def _migrate(commands: Commands) -> None:
     added = _command(
         commands,
         "migrate",
-        operate.migrate,
+        maintenance.migrate,
         "bring the store's tables up to date; safe to repeat, and while the application runs",
         "migrate postgresql://oncekey@db.internal/shop\nmigrate sqlite:///keys.db\n"
         "migrate --layout inline postgresql://oncekey@db.internal/shop",
@@ -160,21 +165,21 @@ def _plan(commands: Commands) -> None:
     added.add_argument(
         "--rps",
         metavar="N",
-        type=values.number(1e7),
+        type=parsing.number(1e7),
         required=True,
         help="requests/s with new keys",
     )
     added.add_argument(
         "--retention",
         metavar="TIME",
-        type=values.time,
+        type=parsing.time,
         default=planning.DAY_S,
         help="how long records are kept: 90s, 30m, 24h, 7d (default: 24h)",
     )
     added.add_argument(
         "--answer-bytes",
         metavar="N",
-        type=lambda text: round(values.number(1e8, least=0)(text)),
+        type=lambda text: round(parsing.number(1e8, least=0)(text)),
         default=800,
         help="the length of an answer's body (default: 800)",
     )
@@ -182,14 +187,14 @@ def _plan(commands: Commands) -> None:
     added.add_argument(
         "--node-gb",
         metavar="N",
-        type=values.number(1e5),
+        type=parsing.number(1e5),
         default=planning.NODE_GB,
         help=f"memory of a Redis node (default: {planning.NODE_GB:g} GB)",
     )
     added.add_argument(
         "--process-rps",
         metavar="N",
-        type=values.number(1e6),
+        type=parsing.number(1e6),
         default=planning.PROCESS_RPS,
         help=f"requests/s that one of your processes serves (default: {planning.PROCESS_RPS:g})",
     )
@@ -200,7 +205,7 @@ def _sweep(commands: Commands) -> None:
     added = _command(
         commands,
         "sweep",
-        operate.sweep,
+        maintenance.sweep,
         "remove expired records, in small batches; what is live or unresolved stays",
         "sweep sqlite:///keys.db\nsweep --limit 10000 redis://redis.internal/0\nsweep --watch",
     )
@@ -209,7 +214,7 @@ def _sweep(commands: Commands) -> None:
     added.add_argument(
         "--every-s",
         metavar="S",
-        type=values.seconds(),
+        type=parsing.seconds(),
         default=SWEEP_EVERY_S,
         help="pause of --watch (default: 60 s)",
     )
@@ -227,21 +232,21 @@ def _recover(commands: Commands) -> None:
     added.add_argument(
         "--every-s",
         metavar="S",
-        type=values.seconds(),
+        type=parsing.seconds(),
         default=EVERY_S,
         help="pause between two looks (default: 1 s)",
     )
     added.add_argument(
         "--concurrency",
         metavar="N",
-        type=values.rows(CONCURRENCY_MAX),
+        type=parsing.rows(CONCURRENCY_MAX),
         default=CONCURRENCY,
         help=f"so many at a time (default: {CONCURRENCY})",
     )
     added.add_argument(
         "--patience-s",
         metavar="S",
-        type=values.seconds(),
+        type=parsing.seconds(),
         default=PATIENCE_S,
         help="how long what cannot be finished here is left to its client and to other processes "
         f"before its outcome is declared unknown (default: {PATIENCE_S:g} s)",
@@ -266,7 +271,7 @@ def _resolve(commands: Commands) -> None:
         required=True,
         help="completed: retries get the answer that you give; released: the next retry runs it",
     )
-    added.add_argument("--status", metavar="N", type=values.status, help="the answer's status")
+    added.add_argument("--status", metavar="N", type=parsing.status, help="the answer's status")
     added.add_argument("--body", metavar="TEXT", help="the answer's body, or @FILE that holds it")
     added.add_argument(
         "--header", metavar="LINE", action="append", default=[], help="'name: value'; repeatable"
@@ -312,7 +317,7 @@ def _list(commands: Commands) -> None:
         const=str(State.UNKNOWN),
         help="what an operator has to resolve: --state unknown",
     )
-    added.add_argument("--tenant", type=values.text, help="only this tenant's records")
+    added.add_argument("--tenant", type=parsing.text, help="only this tenant's records")
     _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
     added.add_argument("--after", metavar="HEX", help="go on after this id")
     _show_keys(added)
@@ -326,11 +331,11 @@ def _purge(commands: Commands) -> None:
     added = _command(
         commands,
         "purge",
-        operate.purge,
+        maintenance.purge,
         "blank the keys and answers of a tenant, for good; ids stay, so that nothing runs twice",
         "purge --tenant acme postgresql://oncekey@db.internal/shop",
     )
-    added.add_argument("--tenant", required=True, type=values.text)
+    added.add_argument("--tenant", required=True, type=parsing.text)
     _limit(added, ROWS_MAX, ROWS_MAX, "blank at most so many")
 
 
@@ -364,14 +369,14 @@ def _amnesia(commands: Commands) -> None:
     added.add_argument(
         "--for-s",
         metavar="S",
-        type=values.seconds(366 * 86_400),
+        type=parsing.seconds(366 * 86_400),
         default=DEFAULTS.retention_s,
         help="for so long, as long as clients may retry (default: 86400 s)",
     )
     added.add_argument(
         "--skew-s",
         metavar="S",
-        type=values.seconds(86_400),
+        type=parsing.seconds(86_400),
         default=300.0,
         help="how far ahead the clocks of clients may be that make time-ordered keys "
         "(default: 300 s)",
@@ -409,7 +414,7 @@ def _store(added: argparse.ArgumentParser) -> None:
 
 
 def _limit(added: argparse.ArgumentParser, default: int, rows_max: int, says: str) -> None:
-    kind = values.rows(rows_max)
+    kind = parsing.rows(rows_max)
     added.add_argument("--limit", metavar="N", type=kind, default=default, help=says)
 
 

@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from oncekey._core.values import value
 from oncekey.cli.costs import Cost, Costs, Measured, load
-from oncekey.cli.table import duration, print_json, table
-from oncekey.core.value import value
+from oncekey.cli.output import duration, print_json, table
 
 ENGINES = ("sqlite", "postgres", "mysql", "redis", "dynamodb")
 CONNECTIONS = {"postgres": 7, "mysql": 7, "redis": 7}
@@ -24,7 +24,7 @@ PARTITION_BYTES, PARTITION_UNITS = 10e9, 1000.0
 """What Amazon says that a partition of DynamoDB holds and takes in a second."""
 DAY_S = 86_400.0
 DAYS_MAX = 100
-"""So many parts are made at most (schema/postgres/partitioned.sql): what expires later has none."""
+"""So many parts are made at most (stores/postgres/partitioned.sql): what expires later has none."""
 LINE_CHARS_MAX = 110
 
 

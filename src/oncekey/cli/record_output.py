@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from oncekey.cli.table import duration
-from oncekey.core.key import short_hash
-from oncekey.core.printable import printable
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.secret import CLOSED
-from oncekey.core.tombstone import answer_left_s, bare, is_over, tombstone_s
+from oncekey._core.key import short_hash
+from oncekey._core.printable import printable
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.secrets import CLOSED
+from oncekey._core.tombstone import answer_left_s, bare, is_over, tombstone_s
+from oncekey.cli.output import duration
 
 
 def state_of(record: Record) -> str:

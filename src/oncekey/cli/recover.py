@@ -12,13 +12,13 @@ import sys
 import traceback
 from typing import Any
 
-from oncekey.cli.table import duration, print_json
-from oncekey.cli.words import key_of
-from oncekey.core.printable import printable
+from oncekey._core.printable import printable
+from oncekey._engine.recovery import Recovered, Recoverer
+from oncekey._engine.registry import registries
+from oncekey.cli.output import duration, print_json
+from oncekey.cli.record_output import key_of
 from oncekey.errors import Misuse
-from oncekey.recoverer import Recovered, Recoverer
-from oncekey.registry import registries
-from oncekey.web.started import started
+from oncekey.web._lifespan import started
 
 INTERRUPTED_WORK = 3
 """The exit code when recovered operations were still running at the end."""

@@ -10,26 +10,26 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+from oncekey._core.key import short_hash
+from oncekey._core.op import run
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.printable import printable
+from oncekey._core.profiles import PROFILES
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.response_headers import kept_headers
+from oncekey._core.secrets import CLOSED
+from oncekey._core.verbs import Refused, Steps
+from oncekey._engine.guard import Guard
+from oncekey._system.clock import SystemClock
 from oncekey.cli.find import find
-from oncekey.cli.table import facts, print_json
-from oncekey.cli.words import facts_of, key_of, meaning_of, state_of
-from oncekey.clock import SystemClock
-from oncekey.core.headers import kept_headers
-from oncekey.core.key import short_hash
-from oncekey.core.op import run
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.printable import printable
-from oncekey.core.profiles import PROFILES
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.secret import CLOSED
-from oncekey.core.verbs import Refused, Steps
+from oncekey.cli.output import facts, print_json
+from oncekey.cli.record_output import facts_of, key_of, meaning_of, state_of
 from oncekey.errors import Misuse
 from oncekey.events import Hooks
-from oncekey.guard import Guard
-from oncekey.metrics.logs import LoggingHook
+from oncekey.metrics._logs import LoggingHook
 from oncekey.stores.base import Store
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.line import Line
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.connection import Line
 
 NOTHING = 1
 NOT_CONFIRMED = 2

@@ -6,8 +6,8 @@ import argparse
 from contextlib import closing
 from typing import Any
 
-from oncekey.cli.table import print_json, table
-from oncekey.core.op import run
+from oncekey._core.op import run
+from oncekey.cli.output import print_json, table
 from oncekey.errors import Misuse
 
 ENVIRONMENT = "ONCEKEY_SECRETS"

@@ -6,9 +6,13 @@ import argparse
 import sys
 from contextlib import closing
 
+from oncekey._core.key import short_hash
+from oncekey._core.printable import printable
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Count, Scan, Steps
 from oncekey.cli.find import ID_BYTES, find_by_digits, find_by_key, id_digits
-from oncekey.cli.table import duration, facts, print_json, table
-from oncekey.cli.words import (
+from oncekey.cli.output import duration, facts, print_json, table
+from oncekey.cli.record_output import (
     answer_described,
     answer_in_full,
     described,
@@ -17,13 +21,9 @@ from oncekey.cli.words import (
     key_of,
     state_of,
 )
-from oncekey.core.key import short_hash
-from oncekey.core.printable import printable
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Scan, Steps
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
-from oncekey.stores.line import Line
+from oncekey.stores.connection import Line
 
 ID_DIGITS_SHOWN = 16
 NOTHING = 1

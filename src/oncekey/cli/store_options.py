@@ -8,13 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from oncekey.core.notice import NOTICE_ID, read_notice
-from oncekey.core.verbs import Find
+from oncekey._core.notice import NOTICE_ID, read_notice
+from oncekey._core.verbs import Find
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.base import Store
-from oncekey.stores.line import Line
-from oncekey.stores.sqlite import may_hold_records
-from oncekey.stores.url import Unsealed, open_store
+from oncekey.stores.connection import Line
+from oncekey.stores.sqlite.store import may_hold_records
+from oncekey.stores.urls import Unsealed, open_store
 
 ENVIRONMENT = "ONCEKEY_STORE"
 SECRETS = "ONCEKEY_SECRETS"

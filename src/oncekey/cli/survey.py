@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from oncekey.cli.table import duration
-from oncekey.core.record import Record, State
-from oncekey.core.value import value
-from oncekey.stores.finding import Finding, Size, advice
+from oncekey._core.record import Record, State
+from oncekey._core.values import value
+from oncekey.cli.output import duration
+from oncekey.stores.checks import Finding, Size, advice
 
 LAG_S_MAX = 600.0
 """Sweepers come round every minute; this long, nobody sweeps."""

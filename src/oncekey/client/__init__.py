@@ -1,14 +1,14 @@
 """The other side: for programs that call services which take an idempotency key."""
 
-from oncekey.client.attempts import Retries
-from oncekey.client.budget import RetryBudget
-from oncekey.client.client import AsyncClient, Client
-from oncekey.client.intent import Intent
-from oncekey.client.journal import Journal
-from oncekey.client.sender import Outcome
-from oncekey.client.sql_journal import SqlJournal
-from oncekey.client.transport import outcome_of, retrying
-from oncekey.client.watch import Counters, Counts
+from oncekey.client._budget import RetryBudget
+from oncekey.client._client import AsyncClient, Client
+from oncekey.client._counters import Counters, Counts
+from oncekey.client._intent import Intent
+from oncekey.client._journal import Journal
+from oncekey.client._retry import Retries
+from oncekey.client._sender import Outcome
+from oncekey.client._sql_journal import SqlJournal
+from oncekey.client._transport import outcome_of, retrying
 from oncekey.events import Attempted
 
 __all__ = [

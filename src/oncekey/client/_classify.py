@@ -13,12 +13,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from oncekey.core.backoff import retry_after
-from oncekey.core.dates import parse_http_date
-from oncekey.core.problem import MEANINGS, Kind, Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.shapes import SHAPES
-from oncekey.core.value import value
+from oncekey._core.backoff import retry_after
+from oncekey._core.error_bodies import SHAPES
+from oncekey._core.http_dates import parse_http_date
+from oncekey._core.problems import MEANINGS, Kind, Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.values import value
 
 BODY_BYTES_MAX = 65_536
 """No refusal is longer: what is longer is not read for one."""

@@ -15,13 +15,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from oncekey.client.httpx_wire import EXTENSION
-from oncekey.client.intent import Intent, advertised, where
-from oncekey.client.journal import Journal
-from oncekey.client.mark import Given
-from oncekey.client.sender import Sender
-from oncekey.client.transport import around
-from oncekey.client.wrapping import must_be_a_transport, must_take, of_library
+from oncekey.client._httpx import EXTENSION
+from oncekey.client._intent import Intent, advertised, where
+from oncekey.client._journal import Journal
+from oncekey.client._request_mark import Given
+from oncekey.client._sender import Sender
+from oncekey.client._transport import around
+from oncekey.client._wrapper import must_be_a_transport, must_take, of_library
 from oncekey.errors import Misuse, StoreUnavailable
 
 if TYPE_CHECKING:  # where only httpx is, its answers have no type

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-from oncekey.client.connecting import chain
-from oncekey.client.retention import FORGOTTEN
-from oncekey.core.key import short_hash
+from oncekey._core.key import short_hash
+from oncekey.client._connection_errors import chain
+from oncekey.client._retention import FORGOTTEN
 
 
 def note(key: str | None, attempts: int, gave_up: str | None, *, sent: bool, first: bool) -> str:

@@ -13,12 +13,12 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from oncekey.client.connecting import came_from_connecting
-from oncekey.client.mark import DELIVERY, Mark
-from oncekey.client.place import Outgoing, header_of
-from oncekey.client.sender import LATE, Outcome, Plan, Sender
-from oncekey.client.verdict import BODY_BYTES_MAX, Broken, Reply
-from oncekey.probes import probe
+from oncekey._system.probes import probe
+from oncekey.client._classify import BODY_BYTES_MAX, Broken, Reply
+from oncekey.client._connection_errors import came_from_connecting
+from oncekey.client._key_placement import Outgoing, header_of
+from oncekey.client._request_mark import DELIVERY, Mark
+from oncekey.client._sender import LATE, Outcome, Plan, Sender
 
 EXTENSION = DELIVERY
 """In a request's extensions: the caller's key, later our mark. In a response's: the delivery."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.client.failing import show
-from oncekey.client.place import origin_of
-from oncekey.client.retention import RETENTION_S, usable_until
-from oncekey.client.transport import outcome_of
-from oncekey.core.dates import parse_http_date
-from oncekey.core.limits import must_be_limits
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.value import value
+from oncekey._core.http_dates import parse_http_date
+from oncekey._core.limits import must_be_limits
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.values import value
+from oncekey.client._errors import show
+from oncekey.client._key_placement import origin_of
+from oncekey.client._retention import RETENTION_S, usable_until
+from oncekey.client._transport import outcome_of
 from oncekey.errors import Misuse, Unknown
 
 NAME_CHARS_MAX = 512

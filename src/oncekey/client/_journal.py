@@ -28,15 +28,15 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from oncekey import guard
-from oncekey.client import intent as intents
-from oncekey.client.intent import LIST_MAX, Intent
+from oncekey._engine import guard
+from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.probes import probe
+from oncekey.client import _intent as intents
+from oncekey.client._intent import LIST_MAX, Intent
+from oncekey.client._retention import EVERYWHERE
 from oncekey.client.keys import uuid7
-from oncekey.client.retention import EVERYWHERE
-from oncekey.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.probes import probe
-from oncekey.stores.sqlite_connection import suspend_at_fork
+from oncekey.stores.sqlite.connection import suspend_at_fork
 
 BUSY_S_MAX = 5.0
 UNWRITTEN_S_MAX = 1.0

@@ -12,14 +12,14 @@ from dataclasses import field
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from oncekey.client.verdict import Headers
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core import key as keys
-from oncekey.core.canonical import FORM, BadBody, essence, is_json, parse_json
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.key import BadKey
-from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
-from oncekey.core.value import value
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core import key as keys
+from oncekey._core.canonical import FORM, BadBody, essence, is_json, parse_json
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.key import BadKey
+from oncekey._core.profiles import BodyField, Header, Profile, QueryParameter
+from oncekey._core.values import value
+from oncekey.client._classify import Headers
 from oncekey.errors import Misuse
 
 _PORTS = {"http": 80, "https": 443}

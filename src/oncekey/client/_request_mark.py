@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oncekey.client.failing import show
-from oncekey.client.place import origin_of, stays_at
-from oncekey.core.value import value
+from oncekey._core.values import value
+from oncekey.client._errors import show
+from oncekey.client._key_placement import origin_of, stays_at
 
 DELIVERY = "oncekey"
 """Under this name a request has its mark, and an answer, or an error, what became of it."""

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from oncekey.client.connecting import came_from_connecting
-from oncekey.client.mark import DELIVERY, Mark
-from oncekey.client.place import Outgoing, header_of
-from oncekey.client.sender import LATE, Outcome, Plan, Sender
-from oncekey.client.verdict import Broken, Reply
-from oncekey.probes import probe
+from oncekey._system.probes import probe
+from oncekey.client._classify import Broken, Reply
+from oncekey.client._connection_errors import came_from_connecting
+from oncekey.client._key_placement import Outgoing, header_of
+from oncekey.client._request_mark import DELIVERY, Mark
+from oncekey.client._sender import LATE, Outcome, Plan, Sender
 
 _MARK = DELIVERY
 """Among a request's hooks, because that is what its copy for a redirect shares with it."""

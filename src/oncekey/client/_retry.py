@@ -16,10 +16,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TypeGuard
 
-from oncekey.client.budget import Buckets, RetryBudget
-from oncekey.client.failing import show
-from oncekey.client.retention import FORGOTTEN
-from oncekey.client.verdict import (
+from oncekey._core.backoff import full_jitter
+from oncekey._core.key import short_hash
+from oncekey._core.limits import must_be_limits
+from oncekey._core.op import Op, Pause
+from oncekey._core.problems import Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.values import value
+from oncekey._system.clock import Clock
+from oncekey.client._budget import Buckets, RetryBudget
+from oncekey.client._classify import (
     FINAL,
     Again,
     Broken,
@@ -30,14 +36,8 @@ from oncekey.client.verdict import (
     judge,
     replayed,
 )
-from oncekey.clock import Clock
-from oncekey.core.backoff import full_jitter
-from oncekey.core.key import short_hash
-from oncekey.core.limits import must_be_limits
-from oncekey.core.op import Op, Pause
-from oncekey.core.problem import Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.value import value
+from oncekey.client._errors import show
+from oncekey.client._retention import FORGOTTEN
 from oncekey.events import Attempted
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.key import short_hash
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.key import short_hash
 
 KEYS_MAX = 1024
 

@@ -8,25 +8,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TypedDict
 
-from oncekey import guard
-from oncekey.client import failing, keys, place
-from oncekey.client.attempts import Attempts, Call, Ended, Retries
-from oncekey.client.budget import RetryBudget
-from oncekey.client.failing import show
-from oncekey.client.mark import DELIVERY, Given, Mark
-from oncekey.client.place import NOTHING, Outgoing, Placed
-from oncekey.client.retention import usable_until
-from oncekey.client.reuse import Reuse
-from oncekey.client.verdict import Broken, Headers, Reply, replayed
-from oncekey.client.watch import logged
-from oncekey.clock import Clock, SystemClock
-from oncekey.core import profiles
-from oncekey.core.dates import http_date
-from oncekey.core.key import short_hash
-from oncekey.core.limits import must_be_limits
-from oncekey.core.policy import INHERIT, are_names
-from oncekey.core.profiles import BodyField, Header, Profile
-from oncekey.core.value import value
+from oncekey._core import profiles
+from oncekey._core.http_dates import http_date
+from oncekey._core.key import short_hash
+from oncekey._core.limits import must_be_limits
+from oncekey._core.policy import INHERIT, are_names
+from oncekey._core.profiles import BodyField, Header, Profile
+from oncekey._core.values import value
+from oncekey._engine import guard
+from oncekey._system.clock import Clock, SystemClock
+from oncekey.client import _errors as failing
+from oncekey.client import _key_placement as place
+from oncekey.client import keys
+from oncekey.client._budget import RetryBudget
+from oncekey.client._classify import Broken, Headers, Reply, replayed
+from oncekey.client._counters import logged
+from oncekey.client._errors import show
+from oncekey.client._key_placement import NOTHING, Outgoing, Placed
+from oncekey.client._request_mark import DELIVERY, Given, Mark
+from oncekey.client._retention import usable_until
+from oncekey.client._retry import Attempts, Call, Ended, Retries
+from oncekey.client._reuse import Reuse
 from oncekey.errors import Mismatch, Misuse
 from oncekey.events import Attempted, Hook, Hooks
 

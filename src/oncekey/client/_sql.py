@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 from oncekey.errors import Misuse
 from oncekey.stores.callers import connection_behind, is_of
 

@@ -19,15 +19,15 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from oncekey import guard
-from oncekey.client import intent as intents
-from oncekey.client.intent import LIST_MAX, Intent
+from oncekey._engine import guard
+from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.probes import probe
+from oncekey.client import _intent as intents
+from oncekey.client._intent import LIST_MAX, Intent
+from oncekey.client._retention import EVERYWHERE
+from oncekey.client._sql import DIALECTS, Asker, asker
 from oncekey.client.keys import uuid7
-from oncekey.client.retention import EVERYWHERE
-from oncekey.client.sql import DIALECTS, Asker, asker
-from oncekey.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.probes import probe
 
 _LONG_TEXT = {"mysql": "MEDIUMTEXT"}
 _AFTER = {"mysql": " ENGINE = InnoDB DEFAULT CHARSET = utf8mb4"}

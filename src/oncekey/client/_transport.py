@@ -17,18 +17,19 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, Unpack, cast
 
-from oncekey.client import httpx_wire, requests_wire
-from oncekey.client.attempts import First, Send
-from oncekey.client.httpx_wire import EXTENSION
-from oncekey.client.sender import Options, Outcome, Sender
-from oncekey.client.verdict import Broken, Reply
-from oncekey.client.wrapping import (
+from oncekey._core.op import Pause, arun, run
+from oncekey.client import _httpx as httpx_wire
+from oncekey.client import _requests as requests_wire
+from oncekey.client._classify import Broken, Reply
+from oncekey.client._httpx import EXTENSION
+from oncekey.client._retry import First, Send
+from oncekey.client._sender import Options, Outcome, Sender
+from oncekey.client._wrapper import (
     Wrapping,
     must_be_a_transport,
     must_not_give_keys,
     must_not_retry,
 )
-from oncekey.core.op import Pause, arun, run
 
 T = TypeVar("T")
 _EXCHANGES = (httpx_wire.Exchange, requests_wire.Exchange)

@@ -21,10 +21,10 @@ from collections.abc import MutableMapping
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from oncekey.client.mark import DELIVERY, Mark
-from oncekey.client.place import origin_of
-from oncekey.client.wrapping import Wrapping, must_be_a_transport
-from oncekey.steps import Calls, current_calls
+from oncekey._engine.steps import Calls, current_calls
+from oncekey.client._key_placement import origin_of
+from oncekey.client._request_mark import DELIVERY, Mark
+from oncekey.client._wrapper import Wrapping, must_be_a_transport
 
 HEADER = "Idempotency-Key"
 METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})

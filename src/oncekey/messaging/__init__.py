@@ -1,7 +1,7 @@
 """Messages: handled once per id, acknowledged after the commit, published after the commit."""
 
-from oncekey.messaging.draining import Limits
-from oncekey.messaging.inbox import (
+from oncekey._core.message import Message, Parked
+from oncekey.messaging._inbox import (
     Busy,
     Duplicate,
     Handled,
@@ -12,9 +12,9 @@ from oncekey.messaging.inbox import (
     Then,
     Unknown,
 )
-from oncekey.messaging.message import Message, Parked
-from oncekey.messaging.outbox import Outbox
-from oncekey.messaging.publisher import Publisher
+from oncekey.messaging._outbox import Outbox
+from oncekey.messaging._outbox_worker import Limits
+from oncekey.messaging._publisher import Publisher
 
 __all__ = [
     "Busy",

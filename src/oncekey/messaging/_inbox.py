@@ -16,20 +16,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from oncekey import outcome as outcomes
-from oncekey.calls import SINGLE_TENANT
-from oncekey.core import arguments as canonical
-from oncekey.core import key as keys
-from oncekey.core.key import BadKey
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.value import value
-from oncekey.decision import Call
+from oncekey._core import arguments as canonical
+from oncekey._core import key as keys
+from oncekey._core.key import BadKey
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.values import value
+from oncekey._engine import outcomes
+from oncekey._engine.decisions import Call
+from oncekey._engine.function_call import SINGLE_TENANT
+from oncekey._engine.operation import Operation
+from oncekey._engine.outcomes import Declined, Ran, Replayed
+from oncekey._engine.runtime import Runtime
+from oncekey._engine.unawaited import must_run_when_called
 from oncekey.errors import Misuse
-from oncekey.handed import must_run_when_called
-from oncekey.operation import Operation
-from oncekey.outcome import Declined, Ran, Replayed
-from oncekey.runtime import Runtime
 
 
 class Then(enum.Enum):

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.limits import must_be_limits
-from oncekey.core.op import Op, arun, run
+from oncekey._core.limits import must_be_limits
+from oncekey._core.message import PAYLOAD_BYTES_MAX, Message, Parked, written
+from oncekey._core.op import Op, arun, run
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnfit
-from oncekey.messaging.message import PAYLOAD_BYTES_MAX, Message, Parked, written
-from oncekey.messaging.outbox_mysql import MySQLShelf
-from oncekey.messaging.outbox_postgres import PostgresShelf
-from oncekey.messaging.outbox_sqlite import SqliteShelf
-from oncekey.messaging.shelf import Shelf
-from oncekey.stores import join
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
-from oncekey.stores.url import as_store
+from oncekey.stores.mysql.outbox import MySQLShelf
+from oncekey.stores.outbox import Shelf
+from oncekey.stores.postgres.outbox import PostgresShelf
+from oncekey.stores.sqlite.outbox import SqliteShelf
+from oncekey.stores.urls import as_store
 
 T = TypeVar("T")
 
@@ -77,10 +77,10 @@ class Outbox:
         the order in which they were put, if their transactions did not overlap.
         """
         message = self._written(topic, payload, key, headers)
-        ask = await join.awaited(self.store, transaction)
+        ask = await transactions.awaited(self.store, transaction)
         if not self._proven:  # elsewhere nobody would ever publish it
-            own = await asyncio.to_thread(join.identity, self.store)
-            await arun(join.same_place(self.store, own), ask)
+            own = await asyncio.to_thread(transactions.identity, self.store)
+            await arun(transactions.same_place(self.store, own), ask)
             self._proven = True
         with _hint(self.store):
             await arun(self.shelf.put(message), ask)
@@ -97,9 +97,9 @@ class Outbox:
     ) -> Message:
         """`put` for connections and sessions that block."""
         message = self._written(topic, payload, key, headers)
-        ask = join.blocking(self.store, transaction)
+        ask = transactions.blocking(self.store, transaction)
         if not self._proven:
-            run(join.same_place(self.store, join.identity(self.store)), ask)
+            run(transactions.same_place(self.store, transactions.identity(self.store)), ask)
             self._proven = True
         with _hint(self.store):
             run(self.shelf.put(message), ask)

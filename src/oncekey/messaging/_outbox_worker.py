@@ -19,17 +19,17 @@ import logging
 from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
-from oncekey import guard
-from oncekey.clock import Clock
-from oncekey.core.backoff import full_jitter
-from oncekey.core.limits import must_be_limits
-from oncekey.core.op import Op, Pause
-from oncekey.core.printable import printable
-from oncekey.core.value import value
+from oncekey._core.backoff import full_jitter
+from oncekey._core.limits import must_be_limits
+from oncekey._core.message import Message
+from oncekey._core.op import Op, Pause
+from oncekey._core.printable import printable
+from oncekey._core.values import value
+from oncekey._engine import guard
+from oncekey._system.clock import Clock
+from oncekey._system.probes import probe
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.messaging.message import Message
-from oncekey.messaging.shelf import DUE_S_MAX, Head, Return, Shelf, Taken
-from oncekey.probes import probe
+from oncekey.stores.outbox import DUE_S_MAX, Head, Return, Shelf, Taken
 
 LOOK_FACTOR = 2
 """Lanes that are looked at for each message that a round may take."""

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from oncekey import guard
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.backoff import full_jitter
-from oncekey.core.limits import must_be_limits
-from oncekey.core.op import Pause, arun, run
-from oncekey.core.printable import printable
+from oncekey._core.backoff import full_jitter
+from oncekey._core.limits import must_be_limits
+from oncekey._core.message import Message
+from oncekey._core.op import Pause, arun, run
+from oncekey._core.printable import printable
+from oncekey._engine import guard
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
-from oncekey.messaging.draining import (
+from oncekey.messaging._outbox import Outbox
+from oncekey.messaging._outbox_worker import (
     LEASE_USED,
     Deliver,
     Drain,
@@ -34,8 +36,6 @@ from oncekey.messaging.draining import (
     Unreachable,
     Untried,
 )
-from oncekey.messaging.message import Message
-from oncekey.messaging.outbox import Outbox
 from oncekey.stores.base import AsyncConnection, Connection
 from oncekey.stores.outage import Outage
 

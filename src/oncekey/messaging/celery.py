@@ -22,15 +22,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn, Self
 
-from oncekey.attempt import current_or_none
-from oncekey.calls import SINGLE_TENANT, Calls
-from oncekey.core.expression import Source
-from oncekey.core.policy import Policy, Verdict
+from oncekey._core.expression import Source
+from oncekey._core.policy import Policy, Verdict
+from oncekey._engine.attempt import current_or_none
+from oncekey._engine.function_call import SINGLE_TENANT, Calls
+from oncekey._engine.operation import Operation
+from oncekey._engine.outcomes import Declined
+from oncekey._engine.runtime import Runtime
+from oncekey._engine.unawaited import must_run_when_called
 from oncekey.errors import Misuse
-from oncekey.handed import must_run_when_called
-from oncekey.operation import Operation
-from oncekey.outcome import Declined
-from oncekey.runtime import Runtime
 
 try:
     from celery import Task  # type: ignore[import-untyped]

@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-from oncekey import attempt as attempts
-from oncekey.core import key as keys
-from oncekey.core.key import short_hash
-from oncekey.core.policy import Policy, Verdict
+from oncekey._core import key as keys
+from oncekey._core.key import short_hash
+from oncekey._core.message import Message
+from oncekey._core.policy import Policy, Verdict
+from oncekey._engine import attempt as attempts
+from oncekey._engine.operation import must_be_runtime
+from oncekey._engine.runtime import Runtime
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.messaging.inbox import Busy, Duplicate, Handled, Inbox, Rejected, Released, Unknown
-from oncekey.messaging.message import Message
-from oncekey.operation import must_be_runtime
-from oncekey.runtime import Runtime
+from oncekey.messaging._inbox import Busy, Duplicate, Handled, Inbox, Rejected, Released, Unknown
 
 try:
     from faststream import AckPolicy, BaseMiddleware, Response

@@ -4,10 +4,10 @@
     IdempotencyMiddleware(app, ..., hooks=[LoggingHook(), metrics])
     retrying(transport, hooks=[metrics])
 
-What is measured stands in `oncekey.metrics.catalogue`; docs/metrics.md explains it.
+What is measured stands in `oncekey.metrics._catalogue`; docs/metrics.md explains it.
 """
 
-from oncekey.metrics.logs import LoggingHook
+from oncekey.metrics._logs import LoggingHook
 from oncekey.metrics.otel import OpenTelemetryHook
 from oncekey.metrics.prometheus import PrometheusHook
 

@@ -11,8 +11,8 @@ import logging
 from logging import DEBUG, ERROR, INFO, WARNING
 
 from oncekey import events
-from oncekey.core.printable import printable
-from oncekey.core.problem import Kind
+from oncekey._core.printable import printable
+from oncekey._core.problems import Kind
 
 _WORRYING = frozenset({Kind.OUTCOME_UNKNOWN, Kind.STORE_UNAVAILABLE, Kind.NO_ROOM})
 

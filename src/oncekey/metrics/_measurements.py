@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from oncekey import events
-from oncekey.core.limits import must_be_limits
-from oncekey.core.problem import Kind
-from oncekey.metrics import catalogue
-from oncekey.metrics.catalogue import Metric
+from oncekey._core.limits import must_be_limits
+from oncekey._core.problems import Kind
+from oncekey.metrics import _catalogue as catalogue
+from oncekey.metrics._catalogue import Metric
 
 OPERATIONS_MAX = 100
 OTHER = "other"

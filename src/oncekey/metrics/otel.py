@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from oncekey.errors import Misuse
 from oncekey.events import Event, StoreAsked
-from oncekey.metrics.catalogue import CATALOGUE, Metric
-from oncekey.metrics.measure import OPERATIONS_MAX, Measure
+from oncekey.metrics._catalogue import CATALOGUE, Metric
+from oncekey.metrics._measurements import OPERATIONS_MAX, Measure
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter

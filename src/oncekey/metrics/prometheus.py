@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 from oncekey.errors import Misuse
 from oncekey.events import Event
-from oncekey.metrics.catalogue import CATALOGUE, Metric
-from oncekey.metrics.measure import OPERATIONS_MAX, Measure
+from oncekey.metrics._catalogue import CATALOGUE, Metric
+from oncekey.metrics._measurements import OPERATIONS_MAX, Measure
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -90,8 +90,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from oncekey.core.op import Op
-from oncekey.core.verbs import Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import Verb
 
 INSERT_ROUNDS_MAX = 5
 

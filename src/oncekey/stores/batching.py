@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Awaitable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from oncekey.apart import computing, writing
-from oncekey.core.op import Apart, Pause
-from oncekey.core.verbs import AppendStep, Insert, Swap, Verb
+from oncekey._core.op import Apart, Pause
+from oncekey._core.verbs import AppendStep, Insert, Swap, Verb
+from oncekey._system.offload import computing, writing
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN, Store
-from oncekey.stores.line import AsyncLine, Line
+from oncekey.stores.connection import AsyncLine, Line
 from oncekey.stores.outage import Outage
 
 BATCH_ROWS_MAX = 128

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from oncekey.core.op import Op
-from oncekey.core.record import Record
-from oncekey.core.value import value
-from oncekey.core.verbs import Scan
+from oncekey._core.op import Op
+from oncekey._core.record import Record
+from oncekey._core.values import value
+from oncekey._core.verbs import Scan
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.base import Store
 

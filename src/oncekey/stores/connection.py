@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from oncekey.clock import SystemClock
-from oncekey.core.op import arun, run
-from oncekey.core.verbs import Verb
+from oncekey._core.op import arun, run
+from oncekey._core.verbs import Verb
+from oncekey._system.clock import SystemClock
 from oncekey.errors import CorruptRecord, OncekeyError, StoreUnavailable
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 from oncekey.stores.sql_batch import Denied

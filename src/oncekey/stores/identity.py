@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from oncekey.stores.around import Around
 from oncekey.stores.base import Store
+from oncekey.stores.wrapper import Around
 
 _HERE = frozenset({"localhost", "127.0.0.1", "::1", ""})
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.op import Op
-from oncekey.core.record import Answer, Claim, Glimpse, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import Op
+from oncekey._core.record import Answer, Claim, Glimpse, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -35,8 +34,9 @@ from oncekey.core.verbs import (
     Verb,
     When,
 )
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, Sample, Size, advice, first_by_id
+from oncekey.stores.checks import Examination, Sample, Size, advice, first_by_id
 
 
 @dataclass(slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from oncekey.core.op import run
+from oncekey._core.op import run
 from oncekey.stores.base import Store
-from oncekey.stores.url import as_store
+from oncekey.stores.urls import as_store
 
 
 def migrate(store: str | Store) -> list[str]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.printable import printable
+from oncekey._core.printable import printable
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import StoreError
 
 _log = logging.getLogger("oncekey")

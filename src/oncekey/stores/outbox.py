@@ -1,7 +1,7 @@
 """The shelf: the outbox's table, as the publisher asks of it.
 
 `Shelf` is the same for every database; `outbox_postgres`, `outbox_mysql` and `outbox_sqlite` are
-how it is asked. Everything is a generator (`oncekey.core.op`): it yields questions in the store's
+how it is asked. Everything is a generator (`oncekey._core.op`): it yields questions in the store's
 own language.
 
 Look, then claim
@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from oncekey.core.op import Op
-from oncekey.core.value import value
-from oncekey.messaging.message import Message, Parked
+from oncekey._core.message import Message, Parked
+from oncekey._core.op import Op
+from oncekey._core.values import value
 
 DIED = "it was begun too often without an end: its workers died"
 DUE_S_MAX = 3_600.0

@@ -1,7 +1,7 @@
 """What the SQL stores share: the order of columns, rows as records, and numbered migrations.
 
 Migrations
-    `schema/<engine>/NNNN_name.sql`, applied in order, each in one transaction, and noted in the
+    `<engine>/NNNN_name.sql`, applied in order, each in one transaction, and noted in the
     table `oncekey_schema`. A migration may only add what older code ignores, or remove what no
     supported release uses any more, so that old and new code run side by side during a deployment.
     Its first line says which releases can still work with it: `-- oldest reader: N`, the lowest
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from oncekey.core.record import Answer, Record, State, decode_headers
+from oncekey._core.record import Answer, Record, State, decode_headers
 from oncekey.errors import CorruptRecord, Misuse
-from oncekey.stores.finding import insist, schema
+from oncekey.stores.checks import insist, schema
 
 COLUMNS = (
     *("id", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version"),
@@ -82,7 +82,7 @@ _OLDEST_READER = re.compile(r"-- oldest reader: (\d+)\n")
 def migrations(engine: str) -> list[Migration]:
     """All migrations of an engine, in order."""
     found = []
-    for entry in resources.files("oncekey.stores").joinpath("schema", engine).iterdir():
+    for entry in resources.files(f"oncekey.stores.{engine}").iterdir():
         named = _FILE.fullmatch(entry.name)
         if named is None:
             continue

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from oncekey.core.op import Op
-from oncekey.core.record import State
-from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb, When
+from oncekey._core.op import Op
+from oncekey._core.record import State
+from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb, When
 from oncekey.errors import StoreUnavailable, StoreUnfit
 
 CHORE_TIMEOUT_S = 60.0

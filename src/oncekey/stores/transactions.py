@@ -27,13 +27,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
-from oncekey.core.op import Op, arun, run
-from oncekey.core.verbs import Refused, Verb
+from oncekey._core.op import Op, arun, run
+from oncekey._core.verbs import Refused, Verb
 from oncekey.errors import Misuse
-from oncekey.stores import dynamodb_join, mysql_join
 from oncekey.stores.base import Store
 from oncekey.stores.callers import connection_behind, is_of
-from oncekey.stores.postgres_sql import Question
+from oncekey.stores.dynamodb import transactions
+from oncekey.stores.mysql import joining
+from oncekey.stores.postgres.verbs import Question
 
 Ask = Callable[[Any], Any]
 AsyncAsk = Callable[[Any], Awaitable[Any]]
@@ -43,7 +44,7 @@ T = TypeVar("T")
 def perform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
     """Carry out verbs on `connection`, in the transaction that is open there."""
     if store.name == "dynamodb":
-        return dynamodb_join.perform(store, connection, verbs)
+        return transactions.perform(store, connection, verbs)
     ask = blocking(store, connection)
     outcomes = [run(store.perform([verb]), ask)[0] for verb in verbs]
     if _finds_nothing(store, outcomes):
@@ -54,7 +55,7 @@ def perform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
 async def aperform(store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
     """The same for async connections and sessions; blocking ones will do too."""
     if store.name == "dynamodb":
-        return await dynamodb_join.aperform(store, connection, verbs)
+        return await transactions.aperform(store, connection, verbs)
     ask = await awaited(store, connection)
     outcomes = [(await arun(store.perform([verb]), ask))[0] for verb in verbs]
     if _finds_nothing(store, outcomes):
@@ -68,13 +69,13 @@ def write(store: Store | None, given: Any, token: bytes) -> None:
     What stands in a transaction of the caller's is the caller's to commit. `token` is random.
     """
     if store is not None and store.name == "dynamodb":
-        dynamodb_join.write(store, given, token)
+        transactions.write(store, given, token)
 
 
 async def awrite(store: Store | None, given: Any, token: bytes) -> None:
     """The same, awaited."""
     if store is not None and store.name == "dynamodb":
-        await dynamodb_join.awrite(store, given, token)
+        await transactions.awrite(store, given, token)
 
 
 def has_one_writer(store: Store) -> bool:
@@ -118,7 +119,7 @@ def blocking(store: Store, connection: Any) -> Ask:
     if is_of(connection, "psycopg", "Connection"):
         return _psycopg(store, connection)
     if is_of(connection, "pymysql.connections", "Connection"):
-        return mysql_join.by_pymysql(_begun_mysql(store, connection))
+        return joining.by_pymysql(_begun_mysql(store, connection))
     if is_of(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
         return _of_django(store, connection)
     if is_of(connection, "sqlalchemy", "Connection"):
@@ -138,7 +139,7 @@ async def awaited(store: Store, connection: Any) -> AsyncAsk:
     if is_of(connection, "psycopg", "AsyncConnection"):
         return _psycopg_async(store, connection)
     if is_of(connection, "asyncmy.connection", "Connection"):
-        return mysql_join.by_asyncmy(_begun_mysql(store, connection))
+        return joining.by_asyncmy(_begun_mysql(store, connection))
     ask = blocking(store, connection)
 
     async def asked(question: Any) -> Any:
@@ -265,7 +266,7 @@ def _judged(error: Any) -> Exception:
 
 def _begun_mysql(store: Store, connection: Any) -> Any:
     _needs(store, "mysql", connection)
-    if not mysql_join.begun(connection):
+    if not joining.begun(connection):
         raise _not_begun("connection.begin()")
     return connection
 
@@ -397,7 +398,7 @@ def _postgres_identity() -> Op[Any]:
 
 _IDENTITIES: dict[str, Callable[[], Op[Any]]] = {
     "postgres": _postgres_identity,
-    "mysql": mysql_join.identity,
+    "mysql": joining.identity,
 }
 
 

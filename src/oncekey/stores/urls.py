@@ -33,18 +33,18 @@ class Kind:
 
 KINDS = (
     Kind(("memory",), "memory://"),
-    Kind(("sqlite",), "sqlite:///keys.db", "oncekey.stores.sqlite"),
+    Kind(("sqlite",), "sqlite:///keys.db", "oncekey.stores.sqlite.store"),
     Kind(
         ("postgresql", "postgres"),
         "postgresql://user:password@host/database",
-        "oncekey.stores.postgres",
+        "oncekey.stores.postgres.store",
         drivers=("asyncpg", "psycopg"),
         extra="postgres",
     ),
     Kind(
         ("mysql", "mariadb"),
         "mysql://user:password@host/database",
-        "oncekey.stores.mysql",
+        "oncekey.stores.mysql.store",
         drivers=("asyncmy", "pymysql"),
         extra="mysql",
     ),
@@ -54,14 +54,14 @@ KINDS = (
             *("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
         ),
         "redis://user:password@host:6379/0",
-        "oncekey.stores.redis",
+        "oncekey.stores.redis.opening",
         drivers=("redis", "hiredis"),
         extra="redis",
     ),
     Kind(
         ("dynamodb",),
         "dynamodb://table?region=eu-central-1",
-        "oncekey.stores.dynamodb",
+        "oncekey.stores.dynamodb.store",
         drivers=("aiobotocore", "botocore"),
         extra="dynamodb",
     ),
@@ -71,7 +71,7 @@ KINDS = (
             for truth in ("postgresql", "postgres", "mysql", "mariadb", "dynamodb", "sqlite")
         ),
         "tiered+postgresql://user:password@host/database?cache=redis://host:6379/0",
-        "oncekey.stores.tiered",
+        "oncekey.stores.tiered.store",
         drivers=("redis", "hiredis"),
         extra="redis",
     ),
@@ -111,7 +111,7 @@ def as_store(given: str | Store) -> Store:
 
 def _sealed(store: Store, secrets: str | Sequence[str]) -> Store:
     try:
-        sealed = importlib.import_module("oncekey.stores.sealed")
+        sealed = importlib.import_module("oncekey.stores.sealed.store")
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "cryptography":
             raise

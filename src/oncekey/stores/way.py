@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Record
-from oncekey.core.value import value
-from oncekey.core.verbs import Swap
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Record
+from oncekey._core.values import value
+from oncekey._core.verbs import Swap
 
 
 @value

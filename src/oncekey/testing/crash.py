@@ -17,7 +17,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from oncekey import probes
+from oncekey._system import probes
 
 VARIABLE = "ONCEKEY_AT"
 

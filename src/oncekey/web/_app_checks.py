@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from oncekey._system.warn_once import warn
 from oncekey.atomic import Adapter, check_blocking
 from oncekey.errors import Misuse
-from oncekey.warned import warn
-from oncekey.web.marks import is_async, mark_of, name_of
-from oncekey.web.routes import Finds, Routes
+from oncekey.web._decorators import is_async, mark_of, name_of
+from oncekey.web._routes import Finds, Routes
 
 HEEDS = "_oncekey_heeds"
 """On a route that heeds marks: whether it found one when it was made."""

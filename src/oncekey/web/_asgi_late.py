@@ -10,18 +10,18 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from oncekey import attempt as attempts
-from oncekey.attempt import Attempt
-from oncekey.core.policy import Verdict
-from oncekey.core.problem import Problem
-from oncekey.core.record import Answer, Claim
-from oncekey.guard import Bypass, Decision, Execute, Refuse, Replay
-from oncekey.unprotected import passing
-from oncekey.web import messages
-from oncekey.web.asgi_run import Run
-from oncekey.web.body import Body
-from oncekey.web.messages import Message, Receive, Scope, Send
-from oncekey.web.routes import Route
+from oncekey._core.policy import Verdict
+from oncekey._core.problems import Problem
+from oncekey._core.record import Answer, Claim
+from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Bypass, Decision, Execute, Refuse, Replay
+from oncekey._engine.keyless import passing
+from oncekey.web import _asgi_messages as messages
+from oncekey.web._asgi_messages import Message, Receive, Scope, Send
+from oncekey.web._asgi_run import Run
+from oncekey.web._body import Body
+from oncekey.web._routes import Route
 
 if TYPE_CHECKING:
     from oncekey.web.asgi import IdempotencyMiddleware

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from oncekey.apart import writing
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Answer
-from oncekey.web.body import Body, too_large
-from oncekey.web.hidden import shown
-from oncekey.web.request import GUARDED, Headers, Request
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Answer
+from oncekey._system.offload import writing
+from oncekey.web._body import Body, too_large
+from oncekey.web._hidden_headers import shown
+from oncekey.web._request import GUARDED, Headers, Request
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

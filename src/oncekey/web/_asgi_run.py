@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from oncekey import attempt as attempts
-from oncekey import learning
-from oncekey.attempt import Attempt
-from oncekey.core.endings import End
-from oncekey.core.record import Answer, Claim
-from oncekey.guard import (
+from oncekey._core.endings import End
+from oncekey._core.record import Answer, Claim
+from oncekey._engine import ask_policy
+from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import (
     Bypass,
     Call,
     Decision,
@@ -30,16 +30,16 @@ from oncekey.guard import (
     Stored,
     Unstored,
 )
-from oncekey.probes import probe
-from oncekey.registry import Orphan
-from oncekey.unprotected import PLAIN, Plain, keyless
-from oncekey.web import messages
-from oncekey.web.body import Body
-from oncekey.web.capture import Capture
-from oncekey.web.edge import UNSTORED, log
-from oncekey.web.messages import Message, Receive, Scope, Send
-from oncekey.web.request import GUARDED, check_guarded_once, check_refused_once
-from oncekey.web.routes import Route
+from oncekey._engine.keyless import PLAIN, Plain, keyless
+from oncekey._engine.registry import Orphan
+from oncekey._system.probes import probe
+from oncekey.web import _asgi_messages as messages
+from oncekey.web._asgi_messages import Message, Receive, Scope, Send
+from oncekey.web._body import Body
+from oncekey.web._capture import Capture
+from oncekey.web._edge import UNSTORED, log
+from oncekey.web._request import GUARDED, check_guarded_once, check_refused_once
+from oncekey.web._routes import Route
 
 if TYPE_CHECKING:
     from oncekey.web.asgi import IdempotencyMiddleware
@@ -211,7 +211,7 @@ class Run:
 
     async def _settle(self, attempt: Attempt) -> bool:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""
-        learned = await learning.ask(attempt)
+        learned = await ask_policy.ask(attempt)
         kept = self._edge.learned(attempt, learned)
         finished = await self._drive(self._edge.guard.learned(attempt, kept, self._call))
         if finished is None:

@@ -15,9 +15,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
-from oncekey.web.spool import BLOCK_BYTES, Spooled, read, spool
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
+from oncekey.web._spool import BLOCK_BYTES, Spooled, read, spool
 
 MEMORY_BYTES_MAX = 1_048_576
 COUNTED_BYTES_MIN = 65_536

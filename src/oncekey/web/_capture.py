@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncekey.core.headers import BODILESS
-from oncekey.core.record import Answer
+from oncekey._core.record import Answer
+from oncekey._core.response_headers import BODILESS
 
 _UNBOUNDED = b"text/event-stream"
 

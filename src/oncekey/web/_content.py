@@ -7,14 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from oncekey.apart import computing
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core.canonical import SHORT_BYTES_MAX, essence
-from oncekey.core.coding import decoded, is_readable
-from oncekey.core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody, Fingerprint
-from oncekey.core.profiles import BodyField, Profile, QueryParameter
-from oncekey.web.body import Body
-from oncekey.web.request import Request
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core.canonical import SHORT_BYTES_MAX, essence
+from oncekey._core.content_coding import decoded, is_readable
+from oncekey._core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody, Fingerprint
+from oncekey._core.profiles import BodyField, Profile, QueryParameter
+from oncekey._system.offload import computing
+from oncekey.web._body import Body
+from oncekey.web._request import Request
 
 T = TypeVar("T")
 

@@ -15,13 +15,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
+from oncekey._core.policy import INHERIT, Policy, as_policy
+from oncekey._core.values import value
 from oncekey.atomic import Adapter, check
-from oncekey.atomic.check import UNUSED
-from oncekey.core.policy import INHERIT, Policy, as_policy
-from oncekey.core.value import value
+from oncekey.atomic._validation import UNUSED
 from oncekey.errors import Misuse
-from oncekey.web.edge import Edge
-from oncekey.web.routes import as_policies
+from oncekey.web._edge import Edge
+from oncekey.web._routes import as_policies
 
 F = TypeVar("F", bound=Callable[..., Any])
 

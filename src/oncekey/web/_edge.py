@@ -9,13 +9,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from oncekey.atomic import Adapter, AsyncUnit, Unit, check
-from oncekey.attempt import Attempt
-from oncekey.core import declared, endings, profiles, refusals
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import BadBody, field_digests
-from oncekey.core.first_sent import check_first_sent, first_sent
-from oncekey.core.headers import (
+from oncekey._core import endings, profiles, refusals, requested_retention
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import BadBody, field_digests
+from oncekey._core.first_sent import check_first_sent, first_sent
+from oncekey._core.key import BadKey
+from oncekey._core.policy import CONDITIONAL, Policy, Verdict, as_policy
+from oncekey._core.printable import printable
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import BodyField, Header, Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer
+from oncekey._core.response_headers import (
     first_headers,
     kept_answer,
     kept_headers,
@@ -23,29 +28,24 @@ from oncekey.core.headers import (
     says_transient,
     unknown_headers,
 )
-from oncekey.core.key import BadKey
-from oncekey.core.policy import CONDITIONAL, Policy, Verdict, as_policy
-from oncekey.core.printable import printable
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import BodyField, Header, Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer
-from oncekey.core.scope import OPERATION_CHARS_MAX, TENANT_CHARS_MAX, is_kept
+from oncekey._core.scopes import OPERATION_CHARS_MAX, TENANT_CHARS_MAX, is_kept
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import Call, Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
+from oncekey._engine.runtime import Runtime
+from oncekey._system.warn_once import listed, warn
+from oncekey.atomic import Adapter, AsyncUnit, Unit, check
 from oncekey.errors import Misuse
 from oncekey.events import Hook
-from oncekey.guard import Call, Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
-from oncekey.runtime import Runtime
 from oncekey.stores.base import Store
-from oncekey.warned import listed, warn
-from oncekey.web import kept_request as kept_requests
-from oncekey.web.body import AWAY_BYTES_MIN, Body
-from oncekey.web.capture import Capture
-from oncekey.web.content import content_type, fingerprint, said
-from oncekey.web.recent import BODY_BYTES_MAX, RECENT_S, Asked, Recent
-from oncekey.web.request import Request
-from oncekey.web.request_key import find_key, may_hold_key, missing
-from oncekey.web.routes import Route, Routes
-from oncekey.web.tenant import Tenant, check_callable
+from oncekey.web import _kept_request as kept_requests
+from oncekey.web._body import AWAY_BYTES_MIN, Body
+from oncekey.web._capture import Capture
+from oncekey.web._content import content_type, fingerprint, said
+from oncekey.web._replay_cache import BODY_BYTES_MAX, RECENT_S, Asked, Recent
+from oncekey.web._request import Request
+from oncekey.web._request_key import find_key, may_hold_key, missing
+from oncekey.web._routes import Route, Routes
+from oncekey.web._tenant import Tenant, check_callable
 
 log = logging.getLogger("oncekey")
 
@@ -221,8 +221,12 @@ class Edge:
         """The retention that the client asks for, where it may."""
         if policy.retention_declared_s is None:
             return None
-        lines = request.headers.all(declared.HEADER)
-        return declared.declared_retention_s(lines, policy.retention_declared_s) if lines else None
+        lines = request.headers.all(requested_retention.HEADER)
+        return (
+            requested_retention.declared_retention_s(lines, policy.retention_declared_s)
+            if lines
+            else None
+        )
 
     def _keep(self, request: Request, route: Route, body: Body) -> bytes | None:
         """The request as it is kept beside its record; None if it is too large."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Answer
-from oncekey.web.edge import Edge
-from oncekey.web.request import Headers, Request
-from oncekey.web.routes import Route
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Answer
+from oncekey.web._edge import Edge
+from oncekey.web._request import Headers, Request
+from oncekey.web._routes import Route
 
 OVERRIDES = (b"x-http-method-override", b"x-http-method", b"x-method-override")
 """Headers by which some middleware lets a client name another method than the request has."""

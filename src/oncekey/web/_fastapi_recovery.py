@@ -16,17 +16,17 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 
+from oncekey._engine.registry import Orphan
 from oncekey.errors import Misuse
-from oncekey.registry import Orphan
+from oncekey.web._asgi_late import RecoveredRun
+from oncekey.web._asgi_messages import App, Receive, Scope, Send
+from oncekey.web._asgi_run import Run
+from oncekey.web._body import Body
+from oncekey.web._kept_request import KeptRequest
+from oncekey.web._middleware_order import layers
+from oncekey.web._recovery import AsgiRunner, Reread, left, nobody, reread, scope_of
+from oncekey.web._routes import Route
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.asgi_late import RecoveredRun
-from oncekey.web.asgi_run import Run
-from oncekey.web.body import Body
-from oncekey.web.kept_request import KeptRequest
-from oncekey.web.messages import App, Receive, Scope, Send
-from oncekey.web.order import layers
-from oncekey.web.recover import AsgiRunner, Reread, left, nobody, reread, scope_of
-from oncekey.web.routes import Route
 
 ENTERS, SOUGHT = "oncekey.enters", "oncekey.sought"
 """In a scope: what the recoverer enters by; where a route that is looked for puts down its name."""

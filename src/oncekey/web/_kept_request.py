@@ -13,10 +13,10 @@ import re
 import struct
 from collections.abc import Iterable
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
-from oncekey.web.hidden import is_hidden
-from oncekey.web.request import Headers, Request
+from oncekey.web._hidden_headers import is_hidden
+from oncekey.web._request import Headers, Request
 
 VERSION = 1
 HEADER_LINES_MAX = 64

@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from oncekey.errors import Misuse
+from oncekey.web._asgi_messages import Message, Scope
+from oncekey.web._edge import log
 from oncekey.web.asgi import IdempotencyMiddleware
-from oncekey.web.edge import log
-from oncekey.web.messages import Message, Scope
 
 SHUTDOWN_S_MAX = 60.0
 _NESTED_MAX = 10

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from oncekey.core.policy import are_names
+from oncekey._core.policy import are_names
+from oncekey._system.warn_once import listed, warn
 from oncekey.errors import Misuse
-from oncekey.warned import listed, warn
-from oncekey.web.marks import SAFE
-from oncekey.web.tenant import single_tenant
+from oncekey.web._decorators import SAFE
+from oncekey.web._tenant import single_tenant
 
 _LAYERS_MAX = 50
 _WITHIN_MAX = 10

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import Any
 
 from oncekey.errors import Misuse, OncekeyError
-from oncekey.web.checked import Checked
-from oncekey.web.edge import log
-from oncekey.web.messages import Receive, Scope, Send
+from oncekey.web._asgi_messages import Receive, Scope, Send
+from oncekey.web._edge import log
+from oncekey.web._settings_check import Checked
 
 EXIT_CODE = 3
 """What uvicorn ends with when an application does not start. gunicorn gives up then, too, where it

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from oncekey.core.policy import Policy
-from oncekey.core.problem import MEANINGS, Kind
-from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
+from oncekey._core.policy import Policy
+from oncekey._core.problems import MEANINGS, Kind
+from oncekey._core.profiles import BodyField, Header, Profile, QueryParameter
 
 # What a client can do something about. An outage or a login is the application's own to describe.
 _DESCRIBED = (

@@ -15,21 +15,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from oncekey.apart import computing
-from oncekey.core.policy import Policy
-from oncekey.core.profiles import Header
-from oncekey.core.record import Record
-from oncekey.core.value import value
+from oncekey._core.policy import Policy
+from oncekey._core.profiles import Header
+from oncekey._core.record import Record
+from oncekey._core.values import value
+from oncekey._engine.guard import Call
+from oncekey._engine.registry import Orphan
+from oncekey._system.offload import computing
 from oncekey.errors import CorruptRecord, Misuse
-from oncekey.guard import Call
-from oncekey.registry import Orphan
-from oncekey.web.asgi_run import Run
-from oncekey.web.body import Body
-from oncekey.web.edge import Edge
-from oncekey.web.kept_request import KeptRequest, decode
-from oncekey.web.messages import Message, Scope
-from oncekey.web.request import within
-from oncekey.web.routes import Route
+from oncekey.web._asgi_messages import Message, Scope
+from oncekey.web._asgi_run import Run
+from oncekey.web._body import Body
+from oncekey.web._edge import Edge
+from oncekey.web._kept_request import KeptRequest, decode
+from oncekey.web._request import within
+from oncekey.web._routes import Route
 
 if TYPE_CHECKING:
     from oncekey.web.asgi import IdempotencyMiddleware as AsgiMiddleware

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oncekey.core.limits import must_be_seconds
-from oncekey.core.record import Answer
-from oncekey.decision import Replay
+from oncekey._core.limits import must_be_seconds
+from oncekey._core.record import Answer
+from oncekey._engine.decisions import Replay
 
 RECENT_S = 5.0
 BODY_BYTES_MAX = 4_096

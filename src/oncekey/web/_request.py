@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from oncekey import attempt as attempts
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Claim
-from oncekey.core.value import value
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Claim
+from oncekey._core.values import value
+from oncekey._engine import attempt as attempts
+from oncekey._engine.registry import Registry
 from oncekey.errors import Misuse
-from oncekey.registry import Registry
 
 _WITHIN = "one IdempotencyMiddleware within another; choose one of them for this route"
 

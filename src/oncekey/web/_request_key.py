@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from oncekey.core import fingerprint as fingerprints
-from oncekey.core import key as keys
-from oncekey.core.canonical import essence, parse_query
-from oncekey.core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody
-from oncekey.core.key import BadKey
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import BodyField, Header, Profile, QueryParameter
-from oncekey.web.body import Body
-from oncekey.web.content import content_coding, content_type, said
-from oncekey.web.request import Request
+from oncekey._core import fingerprint as fingerprints
+from oncekey._core import key as keys
+from oncekey._core.canonical import essence, parse_query
+from oncekey._core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody
+from oncekey._core.key import BadKey
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import BodyField, Header, Profile, QueryParameter
+from oncekey.web._body import Body
+from oncekey.web._content import content_coding, content_type, said
+from oncekey.web._request import Request
 
 _NO_JSON = ("image/", "audio/", "video/", "font/")
 

@@ -19,11 +19,11 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from oncekey.core.policy import INHERIT, Policy, as_policy
-from oncekey.core.value import value
+from oncekey._core.policy import INHERIT, Policy, as_policy
+from oncekey._core.values import value
 from oncekey.errors import Misuse
-from oncekey.web.request import within
-from oncekey.web.spelling import is_normal, normal, other_end, readings
+from oncekey.web._request import within
+from oncekey.web._spelling import is_normal, normal, other_end, readings
 
 _WRITTEN = re.compile(r"(?:([A-Z]+) )?(/\S*)")
 _VARIABLE = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")

@@ -1,7 +1,7 @@
 """Settings by their names: one that is misspelt or missing is reported with what to write.
 
 A metaclass, because Python itself refuses such a call before `__init__` could say more, and because
-the one that serves ASGI (`oncekey.web.mistaken`) has to see every mistake of a call.
+the one that serves ASGI (`oncekey.web._misconfigured`) has to see every mistake of a call.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from oncekey.core import key as keys
-from oncekey.core import refusals
-from oncekey.core.canonical import BadBody, parse_query
-from oncekey.core.key import BadKey, record_id
-from oncekey.core.op import Op
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.record import Answer, Record, State
-from oncekey.core.tombstone import answer_left_s
-from oncekey.core.verbs import Find
+from oncekey._core import key as keys
+from oncekey._core import refusals
+from oncekey._core.canonical import BadBody, parse_query
+from oncekey._core.key import BadKey, record_id
+from oncekey._core.op import Op
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.record import Answer, Record, State
+from oncekey._core.tombstone import answer_left_s
+from oncekey._core.verbs import Find
 from oncekey.errors import StoreError
-from oncekey.web.edge import Edge, log
-from oncekey.web.request import Request
+from oncekey.web._edge import Edge, log
+from oncekey.web._request import Request
 
 METHODS = ("GET", "HEAD")
 """By which it is asked: such a query is one, even where requests of these methods are guarded."""

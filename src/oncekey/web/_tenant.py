@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.errors import Misuse
-from oncekey.web.request import Request
+from oncekey.web._request import Request
 
 Tenant = Callable[[Request], Any]
 

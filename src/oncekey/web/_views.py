@@ -16,17 +16,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from oncekey import attempt as attempts
-from oncekey import learning
-from oncekey.atomic import Adapter, Unit, check_thread
-from oncekey.attempt import Attempt
-from oncekey.core.op import Op
-from oncekey.core.policy import INHERIT, Policy
-from oncekey.core.problem import Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer, Claim
-from oncekey.decision import (
+from oncekey._core.op import Op
+from oncekey._core.policy import INHERIT, Policy
+from oncekey._core.problems import Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer, Claim
+from oncekey._engine import ask_policy
+from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.decisions import (
     Bypass,
     Call,
     Decision,
@@ -37,21 +36,22 @@ from oncekey.decision import (
     Refuse,
     Replay,
 )
+from oncekey._engine.guard import Guard
+from oncekey._engine.keyless import PLAIN, Plain, keyless, passing
+from oncekey._system.probes import probe
+from oncekey._system.warn_once import warn
+from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.errors import Misuse
 from oncekey.events import Hook
-from oncekey.guard import Guard
-from oncekey.probes import probe
 from oncekey.stores.base import Store
-from oncekey.unprotected import PLAIN, Plain, keyless, passing
-from oncekey.warned import warn
-from oncekey.web.body import Body
-from oncekey.web.capture import Capture
-from oncekey.web.content import looked_into, looked_into_sync
-from oncekey.web.edge import UNSTORED, Edge, log
-from oncekey.web.marks import SAFE, Mark, Marked, adapter_of_routes
-from oncekey.web.request import Request, within
-from oncekey.web.routes import Route, Serves
-from oncekey.web.tenant import Tenant
+from oncekey.web._body import Body
+from oncekey.web._capture import Capture
+from oncekey.web._content import looked_into, looked_into_sync
+from oncekey.web._decorators import SAFE, Mark, Marked, adapter_of_routes
+from oncekey.web._edge import UNSTORED, Edge, log
+from oncekey.web._request import Request, within
+from oncekey.web._routes import Route, Serves
+from oncekey.web._tenant import Tenant
 
 _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 
@@ -235,7 +235,7 @@ class Views:
                 begun.attempt.ports = self.runtime.ports_sync()
             if begun.attempt.asks:
                 with self._leaving(begun):
-                    learned = learning.ask_sync(begun.attempt)
+                    learned = ask_policy.ask_sync(begun.attempt)
                     kept = self.edge.learned(begun.attempt, learned)
                     finished = drive(guard.learned(begun.attempt, kept, call))
                 return self._learned(begun, learned, finished)
@@ -283,7 +283,7 @@ class Views:
             begun.attempt.ports = self.runtime.ports()
             if begun.attempt.asks:
                 with self._leaving(begun):
-                    learned = await learning.ask(begun.attempt)
+                    learned = await ask_policy.ask(begun.attempt)
                     kept = self.edge.learned(begun.attempt, learned)
                     finished = await self.runtime.drive(guard.learned(begun.attempt, kept, call))
                 return self._learned(begun, learned, finished)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Kind, Problem
-from oncekey.web.body import Body, too_large
-from oncekey.web.hidden import hide
-from oncekey.web.request import GUARDED, Headers, Request
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Kind, Problem
+from oncekey.web._body import Body, too_large
+from oncekey.web._hidden_headers import hide
+from oncekey.web._request import GUARDED, Headers, Request
 
 Environ = dict[str, Any]
 

@@ -16,42 +16,23 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from oncekey import attempt as attempts
+from oncekey._core.limits import must_be_seconds
+from oncekey._core.op import Op, arun
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer, Claim
+from oncekey._core.verbs import Find
+from oncekey._engine import attempt as attempts
+from oncekey._engine.guard import Call
+from oncekey._engine.keyless import passing
 from oncekey.atomic import Adapter, AsyncUnit, check_loop
-from oncekey.core.limits import must_be_seconds
-from oncekey.core.op import Op, arun
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Find
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.events import Hook
-from oncekey.guard import Call
 from oncekey.stores.base import Store
-from oncekey.unprotected import passing
-from oncekey.web import messages
-from oncekey.web.application import check_asgi
-from oncekey.web.asgi_run import PlainRun, Run
-from oncekey.web.body import Body
-from oncekey.web.content import looked_into
-from oncekey.web.edge import Edge, log
-from oncekey.web.entry import OVERRIDES, route_of
-from oncekey.web.messages import App, Message, Receive, Scope, Send
-from oncekey.web.mistaken import BuiltLate, fail_to_start, server
-from oncekey.web.order import (
-    check_dependencies,
-    check_inside,
-    check_meant,
-    check_mounted,
-    check_one_guard,
-    warn_of_endpoints,
-)
-from oncekey.web.recent import RECENT_S
-from oncekey.web.recover import AsgiRunner
-from oncekey.web.request import Request, within
-from oncekey.web.routed import (
+from oncekey.web import _asgi_messages as messages
+from oncekey.web._app_checks import (
     Unreadable,
     called_by,
     check_marks,
@@ -59,11 +40,30 @@ from oncekey.web.routed import (
     undecided_of,
     warn_unfound,
 )
-from oncekey.web.routers import root_of, rooted_by, spelled_by
-from oncekey.web.routes import Route
-from oncekey.web.status import METHODS as STATUS_METHODS
-from oncekey.web.status import state_of, status, status_answer
-from oncekey.web.tenant import Tenant
+from oncekey.web._application import check_asgi
+from oncekey.web._asgi_messages import App, Message, Receive, Scope, Send
+from oncekey.web._asgi_run import PlainRun, Run
+from oncekey.web._body import Body
+from oncekey.web._content import looked_into
+from oncekey.web._edge import Edge, log
+from oncekey.web._entry import OVERRIDES, route_of
+from oncekey.web._middleware_order import (
+    check_dependencies,
+    check_inside,
+    check_meant,
+    check_mounted,
+    check_one_guard,
+    warn_of_endpoints,
+)
+from oncekey.web._misconfigured import BuiltLate, fail_to_start, server
+from oncekey.web._recovery import AsgiRunner
+from oncekey.web._replay_cache import RECENT_S
+from oncekey.web._request import Request, within
+from oncekey.web._routers import root_of, rooted_by, spelled_by
+from oncekey.web._routes import Route
+from oncekey.web._status import METHODS as STATUS_METHODS
+from oncekey.web._status import state_of, status, status_answer
+from oncekey.web._tenant import Tenant
 
 DRAIN_S_MAX = 30.0
 

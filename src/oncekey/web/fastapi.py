@@ -27,35 +27,32 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import Match
 
-from oncekey import attempt as attempts
+from oncekey._core.policy import INHERIT, Policy
+from oncekey._core.problems import Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer
+from oncekey._engine import attempt as attempts
+from oncekey._engine.keyless import passing
+from oncekey._system.warn_once import listed, warn
 from oncekey.atomic import Adapter, check_blocking, check_loop
-from oncekey.atomic.check import UNUSED
-from oncekey.core.policy import INHERIT, Policy
-from oncekey.core.problem import Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer
+from oncekey.atomic._validation import UNUSED
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.stores.base import Store
-from oncekey.unprotected import passing
-from oncekey.warned import listed, warn
-from oncekey.web import messages, openapi
-from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
-from oncekey.web.asgi_late import LateRun
-from oncekey.web.checked import Checked
-from oncekey.web.fastapi_recover import (
-    ENTERS,
-    SOUGHT,
-    RecoverAs,
-    RouteGuard,
-    check_recover_as,
-    check_used,
-    dependants_of,
-    recovered,
-    selected,
+from oncekey.web import _asgi_messages as messages
+from oncekey.web import _openapi as openapi
+from oncekey.web._app_checks import (
+    HEEDS,
+    Unreadable,
+    check_marks,
+    routes_of,
+    served_by,
+    warn_unfound,
 )
-from oncekey.web.marks import (
+from oncekey.web._asgi_late import LateRun
+from oncekey.web._asgi_messages import Receive, Scope, Send
+from oncekey.web._decorators import (
     SAFE,
     Marked,
     adapter_of_routes,
@@ -66,19 +63,23 @@ from oncekey.web.marks import (
     name_of,
     not_idempotent,
 )
-from oncekey.web.messages import Receive, Scope, Send
-from oncekey.web.order import layers, warn_of_endpoints
-from oncekey.web.request import GUARDED, Request, guarded_twice, within
-from oncekey.web.routed import (
-    HEEDS,
-    Unreadable,
-    check_marks,
-    routes_of,
-    served_by,
-    warn_unfound,
+from oncekey.web._fastapi_recovery import (
+    ENTERS,
+    SOUGHT,
+    RecoverAs,
+    RouteGuard,
+    check_recover_as,
+    check_used,
+    dependants_of,
+    recovered,
+    selected,
 )
-from oncekey.web.routes import Route, Routes
-from oncekey.web.tenant import check_callable
+from oncekey.web._middleware_order import layers, warn_of_endpoints
+from oncekey.web._request import GUARDED, Request, guarded_twice, within
+from oncekey.web._routes import Route, Routes
+from oncekey.web._settings_check import Checked
+from oncekey.web._tenant import check_callable
+from oncekey.web.asgi import DRAIN_S_MAX, IdempotencyMiddleware
 
 __all__ = ["Idempotency", "IdempotentRoute", "idempotent", "not_idempotent"]
 

@@ -27,29 +27,29 @@ from flask.wrappers import Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import Rule
 
-from oncekey import attempt as attempts
-from oncekey import learning
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer
+from oncekey._engine import ask_policy
+from oncekey._engine import attempt as attempts
+from oncekey._engine.keyless import Parts, passing
 from oncekey.atomic import Adapter
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.stores.base import Store
-from oncekey.unprotected import Parts, passing
-from oncekey.web import environ as environs
-from oncekey.web import marks
-from oncekey.web.checked import Checked
-from oncekey.web.hidden import hide
-from oncekey.web.marks import Mark, mark_of, mark_on, not_idempotent
-from oncekey.web.order import BOTH, layers, warn_of_views
-from oncekey.web.request import GUARDED, Request, guarded_twice
-from oncekey.web.routed import tell_unfound
-from oncekey.web.routes import Finds, Route
-from oncekey.web.tenant import check_sync
-from oncekey.web.views import Views, Visit
+from oncekey.web import _decorators as marks
+from oncekey.web import _wsgi_environ as environs
+from oncekey.web._app_checks import tell_unfound
+from oncekey.web._decorators import Mark, mark_of, mark_on, not_idempotent
+from oncekey.web._hidden_headers import hide
+from oncekey.web._middleware_order import BOTH, layers, warn_of_views
+from oncekey.web._request import GUARDED, Request, guarded_twice
+from oncekey.web._routes import Finds, Route
+from oncekey.web._settings_check import Checked
+from oncekey.web._tenant import check_sync
+from oncekey.web._views import Views, Visit
 from oncekey.web.wsgi import IdempotencyMiddleware as Around
 
 __all__ = ["Oncekey", "idempotent", "not_idempotent"]
@@ -59,7 +59,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # In the environ, which is one request's: `g` may be shared by several.
 _BODY, _CLAIMED, _SEEN = "oncekey.body", "oncekey.claimed", "oncekey.mark"
 _GIVEN_UP = "oncekey.given_up"
-_UNPROTECTED = "oncekey.unprotected"
+_UNPROTECTED = "oncekey._engine.keyless"
 
 _READ_ONCE = ("accept_encodings", "range", "if_range", "if_modified_since", "if_none_match")
 """What Werkzeug reads out of the environ once and then remembers."""
@@ -99,7 +99,7 @@ class Oncekey(metaclass=Checked):
             atomic=atomic,
             quota=quota,
         )
-        learning.check_sync(self.views.edge.routes.named)
+        ask_policy.check_sync(self.views.edge.routes.named)
         if app is not None:
             self.init_app(app)
 
@@ -266,7 +266,7 @@ def idempotent(policy: Any = None) -> Any:
     if callable(policy) and not isinstance(policy, Policy):
         return idempotent()(policy)
     rules = marks.rules(policy)
-    learning.check_sync(lambda meets: ["@idempotent"] if meets(rules) else [])
+    ask_policy.check_sync(lambda meets: ["@idempotent"] if meets(rules) else [])
     mark = Mark(rules, claims=True)
 
     def decorate(view: F) -> F:

@@ -14,19 +14,16 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from oncekey import attempt as attempts
-from oncekey import learning
-from oncekey.atomic import Adapter, Unit, check_thread
-from oncekey.attempt import Attempt
-from oncekey.core.op import Op, run
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.profiles import Profile
-from oncekey.core.quota import Quota
-from oncekey.core.record import Answer, Claim
-from oncekey.errors import Misuse
-from oncekey.events import Hook
-from oncekey.guard import (
+from oncekey._core.op import Op, run
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.profiles import Profile
+from oncekey._core.quota import Quota
+from oncekey._core.record import Answer, Claim
+from oncekey._engine import ask_policy
+from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Attempt
+from oncekey._engine.guard import (
     Bypass,
     Call,
     Decision,
@@ -38,28 +35,31 @@ from oncekey.guard import (
     Refuse,
     Replay,
 )
-from oncekey.probes import probe
-from oncekey.registry import Orphan
+from oncekey._engine.keyless import PLAIN, Parts, Plain, keyless, passing
+from oncekey._engine.registry import Orphan
+from oncekey._system.probes import probe
+from oncekey.atomic import Adapter, Unit, check_thread
+from oncekey.errors import Misuse
+from oncekey.events import Hook
 from oncekey.stores.base import Store
-from oncekey.unprotected import PLAIN, Parts, Plain, keyless, passing
-from oncekey.web import environ as environs
-from oncekey.web.application import check_wsgi
-from oncekey.web.body import Body
-from oncekey.web.capture import Capture
-from oncekey.web.checked import Checked
-from oncekey.web.content import looked_into_sync
-from oncekey.web.edge import UNSTORED, Edge, log
-from oncekey.web.entry import OVERRIDES, route_of
-from oncekey.web.environ import Environ
-from oncekey.web.order import check_inside_wsgi, check_meant, check_one_guard
-from oncekey.web.recent import RECENT_S
-from oncekey.web.recover import WsgiRunner
-from oncekey.web.request import GUARDED, Request, check_guarded_once, check_refused_once
-from oncekey.web.routers import spelled_by
-from oncekey.web.routes import Route
-from oncekey.web.status import METHODS as STATUS_METHODS
-from oncekey.web.status import state_of, status, status_answer
-from oncekey.web.tenant import Tenant, check_sync
+from oncekey.web import _wsgi_environ as environs
+from oncekey.web._application import check_wsgi
+from oncekey.web._body import Body
+from oncekey.web._capture import Capture
+from oncekey.web._content import looked_into_sync
+from oncekey.web._edge import UNSTORED, Edge, log
+from oncekey.web._entry import OVERRIDES, route_of
+from oncekey.web._middleware_order import check_inside_wsgi, check_meant, check_one_guard
+from oncekey.web._recovery import WsgiRunner
+from oncekey.web._replay_cache import RECENT_S
+from oncekey.web._request import GUARDED, Request, check_guarded_once, check_refused_once
+from oncekey.web._routers import spelled_by
+from oncekey.web._routes import Route
+from oncekey.web._settings_check import Checked
+from oncekey.web._status import METHODS as STATUS_METHODS
+from oncekey.web._status import state_of, status, status_answer
+from oncekey.web._tenant import Tenant, check_sync
+from oncekey.web._wsgi_environ import Environ
 
 StartResponse = Callable[..., Any]
 Write = Callable[[bytes], Any]
@@ -117,7 +117,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.reads_all or self.edge.adapter is not None
         self.edge.routes.spelled = spelled_by(app)
-        learning.check_sync(self.edge.routes.named)
+        ask_policy.check_sync(self.edge.routes.named)
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
 
@@ -327,7 +327,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
     ) -> Answer | None:
         """Ask what became of the attempt that died; the answer, None if the handler is to run."""
-        learned = learning.ask_sync(attempt)
+        learned = ask_policy.ask_sync(attempt)
         kept = self.edge.learned(attempt, learned)
         finished = drive(self.edge.guard.learned(attempt, kept, call))
         return finished and self.edge.settled(finished, learned, capture, call.key)

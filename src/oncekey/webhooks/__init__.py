@@ -1,10 +1,10 @@
 """Webhooks, from both sides: signed, sent where they may go, and handled once per event."""
 
-from oncekey.webhooks.address import LOOPBACK, Destinations, Forbidden, Target
-from oncekey.webhooks.receiver import Event, Receipt, Receiver
-from oncekey.webhooks.schedule import RETRIES_S, Schedule
-from oncekey.webhooks.sender import Answered, NotSent, Sender, SendLimits, Sent, Unanswered
-from oncekey.webhooks.signature import (
+from oncekey.webhooks._address import LOOPBACK, Destinations, Forbidden, Target
+from oncekey.webhooks._receiver import Event, Receipt, Receiver
+from oncekey.webhooks._schedule import RETRIES_S, Schedule
+from oncekey.webhooks._sender import Answered, NotSent, Sender, SendLimits, Sent, Unanswered
+from oncekey.webhooks._signatures import (
     TOLERANCE_S,
     Flaw,
     Genuine,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 from oncekey.errors import Misuse
 
 URL_CHARS_MAX = 2_048

@@ -15,14 +15,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.limits import must_be_limits
-from oncekey.core.policy import Policy, as_policy
-from oncekey.core.value import value
+from oncekey._core.limits import must_be_limits
+from oncekey._core.policy import Policy, as_policy
+from oncekey._core.values import value
+from oncekey._engine.runtime import Runtime
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
 from oncekey.messaging import Busy, Inbox, Outcome, Then
-from oncekey.runtime import Runtime
-from oncekey.webhooks.signature import (
+from oncekey.webhooks._signatures import (
     TOLERANCE_S,
     Genuine,
     Lines,

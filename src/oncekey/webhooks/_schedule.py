@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from oncekey.core.limits import must_be_limits
-from oncekey.core.value import value
+from oncekey._core.limits import must_be_limits
+from oncekey._core.values import value
 from oncekey.errors import Misuse
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0

@@ -24,13 +24,13 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.backoff import retry_after
-from oncekey.core.limits import must_be_limits
-from oncekey.core.printable import printable
-from oncekey.core.value import value
+from oncekey._core.backoff import retry_after
+from oncekey._core.limits import must_be_limits
+from oncekey._core.printable import printable
+from oncekey._core.values import value
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
-from oncekey.webhooks.address import Destinations, Forbidden, Lookup, Target, system_lookup
+from oncekey.webhooks._address import Destinations, Forbidden, Lookup, Target, system_lookup
 
 T = TypeVar("T")
 

@@ -21,9 +21,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from oncekey.core.value import value
+from oncekey._core.values import value
+from oncekey._engine.guard import random_token
 from oncekey.errors import Misuse
-from oncekey.guard import random_token
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  (how each begins, not one of them)
 SECRET_BYTES = 24

@@ -15,9 +15,10 @@ from typing import Literal, cast
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, ids
-from payments.database import Database
-from payments.tables import accounts, api_keys
+from payments import clock
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.storage.tables import accounts, api_keys
 
 Mode = Literal["test", "live"]
 

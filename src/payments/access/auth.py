@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from payments import clock
-from payments.accounts import LOCAL, LOCAL_KEY, Account, Accounts, Key, digest, hint
+from payments.access.accounts import LOCAL, LOCAL_KEY, Account, Accounts, Key, digest, hint
 
 KEYS_FRESH_S = 2.0
 """How long a key that was looked up is believed: a revoked one works at most so much longer."""

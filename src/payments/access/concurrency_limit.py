@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 import oncekey
-from payments.gate import App, Receive, Scope, Send, refuse
-from payments.limits import READS
+from payments.access.middleware import App, Receive, Scope, Send, refuse
+from payments.access.rate_limits import READS
 
 FOR_LOOKING = 0.25
 """The part of the threads that is left to others."""

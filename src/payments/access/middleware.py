@@ -14,12 +14,13 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 import oncekey
-from payments import clock, ids
-from payments.accounts import Account, Accounts
-from payments.auth import Keys, Stranger, read_key
-from payments.database import Database
-from payments.limits import READS, Counters, Full, Limits
+from payments import clock
+from payments.access.accounts import Account, Accounts
+from payments.access.auth import Keys, Stranger, read_key
+from payments.access.rate_limits import READS, Counters, Full, Limits
 from payments.settings import API_VERSION, Settings
+from payments.storage import ids
+from payments.storage.database import Database
 
 log = logging.getLogger("payments")
 

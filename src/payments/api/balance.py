@@ -5,18 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from payments import ledger, objects, shapes
-from payments.answers import answer
-from payments.database import Database
-from payments.expanding import check
-from payments.openapi import answers, asks
-from payments.parameters import Nothing
-from payments.reading import Looking, tenant
+from payments.api import objects, schemas
+from payments.api.expand import check
+from payments.api.openapi import answers, asks
+from payments.api.parameters import Nothing
+from payments.api.reading import Looking, tenant
+from payments.api.responses import answer
+from payments.money import ledger
+from payments.storage.database import Database
 
 router = APIRouter(prefix="/v1/balance", tags=["balance"])
 
 
-@router.get("", **answers(shapes.Balance), **asks(Nothing))
+@router.get("", **answers(schemas.Balance), **asks(Nothing))
 def retrieve_balance(request: Request, asked: Looking) -> Response:
     database: Database = request.app.state.database
     whose = tenant(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from payments import cards
+from payments.api import cards
 
 # Together, or in groups as they stand on a card. A UUID has no such groups, a fraction is none.
 _WRITTEN = re.compile(

@@ -11,17 +11,19 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import lists, objects, orders, rows, settlement, shapes, sources
-from payments.errors import invalid, refused
-from payments.money import MINIMUM, shown
-from payments.objects import Object
-from payments.openapi import answers, asks, takes
-from payments.orders import Order
-from payments.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate, Nothing
-from payments.reading import Looking, body_as, query_as
-from payments.tables import charges
-from payments.work import Work
-from payments.writing import written
+from payments.api import lists, objects, schemas, sources
+from payments.api.errors import invalid, refused
+from payments.api.objects import Object
+from payments.api.openapi import answers, asks, takes
+from payments.api.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate, Nothing
+from payments.api.reading import Looking, body_as, query_as
+from payments.money import orders, settlement
+from payments.money.amounts import MINIMUM, shown
+from payments.money.orders import Order
+from payments.money.work import Work
+from payments.storage import rows
+from payments.storage.tables import charges
+from payments.storage.transactions import written
 
 router = APIRouter(prefix="/v1/charges", tags=["charges"])
 
@@ -29,7 +31,7 @@ router = APIRouter(prefix="/v1/charges", tags=["charges"])
 # ------------------------------------------------------------------------------------ create
 
 
-@router.post("", **answers(shapes.Charge, writes=True), **takes(ChargeCreate))
+@router.post("", **answers(schemas.Charge, writes=True), **takes(ChargeCreate))
 def create_charge(
     request: Request, asked: Annotated[ChargeCreate, Depends(body_as(ChargeCreate))]
 ) -> Response:
@@ -85,7 +87,7 @@ def told(charge: Row[Any]) -> tuple[int, Object]:
 # ----------------------------------------------------------------------------------- capture
 
 
-@router.post("/{id}/capture", **answers(shapes.Charge, writes=True), **takes(ChargeCapture))
+@router.post("/{id}/capture", **answers(schemas.Charge, writes=True), **takes(ChargeCapture))
 def capture_charge(
     request: Request, id: str, asked: Annotated[ChargeCapture, Depends(body_as(ChargeCapture))]
 ) -> Response:
@@ -114,7 +116,7 @@ def capture_charge(
 # ---------------------------------------------------------------------------- look and change
 
 
-@router.get("", **answers(shapes.Charge, many=True), **asks(ChargeList))
+@router.get("", **answers(schemas.Charge, many=True), **asks(ChargeList))
 def list_charges(
     request: Request, asked: Annotated[ChargeList, Depends(query_as(ChargeList))]
 ) -> Response:
@@ -122,12 +124,12 @@ def list_charges(
     return lists.many(request, asked, charges, objects.charge, *names)
 
 
-@router.get("/{id}", **answers(shapes.Charge), **asks(Nothing))
+@router.get("/{id}", **answers(schemas.Charge), **asks(Nothing))
 def retrieve_charge(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, charges, id, objects.charge)
 
 
-@router.post("/{id}", **answers(shapes.Charge, writes=True), **takes(ChargeUpdate))
+@router.post("/{id}", **answers(schemas.Charge, writes=True), **takes(ChargeUpdate))
 def update_charge(
     request: Request, id: str, asked: Annotated[ChargeUpdate, Depends(body_as(ChargeUpdate))]
 ) -> Response:

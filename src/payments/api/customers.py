@@ -9,22 +9,25 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection
 
-from payments import clock, events, ids, lists, objects, rows, shapes, sources
-from payments.answers import answer, request_id
-from payments.database import Database
-from payments.errors import missing
-from payments.expanding import check
-from payments.objects import Object
-from payments.openapi import answers, asks, takes
-from payments.parameters import CustomerChange, CustomerCreate, CustomerList, Nothing
-from payments.reading import Looking, body_as, query_as, tenant
-from payments.tables import customers, payment_methods
-from payments.writing import written
+from payments import clock
+from payments.api import lists, objects, schemas, sources
+from payments.api.errors import missing
+from payments.api.expand import check
+from payments.api.objects import Object
+from payments.api.openapi import answers, asks, takes
+from payments.api.parameters import CustomerChange, CustomerCreate, CustomerList, Nothing
+from payments.api.reading import Looking, body_as, query_as, tenant
+from payments.api.responses import answer, request_id
+from payments.storage import ids, rows
+from payments.storage.database import Database
+from payments.storage.tables import customers, payment_methods
+from payments.storage.transactions import written
+from payments.webhooks import events
 
 router = APIRouter(prefix="/v1/customers", tags=["customers"])
 
 
-@router.post("", **answers(shapes.Customer, writes=True), **takes(CustomerCreate))
+@router.post("", **answers(schemas.Customer, writes=True), **takes(CustomerCreate))
 def create_customer(
     request: Request, asked: Annotated[CustomerCreate, Depends(body_as(CustomerCreate))]
 ) -> Response:
@@ -52,7 +55,7 @@ def create_customer(
     return written(request, asked, write, "customer.created")
 
 
-@router.get("", **answers(shapes.Customer, many=True), **asks(CustomerList))
+@router.get("", **answers(schemas.Customer, many=True), **asks(CustomerList))
 def list_customers(
     request: Request, asked: Annotated[CustomerList, Depends(query_as(CustomerList))]
 ) -> Response:
@@ -60,12 +63,12 @@ def list_customers(
     return lists.many(request, asked, customers, objects.customer, "email", where=there)
 
 
-@router.get("/{id}", **answers(shapes.Customer, or_deleted=True), **asks(Nothing))
+@router.get("/{id}", **answers(schemas.Customer, or_deleted=True), **asks(Nothing))
 def retrieve_customer(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, customers, id, objects.customer)
 
 
-@router.post("/{id}", **answers(shapes.Customer, writes=True), **takes(CustomerChange))
+@router.post("/{id}", **answers(schemas.Customer, writes=True), **takes(CustomerChange))
 def update_customer(
     request: Request, id: str, asked: Annotated[CustomerChange, Depends(body_as(CustomerChange))]
 ) -> Response:
@@ -78,7 +81,7 @@ def update_customer(
     return written(request, asked, write, "customer.updated")
 
 
-@router.delete("/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))
+@router.delete("/{id}", **answers(schemas.Deleted, writes=True), **asks(Nothing))
 def delete_customer(request: Request, id: str, asked: Looking) -> Response:
     """The id stays known, for the charges that name it; what is personal goes."""
     check("customer", asked.expand)

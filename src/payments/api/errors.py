@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import oncekey
-from payments.answers import answer
+from payments.api.responses import answer
 from payments.network import NetworkDown
 
 log = logging.getLogger("payments")

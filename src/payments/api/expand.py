@@ -8,10 +8,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments import objects, rows
-from payments.errors import invalid
-from payments.objects import Object
-from payments.tables import charges, customers, payment_intents, payment_methods
+from payments.api import objects
+from payments.api.errors import invalid
+from payments.api.objects import Object
+from payments.storage import rows
+from payments.storage.tables import charges, customers, payment_intents, payment_methods
 
 DEPTH_MAX = 4
 

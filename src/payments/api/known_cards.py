@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from payments import card_number, cards
-from payments.errors import StripeError, invalid
-from payments.gate import App, Receive, Scope, Send, again, in_api, refuse
-from payments.reading import refuse_query, values
+from payments.access.middleware import App, Receive, Scope, Send, again, in_api, refuse
+from payments.api import card_number, cards
+from payments.api.errors import StripeError, invalid
+from payments.api.reading import refuse_query, values
 
 _DIGITS_MIN = 12
 _NO_DIGITS = bytes(range(256)).translate(None, b"0123456789")

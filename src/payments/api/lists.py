@@ -10,12 +10,12 @@ from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import rows
-from payments.answers import answer
-from payments.database import Database
-from payments.expanding import check, expanded
-from payments.parameters import Created, Page, Parameters
-from payments.reading import tenant as tenant_of
+from payments.api.expand import check, expanded
+from payments.api.parameters import Created, Page, Parameters
+from payments.api.reading import tenant as tenant_of
+from payments.api.responses import answer
+from payments.storage import rows
+from payments.storage.database import Database
 
 Shape = Callable[[Row[Any]], dict[str, Any]]
 

@@ -13,7 +13,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from payments import parameters, shapes
+from payments.api import parameters
+from payments.api import schemas as shapes
 from payments.settings import API_VERSION
 
 _REF = "#/components/schemas/{model}"

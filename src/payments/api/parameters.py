@@ -20,8 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from payments import cards
-from payments.money import AMOUNT_MAX, CURRENCIES
+from payments.api import cards
+from payments.money.amounts import AMOUNT_MAX, CURRENCIES
 
 METADATA_MAX = 50
 OVERLAP_S = 86_400

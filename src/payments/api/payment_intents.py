@@ -12,13 +12,13 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes, sources
-from payments.charges import check_amount
-from payments.errors import StripeError, busy, invalid, refused
-from payments.objects import Object
-from payments.openapi import answers, asks, takes
-from payments.orders import Order
-from payments.parameters import (
+from payments import clock
+from payments.api import lists, objects, schemas, sources
+from payments.api.charges import check_amount
+from payments.api.errors import StripeError, busy, invalid, refused
+from payments.api.objects import Object
+from payments.api.openapi import answers, asks, takes
+from payments.api.parameters import (
     IntentCancel,
     IntentCapture,
     IntentConfirm,
@@ -27,11 +27,15 @@ from payments.parameters import (
     IntentUpdate,
     Nothing,
 )
-from payments.reading import Looking, body_as, query_as
-from payments.sources import Source
-from payments.tables import charges, payment_intents
-from payments.work import Work
-from payments.writing import written
+from payments.api.reading import Looking, body_as, query_as
+from payments.api.sources import Source
+from payments.money import orders, settlement
+from payments.money.orders import Order
+from payments.money.work import Work
+from payments.storage import ids, rows
+from payments.storage.tables import charges, payment_intents
+from payments.storage.transactions import written
+from payments.webhooks import events
 
 router = APIRouter(prefix="/v1/payment_intents", tags=["payment_intents"])
 
@@ -46,7 +50,7 @@ _SAID = (
     "receipt_email",
     "statement_descriptor",
 )
-_ANSWER = answers(shapes.PaymentIntent, writes=True)
+_ANSWER = answers(schemas.PaymentIntent, writes=True)
 
 
 # ------------------------------------------------------------------------- create and confirm
@@ -266,14 +270,14 @@ def _settle(work: Work, whose: str, id_: str, order: Order | None) -> Response:
 # ---------------------------------------------------------------------------- look and change
 
 
-@router.get("", **answers(shapes.PaymentIntent, many=True), **asks(IntentList))
+@router.get("", **answers(schemas.PaymentIntent, many=True), **asks(IntentList))
 def list_payment_intents(
     request: Request, asked: Annotated[IntentList, Depends(query_as(IntentList))]
 ) -> Response:
     return lists.many(request, asked, payment_intents, objects.payment_intent, "customer")
 
 
-@router.get("/{id}", **answers(shapes.PaymentIntent), **asks(Nothing))
+@router.get("/{id}", **answers(schemas.PaymentIntent), **asks(Nothing))
 def retrieve_payment_intent(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, payment_intents, id, objects.payment_intent)
 

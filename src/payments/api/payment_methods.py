@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import cards, clock, ids, lists, objects, rows, shapes, sources
-from payments.database import Database
-from payments.errors import refused
-from payments.objects import Object
-from payments.openapi import answers, asks, takes
-from payments.parameters import (
+from payments import clock
+from payments.api import cards, lists, objects, schemas, sources
+from payments.api.errors import refused
+from payments.api.objects import Object
+from payments.api.openapi import answers, asks, takes
+from payments.api.parameters import (
     MethodAttach,
     MethodCreate,
     MethodList,
@@ -21,16 +21,18 @@ from payments.parameters import (
     Nothing,
     TokenCreate,
 )
-from payments.reading import Looking, body_as, query_as, tenant
-from payments.tables import payment_methods, tokens
-from payments.writing import written
+from payments.api.reading import Looking, body_as, query_as, tenant
+from payments.storage import ids, rows
+from payments.storage.database import Database
+from payments.storage.tables import payment_methods, tokens
+from payments.storage.transactions import written
 
 router = APIRouter(prefix="/v1", tags=["payment_methods"])
 
-_METHOD = answers(shapes.PaymentMethod, writes=True)
+_METHOD = answers(schemas.PaymentMethod, writes=True)
 
 
-@router.post("/tokens", **answers(shapes.Token, writes=True), **takes(TokenCreate))
+@router.post("/tokens", **answers(schemas.Token, writes=True), **takes(TokenCreate))
 def create_token(
     request: Request, asked: Annotated[TokenCreate, Depends(body_as(TokenCreate))]
 ) -> Response:
@@ -43,7 +45,7 @@ def create_token(
     return written(request, asked, write)
 
 
-@router.get("/tokens/{id}", **answers(shapes.Token), **asks(Nothing))
+@router.get("/tokens/{id}", **answers(schemas.Token), **asks(Nothing))
 def retrieve_token(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, tokens, id, objects.token)
 
@@ -62,7 +64,7 @@ def create_payment_method(
     return written(request, asked, write)
 
 
-@router.get("/payment_methods", **answers(shapes.PaymentMethod, many=True), **asks(MethodList))
+@router.get("/payment_methods", **answers(schemas.PaymentMethod, many=True), **asks(MethodList))
 def list_payment_methods(
     request: Request, asked: Annotated[MethodList, Depends(query_as(MethodList))]
 ) -> Response:
@@ -71,7 +73,7 @@ def list_payment_methods(
 
 @router.get(
     "/customers/{id}/payment_methods",
-    **answers(shapes.PaymentMethod, many=True),
+    **answers(schemas.PaymentMethod, many=True),
     **asks(MethodList),
 )
 def list_customer_payment_methods(
@@ -90,7 +92,7 @@ def list_customer_payment_methods(
     )
 
 
-@router.get("/payment_methods/{id}", **answers(shapes.PaymentMethod), **asks(Nothing))
+@router.get("/payment_methods/{id}", **answers(schemas.PaymentMethod), **asks(Nothing))
 def retrieve_payment_method(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, payment_methods, id, objects.payment_method)
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, NoReturn, TypeVar
 from fastapi import Depends, Request
 from pydantic import ValidationError
 
-from payments import form
-from payments.errors import StripeError, invalid
-from payments.gate import account_of
-from payments.parameters import Nothing, Parameters
+from payments.access.middleware import account_of
+from payments.api import form
+from payments.api.errors import StripeError, invalid
+from payments.api.parameters import Nothing, Parameters
 
 P = TypeVar("P", bound=Parameters)
 

@@ -15,24 +15,28 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, events, ids, lists, objects, orders, rows, settlement, shapes
-from payments.errors import StripeError, busy, invalid, refused
-from payments.money import shown as money
-from payments.objects import Object
-from payments.openapi import answers, asks, takes
-from payments.orders import Order
-from payments.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
-from payments.reading import Looking, body_as, query_as
-from payments.tables import charges, payment_intents, refunds
-from payments.work import Work
-from payments.writing import written
+from payments import clock
+from payments.api import lists, objects, schemas
+from payments.api.errors import StripeError, busy, invalid, refused
+from payments.api.objects import Object
+from payments.api.openapi import answers, asks, takes
+from payments.api.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
+from payments.api.reading import Looking, body_as, query_as
+from payments.money import orders, settlement
+from payments.money.amounts import shown as money
+from payments.money.orders import Order
+from payments.money.work import Work
+from payments.storage import ids, rows
+from payments.storage.tables import charges, payment_intents, refunds
+from payments.storage.transactions import written
+from payments.webhooks import events
 
 router = APIRouter(prefix="/v1/refunds", tags=["refunds"])
 
 Settle = Callable[[Connection], tuple[int, Object]]
 
 
-@router.post("", **answers(shapes.Refund, writes=True), **takes(RefundCreate))
+@router.post("", **answers(schemas.Refund, writes=True), **takes(RefundCreate))
 def create_refund(
     request: Request, asked: Annotated[RefundCreate, Depends(body_as(RefundCreate))]
 ) -> Response:
@@ -173,19 +177,19 @@ def _insert(
 # ---------------------------------------------------------------------------- look and change
 
 
-@router.get("", **answers(shapes.Refund, many=True), **asks(RefundList))
+@router.get("", **answers(schemas.Refund, many=True), **asks(RefundList))
 def list_refunds(
     request: Request, asked: Annotated[RefundList, Depends(query_as(RefundList))]
 ) -> Response:
     return lists.many(request, asked, refunds, objects.refund, "charge", "payment_intent")
 
 
-@router.get("/{id}", **answers(shapes.Refund), **asks(Nothing))
+@router.get("/{id}", **answers(schemas.Refund), **asks(Nothing))
 def retrieve_refund(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, refunds, id, objects.refund)
 
 
-@router.post("/{id}", **answers(shapes.Refund, writes=True), **takes(MetadataUpdate))
+@router.post("/{id}", **answers(schemas.Refund, writes=True), **takes(MetadataUpdate))
 def update_refund(
     request: Request, id: str, asked: Annotated[MetadataUpdate, Depends(body_as(MetadataUpdate))]
 ) -> Response:

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from payments import ids
 from payments.settings import API_VERSION
+from payments.storage import ids
 
 Line = tuple[bytes, bytes]
 

@@ -8,10 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments import cards, clock, ids, rows
-from payments.errors import StripeError, invalid, missing, refused
-from payments.parameters import CardNumber, CardToken, MethodData
-from payments.tables import customers, payment_methods, tokens
+from payments import clock
+from payments.api import cards
+from payments.api.errors import StripeError, invalid, missing, refused
+from payments.api.parameters import CardNumber, CardToken, MethodData
+from payments.storage import ids, rows
+from payments.storage.tables import customers, payment_methods, tokens
 
 
 @dataclass(frozen=True, slots=True)

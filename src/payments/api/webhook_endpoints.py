@@ -15,15 +15,13 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from oncekey.webhooks import new_secret
-from payments import clock, deliveries, ids, lists, objects, rows, shapes
-from payments import events as event_log
-from payments.answers import answer
-from payments.database import Database, take_turns
-from payments.errors import invalid, refused
-from payments.expanding import check
-from payments.objects import Object
-from payments.openapi import answers, asks, takes
-from payments.parameters import (
+from payments import clock
+from payments.api import lists, objects, schemas
+from payments.api.errors import invalid, refused
+from payments.api.expand import check
+from payments.api.objects import Object
+from payments.api.openapi import answers, asks, takes
+from payments.api.parameters import (
     EndpointCreate,
     EndpointRoll,
     EndpointUpdate,
@@ -31,11 +29,16 @@ from payments.parameters import (
     Nothing,
     Page,
 )
-from payments.reading import Looking, body_as, query_as, tenant
-from payments.senders import Senders
-from payments.tables import deliveries as delivery_rows
-from payments.tables import delivery_attempts, events, webhook_endpoints
-from payments.work import Work
+from payments.api.reading import Looking, body_as, query_as, tenant
+from payments.api.responses import answer
+from payments.money.work import Work
+from payments.storage import ids, rows
+from payments.storage.database import Database, take_turns
+from payments.storage.tables import deliveries as delivery_rows
+from payments.storage.tables import delivery_attempts, events, webhook_endpoints
+from payments.webhooks import deliveries
+from payments.webhooks import events as event_log
+from payments.webhooks.senders import Senders
 
 router = APIRouter(tags=["webhooks"])
 
@@ -48,7 +51,7 @@ _PATH = "/v1/webhook_endpoints"
 # ------------------------------------------------------------------------------------ endpoints
 
 
-@router.post(_PATH, **answers(shapes.WebhookEndpoint, writes=True), **takes(EndpointCreate))
+@router.post(_PATH, **answers(schemas.WebhookEndpoint, writes=True), **takes(EndpointCreate))
 def create_webhook_endpoint(
     request: Request, asked: Annotated[EndpointCreate, Depends(body_as(EndpointCreate))]
 ) -> Response:
@@ -77,20 +80,20 @@ def create_webhook_endpoint(
     return Work(request, asked, "webhook_endpoint").end(write)
 
 
-@router.get(_PATH, **answers(shapes.WebhookEndpoint, many=True), **asks(Page))
+@router.get(_PATH, **answers(schemas.WebhookEndpoint, many=True), **asks(Page))
 def list_webhook_endpoints(
     request: Request, asked: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:
     return lists.many(request, asked, webhook_endpoints, objects.webhook_endpoint)
 
 
-@router.get(_PATH + "/{id}", **answers(shapes.WebhookEndpoint), **asks(Nothing))
+@router.get(_PATH + "/{id}", **answers(schemas.WebhookEndpoint), **asks(Nothing))
 def retrieve_webhook_endpoint(request: Request, id: str, asked: Looking) -> Response:
     return lists.one(request, asked, webhook_endpoints, id, objects.webhook_endpoint)
 
 
 @router.post(
-    _PATH + "/{id}", **answers(shapes.WebhookEndpoint, writes=True), **takes(EndpointUpdate)
+    _PATH + "/{id}", **answers(schemas.WebhookEndpoint, writes=True), **takes(EndpointUpdate)
 )
 def update_webhook_endpoint(
     request: Request, id: str, asked: Annotated[EndpointUpdate, Depends(body_as(EndpointUpdate))]
@@ -117,7 +120,7 @@ def _changes(endpoint: Row[Any], asked: EndpointUpdate) -> dict[str, Any]:
     return changes | {"status": "disabled" if disabled else "enabled", "failing_since": None}
 
 
-@router.delete(_PATH + "/{id}", **answers(shapes.Deleted, writes=True), **asks(Nothing))
+@router.delete(_PATH + "/{id}", **answers(schemas.Deleted, writes=True), **asks(Nothing))
 def delete_webhook_endpoint(request: Request, id: str, asked: Looking) -> Response:
     """What waits to be sent there is canceled when its turn comes."""
     check("webhook_endpoint", asked.expand)
@@ -135,7 +138,7 @@ def delete_webhook_endpoint(request: Request, id: str, asked: Looking) -> Respon
 
 @router.post(
     _PATH + "/{id}/roll_secret",
-    **answers(shapes.WebhookEndpoint, writes=True),
+    **answers(schemas.WebhookEndpoint, writes=True),
     **takes(EndpointRoll),
 )
 def roll_webhook_secret(
@@ -180,7 +183,7 @@ def has_room(connection: Connection, whose: str) -> bool:
 # ----------------------------------------------------------------------------------- deliveries
 
 
-@router.get(_PATH + "/{id}/deliveries", **answers(shapes.WebhookDelivery, many=True), **asks(Page))
+@router.get(_PATH + "/{id}/deliveries", **answers(schemas.WebhookDelivery, many=True), **asks(Page))
 def list_webhook_deliveries(
     request: Request, id: str, asked: Annotated[Page, Depends(query_as(Page))]
 ) -> Response:
@@ -216,7 +219,7 @@ def _attempts(connection: Connection, whose: str, ids: list[str]) -> dict[str, l
     }
 
 
-@router.post("/v1/events/{id}/retry", **answers(shapes.Event, writes=True), **takes(EventRetry))
+@router.post("/v1/events/{id}/retry", **answers(schemas.Event, writes=True), **takes(EventRetry))
 def retry_event(
     request: Request, id: str, asked: Annotated[EventRetry, Depends(body_as(EventRetry))]
 ) -> Response:

@@ -24,14 +24,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from payments.accounts import LOCAL
-from payments.auth import is_local
-from payments.database import Database
-from payments.listener import LOST_ANSWER, PATH, Listener
+from payments.access.accounts import LOCAL
+from payments.access.auth import is_local
+from payments.demo.trace import Watch
+from payments.demo.webhook_listener import LOST_ANSWER, PATH, Listener
 from payments.network import FAULTS, Network, NetworkDown
 from payments.settings import Settings
-from payments.tables import charges, deliveries, events, ledger_entries
-from payments.watch import Watch
+from payments.storage.database import Database
+from payments.storage.tables import charges, deliveries, events, ledger_entries
 
 ROWS_MAX = 2_000
 """How far back an order is looked for."""

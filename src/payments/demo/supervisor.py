@@ -24,13 +24,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from payments import clock, ids
-from payments.accounts import LOCAL_KEY
-from payments.child import Child
-from payments.crowd import Crowd, Shop, own_key
-from payments.database import Database
+from payments import clock
+from payments.access.accounts import LOCAL_KEY
+from payments.demo.load.crowd import Crowd, Shop, own_key
+from payments.demo.progress import Ticker
+from payments.demo.subprocess import Child
 from payments.settings import Settings, make_folder
-from payments.ticker import Ticker
+from payments.storage import ids
+from payments.storage.database import Database
 
 START_S_MAX = 60.0
 TICK_S = 0.05

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 
 from oncekey import events
 from oncekey.client import Attempted
-from payments.accounts import LOCAL_KEY
-from payments.auth import read_key
-from payments.gate import App, Message, Receive, Scope, Send
+from payments.access.accounts import LOCAL_KEY
+from payments.access.auth import read_key
+from payments.access.middleware import App, Message, Receive, Scope, Send
 
 NOTICES_MAX = 512
 KEYS_MAX = 1_000

@@ -22,14 +22,14 @@ import oncekey
 from oncekey.messaging import Duplicate, Handled
 from oncekey.webhooks import Event, Receipt, Receiver, new_secret
 from payments import clock
-from payments.accounts import LOCAL
-from payments.database import Database
-from payments.deliveries import signing
-from payments.senders import Senders
+from payments.access.accounts import LOCAL
+from payments.api.webhook_endpoints import has_room
+from payments.demo.trace import Watch
 from payments.settings import Settings, file_url
-from payments.tables import deliveries, webhook_endpoints
-from payments.watch import Watch
-from payments.webhook_endpoints import has_room
+from payments.storage.database import Database
+from payments.storage.tables import deliveries, webhook_endpoints
+from payments.webhooks.deliveries import signing
+from payments.webhooks.senders import Senders
 
 ENDPOINT = "we_checkout"
 PATH = "/demo/hook"

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from payments import clock
-from payments.tables import ledger_entries
+from payments.storage.tables import ledger_entries
 
 CLEARING = "network:clearing"
 

@@ -14,15 +14,18 @@ from typing import Any
 
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, events, ids, objects, rows
-from payments.cards import past
-from payments.errors import StripeError, busy, invalid, refused
-from payments.money import STEP
-from payments.money import shown as money
+from payments import clock
+from payments.api import objects
+from payments.api.cards import past
+from payments.api.errors import StripeError, busy, invalid, refused
+from payments.api.sources import Source
+from payments.money.amounts import STEP
+from payments.money.amounts import shown as money
+from payments.money.work import Work
 from payments.network import Authorised, Declined, Network, NetworkRefused
-from payments.sources import Source
-from payments.tables import charges
-from payments.work import Work
+from payments.storage import ids, rows
+from payments.storage.tables import charges
+from payments.webhooks import events
 
 Order = dict[str, Any]
 

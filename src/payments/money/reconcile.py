@@ -22,11 +22,11 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from payments import clock
-from payments.database import Database
-from payments.ledger import CLEARING
+from payments.money.ledger import CLEARING
 from payments.network import Network, NetworkDown, Transaction
 from payments.settings import Settings
-from payments.tables import charges, ledger_entries, refunds
+from payments.storage.database import Database
+from payments.storage.tables import charges, ledger_entries, refunds
 
 PENDING_S = 3600
 LOOKS_MAX = 3

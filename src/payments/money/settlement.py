@@ -12,11 +12,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments import clock, events, ledger, objects, rows
+from payments import clock
+from payments.api import objects
+from payments.api.objects import Object
+from payments.money import ledger
+from payments.money.orders import Order
 from payments.network import Authorised, Declined
-from payments.objects import Object
-from payments.orders import Order
-from payments.tables import charges, payment_intents, refunds
+from payments.storage import rows
+from payments.storage.tables import charges, payment_intents, refunds
+from payments.webhooks import events
 
 
 def authorised(

@@ -16,12 +16,14 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, ProgrammingError
 
-from payments import clock, orders, rows, settlement
-from payments.chore import Chore
-from payments.database import Database
+from payments import clock
+from payments.money import orders, settlement
 from payments.network import Network, NetworkDown
-from payments.tables import charges as charge_rows
-from payments.tables import refunds as refund_rows
+from payments.periodic import Chore
+from payments.storage import rows
+from payments.storage.database import Database
+from payments.storage.tables import charges as charge_rows
+from payments.storage.tables import refunds as refund_rows
 
 log = logging.getLogger("payments")
 

@@ -19,14 +19,14 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection
 
 import oncekey
-from payments import ids
-from payments.answers import answer, encode, lines, request_id
-from payments.database import Database
-from payments.expanding import check, expanded
+from payments.api.expand import check, expanded
+from payments.api.objects import Object
+from payments.api.parameters import Parameters
+from payments.api.reading import tenant
+from payments.api.responses import answer, encode, lines, request_id
 from payments.network import Network
-from payments.objects import Object
-from payments.parameters import Parameters
-from payments.reading import tenant
+from payments.storage import ids
+from payments.storage.database import Database
 
 T = TypeVar("T")
 

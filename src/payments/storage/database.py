@@ -17,9 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 import oncekey
-from payments import estimates
 from payments.settings import Settings
-from payments.tables import metadata
+from payments.storage import estimates
+from payments.storage.tables import metadata
 
 TIMEOUT_S = 15.0
 """How long to wait for SQLite's one writer, or for a free connection."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from payments.tables import metadata
+from payments.storage.tables import metadata
 
 ROWS = 1_000_000
 _ALIKE = {"id": 1, "tenant": 100_000, "status": 100_000, "endpoint": 10_000}

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments.errors import invalid, missing
-from payments.parameters import METADATA_MAX
+from payments.api.errors import invalid, missing
+from payments.api.parameters import METADATA_MAX
 
 _KINDS = {
     "charges": "charge",

@@ -10,13 +10,13 @@ from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection
 
-from payments import events
-from payments.answers import answer, request_id
-from payments.database import Database
-from payments.expanding import expanded
-from payments.objects import Object
-from payments.parameters import Parameters
-from payments.reading import tenant
+from payments.api.expand import expanded
+from payments.api.objects import Object
+from payments.api.parameters import Parameters
+from payments.api.reading import tenant
+from payments.api.responses import answer, request_id
+from payments.storage.database import Database
+from payments.webhooks import events
 
 Write = Callable[[Connection, str], Object]
 """Given a transaction and whose rows they are: writes them, and gives the object that changed."""

@@ -22,9 +22,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from oncekey.webhooks import Answered, Schedule, Sent
-from payments import events, ids, objects
-from payments.places import Places
-from payments.tables import deliveries, delivery_attempts, webhook_endpoints
+from payments.api import objects
+from payments.storage import ids
+from payments.storage.tables import deliveries, delivery_attempts, webhook_endpoints
+from payments.webhooks import events
+from payments.webhooks.delivery_slots import Places
 
 CANCELED_MAX = 256
 """By one claim, of what waits for endpoints that are gone."""

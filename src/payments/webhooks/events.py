@@ -14,14 +14,16 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 import oncekey
-from payments import clock, ids, lists, objects, rows, shapes
-from payments.answers import answer
-from payments.database import Database
-from payments.expanding import check
-from payments.openapi import answers, asks
-from payments.parameters import EventList, Nothing
-from payments.reading import Looking, query_as, tenant
-from payments.tables import deliveries, events, webhook_endpoints
+from payments import clock
+from payments.api import lists, objects, schemas
+from payments.api.expand import check
+from payments.api.openapi import answers, asks
+from payments.api.parameters import EventList, Nothing
+from payments.api.reading import Looking, query_as, tenant
+from payments.api.responses import answer
+from payments.storage import ids, rows
+from payments.storage.database import Database
+from payments.storage.tables import deliveries, events, webhook_endpoints
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
@@ -75,7 +77,7 @@ def wants(enabled: list[str], kind: str) -> bool:
 # -------------------------------------------------------------------------------- the routes
 
 
-@router.get("", **answers(shapes.Event, many=True), **asks(EventList))
+@router.get("", **answers(schemas.Event, many=True), **asks(EventList))
 def list_events(
     request: Request, asked: Annotated[EventList, Depends(query_as(EventList))]
 ) -> Response:
@@ -97,7 +99,7 @@ def _is_of(kind: str) -> sa.ColumnElement[bool]:
     return sa.func.substr(events.c.type, 1, len(start)) == start
 
 
-@router.get("/{id}", **answers(shapes.Event), **asks(Nothing))
+@router.get("/{id}", **answers(schemas.Event), **asks(Nothing))
 def retrieve_event(request: Request, id: str, asked: Looking) -> Response:
     database: Database = request.app.state.database
     whose = tenant(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 from oncekey.webhooks import Destinations, Sender
-from payments.errors import StripeError
+from payments.api.errors import StripeError
 from payments.settings import Settings
 
 LOOKUPS_MAX = 4

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from payments import clock
-from payments.chore import Chore
-from payments.database import Database
-from payments.tables import deliveries, delivery_attempts, events
+from payments.periodic import Chore
+from payments.storage.database import Database
+from payments.storage.tables import deliveries, delivery_attempts, events
 
 ROWS_MAX = 500
 """Removed at once."""

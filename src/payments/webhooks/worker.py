@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from oncekey.webhooks import Schedule, Sent, signed_headers
-from payments import clock, deliveries, events, ids
-from payments.answers import encode
-from payments.database import Database
-from payments.deliveries import Claimed
-from payments.outage import Outage
-from payments.places import Places
-from payments.senders import Senders
+from payments import clock
+from payments.api.responses import encode
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.webhooks import deliveries, events
+from payments.webhooks.deliveries import Claimed
+from payments.webhooks.delivery_slots import Places
+from payments.webhooks.outage import Outage
+from payments.webhooks.senders import Senders
 
 log = logging.getLogger("payments")
 

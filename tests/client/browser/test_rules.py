@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from oncekey._core import refusals
+from oncekey._core.backoff import retry_after
+from oncekey._core.problems import Kind, Problem
+from oncekey._core.profiles import PROFILES, render
 from oncekey.client import Retries
+from oncekey.client._classify import Again, Final, Mismatched, Reply, judge
 from oncekey.client.keys import uuid7
-from oncekey.client.verdict import Again, Final, Mismatched, Reply, judge
-from oncekey.core import refusals
-from oncekey.core.backoff import retry_after
-from oncekey.core.problem import Kind, Problem
-from oncekey.core.profiles import PROFILES, render
 from tests.client.browser.node import Node
 from tests.client.hostile import IN_FLIGHT, Fault
 from tests.client.test_faults import READ_S, World, chances, retry_afters

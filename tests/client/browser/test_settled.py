@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.key import short_hash
+from oncekey._core.key import short_hash
 from tests.client.browser.node import Node
 from tests.client.browser.test_intents import DONE, LOST, PAY, keys, told
 

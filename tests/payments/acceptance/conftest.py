@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 from tests.payments.acceptance.line import Line
 from tests.payments.acceptance.sdk import SDKS, Sdk
 from tests.payments.card_network import CardNetwork

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import stripe
 
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 from tests.payments.acceptance.conftest import Shop, opened
 from tests.payments.acceptance.sdk import PythonSdk, Refused, Sdk
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 import httpx2
 import pytest
 
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 from tests.payments.acceptance.conftest import Shop, opened
 from tests.payments.acceptance.line import Break, Line
 from tests.payments.acceptance.sdk import SDKS, Answered, Refused, Sdk

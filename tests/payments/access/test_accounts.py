@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from payments import clock
-from payments.accounts import Account, Accounts, NoSuchAccount, digest, hint
-from payments.database import Database
+from payments.access.accounts import Account, Accounts, NoSuchAccount, digest, hint
 from payments.settings import Settings
+from payments.storage.database import Database
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])

@@ -12,7 +12,7 @@ import pytest
 
 from oncekey import StoreUnavailable
 from payments import clock
-from payments.auth import KEYS_FRESH_S
+from payments.access.auth import KEYS_FRESH_S
 from tests.payments.gated import Gated, rates
 from tests.web.client import Reply
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from payments import clock
-from payments.limits import (
+from payments.access.rate_limits import (
     METHODS,
     REDIS_REST_S,
     RESOURCES,
@@ -21,7 +21,7 @@ from payments.limits import (
     network_of,
     resource_of,
 )
-from tests.payments.api import Api
+from tests.payments.api_client import Api
 from tests.payments.gated import rates
 from tests.servers.process import free_port
 from tests.servers.redis import start_redis

@@ -1,9 +1,9 @@
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 
 def test_the_balance_is_what_was_taken_less_what_was_given_back(api: Api) -> None:
-    shapes.Balance.model_validate(api.get("balance").json())
+    schemas.Balance.model_validate(api.get("balance").json())
     charge = api.charged(2000, currency="sek")
     api.charged(500, currency="sek", capture="false")
     api.made("refunds", {"charge": charge["id"], "amount": 300})

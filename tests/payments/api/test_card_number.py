@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from payments import cards
-from payments.card_number import is_in
+from payments.api import cards
+from payments.api.card_number import is_in
 
 
 @pytest.mark.parametrize(

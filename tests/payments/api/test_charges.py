@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 
 def test_a_charge_is_paid_posted_and_told(api: Api) -> None:
     made = api.charged(2000, description="tea", **{"metadata[order]": "17"})
-    shapes.Charge.model_validate(made)
+    schemas.Charge.model_validate(made)
     assert (made["status"], made["paid"], made["captured"]) == ("succeeded", True, True)
     assert (made["amount"], made["amount_captured"], made["currency"]) == (2000, 2000, "eur")
     assert made["metadata"] == {"order": "17"}
@@ -17,7 +17,7 @@ def test_a_charge_is_paid_posted_and_told(api: Api) -> None:
     assert api.get(f"charges/{made['id']}").json() == made
     event = api.events("charge.succeeded")[0]
     assert event["data"]["object"] == made
-    shapes.Event.model_validate(event)
+    schemas.Event.model_validate(event)
 
 
 def test_json_says_the_same_as_a_form(api: Api) -> None:
@@ -86,7 +86,7 @@ def test_a_decline_is_a_result_kept_and_replayed(
     said = {"amount": 900, "currency": "eur", "source": token}
     first, again = api.post("charges", said, token), api.post("charges", said, token)
     error = first.json()["error"]
-    shapes.Error.model_validate(first.json())
+    schemas.Error.model_validate(first.json())
     assert (first.status_code, error["type"]) == (402, "card_error")
     assert (error["code"], error["decline_code"]) == (code, decline_code)
     assert again.content == first.content

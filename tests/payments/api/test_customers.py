@@ -1,12 +1,12 @@
 import pytest
 
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 
 def test_a_customer_is_made_changed_and_deleted(api: Api) -> None:
     made = api.made("customers", {"email": "ada@example.com", "name": "Ada", "metadata[a]": "1"})
-    shapes.Customer.model_validate(made)
+    schemas.Customer.model_validate(made)
     changed = api.made(f"customers/{made['id']}", {"name": "", "metadata[b]": "2"})
     assert (changed["name"], changed["email"]) == (None, "ada@example.com")
     assert changed["metadata"] == {"a": "1", "b": "2"}

@@ -1,8 +1,8 @@
 import pytest
 
 from oncekey import LeaseLost, StoreUnavailable
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 
 def test_every_error_has_stripes_shape_and_a_request_id(api: Api) -> None:
@@ -20,7 +20,7 @@ def test_every_error_has_stripes_shape_and_a_request_id(api: Api) -> None:
     ]
     for answer in answers:
         assert 400 <= answer.status_code < 500
-        shapes.Error.model_validate(answer.json())
+        schemas.Error.model_validate(answer.json())
         assert answer.headers["request-id"].startswith("req_")
         assert answer.headers["content-type"] == "application/json"
 
@@ -55,7 +55,7 @@ def test_what_nobody_foresaw_is_told_as_our_error_and_can_be_retried(api: Api) -
     api.network.authorise = None  # type: ignore[assignment, method-assign]
     failed = api.post("charges", said, "unforeseen")
     assert (failed.status_code, failed.json()["error"]["type"]) == (500, "api_error")
-    shapes.Error.model_validate(failed.json())
+    schemas.Error.model_validate(failed.json())
     assert failed.headers["request-id"].startswith("req_")
     api.network.authorise = authorise  # type: ignore[method-assign]
     again = api.post("charges", said, "unforeseen")

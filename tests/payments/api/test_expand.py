@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 PAID = {"amount": 900, "currency": "usd", "payment_method": "pm_card_visa", "confirm": "true"}
 
@@ -12,7 +12,7 @@ def test_objects_stand_in_place_of_their_ids(api: Api) -> None:
     customer = api.made("customers", {"name": "Ada"})
     said = PAID | {"customer": customer["id"], "expand[]": ["latest_charge", "customer"]}
     paid = api.made("payment_intents", said)
-    shapes.PaymentIntent.model_validate(paid)
+    schemas.PaymentIntent.model_validate(paid)
     assert paid["customer"] == customer
     assert (paid["latest_charge"]["object"], paid["latest_charge"]["amount"]) == ("charge", 900)
     query = {"expand[]": "latest_charge.customer"}

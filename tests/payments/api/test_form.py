@@ -1,6 +1,6 @@
 import pytest
 
-from payments.form import PAIRS_MAX, Malformed, parse
+from payments.api.form import PAIRS_MAX, Malformed, parse
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from payments.card_number import is_in
-from tests.payments.api import Api
+from payments.api.card_number import is_in
+from tests.payments.api_client import Api
 
 PRICE = {"amount": 500, "currency": "usd"}
 EXPIRY = {"exp_month": 1, "exp_year": 2030}

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.payments.api import Api, serving
+from tests.payments.api_client import Api, serving
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from payments.accounts import LOCAL_KEY
-from tests.payments.api import Api
+from payments.access.accounts import LOCAL_KEY
+from tests.payments.api_client import Api
 from tests.payments.api_process import ApiProcess
 
 CHECKS = (

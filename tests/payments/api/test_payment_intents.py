@@ -2,15 +2,15 @@ from typing import Any
 
 import pytest
 
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 CONFIRMED = {"amount": 1500, "currency": "usd", "payment_method": "pm_card_visa", "confirm": "true"}
 
 
 def test_an_intent_is_created_confirmed_and_paid(api: Api) -> None:
     intent = api.made("payment_intents", {"amount": 1500, "currency": "usd"})
-    shapes.PaymentIntent.model_validate(intent)
+    schemas.PaymentIntent.model_validate(intent)
     assert (intent["status"], intent["latest_charge"]) == ("requires_payment_method", None)
     paid = api.made(f"payment_intents/{intent['id']}/confirm", {"payment_method": "pm_card_visa"})
     assert (paid["status"], paid["amount_received"]) == ("succeeded", 1500)
@@ -36,7 +36,7 @@ def test_a_declined_intent_waits_for_another_card(api: Api) -> None:
     path = f"payment_intents/{intent['id']}/confirm"
     declined = api.refused(path, {"payment_method": "pm_card_visa_chargeDeclined"}, 402)
     assert declined["code"] == "card_declined"
-    shapes.PaymentIntent.model_validate(declined["payment_intent"])
+    schemas.PaymentIntent.model_validate(declined["payment_intent"])
     assert declined["payment_intent"]["status"] == "requires_payment_method"
     assert declined["payment_intent"]["last_payment_error"]["charge"] == declined["charge"]
     paid = api.made(path, {"payment_method": "pm_card_mastercard"})

@@ -4,17 +4,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from payments import clock, ids, orders, shapes
-from payments.tables import charges
-from payments.unfinished import Finisher
-from tests.payments.api import Api
+from payments import clock
+from payments.api import schemas
+from payments.money import orders
+from payments.money.unfinished import Finisher
+from payments.storage import ids
+from payments.storage.tables import charges
+from tests.payments.api_client import Api
 
 CARD = {"card[number]": "4242424242424242", "card[exp_month]": "4", "card[exp_year]": "2030"}
 
 
 def test_a_token_stands_for_a_card(api: Api) -> None:
     token = api.made("tokens", CARD)
-    shapes.Token.model_validate(token)
+    schemas.Token.model_validate(token)
     assert token["card"]["last4"] == "4242"
     assert "4242424242424242" not in str(token)
     assert api.get(f"tokens/{token['id']}").json() == token
@@ -39,7 +42,7 @@ def test_a_token_is_used_once_however_often_its_charge_is_retried(api: Api) -> N
 def test_a_method_is_attached_listed_and_detached(api: Api) -> None:
     customer = api.made("customers")["id"]
     method = api.made("payment_methods", {"type": "card", **CARD})
-    shapes.PaymentMethod.model_validate(method)
+    schemas.PaymentMethod.model_validate(method)
     attached = api.made(f"payment_methods/{method['id']}/attach", {"customer": customer})
     assert attached["customer"] == customer
     assert api.get("payment_methods", customer=customer, type="card").json()["data"] == [attached]

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from payments import reference
-from tests.payments.api import Api
+from payments.api import reference
+from tests.payments.api_client import Api
 from tests.payments.api_process import ApiProcess
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-from payments import shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from tests.payments.api_client import Api
 
 
 def test_a_refund_gives_back_a_part_then_the_rest_then_nothing(api: Api) -> None:
     charge = api.charged(2000)
     part = api.made("refunds", {"charge": charge["id"], "amount": 500, "reason": "duplicate"})
-    shapes.Refund.model_validate(part)
+    schemas.Refund.model_validate(part)
     assert (part["status"], part["amount"], part["reason"]) == ("succeeded", 500, "duplicate")
     assert api.get(f"charges/{charge['id']}").json()["refunded"] is False
     too_much = api.refused("refunds", {"charge": charge["id"], "amount": 1501})
@@ -65,7 +65,7 @@ def test_what_was_only_authorised_is_given_back_by_letting_go_of_it(api: Api) ->
     busy = api.refused("refunds", {"charge": held["id"]}, status=429)
     assert busy["code"] == "lock_timeout"
     refund = api.post("refunds", said, "let-go").json()
-    shapes.Refund.model_validate(refund)
+    schemas.Refund.model_validate(refund)
     assert (refund["status"], refund["amount"]) == ("succeeded", 2000)
     now = api.get(f"charges/{held['id']}").json()
     assert (now["captured"], now["amount_refunded"], now["refunded"]) == (False, 2000, True)

@@ -13,15 +13,15 @@ import pytest
 import stripe
 
 from oncekey.webhooks import LOOPBACK
-from payments.accounts import Accounts, Mode
+from payments.access.accounts import Accounts, Mode
+from payments.api.webhook_endpoints import ENDPOINTS_MAX
 from payments.app import create_app
-from payments.database import Database
-from payments.serve import migrate
+from payments.server import migrate
 from payments.settings import Settings
-from payments.webhook_endpoints import ENDPOINTS_MAX
+from payments.storage.database import Database
 from tests.acceptance.serve import serving
 from tests.payments.posts import until
-from tests.payments.test_courier import OK, answering, parsed
+from tests.payments.webhooks.test_worker import OK, answering, parsed
 from tests.webhooks.listeners import listening
 
 pytestmark = pytest.mark.slow  # a real server

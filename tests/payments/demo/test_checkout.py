@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from payments.accounts import LOCAL, LOCAL_KEY
+from payments.access.accounts import LOCAL, LOCAL_KEY
 from payments.app import create_app
-from payments.database import Database
 from payments.network import FAULTS
 from payments.settings import Settings
-from payments.tables import charges
+from payments.storage.database import Database
+from payments.storage.tables import charges
 from tests.payments.card_network import CardNetwork
 from tests.servers.process import free_port
 
@@ -94,7 +94,7 @@ def test_faults_are_switched_on_and_off(client: TestClient) -> None:
 def test_what_is_no_notices_number_is_told_from_now_on(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    monkeypatch.setattr("payments.watch.STREAM_S", 0.01)
+    monkeypatch.setattr("payments.demo.trace.STREAM_S", 0.01)
     for asked in ({"params": {"after": after}}, {"headers": {"last-event-id": after}}):
         told = client.get("/demo/watch", **asked)  # type: ignore[arg-type]
         assert (told.status_code, told.text[:6]) == (200, "retry:")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from payments.pages import FOLDER, names
-from tests.payments.api import Api
+from payments.demo.pages import FOLDER, names
+from tests.payments.api_client import Api
 
 
 @pytest.mark.parametrize("path", ["/", "/explain", "/oncekey.js", "/pages/base.css"])

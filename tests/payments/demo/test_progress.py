@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from payments.ticker import Ticker
+from payments.demo.progress import Ticker
 
 
 class Terminal(io.StringIO):

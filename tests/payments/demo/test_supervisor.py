@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from payments.demo.supervisor import Keeper, Plan, greeting
 from payments.network import Network
-from payments.supervisor import Keeper, Plan, greeting
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 from tests.servers.process import free_port
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from payments import watch
-from payments.accounts import Accounts
-from payments.watch import Watch
-from tests.payments.api import Api, serving
+from payments.access.accounts import Accounts
+from payments.demo import trace as watch
+from payments.demo.trace import Watch
+from tests.payments.api_client import Api, serving
 
 CHARGE = {"amount": 500, "currency": "eur", "source": "tok_visa"}
 

@@ -14,16 +14,16 @@ from starlette.testclient import TestClient
 
 from oncekey.webhooks import LOOPBACK, Answered, Schedule, Sent, signed_headers
 from payments import clock
-from payments.accounts import LOCAL, LOCAL_KEY
+from payments.access.accounts import LOCAL, LOCAL_KEY
 from payments.app import create_app
-from payments.courier import Courier, Pace
-from payments.database import Database
-from payments.listener import ENDPOINT, LOST_ANSWER, PATH, register
-from payments.senders import Senders
-from payments.serve import migrate
+from payments.demo.trace import Watch
+from payments.demo.webhook_listener import ENDPOINT, LOST_ANSWER, PATH, register
+from payments.server import migrate
 from payments.settings import Settings
-from payments.tables import webhook_endpoints
-from payments.watch import Watch
+from payments.storage.database import Database
+from payments.storage.tables import webhook_endpoints
+from payments.webhooks.senders import Senders
+from payments.webhooks.worker import Courier, Pace
 from tests.payments.card_network import CardNetwork
 
 pytestmark = pytest.mark.slow

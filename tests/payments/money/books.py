@@ -7,10 +7,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from payments.database import Database
+from payments.money.reconcile import reconcile
 from payments.network import Transaction
-from payments.reconcile import reconcile
-from payments.tables import charges, deliveries, delivery_attempts, events, refunds
+from payments.storage.database import Database
+from payments.storage.tables import charges, deliveries, delivery_attempts, events, refunds
 
 Told = list[dict[str, Any]]
 """What buyers were told."""

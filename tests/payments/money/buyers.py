@@ -24,7 +24,7 @@ from urllib.parse import urlencode
 import httpx2
 
 from oncekey.client import AsyncClient, Attempted, Retries, RetryBudget
-from payments.accounts import LOCAL_KEY
+from payments.access.accounts import LOCAL_KEY
 
 CONNECTIONS_MAX = 400
 THINK_S_MAX = 4.0

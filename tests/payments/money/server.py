@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from oncekey.webhooks import LOOPBACK
-from payments.serve import Listening, serve
+from payments.server import Listening, serve
 from payments.settings import Settings
 
 

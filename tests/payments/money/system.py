@@ -18,8 +18,8 @@ from typing import Any
 import httpx2
 
 from oncekey.client import Retries
-from payments.accounts import LOCAL_KEY
-from payments.child import Child
+from payments.access.accounts import LOCAL_KEY
+from payments.demo.subprocess import Child
 from payments.network import FAULTS, Network, NetworkDown
 from tests.payments.card_network import CardNetwork
 from tests.payments.serving import until

@@ -1,6 +1,6 @@
 import pytest
 
-from payments.money import CURRENCIES, shown
+from payments.money.amounts import CURRENCIES, shown
 
 
 @pytest.mark.parametrize(

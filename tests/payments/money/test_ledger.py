@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from payments import ledger
-from payments.database import Database
+from payments.money import ledger
 from payments.settings import Settings
-from payments.tables import ledger_entries
+from payments.storage.database import Database
+from payments.storage.tables import ledger_entries
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ import sqlalchemy as sa
 
 from oncekey.webhooks import LOOPBACK
 from payments import clock
-from payments.child import Child
-from payments.courier import Courier, Pace
-from payments.database import Database
-from payments.reconcile import lines_of_file
-from payments.senders import Senders
+from payments.demo.subprocess import Child
+from payments.money.reconcile import lines_of_file
 from payments.settings import Settings
-from payments.tables import deliveries
+from payments.storage.database import Database
+from payments.storage.tables import deliveries
+from payments.webhooks.senders import Senders
+from payments.webhooks.worker import Courier, Pace
 from tests.payments.money.books import Told, check_events, check_money, counted, unfinished
 from tests.payments.money.system import Killer, System, read_told
 from tests.payments.serving import until

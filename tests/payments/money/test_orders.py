@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from payments.unfinished import Finisher
-from tests.payments.api import Api
+from payments.money.unfinished import Finisher
+from tests.payments.api_client import Api
 from tests.payments.test_races import Together
 from tests.stores import elapse
 

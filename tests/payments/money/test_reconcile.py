@@ -7,14 +7,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from payments import clock, ids, ledger, reconcile
-from payments.database import Database
+from payments import clock
+from payments.money import ledger, reconcile
+from payments.money.reconcile import Book, Ledger, Line, compare
 from payments.network import Authorised, Network
 from payments.network.book import Book as NetworkBook
 from payments.network.book import open_file
-from payments.reconcile import Book, Ledger, Line, compare
 from payments.settings import Settings
-from payments.tables import charges, refunds
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.storage.tables import charges, refunds
 from tests.payments.card_network import CardNetwork
 
 NOW = 1_000_000

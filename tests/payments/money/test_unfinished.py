@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from payments import clock
-from payments.unfinished import Finisher
-from tests.payments.api import Api
+from payments.money.unfinished import Finisher
+from tests.payments.api_client import Api
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_p11_a_database_that_takes_nothing_is_not_asked_for_the_others(
         raise sa.exc.ProgrammingError("UPDATE charges", {}, Exception("permission denied"))
 
     with monkeypatch.context() as denied:
-        denied.setattr("payments.settlement.authorised", refuse)
+        denied.setattr("payments.money.settlement.authorised", refuse)
         with pytest.raises(sa.exc.ProgrammingError):
             finisher.do()
     assert len(asked) == 1

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from payments import ids
-from payments.database import Database
-from payments.reconcile import lines_of_file
+from payments.money.reconcile import lines_of_file
 from payments.settings import Settings
-from payments.tables import deliveries, events, metadata, tokens
-from tests.payments.api import serving
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.storage.tables import deliveries, events, metadata, tokens
+from tests.payments.api_client import serving
 from tests.payments.serving import until
 
 pytestmark = pytest.mark.slow

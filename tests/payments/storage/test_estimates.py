@@ -7,10 +7,10 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from payments import estimates
-from payments.database import Database
 from payments.settings import Settings
-from payments.tables import charges, metadata
+from payments.storage import estimates
+from payments.storage.database import Database
+from payments.storage.tables import charges, metadata
 
 
 def test_every_index_of_what_accounts_have_is_told_and_stays(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 import re
 
+from oncekey._core.key_time import made_at
 from oncekey.client.keys import uuid7
-from oncekey.core.made_at import made_at
-from payments import clock, ids
+from payments import clock
+from payments.storage import ids
 
 
 def test_ids_sort_as_they_were_made_and_never_repeat() -> None:

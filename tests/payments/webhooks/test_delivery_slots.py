@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from payments.places import Places
+from payments.webhooks.delivery_slots import Places
 
 
 def taken_by(places: Places, account: str, endpoints: int = 16) -> int:

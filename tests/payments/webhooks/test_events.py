@@ -2,15 +2,16 @@ from typing import Any
 
 import pytest
 
-from payments import events, shapes
-from tests.payments.api import Api
+from payments.api import schemas
+from payments.webhooks import events
+from tests.payments.api_client import Api
 
 
 def test_an_event_names_the_request_that_caused_it(api: Api) -> None:
     said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
     response = api.post("charges", said, "event-1")
     event = api.events("charge.succeeded")[0]
-    shapes.Event.model_validate(event)
+    schemas.Event.model_validate(event)
     assert event["request"] == {
         "id": response.headers["request-id"],
         "idempotency_key": "event-1",

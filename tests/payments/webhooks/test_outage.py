@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from payments.chore import Chore
-from payments.courier import Courier
-from payments.deliveries import any_due
+from payments.periodic import Chore
+from payments.webhooks.deliveries import any_due
+from payments.webhooks.worker import Courier
 from tests.payments.posts import post_on
-from tests.stores.postgres_kit import database
+from tests.stores.postgres.kit import database
 
 REFUSED = 8
 DOUBLED = [0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
@@ -58,7 +58,7 @@ def test_p11_a_courier(
             raise sa.exc.OperationalError("SELECT 1", {}, Exception(f"refused at {now}"))
 
         with monkeypatch.context() as gone:
-            gone.setattr("payments.deliveries.any_due", refuse)
+            gone.setattr("payments.webhooks.deliveries.any_due", refuse)
             paused = watched(courier, then)
             courier.run()
     assert paused.waits == [*(pause / 2 for pause in DOUBLED), 0.1, 0.1]

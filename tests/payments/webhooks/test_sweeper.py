@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from payments import clock, deliveries, ids, rows, sweeper
-from payments.sweeper import Sweeper
-from payments.tables import deliveries as delivery_rows
-from payments.tables import delivery_attempts
-from payments.tables import events as event_rows
-from tests.payments.api import serving
+from payments import clock
+from payments.storage import ids, rows
+from payments.storage.tables import deliveries as delivery_rows
+from payments.storage.tables import delivery_attempts
+from payments.storage.tables import events as event_rows
+from payments.webhooks import deliveries, sweeper
+from payments.webhooks.sweeper import Sweeper
+from tests.payments.api_client import serving
 from tests.payments.posts import Post, post, post_on
 from tests.payments.serving import until
 

@@ -19,12 +19,14 @@ import standardwebhooks
 import stripe
 
 from oncekey.webhooks import Answered, NotSent, Schedule, new_secret
-from payments import clock, deliveries, ids, rows
-from payments.places import Places
-from payments.senders import Senders
+from payments import clock
 from payments.settings import Settings
-from payments.tables import deliveries as delivery_rows
-from payments.tables import events as event_rows
+from payments.storage import ids, rows
+from payments.storage.tables import deliveries as delivery_rows
+from payments.storage.tables import events as event_rows
+from payments.webhooks import deliveries
+from payments.webhooks.delivery_slots import Places
+from payments.webhooks.senders import Senders
 from tests.payments.posts import Post, post, post_on, until
 from tests.webhooks.listeners import PATIENCE_S, Listener, listening
 
@@ -82,7 +84,7 @@ def test_only_who_wants_an_event_is_told(post: Post) -> None:
 
 
 def test_what_is_rolled_back_is_never_sent(post: Post) -> None:
-    from payments import events
+    from payments.webhooks import events
 
     def failing() -> None:
         with post.database.begin() as connection:

@@ -17,7 +17,7 @@ import pytest
 
 from examples import webhook_receiver
 from oncekey.webhooks import Schedule, new_secret
-from payments.tables import deliveries
+from payments.storage.tables import deliveries
 from tests.acceptance.serve import serving
 from tests.payments.posts import Post, post
 
@@ -25,7 +25,7 @@ __all__ = ["post"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LEASE_S = 200.0
 EVENTS = 16
 DEATHS = (("after_send", 3), ("before_send", 4)), (("after_send", 2), ("after_send", 5))

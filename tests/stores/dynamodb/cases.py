@@ -9,7 +9,7 @@ import pytest
 
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face
-from tests.stores import dynamodb_kit
+from tests.stores.dynamodb import kit
 
 Look = Callable[[bytes], list[dict[str, Any]]]
 
@@ -27,10 +27,10 @@ def items(dynamodb_url: str) -> Look:
 
     def look(record_id: bytes) -> list[dict[str, Any]]:
         pages = (
-            dynamodb_kit.client(dynamodb_url)
+            kit.client(dynamodb_url)
             .get_paginator("query")
             .paginate(
-                TableName=dynamodb_kit.name_of(dynamodb_url),
+                TableName=kit.name_of(dynamodb_url),
                 KeyConditionExpression="id = :id",
                 ExpressionAttributeValues={":id": {"B": record_id}},
             )

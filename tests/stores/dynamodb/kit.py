@@ -12,13 +12,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import botocore.session
 
-from oncekey.clock import SystemClock
-from oncekey.core.op import Op, relay, run
-from oncekey.core.verbs import Verb
-from oncekey.stores.dynamodb import DynamoStore, open_url
-from oncekey.stores.dynamodb_calls import Call
-from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.observed import Sightings
+from oncekey._core.op import Op, relay, run
+from oncekey._core.verbs import Verb
+from oncekey._system.clock import SystemClock
+from oncekey.stores.dynamodb.leases import Sightings
+from oncekey.stores.dynamodb.server_date import Dates
+from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.store import DynamoStore, open_url
 from oncekey.testing.contract import Subject
 from tests.servers.ministack import table_url
 

@@ -14,16 +14,16 @@ from urllib.request import Request, urlopen
 import pytest
 from botocore.exceptions import ClientError
 
-from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Find, Insert, Inserted, Scan
+from oncekey._core.record import Answer, State
+from oncekey._core.verbs import Find, Insert, Inserted, Scan
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.dynamodb_calls import Call
-from oncekey.stores.dynamodb_connection import Driver, Tries
-from oncekey.stores.dynamodb_dates import Dates
+from oncekey.stores.dynamodb.connection import Driver, Tries
+from oncekey.stores.dynamodb.server_date import Dates
+from oncekey.stores.dynamodb.statements import Call
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers.ministack import table_url
-from tests.stores import dynamodb_kit
+from tests.stores.dynamodb import kit
 
 pytestmark = pytest.mark.slow
 LARGE = bytes(range(256)) * 4096
@@ -87,7 +87,7 @@ class _ScarceHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def scarce(dynamodb_url: str) -> Iterator[Scarce]:
-    server = Scarce(dynamodb_kit.endpoint_of(dynamodb_url))
+    server = Scarce(kit.endpoint_of(dynamodb_url))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -105,11 +105,11 @@ def behind(
 ) -> Iterator[Behind]:
     """Makes a store that is asked through `scarce`, with options of its own."""
     endpoint = f"http://127.0.0.1:{scarce.server_port}"
-    url = table_url(endpoint, dynamodb_kit.name_of(dynamodb_url))
+    url = table_url(endpoint, kit.name_of(dynamodb_url))
     with ExitStack() as opened:
 
         def case(options: str = "") -> Case:
-            subject = dynamodb_kit.subject(f"{url}{options}")
+            subject = kit.subject(f"{url}{options}")
             face = opened.enter_context(closing(FACES[request.param](subject.store)))
             return Case(subject, face)
 
@@ -143,11 +143,11 @@ def test_p11_and_then_no_more_and_nothing_was_sent(scarce: Scarce, behind: Behin
 def test_a_connection_that_is_closed_has_no_sockets_open(scarce: Scarce, dynamodb_url: str) -> None:
     """Also where somebody keeps an error that a call ended with."""
     endpoint = f"http://127.0.0.1:{scarce.server_port}"
-    url = table_url(endpoint, dynamodb_kit.name_of(dynamodb_url))
+    url = table_url(endpoint, kit.name_of(dynamodb_url))
     before = set(threading.enumerate())
-    face = FACES["sync"](dynamodb_kit.subject(f"{url}&patience_s=0").store)
+    face = FACES["sync"](kit.subject(f"{url}&patience_s=0").store)
     with closing(face):
-        case = Case(dynamodb_kit.subject(url), face)
+        case = Case(kit.subject(url), face)
         face.ask(Find(case.claim().id))
         scarce.reads, scarce.refusals = True, 1_000_000
         with pytest.raises(StoreUnavailable) as lost:
@@ -192,7 +192,7 @@ def test_p9_an_answer_that_was_cut_short_is_none(scarce: Scarce, behind: Behind,
 
 
 def test_p9_what_was_lost_and_then_refused_may_have_been_sent() -> None:
-    clock = dynamodb_kit.Ahead()
+    clock = kit.Ahead()
     driver = Driver("t", Dates(clock), clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=0)
     tries = Tries(driver, Call("transact_write_items", {"ClientRequestToken": "t"}))
     lost, delay_s = tries.after(OSError("reset"))

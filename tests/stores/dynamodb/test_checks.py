@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import SystemClock
-from oncekey.core.op import run
-from oncekey.stores.dynamodb_calls import Call, Denied
-from oncekey.stores.dynamodb_fitness import Looked, definition, privileges, thorough
-from oncekey.stores.dynamodb_table import Table
-from oncekey.stores.finding import Finding, Level
+from oncekey._core.op import run
+from oncekey._system.clock import SystemClock
+from oncekey.stores.checks import Finding, Level
+from oncekey.stores.dynamodb.checks import Looked, definition, privileges, thorough
+from oncekey.stores.dynamodb.statements import Call, Denied
+from oncekey.stores.dynamodb.table import Table
 
 TABLE = {**definition("t"), "BillingModeSummary": {"BillingMode": "PAY_PER_REQUEST"}}
 BACKUPS = {"PointInTimeRecoveryDescription": {"PointInTimeRecoveryStatus": "ENABLED"}}

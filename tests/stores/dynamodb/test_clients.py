@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.stores.dynamodb import open_url
+from oncekey.stores.dynamodb.store import open_url
 
 pytestmark = pytest.mark.anyio
 URL = "dynamodb://key:secret@orders?region=eu-central-1&endpoint=http://127.0.0.1:1"

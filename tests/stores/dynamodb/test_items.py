@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.stores import dynamodb_items
-from oncekey.stores.dynamodb_calls import Call
+from oncekey._system.clock import FakeClock
+from oncekey.stores.dynamodb import items
+from oncekey.stores.dynamodb.statements import Call
 from oncekey.stores.memory import MemoryStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
-from tests.stores.dynamodb_kit import must_suit_amazon
+from tests.stores.dynamodb.kit import must_suit_amazon
 
 NOW_US = 1_700_000_000_000_000
 
@@ -35,5 +35,5 @@ def test_p6_amazon_understands_every_change_of_a_record(
     record = case.begin(case.claim(recovery=recovery, request=request_bytes))
     taken = case.take(record, recovery=recovery, request=request_bytes)
     for swap in (taken, case.renew(record), case.complete(record), case.release(record)):
-        update = dynamodb_items.swapped(swap, record.fence + 1, NOW_US, NOW_US)
+        update = items.swapped(swap, record.fence + 1, NOW_US, NOW_US)
         must_suit_amazon(Call("update_item", update.parameters()))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncekey.clock import FakeClock
-from oncekey.stores.observed import Sightings, sightings_of
+from oncekey._system.clock import FakeClock
+from oncekey.stores.dynamodb.leases import Sightings, sightings_of
 
 ID, TOKEN = b"id", b"token"
 LEASE_S = 30.0

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 from botocore.exceptions import ClientError
 
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Done, Due, Peek, Refused, Sweep
-from oncekey.stores.dynamodb import open_url
-from oncekey.stores.dynamodb_calls import Call
-from oncekey.stores.dynamodb_connection import Driver, Tries
-from oncekey.stores.dynamodb_dates import Dates
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Done, Due, Peek, Refused, Sweep
+from oncekey._system.clock import FakeClock
+from oncekey.stores.dynamodb.connection import Driver, Tries
+from oncekey.stores.dynamodb.server_date import Dates
+from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
-from tests.stores import dynamodb_kit
-from tests.stores.dynamodb_cases import case
+from tests.stores.dynamodb import kit
+from tests.stores.dynamodb.cases import case
 
 __all__ = ["case"]
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def other(dynamodb_url: str) -> Iterator[Case]:
     """Another process, which has seen nothing yet."""
-    subject = dynamodb_kit.subject(dynamodb_url)
+    subject = kit.subject(dynamodb_url)
     face = SyncFace(subject.store)
     yield Case(subject, face)
     face.close()
@@ -127,7 +127,7 @@ def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
     """Its dates come from the answers: all agree, however far their own clocks are ahead."""
     found: list[Record] = []
     for ahead_s in (0.0, 86_400.0):
-        clock = dynamodb_kit.Ahead()
+        clock = kit.Ahead()
         clock.seconds = ahead_s
         subject = Subject(open_url(dynamodb_url, clock=clock))
         face = SyncFace(subject.store)
@@ -141,7 +141,7 @@ def test_p8_retention_is_the_servers_not_the_hosts(dynamodb_url: str) -> None:
 
 def test_dates_are_asked_for_and_heard_by_one_clock() -> None:
     """Else every answer would look as if the server's clock had been set back."""
-    clock, dates = dynamodb_kit.Ahead(), Dates(FakeClock(start=500.0))
+    clock, dates = kit.Ahead(), Dates(FakeClock(start=500.0))
     clock.seconds = 86_400.0
     driver = Driver("t", dates, clock, {}, timeout_s=1, connect_timeout_s=1, patience_s=1)
     tries = Tries(driver, Call("get_item", {}))

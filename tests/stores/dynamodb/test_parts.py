@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.record import Step
-from oncekey.core.verbs import AppendStep, Purge, Steps, Sweep, Verb
+from oncekey._core.op import run
+from oncekey._core.record import Step
+from oncekey._core.verbs import AppendStep, Purge, Steps, Sweep, Verb
 from oncekey.errors import CorruptRecord
-from oncekey.stores.dynamodb_parts import PIECE_BYTES, step_part
+from oncekey.stores.dynamodb.parts import PIECE_BYTES, step_part
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
-from tests.stores import dynamodb_kit
-from tests.stores.dynamodb_cases import Look, case, items
+from tests.stores.dynamodb import kit
+from tests.stores.dynamodb.cases import Look, case, items
 
 __all__ = ["case", "items"]
 
@@ -93,8 +93,8 @@ def test_a_result_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: 
     record, step = case.begin(), Step("fetch", b"d", LARGE)
     case.ask(AppendStep(record.id, record.fence, record.token, step))
     part = step_part(record.fence, "fetch") + b"\x00\x01"
-    dynamodb_kit.client(dynamodb_url).delete_item(
-        TableName=dynamodb_kit.name_of(dynamodb_url),
+    kit.client(dynamodb_url).delete_item(
+        TableName=kit.name_of(dynamodb_url),
         Key={"id": {"B": record.id}, "part": {"B": part}},
     )
     with pytest.raises(CorruptRecord, match="missing"):

@@ -6,9 +6,9 @@ from email.utils import formatdate
 
 import pytest
 
-from oncekey.clock import FakeClock
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnfit
-from oncekey.stores.dynamodb_dates import Dates
+from oncekey.stores.dynamodb.server_date import Dates
 
 SERVER = 1_800_000_000.0
 """What time it is at the server when the host's monotonic clock begins."""

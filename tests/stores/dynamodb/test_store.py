@@ -12,9 +12,9 @@ from weakref import WeakSet
 import pytest
 
 from oncekey import open_store
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import run
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -31,17 +31,17 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import CorruptRecord, Misuse, StoreError, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.stores.dynamodb import open_url
-from oncekey.stores.dynamodb_calls import Call
-from oncekey.stores.dynamodb_connection import DynamoConnection
-from oncekey.stores.dynamodb_items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
-from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
+from oncekey.stores.dynamodb.connection import DynamoConnection
+from oncekey.stores.dynamodb.items import HEADERS_BYTES_MAX, INLINE_BYTES_MAX
+from oncekey.stores.dynamodb.parts import REQUEST_BYTES_MAX, STEP_BYTES_MAX
+from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, Face
 from tests.servers.ministack import table_url
 from tests.servers.process import free_port
-from tests.stores import dynamodb_kit
-from tests.stores.dynamodb_cases import Look, case, items, record_of
+from tests.stores.dynamodb import kit
+from tests.stores.dynamodb.cases import Look, case, items, record_of
 from tests.stores.wire import Wire
 
 __all__ = ["case", "items"]
@@ -230,7 +230,7 @@ def test_p11_a_purge_reads_no_more_of_a_tenant_than_it_blanks(case: Case) -> Non
 
 def test_a_body_that_lost_a_piece_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
     record = case.done(case.complete(case.begin(), Answer(200, (), LARGE)))
-    direct, name = dynamodb_kit.client(dynamodb_url), dynamodb_kit.name_of(dynamodb_url)
+    direct, name = kit.client(dynamodb_url), kit.name_of(dynamodb_url)
     item = direct.get_item(
         TableName=name, Key={"id": {"B": record.id}, "part": {"B": b"r"}}, ConsistentRead=True
     )["Item"]
@@ -271,8 +271,8 @@ def test_what_is_too_large_to_keep_is_refused_before_it_is_sent(case: Case) -> N
 
 def test_an_item_that_something_else_wrote_is_not_guessed_at(case: Case, dynamodb_url: str) -> None:
     record = case.begin()
-    dynamodb_kit.client(dynamodb_url).put_item(
-        TableName=dynamodb_kit.name_of(dynamodb_url),
+    kit.client(dynamodb_url).put_item(
+        TableName=kit.name_of(dynamodb_url),
         Item={"id": {"B": record.id}, "part": {"B": b"r"}, "state": {"S": "running"}},
     )
     with pytest.raises(CorruptRecord, match="something other than oncekey"):
@@ -304,10 +304,10 @@ def cut(
     request: pytest.FixtureRequest, dynamodb: Subject, dynamodb_url: str
 ) -> Iterator[tuple[Case, Wire]]:
     """The same store, over a wire that breaks when told to."""
-    endpoint = dynamodb_kit.endpoint_of(dynamodb_url)
+    endpoint = kit.endpoint_of(dynamodb_url)
     with Wire(int(endpoint.rpartition(":")[2])) as wire:
-        url = table_url(f"http://127.0.0.1:{wire.port}", dynamodb_kit.name_of(dynamodb_url))
-        subject = dynamodb_kit.subject(url)
+        url = table_url(f"http://127.0.0.1:{wire.port}", kit.name_of(dynamodb_url))
+        subject = kit.subject(url)
         face: Face = FACES[request.param](subject.store)
         case = Case(subject, face)
         assert case.ask(Count()) == dict.fromkeys(State, 0)  # it is connected, and found fit
@@ -338,7 +338,7 @@ def test_what_closed_a_connection_is_told(cut: tuple[Case, Wire], when: str) -> 
 
 
 def test_what_cannot_be_reached_was_not_sent(dynamodb_url: str) -> None:
-    name = dynamodb_kit.name_of(dynamodb_url)
+    name = kit.name_of(dynamodb_url)
     for make_face in FACES.values():
         store = open_url(table_url(f"http://127.0.0.1:{free_port()}", name))
         face: Face = make_face(store)

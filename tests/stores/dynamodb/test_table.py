@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.verbs import Find
+from oncekey._core.op import run
+from oncekey._core.verbs import Find
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.dynamodb import open_url
-from oncekey.stores.dynamodb_calls import Denied
-from oncekey.stores.dynamodb_fitness import definition, findings
-from oncekey.stores.dynamodb_table import judged
-from oncekey.stores.finding import Risk, insist
+from oncekey.stores.checks import Risk, insist
+from oncekey.stores.dynamodb.checks import definition, findings
+from oncekey.stores.dynamodb.statements import Denied
+from oncekey.stores.dynamodb.store import open_url
+from oncekey.stores.dynamodb.table import judged
 from oncekey.testing.contract.subject import FACES, Face
 from tests.servers.ministack import table_url
-from tests.stores import dynamodb_kit
+from tests.stores.dynamodb import kit
 
 pytestmark = pytest.mark.slow
 
 
 def test_migrating_says_what_it_made(dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.unmigrated(dynamodb_endpoint) as url:
+    with kit.unmigrated(dynamodb_endpoint) as url:
         store = open_url(url)
-        assert dynamodb_kit.migrate(store) == [
-            f"table {dynamodb_kit.name_of(url)} with the indexes tenants and open",
+        assert kit.migrate(store) == [
+            f"table {kit.name_of(url)} with the indexes tenants and open",
             "time to live by the attribute ttl",
             "schema 1",
         ]
-        assert dynamodb_kit.migrate(store) == []
+        assert kit.migrate(store) == []
 
 
 def test_without_its_table_a_store_says_how_to_make_it(dynamodb_endpoint: str) -> None:
@@ -40,11 +40,11 @@ def test_without_its_table_a_store_says_how_to_make_it(dynamodb_endpoint: str) -
 
 
 def test_a_table_of_a_newer_release_is_not_touched(dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.table(dynamodb_endpoint) as url:
+    with kit.table(dynamodb_endpoint) as url:
         note = {"id": {"B": b"oncekey"}, "part": {"B": b"schema"}}
         newer = {"version": {"N": "9"}, "oldest_reader": {"N": "8"}}
-        name = dynamodb_kit.name_of(url)
-        dynamodb_kit.client(url).put_item(TableName=name, Item={**note, **newer})
+        name = kit.name_of(url)
+        kit.client(url).put_item(TableName=name, Item={**note, **newer})
         store = open_url(url)
         connection = store.connect()
         with pytest.raises(StoreUnfit, match="Upgrade oncekey here"):
@@ -53,15 +53,15 @@ def test_a_table_of_a_newer_release_is_not_touched(dynamodb_endpoint: str) -> No
 
 
 def test_a_table_of_somebody_elses_is_refused(dynamodb_endpoint: str) -> None:
-    with dynamodb_kit.unmigrated(dynamodb_endpoint) as url:
-        dynamodb_kit.client(url).create_table(
-            TableName=dynamodb_kit.name_of(url),
+    with kit.unmigrated(dynamodb_endpoint) as url:
+        kit.client(url).create_table(
+            TableName=kit.name_of(url),
             AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
             KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
             BillingMode="PAY_PER_REQUEST",
         )
         with pytest.raises(StoreUnfit, match="keys or indexes"):
-            dynamodb_kit.migrate(open_url(url))
+            kit.migrate(open_url(url))
 
 
 def test_a_global_table_is_refused_unless_it_is_allowed() -> None:

@@ -11,18 +11,18 @@ import pytest
 from botocore.exceptions import ClientError
 
 import oncekey
-from oncekey.core.record import State
-from oncekey.core.verbs import Find, Insert, Requested
+from oncekey._core.record import State
+from oncekey._core.verbs import Find, Insert, Requested
+from oncekey._engine.runtime import Runtime
 from oncekey.errors import LeaseLost, Misuse
-from oncekey.runtime import Runtime
-from oncekey.stores import join
-from oncekey.stores.dynamodb_join import ITEMS_MAX
+from oncekey.stores import transactions
+from oncekey.stores.dynamodb.transactions import ITEMS_MAX
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 from oncekey.web.asgi import IdempotencyMiddleware
 from oncekey.web.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from tests.servers.ministack import table_url
-from tests.stores import dynamodb_kit
+from tests.stores.dynamodb import kit
 from tests.stores.wire import Wire
 from tests.web.client import ask, ask_wsgi
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def orders(dynamodb_endpoint: str, dynamodb_url: str) -> Iterator[str]:
     """The caller's own table."""
-    name, direct = f"orders-{uuid.uuid4().hex}", dynamodb_kit.client(dynamodb_url)
+    name, direct = f"orders-{uuid.uuid4().hex}", kit.client(dynamodb_url)
     direct.create_table(
         TableName=name,
         AttributeDefinitions=[{"AttributeName": "number", "AttributeType": "S"}],
@@ -59,7 +59,7 @@ _NAMES = {"ExpressionAttributeNames": {"#n": "number"}}
 
 
 def kept(url: str, table: str, number: str) -> bool:
-    read = dynamodb_kit.client(url).get_item(
+    read = kit.client(url).get_item(
         TableName=table, Key={"number": {"S": number}}, ConsistentRead=True
     )
     return "Item" in read
@@ -67,9 +67,9 @@ def kept(url: str, table: str, number: str) -> bool:
 
 def perform(colour: str, store: Any, items: list[Any], verb: Any) -> Any:
     if colour == "sync":
-        [outcome] = join.perform(store, items, [verb])
+        [outcome] = transactions.perform(store, items, [verb])
     else:
-        [outcome] = asyncio.run(join.aperform(store, items, [verb]))
+        [outcome] = asyncio.run(transactions.aperform(store, items, [verb]))
     return outcome
 
 
@@ -122,10 +122,10 @@ def test_p9_a_lost_answer_is_asked_for_again_and_nothing_is_written_twice(
     case: Case, dynamodb_url: str, orders: str, colour: str, cut: Any
 ) -> None:
     record, number = case.begin(), uuid.uuid4().hex
-    port = int(dynamodb_kit.endpoint_of(dynamodb_url).rpartition(":")[2])
+    port = int(kit.endpoint_of(dynamodb_url).rpartition(":")[2])
     with Wire(port) as wire:
-        url = table_url(f"http://127.0.0.1:{wire.port}", dynamodb_kit.name_of(dynamodb_url))
-        store = dynamodb_kit.subject(url).store
+        url = table_url(f"http://127.0.0.1:{wire.port}", kit.name_of(dynamodb_url))
+        store = kit.subject(url).store
         face = SyncFace(store)
         assert face.ask(Find(record.id)) is not None
         cut(wire)
@@ -148,9 +148,9 @@ def test_what_cannot_be_joined_is_told(case: Case, orders: str) -> None:
     ]
     for items in wrong:
         with pytest.raises(Misuse, match="TransactWriteItems"):
-            join.perform(store, items, [case.complete(record)])
+            transactions.perform(store, items, [case.complete(record)])
     with pytest.raises(Misuse, match="only a completion"):
-        join.perform(store, [], [Insert(case.claim())])
+        transactions.perform(store, [], [Insert(case.claim())])
     case.same(case.find(record.id), record)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from oncekey.core.op import run
-from oncekey.stores.mysql import MySQLStore, open_url
+from oncekey._core.op import run
+from oncekey.stores.mysql.store import MySQLStore, open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers.mariadb import mysql_connection

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.reserved import reserved_claim
-from oncekey.core.verbs import Count, Insert
+from oncekey._core.op import run
+from oncekey._core.reserved_records import reserved_claim
+from oncekey._core.verbs import Count, Insert
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores import line
-from oncekey.stores.finding import Finding, Level, Risk, insist
-from oncekey.stores.line import AsyncLine, Line
-from oncekey.stores.mysql import DURABILITY, UNSAFE_DURABILITY, open_url
-from oncekey.stores.mysql_address import read
-from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
-from oncekey.stores.mysql_text import FOR_EVER_US, Question, literal, micros, table
+from oncekey.stores import connection as line
+from oncekey.stores.checks import Finding, Level, Risk, insist
+from oncekey.stores.connection import AsyncLine, Line
+from oncekey.stores.mysql.address import read
+from oncekey.stores.mysql.checks import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
+from oncekey.stores.mysql.statements import FOR_EVER_US, Question, literal, micros, table
+from oncekey.stores.mysql.store import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.sql import migrations
 from tests.servers.mariadb import mysql_connection
-from tests.stores.mysql_kit import migrate
-from tests.stores.postgres_kit import both_faces, start
+from tests.stores.mysql.kit import migrate
+from tests.stores.postgres.kit import both_faces, start
 
 MIGRATIONS = ["0001_first", "0002_atomic", "0003_outbox"]
 FIT = Server("10.11.19-MariaDB-0+deb12u1", False, 1, False, 0, PACKET_BYTES, {})

@@ -10,23 +10,23 @@ from functools import partial
 import pytest
 
 from oncekey import Policy, Runtime
+from oncekey._core.endings import End
+from oncekey._core.fingerprint import Fingerprint
+from oncekey._core.lifecycle import landed
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import AppendStep, Done, Find, Insert, Inserted, Steps
+from oncekey._engine.guard import Call, Execute
 from oncekey.atomic import PyMySQL
-from oncekey.atomic.unit import Unit
-from oncekey.core.endings import End
-from oncekey.core.fingerprint import Fingerprint
-from oncekey.core.lifecycle import landed
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Find, Insert, Inserted, Steps
-from oncekey.guard import Call, Execute
-from oncekey.messaging.inbox import Inbox
-from oncekey.stores.mysql import open_url
-from oncekey.stores.mysql_flush import NEW_S, WRITES
+from oncekey.atomic._unit_of_work import Unit
+from oncekey.messaging._inbox import Inbox
+from oncekey.stores.mysql.durability import NEW_S, WRITES
+from oncekey.stores.mysql.store import open_url
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
-from tests.stores.mysql_kit import case_of, migrate
-from tests.stores.postgres_kit import both_faces, insist
+from tests.stores.mysql.kit import case_of, migrate
+from tests.stores.postgres.kit import both_faces, insist
 
 pytestmark = pytest.mark.slow
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.record import Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Find, Found, Insert, Inserted, Purge, Steps, Sweep
+from oncekey._core.op import run
+from oncekey._core.record import Record, State, Step
+from oncekey._core.verbs import AppendStep, Done, Find, Found, Insert, Inserted, Purge, Steps, Sweep
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
 from oncekey.stores.sql_batch import RowHeld
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers.mariadb import mysql_connection
-from tests.stores.mysql_kit import LOCK_WAIT, case_of, holding, until
-from tests.stores.postgres_kit import both_faces
-from tests.stores.test_mysql import case, db, patient_url
+from tests.stores.mysql.kit import LOCK_WAIT, case_of, holding, until
+from tests.stores.mysql.test_store import case, db, patient_url
+from tests.stores.postgres.kit import both_faces
 
 __all__ = ["case", "db", "patient_url"]
 

@@ -12,11 +12,12 @@ import asyncmy
 import pymysql
 import pytest
 
-from oncekey.core.record import Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Refused, Steps
-from oncekey.stores import join, mysql_join
-from oncekey.stores.mysql_join import Server
-from oncekey.stores.mysql_text import Question
+from oncekey._core.record import Record, State, Step
+from oncekey._core.verbs import AppendStep, Done, Refused, Steps
+from oncekey.stores import transactions
+from oncekey.stores.mysql import joining
+from oncekey.stores.mysql.joining import Server
+from oncekey.stores.mysql.statements import Question
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 from tests.servers.mariadb import mysql_connection
@@ -42,7 +43,7 @@ def test_p6_a_renewal_beside_the_callers_transaction_does_not_undo_it(
         _look(db)
         case.done(case.renew(record))
         for verb in (step, case.complete(record)):
-            assert join.perform(case.subject.store, db, [verb]) == [Done(record.fence)]
+            assert transactions.perform(case.subject.store, db, [verb]) == [Done(record.fence)]
         db.commit()
     assert case.find(record.id).state is State.COMPLETED
     assert case.ask(Steps(record.id)) == [step.step]
@@ -58,7 +59,9 @@ async def test_p6_nor_one_of_asyncmy(case: Case, mariadb_url: str) -> None:
                 await cursor.execute(statement)
         case.done(case.renew(record))
         verbs = [case.complete(record)]
-        assert await join.aperform(case.subject.store, connection, verbs) == [Done(record.fence)]
+        assert await transactions.aperform(case.subject.store, connection, verbs) == [
+            Done(record.fence)
+        ]
         await connection.commit()
     assert case.find(record.id).state is State.COMPLETED
 
@@ -72,7 +75,7 @@ def test_p2_a_take_over_beside_the_callers_transaction_refuses_it(
         _look(db)
         case.lapse()
         taken = case.done(case.take(case.find(record.id)))
-        [refused] = join.perform(case.subject.store, db, [case.complete(record)])
+        [refused] = transactions.perform(case.subject.store, db, [case.complete(record)])
         assert isinstance(refused, Refused)
         assert refused.record is not None
         assert refused.record.token == taken.token
@@ -97,7 +100,7 @@ def test_p11_a_step_in_an_open_transaction_holds_up_no_step_of_another(
             db.cursor().execute("SET SESSION innodb_lock_wait_timeout = 5")
         for name in ("first", "again"):
             for db, record in ((one, mine), (two, theirs)):
-                assert join.perform(store, db, [step(record, name)]) == [Done(record.fence)]
+                assert transactions.perform(store, db, [step(record, name)]) == [Done(record.fence)]
             assert case.ask(step(others, name)) == Done(others.fence)
         one.commit()
         two.commit()
@@ -111,7 +114,7 @@ def test_the_callers_own_statements_are_judged_as_ever(case: Case, mariadb_url: 
     with mysql_connection(mariadb_url, autocommit=False) as db:
         _look(db)
         case.done(case.renew(record))
-        join.perform(case.subject.store, db, [case.renew(record)])
+        transactions.perform(case.subject.store, db, [case.renew(record)])
         db.rollback()
         _look(db)
         case.done(case.renew(record))
@@ -175,9 +178,9 @@ async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver closes such a connection: it has no settings to get back."""
-    monkeypatch.setattr(mysql_join, "Server", lambda version: Server("9.7.4"))
+    monkeypatch.setattr(joining, "Server", lambda version: Server("9.7.4"))
     async with by_asyncmy(mariadb_url) as joinable:
-        ask = mysql_join.by_asyncmy(joinable.connection)
+        ask = joining.by_asyncmy(joinable.connection)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(SLOW), 0.2)
 
@@ -186,10 +189,10 @@ async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
 def test_who_loses_its_connection_in_a_hurry_hears_why(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mysql_join, "Server", lambda version: Server("9.7.4"))
+    monkeypatch.setattr(joining, "Server", lambda version: Server("9.7.4"))
     with mysql_connection(mariadb_url) as other, mysql_connection(mariadb_url) as db:
         kill = threading.Timer(0.2, other.cursor().execute, [f"KILL {db.thread_id()}"])
         kill.start()
         with pytest.raises(pymysql.MySQLError, match=r"Lost connection|was killed"):
-            mysql_join.by_pymysql(db)(SLOW)
+            joining.by_pymysql(db)(SLOW)
         kill.join()

@@ -13,23 +13,23 @@ import asyncmy
 import pymysql
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.record import Step
-from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Verb
+from oncekey._core.op import run
+from oncekey._core.record import Step
+from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Verb
 from oncekey.errors import StoreUnfit
 from oncekey.messaging import Outbox
-from oncekey.stores import join
+from oncekey.stores import transactions
 from oncekey.stores.base import Store
-from oncekey.stores.finding import Level
-from oncekey.stores.mysql import MySQLStore, open_url
+from oncekey.stores.checks import Level
+from oncekey.stores.mysql.store import MySQLStore, open_url
 from oncekey.testing.contract import BatchContract, Case, StepContract, StoreContract, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
 from tests.servers.skipping import or_skip
 from tests.stores import elapse
-from tests.stores.mysql_kit import migrate
-from tests.stores.postgres_kit import both_faces, start
+from tests.stores.mysql.kit import migrate
+from tests.stores.postgres.kit import both_faces, start
 
 pytestmark = pytest.mark.slow
 
@@ -143,8 +143,8 @@ def joined(odd: MariaDB, driver: str, store: Store, *verbs: Verb) -> list[Any]:
     async def ask() -> list[Any]:
         async with session(odd, driver) as connection:
             if driver == "PyMySQL":
-                return join.perform(store, connection, verbs)
-            return await join.aperform(store, connection, verbs)
+                return transactions.perform(store, connection, verbs)
+            return await transactions.aperform(store, connection, verbs)
 
     return asyncio.run(ask())
 

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pymysql
 import pytest
 
-from oncekey.core.lifecycle import landed
-from oncekey.core.op import arun, run
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.record import Answer, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.lifecycle import landed
+from oncekey._core.op import arun, run
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.record import Answer, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -30,16 +30,16 @@ from oncekey.core.verbs import (
 )
 from oncekey.errors import StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.base import AGAIN
-from oncekey.stores.mysql import open_url
-from oncekey.stores.mysql_fitness import PACKET_BYTES, PACKET_BYTES_MIN
-from oncekey.stores.mysql_text import LONG_BYTES_MIN, Question
+from oncekey.stores.mysql.checks import PACKET_BYTES, PACKET_BYTES_MIN
+from oncekey.stores.mysql.statements import LONG_BYTES_MIN, Question
+from oncekey.stores.mysql.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers import MariaDB, start_mariadb
 from tests.servers.mariadb import mysql_connection
 from tests.servers.process import free_port
-from tests.stores.mysql_kit import LOCK_WAIT, OTHERS, case_of, holding, migrate, until
-from tests.stores.postgres_kit import both_faces, insist, start
+from tests.stores.mysql.kit import LOCK_WAIT, OTHERS, case_of, holding, migrate, until
+from tests.stores.postgres.kit import both_faces, insist, start
 from tests.stores.racing import race
 from tests.stores.wire import Wire
 

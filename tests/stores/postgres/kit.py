@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from oncekey.core.op import arun, run
-from oncekey.core.verbs import Verb
+from oncekey._core.op import arun, run
+from oncekey._core.verbs import Verb
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import Store
-from oncekey.stores.postgres import PostgresStore, open_url
-from oncekey.stores.postgres_layout import Moved, move
+from oncekey.stores.postgres.layouts import Moved, move
+from oncekey.stores.postgres.store import PostgresStore, open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.stores import elapse

@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Purge, Requested, Scan, Steps, Tally
-from oncekey.stores.postgres import open_url
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import AppendStep, Purge, Requested, Scan, Steps, Tally
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import owner, timeless
 from tests.stores import elapse
-from tests.stores.postgres_kit import Connection
+from tests.stores.postgres.kit import Connection
 
 DAY_S = 86_400.0
 REQUEST = b"POST /orders"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.errors import Misuse
-from oncekey.stores.postgres_address import Address, named, split
+from oncekey.stores.postgres.address import Address, named, split
 
 URL = "postgresql://user:p%40ss@one:5432,two/keys"
 

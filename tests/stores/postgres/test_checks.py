@@ -14,20 +14,20 @@ from urllib.parse import quote, urlsplit
 import psycopg
 import pytest
 
-from oncekey.core.op import arun, run
-from oncekey.core.verbs import Done, Found, Insert
+from oncekey._core.op import arun, run
+from oncekey._core.verbs import Done, Found, Insert
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores import postgres as module
-from oncekey.stores.postgres import PostgresStore, open_url
-from oncekey.stores.postgres_fitness import Server
-from oncekey.stores.postgres_layout import INLINE, layout
-from oncekey.stores.postgres_sql import Question
+from oncekey.stores.postgres import store as module
+from oncekey.stores.postgres.checks import Server
+from oncekey.stores.postgres.layouts import INLINE, layout
+from oncekey.stores.postgres.store import PostgresStore, open_url
+from oncekey.stores.postgres.verbs import Question
 from oncekey.stores.sql import Migration, migrations
 from oncekey.stores.sql_batch import Denied, RowHeld
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.servers import start_postgres
-from tests.stores.postgres_kit import Connection, both_faces, case_of, database, migrate, start
+from tests.stores.postgres.kit import Connection, both_faces, case_of, database, migrate, start
 
 
 @pytest.fixture

@@ -13,19 +13,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.op import run
-from oncekey.core.record import Record, Step
-from oncekey.core.verbs import AppendStep, Done, Purge, Requested, Steps, Swap, Sweep
+from oncekey._core import lifecycle
+from oncekey._core.op import run
+from oncekey._core.record import Record, Step
+from oncekey._core.verbs import AppendStep, Done, Purge, Requested, Steps, Swap, Sweep
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import postgres_layout
-from oncekey.stores.postgres import PostgresStore, open_url
-from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved, move
-from oncekey.stores.postgres_sql import Question
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey.stores.postgres import layouts
+from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.store import PostgresStore, open_url
+from oncekey.stores.postgres.verbs import Question
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
-from tests.stores.postgres_kit import (
+from tests.stores.postgres.kit import (
     LOCK_WAIT,
     TABLES,
     Connection,
@@ -35,7 +35,7 @@ from tests.stores.postgres_kit import (
     until,
     unwatched,
 )
-from tests.stores.postgres_layouts import (
+from tests.stores.postgres.layouts import (
     BY_DAY,
     DAY_S,
     REQUEST,
@@ -70,7 +70,7 @@ def case(url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     db.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
     move(subject.store, INLINE, unwatched)  # so that only the parts of a new database are there
     move(subject.store, PARTITIONED, unwatched)
-    monkeypatch.setattr(postgres_layout, "BATCH_ROWS", 2)
+    monkeypatch.setattr(layouts, "BATCH_ROWS", 2)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
 
@@ -314,7 +314,7 @@ def test_a_step_that_the_move_has_waited_for_is_taken_along(
     if to == PARTITIONED:
         with closing(store.connect()) as connection:
             connection.ask(Question("UPDATE oncekey_schema SET layout = 'inline'"))
-            run(postgres_layout._replace_table(True), connection.ask)
+            run(layouts._replace_table(True), connection.ask)
         db.execute("UPDATE oncekey_schema SET layout = %s WHERE number IN (4, 5)", (to,))
     held, late = owner(record), Step("late", b"d", b"r")
     with rival_of(url) as writer, rival_of(url) as mover, ThreadPoolExecutor(1) as thread:
@@ -399,7 +399,7 @@ def test_p2_nobody_writes_a_step_within_a_batch(
             written.append(thread.submit(append, case, record, Step("late", b"d", b"r")))
             until(db, LOCK_WAIT)
 
-        monkeypatch.setattr(postgres_layout, "_connect", lambda _: Meeting(store, meet))
+        monkeypatch.setattr(layouts, "_connect", lambda _: Meeting(store, meet))
         move(store, INLINE, unwatched)
     [appended] = written
     appended.result()
@@ -415,7 +415,7 @@ def test_p9_a_move_that_loses_any_reply_has_lost_nothing(
     for to in (INLINE, PARTITIONED):
         for number in range(200):
             losing = Losing(store, number, carried_out=carried_out)
-            monkeypatch.setattr(postgres_layout, "_connect", lambda _, given=losing: given)
+            monkeypatch.setattr(layouts, "_connect", lambda _, given=losing: given)
             try:
                 move(store, to, unwatched)
                 break

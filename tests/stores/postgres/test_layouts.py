@@ -11,21 +11,21 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.op import run
-from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Done, Find, Sweep
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.op import run
+from oncekey._core.record import Answer, State
+from oncekey._core.verbs import Done, Find, Sweep
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores import postgres_atomic, postgres_layout
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.postgres import open_url
-from oncekey.stores.postgres_layout import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres import layouts, transactions
+from oncekey.stores.postgres.layouts import INLINE, LAYOUTS, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES
-from tests.stores.postgres_kit import TABLES, Connection, migrated, unwatched
-from tests.stores.postgres_layouts import DAY_S, age, day, fill, look, parts, subject_of
+from tests.stores.postgres.kit import TABLES, Connection, migrated, unwatched
+from tests.stores.postgres.layouts import DAY_S, age, day, fill, look, parts, subject_of
 
 WAYS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
 
@@ -53,7 +53,7 @@ def case(fresh_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch) -> Ite
     subject = subject_of(fresh_url)
     db.execute(f"TRUNCATE {', '.join(TABLES)}".encode())
     move(subject.store, INLINE, unwatched)
-    monkeypatch.setattr(postgres_layout, "BATCH_ROWS", 2)
+    monkeypatch.setattr(layouts, "BATCH_ROWS", 2)
     with closing(FACES["sync"](subject.store)) as face:
         yield Case(subject, face)
 
@@ -70,7 +70,7 @@ def test_whatever_was_kept_is_kept_the_same(case: Case, before: str, after: str)
         shares.append(moved.share)
 
     assert move(case.subject.store, after, watch) > 0
-    assert postgres_layout.layout(case.subject.store) == after
+    assert layouts.layout(case.subject.store) == after
     assert look(case) == kept
     assert len(shares) >= len(kept) / 2
     through_inline = after != INLINE and PARTITIONED in (before, after)
@@ -95,7 +95,7 @@ def test_a_move_that_was_cut_short_is_taken_up_again(case: Case, before: str, af
             assert look(case) == kept
     move(case.subject.store, after, unwatched)
     assert look(case) == kept
-    assert postgres_layout.layout(case.subject.store) == after
+    assert layouts.layout(case.subject.store) == after
 
 
 @pytest.mark.parametrize(("before", "after"), WAYS)
@@ -146,7 +146,7 @@ def test_a_write_that_looked_before_is_waited_for(case: Case, fresh_url: str) ->
 def test_a_transaction_that_does_not_end_is_told_and_harms_nothing(
     case: Case, fresh_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_layout, "WAITS_MAX", 2)
+    monkeypatch.setattr(layouts, "WAITS_MAX", 2)
     kept = fill(case)
     with psycopg.connect(fresh_url) as rival:
         rival.execute("UPDATE oncekey_claims SET replays = replays")
@@ -197,14 +197,14 @@ def test_atomic_mode_and_a_joined_completion_write_where_the_layout_says(
         def ask(asked: Any) -> Any:
             return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
-        held = run(postgres_atomic.hold(claim), ask)
+        held = run(transactions.hold(claim), ask)
         assert (held.ours, held.record) == (True, None)
-        assert run(postgres_atomic.settle(claim, complete), ask)
+        assert run(transactions.settle(claim, complete), ask)
         assert run(store.perform([case.complete(joined)]), ask) == [Done(joined.fence)]
         assert case.ask(Find(claim.id)) is None
         assert case.find(joined.id).state is State.RUNNING
         caller.commit()
-        found = run(postgres_atomic.hold(case.rival(case.find(claim.id))), ask)
+        found = run(transactions.hold(case.rival(case.find(claim.id))), ask)
         assert not found.ours
         assert found.record is not None
         assert found.record.answer == ANSWER
@@ -236,7 +236,7 @@ def test_a_table_that_is_in_use_is_not_replaced(case: Case) -> None:
     move(store, SEPARATE, unwatched)
     kept = fill(case)
     with closing(store.connect()) as connection, pytest.raises(psycopg.errors.RaiseException):
-        run(postgres_layout._replace_table(True), connection.ask)
+        run(layouts._replace_table(True), connection.ask)
     assert look(case) == kept
 
 
@@ -330,6 +330,6 @@ def test_p6_a_key_is_used_again_in_atomic_mode_on_the_day_its_answer_was_swept(
         def ask(asked: Any) -> Any:
             return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
-        assert run(postgres_atomic.hold(claim), ask).ours
-        assert run(postgres_atomic.settle(claim, complete), ask)
+        assert run(transactions.hold(claim), ask).ours
+        assert run(transactions.settle(claim, complete), ask)
     assert by_day.find(claim.id).answer == answer

@@ -14,19 +14,19 @@ import psycopg
 import pytest
 from psycopg import IsolationLevel
 
-from oncekey.core import lifecycle
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Record
-from oncekey.core.verbs import Done, Find, Purge, Sweep
+from oncekey._core import lifecycle
+from oncekey._core.op import run
+from oncekey._core.record import Answer, Record
+from oncekey._core.verbs import Done, Find, Purge, Sweep
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import postgres_layout
-from oncekey.stores.postgres import open_url
-from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, Moved, move
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey.stores.postgres import layouts
+from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, Moved, move
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import FACES, owner
-from tests.stores.postgres_kit import LOCK_WAIT, Connection, migrated, until, unwatched
-from tests.stores.postgres_layouts import (
+from tests.stores.postgres.kit import LOCK_WAIT, Connection, migrated, until, unwatched
+from tests.stores.postgres.layouts import (
     age,
     asking,
     day,
@@ -251,7 +251,7 @@ def test_parts_are_there_together_with_their_table(case: Case, db: Connection) -
     """What somebody holds a moment later must not send all answers to the part of the others."""
     move(case.subject.store, INLINE, unwatched)
     with closing(case.subject.store.connect()) as connection:
-        first = next(postgres_layout._replace_table(True))
+        first = next(layouts._replace_table(True))
         connection.ask(first)
     assert {"other", *(day(db, number) for number in range(3))} == parts(db)
 
@@ -288,7 +288,7 @@ def test_a_sweep_goes_on_where_a_move_has_left_no_days_to_turn(case: Case) -> No
             return connection.ask(asked)
 
         assert run(store.perform([Sweep(10)]), ask) == [0]
-    assert postgres_layout.layout(store) == INLINE
+    assert layouts.layout(store) == INLINE
 
 
 def test_nobody_turns_days_while_their_table_is_replaced(case: Case, url: str) -> None:

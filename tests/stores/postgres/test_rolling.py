@@ -15,20 +15,21 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.op import run
-from oncekey.core.record import Step
-from oncekey.core.verbs import AppendStep, Done, Requested, Steps, Sweep
-from oncekey.stores import postgres, postgres_atomic
-from oncekey.stores.postgres import PostgresStore, open_url
-from oncekey.stores.postgres_layout import INLINE, MOVERS, PARTITIONED, layout, move
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.op import run
+from oncekey._core.record import Step
+from oncekey._core.verbs import AppendStep, Done, Requested, Steps, Sweep
+from oncekey.stores.postgres import store as postgres
+from oncekey.stores.postgres import transactions
+from oncekey.stores.postgres.layouts import INLINE, MOVERS, PARTITIONED, layout, move
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.store import PostgresStore, open_url
 from oncekey.stores.sql import migrations
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, owner
-from tests.stores.postgres_kit import Connection, database, migrate, unwatched
-from tests.stores.postgres_layouts import REQUEST, db, parts, subject_of
+from tests.stores.postgres.kit import Connection, database, migrate, unwatched
+from tests.stores.postgres.layouts import REQUEST, db, parts, subject_of
 
 __all__ = ["db"]
 
@@ -93,8 +94,8 @@ def settle(case: Case, url: str) -> None:
         def ask(asked: Any) -> Any:
             return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
-        assert run(postgres_atomic.hold(claim), ask).ours
-        assert run(postgres_atomic.settle(claim, complete), ask)
+        assert run(transactions.hold(claim), ask).ours
+        assert run(transactions.settle(claim, complete), ask)
 
 
 def test_inline_rows_stay_readable_for_the_release_before_until_the_layout_is_said_again(

@@ -16,13 +16,13 @@ import asyncpg
 import psycopg
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.verbs import Sweep
+from oncekey._core.op import run
+from oncekey._core.verbs import Sweep
 from oncekey.errors import Misuse
 from oncekey.messaging import Outbox
-from oncekey.stores.finding import Finding, Level
-from oncekey.stores.postgres import open_url
-from oncekey.stores.postgres_layout import PARTITIONED, move
+from oncekey.stores.checks import Finding, Level
+from oncekey.stores.postgres.layouts import PARTITIONED, move
+from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import (
     BatchContract,
     RequestContract,
@@ -31,7 +31,7 @@ from oncekey.testing.contract import (
 )
 from oncekey.testing.contract.subject import FACES
 from tests.stores import elapse
-from tests.stores.postgres_kit import TABLES, migrated, unwatched
+from tests.stores.postgres.kit import TABLES, migrated, unwatched
 
 ODD = {
     # How SQL is read.

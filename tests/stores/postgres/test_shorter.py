@@ -11,17 +11,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.op import run
-from oncekey.core.record import Claim, Record
-from oncekey.core.verbs import Find, Insert, Purge, Scan
-from oncekey.stores import postgres_atomic
-from oncekey.stores.postgres_layout import INLINE, LAYOUTS, SEPARATE, move
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.op import run
+from oncekey._core.record import Claim, Record
+from oncekey._core.verbs import Find, Insert, Purge, Scan
+from oncekey.stores.postgres import transactions
+from oncekey.stores.postgres.layouts import INLINE, LAYOUTS, SEPARATE, move
 from oncekey.testing.contract import Case
 from oncekey.testing.contract.subject import ANSWER, FACES, timeless
-from tests.stores.postgres_kit import TABLES, Connection, migrated, unwatched
-from tests.stores.postgres_layouts import db, subject_of
+from tests.stores.postgres.kit import TABLES, Connection, migrated, unwatched
+from tests.stores.postgres.layouts import db, subject_of
 
 __all__ = ["db"]
 
@@ -143,8 +143,8 @@ def test_atomic_mode_leaves_out_the_same(case: Case, db: Connection, url: str, l
             def ask(asked: Any, caller: Any = caller) -> Any:
                 return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
-            assert run(postgres_atomic.hold(claim), ask).ours
-            assert run(postgres_atomic.settle(claim, complete), ask)
+            assert run(transactions.hold(claim), ask).ours
+            assert run(transactions.settle(claim, complete), ask)
         assert as_given(case.ask(Find(claim.id)), claim)
         assert case.ask(Find(claim.id)).beat == 0
     numbers = "SELECT count(*) FROM oncekey_claims WHERE key_uuid IS NOT NULL"

@@ -12,18 +12,18 @@ from urllib.parse import quote, urlsplit
 import psycopg
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held, landed
-from oncekey.core.op import arun, run
-from oncekey.core.record import State, Step
-from oncekey.core.verbs import AppendStep, Count, Done, Find, Insert, Refused
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held, landed
+from oncekey._core.op import arun, run
+from oncekey._core.record import State, Step
+from oncekey._core.verbs import AppendStep, Count, Done, Find, Insert, Refused
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.postgres import open_url
+from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.servers import Postgres, start_postgres
 from tests.servers.process import free_port
-from tests.stores.postgres_kit import (
+from tests.stores.postgres.kit import (
     LOCK_WAIT,
     Connection,
     both_faces,
@@ -213,7 +213,7 @@ def test_a_thread_that_is_interrupted_does_not_cancel_its_statement(
         with psycopg.connect(postgres_url) as holder:
             holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
             with monkeypatch.context() as patch:
-                patch.setattr("oncekey.stores.postgres._Bounded._until_deadline", interrupted)
+                patch.setattr("oncekey.stores.postgres.store._Bounded._until_deadline", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     run(postgres.store.perform([case.complete(record)]), connection.ask)
         until(db, "FROM oncekey_claims WHERE state = 'completed'")

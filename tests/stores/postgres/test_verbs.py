@@ -10,9 +10,9 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import run
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -28,13 +28,14 @@ from oncekey.core.verbs import (
     When,
 )
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import postgres_sql, postgres_text
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX
-from oncekey.stores.postgres import open_url
-from oncekey.stores.postgres_sql import Limits, Question
+from oncekey.stores.postgres import statements
+from oncekey.stores.postgres import verbs as postgres_sql
+from oncekey.stores.postgres.store import open_url
+from oncekey.stores.postgres.verbs import Limits, Question
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, timeless
-from tests.stores.postgres_kit import LOCK_WAIT, Connection, until
+from tests.stores.postgres.kit import LOCK_WAIT, Connection, until
 
 Later = Callable[..., Future[Any]]
 Move = Callable[[Case, Record], Swap]
@@ -359,9 +360,9 @@ def test_an_answer_that_was_left_behind_is_replaced(case: Case, db: Connection) 
 
 
 LOOKED_UP = {
-    **{f"{name}, alone": text for name, text in postgres_text.ALONE.items()},
-    **{f"{name}, in a batch": text for name, text in postgres_text.BATCH.items()},
-    **{name: postgres_text.STATEMENTS[name] for name in ("due", "abandoned", "sweep", "scan")},
+    **{f"{name}, alone": text for name, text in statements.ALONE.items()},
+    **{f"{name}, in a batch": text for name, text in statements.BATCH.items()},
+    **{name: statements.STATEMENTS[name] for name in ("due", "abandoned", "sweep", "scan")},
 }
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from oncekey.core.op import arun, run
-from oncekey.core.record import Claim, State
-from oncekey.core.verbs import Count, Due, Insert, Inserted, Requested
+from oncekey._core.op import arun, run
+from oncekey._core.record import Claim, State
+from oncekey._core.verbs import Count, Due, Insert, Inserted, Requested
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores.redis import RedisStore, open_url
-from oncekey.stores.redis_fitness import SCHEMA, acl_rule, check_server, durability, refusal
+from oncekey.stores.redis.checks import SCHEMA, acl_rule, check_server, durability, refusal
+from oncekey.stores.redis.opening import RedisStore, open_url
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import Case, SyncFace
 from tests.servers import Redis, start_redis

@@ -12,18 +12,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from oncekey.core.record import Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Due, Find, Found, Insert, Inserted
+from oncekey._core.record import Record, State, Step
+from oncekey._core.verbs import AppendStep, Done, Due, Find, Found, Insert, Inserted
 from oncekey.errors import StoreUnavailable, StoreUnfit
-from oncekey.stores.redis import open_url
-from oncekey.stores.redis_slots import SLOT_OF_BYTE, TAG_OF_BYTE, slot_of
+from oncekey.stores.redis.opening import open_url
+from oncekey.stores.redis.slots import SLOT_OF_BYTE, TAG_OF_BYTE, slot_of
 from oncekey.testing.contract import Case, StoreContract, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers import start_redis
 from tests.servers.process import free_port
 from tests.servers.redis_cluster import RedisCluster, start_redis_cluster
 from tests.servers.skipping import or_skip
-from tests.stores import elapse, redis_kit
+from tests.stores import elapse
+from tests.stores.redis import kit
 from tests.stores.test_against_memory import compare
 
 pytestmark = pytest.mark.slow
@@ -43,8 +44,8 @@ def prefix() -> str:
 
 @pytest.fixture
 def subject(cluster: RedisCluster, prefix: str) -> Iterator[Subject]:
-    yield redis_kit.subject(cluster, prefix)
-    redis_kit.empty(cluster)
+    yield kit.subject(cluster, prefix)
+    kit.empty(cluster)
 
 
 @pytest.fixture(params=list(FACES))
@@ -163,7 +164,7 @@ def test_what_is_abandoned_is_found_while_and_after_its_slot_moves(
 def test_with_wait_a_node_that_moves_its_slots_away_still_acknowledges(
     cluster: RedisCluster, prefix: str
 ) -> None:
-    subject = redis_kit.subject(cluster, prefix, "&wait_replicas=1")
+    subject = kit.subject(cluster, prefix, "&wait_replicas=1")
     with contextlib.closing(FACES["sync"](subject.store)) as face:
         case = Case(subject, face)
         record = case.begin()

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from redis import Redis
 
-from oncekey.core.op import run
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Due, Swap, Sweep
-from oncekey.stores.redis_calls import call
+from oncekey._core.op import run
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Due, Swap, Sweep
+from oncekey.stores.redis.verbs import call
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 

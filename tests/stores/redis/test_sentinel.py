@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from redis.exceptions import ResponseError
 
-from oncekey.core.verbs import Done, Find, Found, Insert
+from oncekey._core.verbs import Done, Find, Found, Insert
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.redis import open_url
-from oncekey.stores.url import open_store
+from oncekey.stores.redis.opening import open_url
+from oncekey.stores.urls import open_store
 from oncekey.testing.contract import BatchContract, Case, InsertContract, OpeningContract, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers.process import free_port

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from oncekey.stores.redis_slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
+from oncekey.stores.redis.slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
 
 HERE, THERE = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from oncekey.core.op import run
-from oncekey.core.record import Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import run
+from oncekey._core.record import Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -33,8 +33,8 @@ from oncekey.core.verbs import (
 )
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
-from oncekey.stores.redis import RedisStore, open_url
-from oncekey.stores.redis_calls import TEXTS
+from oncekey.stores.redis.opening import RedisStore, open_url
+from oncekey.stores.redis.verbs import TEXTS
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES, Face
 from tests.servers import Redis, start_redis

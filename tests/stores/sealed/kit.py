@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from oncekey.core.op import Op, run
-from oncekey.core.record import Record
-from oncekey.core.verbs import Due, Find, Insert, Scan, Verb
+from oncekey._core.op import Op, run
+from oncekey._core.record import Record
+from oncekey._core.verbs import Due, Find, Insert, Scan, Verb
 from oncekey.stores.base import AsyncConnection, Connection
-from oncekey.stores.sealed import SealedStore
+from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract import Subject
 
 SECRET = "the first secret of more than thirty-two characters"

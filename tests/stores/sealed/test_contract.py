@@ -7,7 +7,7 @@ from _pytest.mark.structures import ParameterSet
 
 from oncekey.testing.contract import StoreContract, Subject
 from tests.stores.conftest import MORE, STORES
-from tests.stores.sealed_kit import sealed
+from tests.stores.sealed.kit import sealed
 from tests.stores.test_against_memory import compare
 
 # Over a socket the contract takes its time. `test_sealed_leaks.py` goes through every engine too.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncekey.errors import CorruptRecord
-from oncekey.stores.envelope import Head, new_key, open_envelope, read_head, seal
+from oncekey.stores.sealed.envelope import Head, new_key, open_envelope, read_head, seal
 
 HEAD = Head(b"c", b"abcd")
 KEY = new_key()

@@ -25,9 +25,9 @@ from tests.atomic import shop as atomic_shop
 from tests.atomic import test_adapters
 from tests.places import Place, sqlite_place
 from tests.servers.mariadb import mysql_connection
-from tests.stores import elapse, test_join
+from tests.stores import elapse, test_transactions
 from tests.stores.joining import POSTGRES, World
-from tests.stores.sealed_kit import SECRET
+from tests.stores.sealed.kit import SECRET
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -80,10 +80,10 @@ _SERVERS: dict[str, tuple[str, Callable[[str, float], None]]] = {
 
 JOINING = ("asyncpg", "psycopg", "Session on psycopg", "sqlite3", "AsyncSession on aiosqlite")
 JOINED: list[Callable[[World], Any]] = [
-    test_join.test_p2_what_is_committed_is_both,
-    test_join.test_p2_what_is_rolled_back_is_neither_and_the_attempt_goes_on,
-    test_join.test_p2_whoever_was_taken_over_commits_nothing,
-    test_join.test_a_step_is_kept_with_the_rows_that_it_wrote,
+    test_transactions.test_p2_what_is_committed_is_both,
+    test_transactions.test_p2_what_is_rolled_back_is_neither_and_the_attempt_goes_on,
+    test_transactions.test_p2_whoever_was_taken_over_commits_nothing,
+    test_transactions.test_a_step_is_kept_with_the_rows_that_it_wrote,
 ]
 
 
@@ -92,7 +92,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     place = sealed_place(request, tmp_path, "postgres" if request.param in POSTGRES else "sqlite")
     atomic_shop.prepare(place)
     runtime = Runtime(place.open())
-    policy = Policy(lease_s=test_join.LEASE_S).settled()
+    policy = Policy(lease_s=test_transactions.LEASE_S).settled()
     yield World(request.param, place, runtime, policy, place.url)
     await runtime.aclose()
 

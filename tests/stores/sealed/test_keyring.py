@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.notice import BOOK, NOTICE_ID, notice_claim
-from oncekey.core.op import run
-from oncekey.core.record import Claim, State, Step
-from oncekey.core.secret import CLOSED
-from oncekey.core.verbs import AppendStep, Count, Find, Found, Insert, Purge, Scan, Steps
+from oncekey._core.notice import BOOK, NOTICE_ID, notice_claim
+from oncekey._core.op import run
+from oncekey._core.record import Claim, State, Step
+from oncekey._core.secrets import CLOSED
+from oncekey._core.verbs import AppendStep, Count, Find, Found, Insert, Purge, Scan, Steps
 from oncekey.errors import CorruptRecord, StoreUnfit
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
+from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract.subject import new_id, new_token
-from tests.stores.sealed_kit import SECOND, SECRET, ask, prepare
-from tests.stores.sealed_world import ANSWER, claim, clock, completed, inner
+from tests.stores.sealed.kit import SECOND, SECRET, ask, prepare
+from tests.stores.sealed.world import ANSWER, claim, clock, completed, inner
 
 __all__ = ["clock", "inner"]
 

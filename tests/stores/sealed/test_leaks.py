@@ -22,13 +22,13 @@ import psycopg
 import pytest
 
 from oncekey import open_store
-from oncekey.core import lifecycle
-from oncekey.core.key import record_id
-from oncekey.core.record import Answer, Claim, State, Step
-from oncekey.core.verbs import AppendStep, Find, Insert, Purge, Requested, Scan, Steps, Tally
+from oncekey._core import lifecycle
+from oncekey._core.key import record_id
+from oncekey._core.record import Answer, Claim, State, Step
+from oncekey._core.verbs import AppendStep, Find, Insert, Purge, Requested, Scan, Steps, Tally
 from oncekey.stores.base import Store
 from oncekey.stores.migrate import migrate
-from oncekey.stores.postgres_layout import INLINE, PARTITIONED, SEPARATE, move
+from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, move
 from oncekey.testing.contract.subject import new_id, new_token
 from tests.servers import Postgres, start_mariadb, start_mysql, start_postgres, start_redis
 from tests.servers.mariadb import MySQLFamily, mysql_connection
@@ -38,9 +38,9 @@ from tests.servers.process import Server
 from tests.servers.redis_cluster import start_redis_cluster
 from tests.servers.redis_sentinel import start_watched_redis
 from tests.servers.skipping import or_skip
-from tests.stores import dynamodb_kit
-from tests.stores.postgres_kit import unwatched
-from tests.stores.sealed_kit import SECOND, SECRET, ask
+from tests.stores.dynamodb import kit
+from tests.stores.postgres.kit import unwatched
+from tests.stores.sealed.kit import SECOND, SECRET, ask
 
 pytestmark = pytest.mark.slow
 
@@ -245,8 +245,8 @@ def dynamodb_engine(tmp_path: Path) -> Iterator[Engine]:
 
         def items() -> Iterator[bytes]:
             for url in urls:
-                paginator = dynamodb_kit.client(url).get_paginator("scan")
-                for page in paginator.paginate(TableName=dynamodb_kit.name_of(url)):
+                paginator = kit.client(url).get_paginator("scan")
+                for page in paginator.paginate(TableName=kit.name_of(url)):
                     for item in page["Items"]:
                         for name, kept in item.items():
                             [content] = kept.values()

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from oncekey import open_store
-from oncekey.clock import FakeClock
-from oncekey.core import lifecycle
-from oncekey.core.notice import BOOK, NOTICE_ID
-from oncekey.core.record import Answer, Claim, State, Step
-from oncekey.core.secret import CLOSED
-from oncekey.core.verbs import (
+from oncekey._core import lifecycle
+from oncekey._core.notice import BOOK, NOTICE_ID
+from oncekey._core.record import Answer, Claim, State, Step
+from oncekey._core.secrets import CLOSED
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -36,12 +35,13 @@ from oncekey.core.verbs import (
     Sweep,
     When,
 )
+from oncekey._system.clock import FakeClock
 from oncekey.errors import CorruptRecord, Misuse
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
+from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract.subject import new_id, new_token
-from tests.stores.sealed_kit import SECOND, SECRET, ask, prepare
-from tests.stores.sealed_world import ANSWER, claim, clock, complete, completed, inner, store
+from tests.stores.sealed.kit import SECOND, SECRET, ask, prepare
+from tests.stores.sealed.world import ANSWER, claim, clock, complete, completed, inner, store
 
 __all__ = ["clock", "inner", "store"]
 
@@ -266,8 +266,8 @@ def test_secrets_that_cannot_be_meant_are_refused(secrets: Any, said: str) -> No
 
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("sealed", "book", "seal", "envelope"):
-        monkeypatch.delitem(sys.modules, f"oncekey.stores.{name}")
+    for name in ("store", "keyring", "verbs", "envelope"):
+        monkeypatch.delitem(sys.modules, f"oncekey.stores.sealed.{name}")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(Misuse, match=r"pip install 'oncekey\[sealed\]'"):
         open_store("memory://", secrets=SECRET)

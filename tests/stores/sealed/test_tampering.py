@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.notice import BOOK
-from oncekey.core.op import run
-from oncekey.core.record import Record, Step
-from oncekey.core.verbs import (
+from oncekey._core import lifecycle
+from oncekey._core.notice import BOOK
+from oncekey._core.op import run
+from oncekey._core.record import Record, Step
+from oncekey._core.verbs import (
     AppendStep,
     Done,
     Find,
@@ -29,13 +29,13 @@ from oncekey.core.verbs import (
 )
 from oncekey.errors import CorruptRecord, StoreUnavailable
 from oncekey.stores.base import AGAIN
-from oncekey.stores.gather import Gatherer
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.sealed.store import SealedStore
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.testing.contract.subject import new_token
-from tests.stores.sealed_kit import SECRET, ask
-from tests.stores.sealed_world import claim, clock, completed, inner, store
+from tests.stores.sealed.kit import SECRET, ask
+from tests.stores.sealed.world import claim, clock, completed, inner, store
 
 __all__ = ["clock", "inner", "store"]
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from oncekey.clock import FakeClock
-from oncekey.core import lifecycle
-from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Done, Insert, Inserted, Swap
+from oncekey._core import lifecycle
+from oncekey._core.record import Answer, Claim
+from oncekey._core.verbs import Done, Insert, Inserted, Swap
+from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.sealed import SealedStore
+from oncekey.stores.sealed.store import SealedStore
 from oncekey.testing.contract.subject import new_claim
-from tests.stores.sealed_kit import SECRET, ask
+from tests.stores.sealed.kit import SECRET, ask
 
 ANSWER = Answer(201, ((b"location", b"/orders/1"),), b"created")
 

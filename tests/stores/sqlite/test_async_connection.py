@@ -15,18 +15,25 @@ from typing import Any
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.op import arun
-from oncekey.core.record import Answer, Claim, Record
-from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Peek, Swap, Verb
+from oncekey._core import lifecycle
+from oncekey._core.op import arun
+from oncekey._core.record import Answer, Claim, Record
+from oncekey._core.verbs import Done, Find, Found, Insert, Inserted, Peek, Swap, Verb
 from oncekey.errors import StoreUnavailable, StoreUnfit
-from oncekey.stores import sqlite_async, sqlite_connection
-from oncekey.stores.gather import AsyncGatherer
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite_async import QUICK_IN_A_ROW, QUICK_S, AsyncSqliteConnection, Brief, Pace
-from oncekey.stores.sqlite_connection import File
-from oncekey.stores.sqlite_verbs import BRIEF_BYTES_MAX
-from tests.stores.sqlite_worker import HOUR_S, claim
+from oncekey.stores.batching import AsyncGatherer
+from oncekey.stores.sqlite import async_connection
+from oncekey.stores.sqlite import connection as sqlite_connection
+from oncekey.stores.sqlite.async_connection import (
+    QUICK_IN_A_ROW,
+    QUICK_S,
+    AsyncSqliteConnection,
+    Brief,
+    Pace,
+)
+from oncekey.stores.sqlite.connection import File
+from oncekey.stores.sqlite.store import SqliteStore
+from oncekey.stores.sqlite.verbs import BRIEF_BYTES_MAX
+from tests.stores.sqlite.worker import HOUR_S, claim
 from tests.stores.threads import wait_until
 
 
@@ -155,7 +162,7 @@ def test_pace_is_not_quick_because_of_reads() -> None:
 @pytest.fixture
 def asked_in(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the threads in which the file was asked, on a disk that is always quick."""
-    monkeypatch.setattr(sqlite_async, "QUICK_S", float("inf"))
+    monkeypatch.setattr(async_connection, "QUICK_S", float("inf"))
     return threads_that_call(Brief, "__call__", monkeypatch)
 
 
@@ -215,7 +222,7 @@ def test_after_a_slow_answer_the_loop_waits_for_the_disk_no_more(
     path: Path, asked_in: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(gatherer: AsyncGatherer) -> None:
-        monkeypatch.setattr(sqlite_async, "QUICK_S", -1.0)
+        monkeypatch.setattr(async_connection, "QUICK_S", -1.0)
         asked_in.clear()
         for number in range(3):
             await gatherer.ask(Insert(claim(f"slow-{number}")))

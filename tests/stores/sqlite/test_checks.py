@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.core.op import run
+from oncekey._core.op import run
 from oncekey.errors import StoreUnfit
-from oncekey.stores import sqlite_fitness
-from oncekey.stores.finding import Examination, Level
-from oncekey.stores.sqlite import SqliteStore, open_url
-from oncekey.stores.sqlite_fitness import Around, file_system
+from oncekey.stores.checks import Examination, Level
+from oncekey.stores.sqlite import checks
+from oncekey.stores.sqlite.checks import Around, file_system
+from oncekey.stores.sqlite.store import SqliteStore, open_url
 
 AROUND = Around("/data/keys.db", 4096, 0, 0o600, True, 10**12, 10**11)
 
@@ -53,7 +53,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"90 27 0:50 / {where} rw,relatime shared:1 - nfs4 files:/export rw,vers=4.2\n"
         f"91 27 0:51 / {where}-local rw,relatime - xfs /dev/vdb rw\n"
     )
-    monkeypatch.setattr(sqlite_fitness, "MOUNTS", told)
+    monkeypatch.setattr(checks, "MOUNTS", told)
     return share
 
 
@@ -81,7 +81,7 @@ def test_what_this_machine_says_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert file_system(f"{tmp_path}/keys.db") is not None
-    monkeypatch.setattr(sqlite_fitness, "MOUNTS", tmp_path / "none")
+    monkeypatch.setattr(checks, "MOUNTS", tmp_path / "none")
     assert file_system(f"{tmp_path}/keys.db") is None
     start(SqliteStore(tmp_path / "keys.db"))
 

@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.record import Answer, Claim
-from oncekey.core.verbs import Done, Find, Found, Insert, Inserted, Swap
+from oncekey._core import lifecycle
+from oncekey._core.record import Answer, Claim
+from oncekey._core.verbs import Done, Find, Found, Insert, Inserted, Swap
 from oncekey.errors import StoreUnavailable, StoreUnfit
-from oncekey.stores import sqlite_connection
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite_connection import UNCHECKED_MAX, WAL_BYTES, File, Place
-from tests.stores.sqlite_worker import HOUR_S, claim
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite import connection
+from oncekey.stores.sqlite.connection import UNCHECKED_MAX, WAL_BYTES, File, Place
+from oncekey.stores.sqlite.store import SqliteStore
+from tests.stores.sqlite.worker import HOUR_S, claim
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 NOBODY = 65534
 
 
@@ -46,7 +46,7 @@ def gatherer(path: Path) -> Iterator[Gatherer]:
 def start(*words: object) -> subprocess.Popen[str]:
     """Another process, at work on a file."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.stores.sqlite_worker", *map(str, words)],
+        [sys.executable, "-m", "tests.stores.sqlite.worker", *map(str, words)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -330,7 +330,7 @@ def test_nobody_makes_a_checkpoint_without_the_write_lock(
     path: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else SQLite before 3.51.3 could lose what was committed meanwhile."""
-    monkeypatch.setattr(sqlite_connection, "WAL_BYTES", 50_000)
+    monkeypatch.setattr(connection, "WAL_BYTES", 50_000)
     real, made = File._checkpoint, []
 
     def checkpoint(file: File, execute: Any) -> None:
@@ -355,7 +355,7 @@ def test_p11_a_replay_does_not_wait_until_a_checkpoint_can_be_made(
     path: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gatherer.ask(Insert(claim("order-1")))
-    monkeypatch.setattr(sqlite_connection, "WAL_BYTES", 1)
+    monkeypatch.setattr(connection, "WAL_BYTES", 1)
 
     def never(seconds: float) -> None:
         raise AssertionError("waited for a writer")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from oncekey.core.verbs import Find, Insert
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
+from oncekey._core.verbs import Find, Insert
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.testing.contract.subject import new_claim
 
 LEASE_S = 600.0
@@ -23,10 +23,10 @@ _IN = ["unshare", "--user", "--map-root-user", "--time"]
 _OTHER = """
 import pathlib, sys, time
 from oncekey import clock
-from oncekey.core import lifecycle
-from oncekey.core.verbs import Done, Find, Insert
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
+from oncekey._core import lifecycle
+from oncekey._core.verbs import Done, Find, Insert
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.testing.contract.subject import new_claim
 
 path, what, record_id, pretended_s = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import Step
-from oncekey.core.verbs import AppendStep, Done, Find, Refused, Steps, Verb
+from oncekey._core.record import Step
+from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Verb
 from oncekey.errors import Misuse
-from oncekey.stores import join
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores import transactions
+from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.stores import elapse
@@ -41,7 +41,7 @@ def joined(path: Path, *verbs: Verb, **how: Any) -> list[Any]:
         for name, value in ODD.items():
             connection.execute(f"PRAGMA {name} = {value}").fetchall()
         connection.execute("BEGIN IMMEDIATE")
-        outcomes = join.perform(SqliteStore(path), connection, verbs)
+        outcomes = transactions.perform(SqliteStore(path), connection, verbs)
         connection.commit()
     return outcomes
 
@@ -79,4 +79,4 @@ def test_one_that_gives_texts_as_bytes_is_refused_by_name(
         connection.text_factory = given
         connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(Misuse, match="text_factory"):
-            join.perform(case.subject.store, connection, [Find(record.id)])
+            transactions.perform(case.subject.store, connection, [Find(record.id)])

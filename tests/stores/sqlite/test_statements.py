@@ -11,32 +11,32 @@ from typing import Any
 import apsw
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.verbs import Insert, Inserted
-from oncekey.stores import sqlite_sql
-from oncekey.stores.sqlite import SqliteStore
-from tests.stores.sqlite_worker import claim
+from oncekey._core.op import run
+from oncekey._core.verbs import Insert, Inserted
+from oncekey.stores.sqlite import statements
+from oncekey.stores.sqlite.store import SqliteStore
+from tests.stores.sqlite.worker import claim
 
 ID, STEP = "sqlite_autoindex_oncekey_claims_1", "sqlite_autoindex_oncekey_steps_1"
 RANGES = {"oncekey_claims_running", "oncekey_claims_ended"}
 
 PLANS = {
-    "due": (sqlite_sql.DUE, RANGES),
-    "abandoned": (sqlite_sql.ABANDONED, {"oncekey_claims_running"}),
-    "requested": (sqlite_sql.REQUESTED, {ID}),
-    "keep request": (sqlite_sql.KEEP_REQUEST, {ID}),
-    "expired": (sqlite_sql.EXPIRED, RANGES),
-    "purgeable": (sqlite_sql.PURGEABLE, {"oncekey_claims_purgeable"}),
-    "scan": (sqlite_sql.SCAN, {ID}),
-    "peek": (sqlite_sql.PEEK, {ID}),
-    "steps": (sqlite_sql.STEPS, {ID, STEP}),
-    "find one": (sqlite_sql.find(1), {ID}),
-    "find many": (sqlite_sql.find(64), {ID}),
-    "swap one": (sqlite_sql.SWAP, {ID}),
-    "swap two": (sqlite_sql.plain_swaps(2), {ID}),
-    "swap many": (sqlite_sql.plain_swaps(64), {ID}),
-    "answers": (sqlite_sql.keep_answers(64), {ID}),
-    "tally": (sqlite_sql.tally(64), {ID}),
+    "due": (statements.DUE, RANGES),
+    "abandoned": (statements.ABANDONED, {"oncekey_claims_running"}),
+    "requested": (statements.REQUESTED, {ID}),
+    "keep request": (statements.KEEP_REQUEST, {ID}),
+    "expired": (statements.EXPIRED, RANGES),
+    "purgeable": (statements.PURGEABLE, {"oncekey_claims_purgeable"}),
+    "scan": (statements.SCAN, {ID}),
+    "peek": (statements.PEEK, {ID}),
+    "steps": (statements.STEPS, {ID, STEP}),
+    "find one": (statements.find(1), {ID}),
+    "find many": (statements.find(64), {ID}),
+    "swap one": (statements.SWAP, {ID}),
+    "swap two": (statements.plain_swaps(2), {ID}),
+    "swap many": (statements.plain_swaps(64), {ID}),
+    "answers": (statements.keep_answers(64), {ID}),
+    "tally": (statements.tally(64), {ID}),
 }
 
 
@@ -111,7 +111,7 @@ def test_p11_an_application_may_analyze_the_file_while_little_is_in_it(
 @pytest.mark.parametrize("count", range(200))
 def test_rows_are_cut_into_a_few_lengths(count: int) -> None:
     rows = list(range(count))
-    pieces = list(sqlite_sql.pieces(rows))
+    pieces = list(statements.pieces(rows))
     assert [row for piece in pieces for row in piece] == rows
     assert {len(piece) for piece in pieces} <= {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}
     assert len(pieces) <= count // 64 + 3

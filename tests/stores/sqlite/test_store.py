@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core import lifecycle
+from oncekey._core.op import run
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -32,12 +32,13 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores import sql, sqlite_verbs
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore, open_url
-from oncekey.stores.sqlite_connection import SqliteConnection
+from oncekey.stores import sql
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite import verbs as sqlite_verbs
+from oncekey.stores.sqlite.connection import SqliteConnection
+from oncekey.stores.sqlite.store import SqliteStore, open_url
 from tests.stores import elapse
-from tests.stores.sqlite_worker import HOUR_S, claim
+from tests.stores.sqlite.worker import HOUR_S, claim
 
 ANSWER = Answer(201, ((b"content-type", b"text/plain"),), b"created")
 
@@ -279,7 +280,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     gatherer.close()
     broken = sql.Migration(99, "broken", 1, "CREATE TABLE half (a);\nCREATE TABLE half (a);\n")
     known = sql.migrations("sqlite")
-    monkeypatch.setattr("oncekey.stores.sqlite.migrations", lambda engine: [*known, broken])
+    monkeypatch.setattr("oncekey.stores.sqlite.store.migrations", lambda engine: [*known, broken])
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
         gatherer.ask(Find(claim("order-1").id))
     with contextlib.closing(sqlite3.connect(path)) as db:

@@ -14,12 +14,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from oncekey.clock import FakeClock
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.op import run
-from oncekey.core.record import Answer, Claim, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.op import run
+from oncekey._core.record import Answer, Claim, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Done,
     Due,
@@ -34,11 +33,12 @@ from oncekey.core.verbs import (
     Sweep,
     Verb,
 )
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore, _write
-from oncekey.stores.sqlite_connection import File, SqliteConnection
-from oncekey.stores.sqlite_verbs import Batch, NotAll, Writing
-from tests.stores.sqlite_worker import HOUR_S, claim
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite.connection import File, SqliteConnection
+from oncekey.stores.sqlite.store import SqliteStore, _write
+from oncekey.stores.sqlite.verbs import Batch, NotAll, Writing
+from tests.stores.sqlite.worker import HOUR_S, claim
 
 DAY_S = 24 * HOUR_S
 ANSWER = Answer(201, (), b"created")

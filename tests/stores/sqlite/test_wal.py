@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.op import run
-from oncekey.core.verbs import Find, Insert, Inserted
+from oncekey._core.op import run
+from oncekey._core.verbs import Find, Insert, Inserted
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
-from oncekey.stores.sqlite_connection import UNCHECKED_MAX, WAL_BYTES
-from oncekey.stores.sqlite_wal import Wal
-from tests.stores.sqlite_worker import claim
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite.connection import UNCHECKED_MAX, WAL_BYTES
+from oncekey.stores.sqlite.store import SqliteStore
+from oncekey.stores.sqlite.wal import Wal
+from tests.stores.sqlite.worker import claim
 
 
 @pytest.fixture
@@ -198,10 +198,10 @@ def test_that_of_a_file_behind_a_link_is_kept_short_too(path: Path) -> None:
 
 AT_EXIT = """
 import atexit, sys
-from oncekey.core.verbs import Insert
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
-from tests.stores.sqlite_worker import claim
+from oncekey._core.verbs import Insert
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite.store import SqliteStore
+from tests.stores.sqlite.worker import claim
 
 atexit.register(lambda: print(gatherer.ask(Insert(claim("order-2")))))
 gatherer = Gatherer(SqliteStore(sys.argv[1]))

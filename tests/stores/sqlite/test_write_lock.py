@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.atomic.exclusive import Exclusive, Overdue
+from oncekey.stores.sqlite.write_lock import Exclusive, Overdue
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What other processes do to an SQLite file: `python -m tests.stores.sqlite_worker <what>`."""
+"""What other processes do to an SQLite file: `python -m tests.stores.sqlite.worker <what>`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import resource
 import sys
 from collections.abc import Iterator
 
-from oncekey.core.record import Claim, Record
-from oncekey.core.verbs import Find, Found, Insert, Inserted
+from oncekey._core.record import Claim, Record
+from oncekey._core.verbs import Find, Found, Insert, Inserted
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import Gatherer
-from oncekey.stores.sqlite import SqliteStore
+from oncekey.stores.batching import Gatherer
+from oncekey.stores.sqlite.store import SqliteStore
 
 HOUR_S = 3600.0
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from redis import Redis as Client
 
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Found, Insert, Inserted
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Found, Insert, Inserted
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.redis import open_url as open_redis
-from oncekey.stores.redis_connection import Endpoint
-from oncekey.stores.tiered import TieredStore
+from oncekey.stores.redis.connection import Endpoint
+from oncekey.stores.redis.opening import open_url as open_redis
+from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, timeless
 from tests.servers.process import free_port

@@ -14,21 +14,21 @@ from urllib.parse import urlsplit
 import pytest
 from redis import Redis as Client
 
-from oncekey.core import lifecycle
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Find, Found, Insert, Inserted, Purge, Scan, Swap
+from oncekey._core import lifecycle
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Count, Find, Found, Insert, Inserted, Purge, Scan, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.redis import open_url as open_redis
-from oncekey.stores.sealed import SealedStore
-from oncekey.stores.tiered import STOP_S
-from oncekey.stores.tiered_connection import REST_S
-from oncekey.stores.tiered_entry import MARGIN_S
+from oncekey.stores.redis.opening import open_url as open_redis
+from oncekey.stores.sealed.store import SealedStore
+from oncekey.stores.tiered.connection import REST_S
+from oncekey.stores.tiered.entry import MARGIN_S
+from oncekey.stores.tiered.store import STOP_S
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, Face
 from tests.servers import start_redis
 from tests.stores import elapse
-from tests.stores.sealed_kit import SECRET
-from tests.stores.tiered_kit import (
+from tests.stores.sealed.kit import SECRET
+from tests.stores.tiered.kit import (
     Tiers,
     cached,
     case,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncekey.core.record import Answer, Record, State
-from oncekey.stores.tiered_entry import EPOCH_BYTES, MARGIN_S, decode_entry, encode_entry, lasts_s
+from oncekey._core.record import Answer, Record, State
+from oncekey.stores.tiered.entry import EPOCH_BYTES, MARGIN_S, decode_entry, encode_entry, lasts_s
 from oncekey.testing.contract.subject import timeless
 
 SECRET, EPOCH, NOW = b"s" * 32, b"e" * EPOCH_BYTES, 1_700_000_000.0

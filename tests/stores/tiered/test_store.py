@@ -11,13 +11,13 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from oncekey.core.record import State
-from oncekey.core.verbs import Count, Done, Found, Insert, Scan
+from oncekey._core.record import State
+from oncekey._core.verbs import Count, Done, Found, Insert, Scan
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores import join
-from oncekey.stores.postgres_sql import Question
-from oncekey.stores.tiered import ENTRY_BYTES_MAX, WAITING_MAX, TieredStore
-from oncekey.stores.url import open_store
+from oncekey.stores import transactions
+from oncekey.stores.postgres.verbs import Question
+from oncekey.stores.tiered.store import ENTRY_BYTES_MAX, WAITING_MAX, TieredStore
+from oncekey.stores.urls import open_store
 from oncekey.testing.contract import (
     Case,
     InsertContract,
@@ -33,7 +33,7 @@ from oncekey.testing.contract import (
 from oncekey.testing.contract.subject import ANSWER, FACES
 from tests.stores import elapse
 from tests.stores.test_against_memory import compare
-from tests.stores.tiered_kit import (
+from tests.stores.tiered.kit import (
     Tiers,
     cached,
     case,
@@ -155,7 +155,7 @@ def test_a_completion_that_is_rolled_back_was_never_copied(
         flush(case)
         record = case.begin()
         for end in (db.rollback, db.commit):
-            [outcome] = join.perform(store, db, [case.complete(record)])
+            [outcome] = transactions.perform(store, db, [case.complete(record)])
             assert isinstance(outcome, Done)
             flush(case)
             found = case.ask(Insert(case.rival(record)))

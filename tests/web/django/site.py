@@ -23,12 +23,12 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test.utils import override_settings
 from django.urls import clear_url_caches, path
 
-from oncekey.clock import FakeClock
-from oncekey.core.record import Record
-from oncekey.core.verbs import Scan
-from oncekey.stores.gather import Gatherer
+from oncekey._core.record import Record
+from oncekey._core.verbs import Scan
+from oncekey._system.clock import FakeClock
+from oncekey.stores.batching import Gatherer
 from oncekey.stores.memory import MemoryStore
-from oncekey.web.django import claim
+from oncekey.web.django import _claim as claim
 from tests.web.client import Reply, ask, ask_wsgi
 
 if not settings.configured:

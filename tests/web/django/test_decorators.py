@@ -12,7 +12,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from oncekey import Misuse, Policy
-from oncekey.web import marks
+from oncekey.web import _decorators as marks
 from oncekey.web.django import idempotent, not_idempotent
 from tests.web.django.site import Site, login_required, told
 

@@ -10,9 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.test.utils import override_settings
 
 import oncekey
-from oncekey.core.record import State
+from oncekey._core.record import State
 from tests.web.django.site import Site, told
-from tests.web.test_hidden import ANY, HIDDEN, SHOWN
+from tests.web.test_hidden_headers import ANY, HIDDEN, SHOWN
 
 SEEN: list[dict[str, str]] = []
 

@@ -17,12 +17,13 @@ from django.test import AsyncClient
 from django.test.utils import override_settings
 
 import oncekey
-from oncekey import Misuse, Policy, probes
-from oncekey.clock import FakeClock
+from oncekey import Misuse, Policy
+from oncekey._system import probes
+from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.django import idempotent
-from oncekey.web.django.claim import views
+from oncekey.web.django._claim import views
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.web.client import Reply, ask, ask_wsgi
 from tests.web.django.site import Site, database, ordering, told

@@ -18,7 +18,7 @@ from django.views import View
 
 from oncekey import Misuse, Policy
 from oncekey.web.django import idempotent, not_idempotent
-from oncekey.web.django.claim import views
+from oncekey.web.django._claim import views
 from oncekey.web.django.settings import MIDDLEWARE, check
 from tests.web.django.site import Site, database, login_required, told
 

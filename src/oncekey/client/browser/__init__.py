@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 
 __all__ = ["Module", "module", "path"]
 

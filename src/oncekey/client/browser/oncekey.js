@@ -609,7 +609,7 @@ async function whole(response, bytesMax) {
 
 // ------------------------------------------------------------------------------------ what answers mean
 //
-// As in oncekey/client/verdict.py: what may end differently without anybody changing anything is
+// As in oncekey/client/_classify.py: what may end differently without anybody changing anything is
 // retried. A server's own word goes before the status; a kept answer is final whatever its status.
 
 /**
@@ -832,7 +832,7 @@ export function parseDate(text) {
   return same ? ms / 1000 : null;
 }
 
-/** The tokens of every host that was asked lately (oncekey/client/budget.py). */
+/** The tokens of every host that was asked lately (oncekey/client/_budget.py). */
 class Buckets {
   #budget;
   /** @type {Map<string, { tokens: number, counted: number }>} */
@@ -915,7 +915,7 @@ const KEYS_MAX = 1024;
 const JSON_BYTES_MAX = 1024 * 1024;
 const PIECE_BYTES = 1024 * 1024;
 
-/** Which request a key came with, as far back as a bounded memory goes (oncekey/client/reuse.py). */
+/** Which request a key came with, as far back as a bounded memory goes (oncekey/client/_reuse.py). */
 class Reuse {
   /** @type {Map<string, string>} */
   #seen = new Map();
@@ -1083,7 +1083,7 @@ function mix(state, words, view, at) {
 }
 
 /**
- * What stands for a key in messages and logs, there and here (oncekey/core/key.py).
+ * What stands for a key in messages and logs, there and here (oncekey/_core/key.py).
  *
  * @param {string} key
  */
@@ -1217,7 +1217,7 @@ const TOO_OLD_S_MAX = 30 * 24 * 3600;
  * @typedef {Written & { until: number, retentionS: number }} Opened
  */
 
-/** Which intents there are, which keys they have, and how they ended (oncekey/client/journal.py). */
+/** Which intents there are, which keys they have, and how they ended (oncekey/client/_journal.py). */
 class Intents {
   #given;
   /** @type {Shelf | undefined} */

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from oncekey.core.value import value
-from oncekey.stores import finding
-from oncekey.stores.dynamodb_calls import Item, b, key
-from oncekey.stores.dynamodb_walk import OPEN, OPEN_SHOWS, TENANTS
-from oncekey.stores.finding import Finding, Risk, Size, advice, unsafe
+from oncekey._core.values import value
+from oncekey.stores import checks
+from oncekey.stores.checks import Finding, Risk, Size, advice, unsafe
+from oncekey.stores.dynamodb.scan import OPEN, OPEN_SHOWS, TENANTS
+from oncekey.stores.dynamodb.statements import Item, b, key
 
 SCHEMA, OLDEST_READER = 1, 1
 RISKS = (Risk.GLOBAL_TABLE,)
@@ -53,9 +53,9 @@ def definition(table: str) -> Item:
 def schema(note: Item | None, address: str) -> Finding:
     """By the note that `oncekey migrate` leaves in the table."""
     if note is None:
-        return finding.schema(None, None, SCHEMA, address)
+        return checks.schema(None, None, SCHEMA, address)
     version, oldest = int(note["version"]["N"]), int(note["oldest_reader"]["N"])
-    return finding.schema(version, oldest, SCHEMA, address)
+    return checks.schema(version, oldest, SCHEMA, address)
 
 
 def findings(table: Item) -> Iterator[Finding]:

@@ -30,13 +30,13 @@ import botocore.session
 from aiobotocore.config import AioConfig
 from botocore.config import Config
 
-from oncekey.clock import Clock
-from oncekey.core.backoff import full_jitter
-from oncekey.core.op import Pause
+from oncekey._core.backoff import full_jitter
+from oncekey._core.op import Pause
+from oncekey._system.clock import Clock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.dynamodb_calls import Call, Denied, Item
-from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.dynamodb_table import passes
+from oncekey.stores.dynamodb.server_date import Dates
+from oncekey.stores.dynamodb.statements import Call, Denied, Item
+from oncekey.stores.dynamodb.table import passes
 
 REQUESTS_MAX = 64
 """Requests of one client at the same time."""

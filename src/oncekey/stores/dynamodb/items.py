@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import hashlib
 
-from oncekey.core.framing import as_bytes
-from oncekey.core.record import Answer, Claim, Record, State, decode_headers, encode_headers
-from oncekey.core.verbs import Swap
+from oncekey._core.framing import as_bytes
+from oncekey._core.record import Answer, Claim, Record, State, decode_headers, encode_headers
+from oncekey._core.verbs import Swap
 from oncekey.errors import CorruptRecord, StoreError, TooLong
-from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, s, text
-from oncekey.stores.dynamodb_parts import REQUEST_BYTES_MAX, body_digest, pieces
-from oncekey.stores.observed import Sightings
+from oncekey.stores.dynamodb.leases import Sightings
+from oncekey.stores.dynamodb.parts import REQUEST_BYTES_MAX, body_digest, pieces
+from oncekey.stores.dynamodb.statements import Item, Update, b, key, n, s, text
 from oncekey.stores.sql import decode_digests, encode_digests
 
 SHARDS = 8

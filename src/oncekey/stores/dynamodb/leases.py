@@ -21,7 +21,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 
-from oncekey.clock import Clock, SystemClock
+from oncekey._system.clock import Clock, SystemClock
 
 SIGHTINGS_MAX = 20_000
 """How many records are remembered. What is forgotten is seen for the first time again: its

@@ -9,10 +9,10 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping
 
-from oncekey.core.framing import as_bytes
-from oncekey.core.record import Claim, Step
+from oncekey._core.framing import as_bytes
+from oncekey._core.record import Claim, Step
 from oncekey.errors import CorruptRecord
-from oncekey.stores.dynamodb_calls import Item, Update, b, key, n, text
+from oncekey.stores.dynamodb.statements import Item, Update, b, key, n, text
 
 STEP, REQUEST, BODY = b"s", b"q", b"b"
 PIECE_BYTES = 350_000

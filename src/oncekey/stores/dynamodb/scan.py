@@ -16,17 +16,16 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from oncekey.core.batched import batched
-from oncekey.core.framing import as_bytes
-from oncekey.core.op import Op
-from oncekey.core.record import Record, State, Step
-from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
-from oncekey.stores import dynamodb_items as items
-from oncekey.stores import dynamodb_parts as parts
-from oncekey.stores.dynamodb_calls import RECORD, Call, Item, Update, b, key, n, s
-from oncekey.stores.dynamodb_verbs import Verbs
-from oncekey.stores.finding import Sample
-from oncekey.stores.observed import Sighting
+from oncekey._core.batched import batched
+from oncekey._core.framing import as_bytes
+from oncekey._core.op import Op
+from oncekey._core.record import Record, State, Step
+from oncekey._core.verbs import Count, Due, Purge, Scan, Sweep, Tally
+from oncekey.stores.checks import Sample
+from oncekey.stores.dynamodb import items, parts
+from oncekey.stores.dynamodb.leases import Sighting
+from oncekey.stores.dynamodb.statements import RECORD, Call, Item, Update, b, key, n, s
+from oncekey.stores.dynamodb.verbs import Verbs
 
 OPEN, TENANTS = "open", "tenants"
 OPEN_SHOWS = ("fence", "beat", "token", "held", "lapsed")

@@ -14,7 +14,7 @@ import math
 import threading
 from email.utils import parsedate_to_datetime
 
-from oncekey.clock import Clock
+from oncekey._system.clock import Clock
 from oncekey.errors import StoreUnfit
 
 _MICROS = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 
 Item = dict[str, Any]
 

@@ -22,20 +22,20 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.op import Op
-from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import AGAIN, Durability
-from oncekey.stores.dynamodb_calls import Call
-from oncekey.stores.dynamodb_connection import AsyncDynamoConnection, Driver, DynamoConnection
-from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.dynamodb_join import Joined, alone
-from oncekey.stores.dynamodb_table import Table
-from oncekey.stores.dynamodb_verbs import Verbs
-from oncekey.stores.dynamodb_walk import Walker
-from oncekey.stores.finding import Examination, Sample
-from oncekey.stores.observed import Sightings, sightings_of
+from oncekey.stores.checks import Examination, Sample
+from oncekey.stores.dynamodb.connection import AsyncDynamoConnection, Driver, DynamoConnection
+from oncekey.stores.dynamodb.leases import Sightings, sightings_of
+from oncekey.stores.dynamodb.scan import Walker
+from oncekey.stores.dynamodb.server_date import Dates
+from oncekey.stores.dynamodb.statements import Call
+from oncekey.stores.dynamodb.table import Table
+from oncekey.stores.dynamodb.transactions import Joined, alone
+from oncekey.stores.dynamodb.verbs import Verbs
 from oncekey.stores.sql import check_waits
 
 LANES = 16

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core.op import Op, Pause
+from oncekey._core.op import Op, Pause
+from oncekey._system.clock import Clock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores import dynamodb_fitness as fitness
-from oncekey.stores.dynamodb_calls import Call, Denied, Item, key, n
-from oncekey.stores.dynamodb_fitness import OLDEST_READER, SCHEMA, TTL, definition
-from oncekey.stores.dynamodb_walk import OPEN, TENANTS
-from oncekey.stores.finding import Examination, allowed, insist
+from oncekey.stores.checks import Examination, allowed, insist
+from oncekey.stores.dynamodb import checks as fitness
+from oncekey.stores.dynamodb.checks import OLDEST_READER, SCHEMA, TTL, definition
+from oncekey.stores.dynamodb.scan import OPEN, TENANTS
+from oncekey.stores.dynamodb.statements import Call, Denied, Item, key, n
 
 _NOTE = key(b"oncekey", b"schema")
 _LOOKS_MAX, _LOOK_S = 120, 0.5

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from oncekey.core.op import arun, run
-from oncekey.core.verbs import Swap, Verb
+from oncekey._core.op import arun, run
+from oncekey._core.verbs import Swap, Verb
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.dynamodb_calls import Call, Denied, Item, n
-from oncekey.stores.dynamodb_items import KEPT
-from oncekey.stores.dynamodb_verbs import TRANSACTION_MAX
+from oncekey.stores.dynamodb.items import KEPT
+from oncekey.stores.dynamodb.statements import Call, Denied, Item, n
+from oncekey.stores.dynamodb.verbs import TRANSACTION_MAX
 
 ITEMS_MAX = TRANSACTION_MAX - 1
 _WRITES = frozenset({"Put", "Update", "Delete", "ConditionCheck"})

@@ -16,9 +16,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Glimpse, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Glimpse, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Done,
     Find,
@@ -33,12 +33,11 @@ from oncekey.core.verbs import (
     When,
 )
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable
-from oncekey.stores import dynamodb_items as items
-from oncekey.stores import dynamodb_parts as parts
 from oncekey.stores.base import INSERT_ROUNDS_MAX
-from oncekey.stores.dynamodb_calls import Call, Denied, Item, Update, b, key, n, projection, s
-from oncekey.stores.dynamodb_dates import Dates
-from oncekey.stores.observed import Sightings
+from oncekey.stores.dynamodb import items, parts
+from oncekey.stores.dynamodb.leases import Sightings
+from oncekey.stores.dynamodb.server_date import Dates
+from oncekey.stores.dynamodb.statements import Call, Denied, Item, Update, b, key, n, projection, s
 
 TRANSACTION_MAX = 100
 """Members of one transaction."""

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from oncekey.errors import Misuse
-from oncekey.stores.url import redact, scrub
+from oncekey.stores.urls import redact, scrub
 
 _PORT = 3306
 

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.value import value
+from oncekey._core.op import Op
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.values import value
 from oncekey.errors import StoreUnfit
-from oncekey.stores.finding import (
+from oncekey.stores.checks import (
     UNREAD_SCHEMA,
     Examination,
     Finding,
@@ -22,8 +22,8 @@ from oncekey.stores.finding import (
     connection_limit,
     unsafe,
 )
-from oncekey.stores.finding import schema as schema_finding
-from oncekey.stores.mysql_text import Question, Reply, Value, literal
+from oncekey.stores.checks import schema as schema_finding
+from oncekey.stores.mysql.statements import Question, Reply, Value, literal
 from oncekey.stores.sql import Migration, migrations
 from oncekey.stores.sql_batch import Denied
 

@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Found, Insert, Refused, Swap, Verb
-from oncekey.stores.mysql_text import Question
+from oncekey._core.op import Op
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Found, Insert, Refused, Swap, Verb
+from oncekey.stores.mysql.statements import Question
 
 NEW_S = 3600.0
 

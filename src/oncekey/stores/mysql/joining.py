@@ -16,10 +16,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from oncekey.core.op import Op
+from oncekey._core.op import Op
 from oncekey.errors import Misuse, TooLong
-from oncekey.stores.mysql_atomic import TransactionOver
-from oncekey.stores.mysql_text import CLOCK, CLOCK_OF_ANY_SESSION, Question, Reply
+from oncekey.stores.mysql.statements import CLOCK, CLOCK_OF_ANY_SESSION, Question, Reply
+from oncekey.stores.mysql.transactions import TransactionOver
 from oncekey.stores.sql_batch import RowHeld
 
 IN_TRANSACTION = 1

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
-from oncekey.messaging.shelf import DIED, DUE_S_MAX, Head, Return, Taken
-from oncekey.stores.mysql_text import CLOCK, Question, Value, later, literal, micros
+from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
+from oncekey._core.op import Op
+from oncekey.stores.mysql.statements import CLOCK, Question, Value, later, literal, micros
+from oncekey.stores.outbox import DIED, DUE_S_MAX, Head, Return, Taken
 
 MESSAGE = "id, topic, `key`, headers, payload, attempts"
 PUT = (

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey.core.policy import SECONDS_MAX
-from oncekey.core.value import value
+from oncekey._core.policy import SECONDS_MAX
+from oncekey._core.values import value
 
 Value = None | bool | int | float | bytes | str
 

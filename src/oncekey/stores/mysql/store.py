@@ -32,16 +32,17 @@ from asyncmy import errors as asyncmy_errors
 from pymysql.connections import Connection as PyMySQLConnection
 from pymysql.constants import CLIENT
 
-from oncekey.clock import SystemClock
-from oncekey.core.op import Op
-from oncekey.core.verbs import Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import Verb
+from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.stores import mysql_fitness, mysql_flush, mysql_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
-from oncekey.stores.mysql_address import Address, read
-from oncekey.stores.mysql_text import Question, Reply
-from oncekey.stores.mysql_write import Limits
+from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
+from oncekey.stores.mysql import checks, durability
+from oncekey.stores.mysql import verbs as mysql_sql
+from oncekey.stores.mysql.address import Address, read
+from oncekey.stores.mysql.statements import Question, Reply
+from oncekey.stores.mysql.writes import Limits
 from oncekey.stores.patience import Patience
 from oncekey.stores.sql import check_schema, check_waits, migrations
 from oncekey.stores.sql_batch import CHORE_TIMEOUT_S, Denied, RowHeld, group
@@ -80,7 +81,7 @@ class MySQLStore:
         connect_timeout_s: float = 5.0,
     ) -> None:
         check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
-        self.allowed = allowed(allow, mysql_fitness.RISKS)
+        self.allowed = allowed(allow, checks.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = address
         self.limits = Limits(timeout_s)
@@ -96,30 +97,30 @@ class MySQLStore:
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
         op = mysql_sql.perform(verbs, self.limits)
-        return mysql_flush.before_said(verbs, op) if self.shows_early else op
+        return durability.before_said(verbs, op) if self.shows_early else op
 
     # ---------------------------------------------------------------------- fitness and schema
 
     def prepare(self) -> Op[None]:
-        replies = yield mysql_fitness.PREPARE
+        replies = yield checks.PREPARE
         shown = self.address.shown
-        server = mysql_fitness.server(replies)
+        server = checks.server(replies)
         insist(server.findings(), shown, self.allowed)
         self.shows_early = server.shows_early
         [(applied, oldest_reader)] = replies[1].rows
         check_schema(self.name, applied, oldest_reader, shown)
 
     def examine(self) -> Op[Examination]:
-        return mysql_fitness.examine(self.address.shown)
+        return checks.examine(self.address.shown)
 
     def now(self) -> Op[float | None]:
-        return mysql_fitness.now()
+        return checks.now()
 
     def sample(self, limit: int) -> Op[Sample]:
         return first_by_id(self, limit)
 
     def migrate(self) -> Op[list[str]]:
-        mutex = mysql_fitness.ONE_MIGRATOR
+        mutex = checks.ONE_MIGRATOR
         wait_s = int(CHORE_TIMEOUT_S / 2)
         [reply] = yield Question((f"SELECT GET_LOCK({mutex}, {wait_s})",), chore=True)
         if reply.rows[0][0] != 1:
@@ -138,15 +139,15 @@ class MySQLStore:
 
     def _migrate(self) -> Op[list[str]]:
         """Each statement commits by itself, and can be repeated: what was cut short is finished."""
-        yield Question((mysql_fitness.NOTEBOOK,), chore=True)
+        yield Question((checks.NOTEBOOK,), chore=True)
         [reply] = yield Question(("SELECT number FROM oncekey_schema",))
         noted = {row[0] for row in reply.rows}
         applied = []
         for migration in migrations(self.name):
             if migration.number not in noted:
-                for statement in mysql_fitness.statements(migration):
+                for statement in checks.statements(migration):
                     yield Question((statement,), chore=True)
-                yield Question((mysql_fitness.note(migration),))
+                yield Question((checks.note(migration),))
                 applied.append(f"{migration.number:04}_{migration.name}")
         return applied
 
@@ -157,7 +158,7 @@ class MySQLStore:
         wait_s = self.limits.row_wait_s
         return (
             "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; "
-            f"SET SESSION {', '.join(map(' = '.join, mysql_fitness.SETTINGS.items()))}, "
+            f"SET SESSION {', '.join(map(' = '.join, checks.SETTINGS.items()))}, "
             f"innodb_lock_wait_timeout = {wait_s}, lock_wait_timeout = {wait_s}; "
             "SELECT @@SESSION.max_allowed_packet"
         )
@@ -193,7 +194,7 @@ class MySQLStore:
         """The text of a question. It has no character beyond ASCII."""
         parts = question.statements
         if question.atomic:
-            flush = mysql_flush.WRITES if question.flushed and self.shows_early else ()
+            flush = durability.WRITES if question.flushed and self.shows_early else ()
             parts = ("START TRANSACTION", *parts, *flush, "COMMIT")
         text = "; ".join((*parts, *question.after))
         if len(text) >= bytes_max:

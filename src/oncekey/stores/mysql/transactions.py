@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Record, State
-from oncekey.core.verbs import Swap
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Record, State
+from oncekey._core.verbs import Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.mysql_text import CLOCK, Question, Value, later, literal, micros
-from oncekey.stores.mysql_write import answer_row, claim_row, records
+from oncekey.stores.mysql.statements import CLOCK, Question, Value, later, literal, micros
+from oncekey.stores.mysql.writes import answer_row, claim_row, records
 from oncekey.stores.sql_batch import RowHeld
 from oncekey.stores.way import Held, Way
 

@@ -27,10 +27,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from oncekey.core.batched import batched
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
-from oncekey.core.verbs import (
+from oncekey._core.batched import batched
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Due,
@@ -49,9 +49,10 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import mysql_write, sql, sql_batch
+from oncekey.stores import sql, sql_batch
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
-from oncekey.stores.mysql_text import (
+from oncekey.stores.mysql import writes
+from oncekey.stores.mysql.statements import (
     CLOCK,
     CLOCK_OF_ANY_SESSION,
     Question,
@@ -61,8 +62,8 @@ from oncekey.stores.mysql_text import (
     literal,
     names,
 )
-from oncekey.stores.mysql_text import table as as_table
-from oncekey.stores.mysql_write import Limits, claim_row, patiently, records, together
+from oncekey.stores.mysql.statements import table as as_table
+from oncekey.stores.mysql.writes import Limits, claim_row, patiently, records, together
 from oncekey.stores.sql_batch import Handler, RowHeld
 
 ALL = "LIMIT 18446744073709551615"
@@ -105,7 +106,7 @@ def _insert_together(verbs: Sequence[Insert]) -> Op[list[Inserted | Found | Agai
             if len(verbs) == 1:
                 raise
             break
-        outcomes |= {row[0]: Found(mysql_write.record(row)) for row in before.rows}
+        outcomes |= {row[0]: Found(writes.record(row)) for row in before.rows}
         tokens = {verb.id: verb.claim.token for verb in missing}
         for record_id, token, fence in after.rows:
             if record_id not in outcomes and tokens[record_id] == token:
@@ -130,7 +131,7 @@ def _insertion(rows: Sequence[dict[str, Value]]) -> Question:
     asked = f"{as_table(rows)} a JOIN" if len(rows) > 1 else ""
     return Question(
         (
-            f"{mysql_write.FIND} {ids}",
+            f"{writes.FIND} {ids}",
             _INSERT.format(asked=asked, **names(rows)),
             f"SELECT id, token, fence FROM oncekey_claims WHERE id IN {ids}",
         )
@@ -150,7 +151,7 @@ def _rows(statement: str, *, chore: bool = False) -> Generator[Question, Any, Se
 
 def _peek(verbs: Sequence[Peek], limits: Limits) -> Op[list[Glimpse | None]]:
     rows = yield from _rows(
-        f"SELECT id, state, fence, {mysql_write.LEASE_LEFT_S} FROM oncekey_claims c "
+        f"SELECT id, state, fence, {writes.LEASE_LEFT_S} FROM oncekey_claims c "
         f"WHERE id IN {among([verb.id for verb in verbs])}"
     )
     seen = {row[0]: Glimpse(sql.STATES[row[1]], row[2], row[3]) for row in rows}
@@ -246,7 +247,7 @@ def _removal(ids: Sequence[bytes]) -> Question:
             f"AND c.expires <= {CLOCK} FOR UPDATE SKIP LOCKED",
             "UPDATE oncekey_fences SET removed = @oncekey_fence "
             "WHERE one = 1 AND removed < @oncekey_fence",
-            *(mysql_write.removal(rows, ids) for rows in ("oncekey_steps", "oncekey_claims")),
+            *(writes.removal(rows, ids) for rows in ("oncekey_steps", "oncekey_claims")),
         ),
         atomic=True,
         chore=True,
@@ -262,11 +263,11 @@ def _scan(verbs: Sequence[Scan], limits: Limits) -> Op[list[list[Record]]]:
         if verb.tenant is not None:
             where.append(f"c.tenant = {literal(verb.tenant)}")
         rows = yield from _rows(
-            f"SELECT {mysql_write.OUTLINE} FROM oncekey_claims c "
+            f"SELECT {writes.OUTLINE} FROM oncekey_claims c "
             f"WHERE {' AND '.join(where)} ORDER BY c.id LIMIT {verb.limit}",
             chore=True,
         )
-        outcomes.append([mysql_write.record(row) for row in rows])
+        outcomes.append([writes.record(row) for row in rows])
     return outcomes
 
 
@@ -316,10 +317,10 @@ def _blanking(ids: Sequence[bytes], of_tenant: str) -> Question:
 
 _HANDLERS: dict[type, Handler[Limits]] = {
     Insert: _insert,
-    Swap: mysql_write.swap,
+    Swap: writes.swap,
     Find: _find,
     Peek: _peek,
-    AppendStep: mysql_write.append_step,
+    AppendStep: writes.append_step,
     Steps: _steps,
     Requested: _requested,
     Tally: _tally,

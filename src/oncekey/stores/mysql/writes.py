@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Record, State, encode_headers
-from oncekey.core.value import value
-from oncekey.core.verbs import AppendStep, Done, Insert, Refused, Swap, When
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Record, State, encode_headers
+from oncekey._core.values import value
+from oncekey._core.verbs import AppendStep, Done, Insert, Refused, Swap, When
 from oncekey.errors import TooLong
 from oncekey.stores import sql
 from oncekey.stores.base import AGAIN, Again
-from oncekey.stores.mysql_text import (
+from oncekey.stores.mysql.statements import (
     CLOCK,
     Question,
     Reply,

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from oncekey.errors import Misuse
-from oncekey.stores.url import redact, scrub
+from oncekey.stores.urls import redact, scrub
 
 _OWN = ("pgbouncer", "allow", "timeout_s", "connect_timeout_s")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.value import value
+from oncekey._core.op import Op
+from oncekey._core.values import value
 from oncekey.errors import StoreUnfit
-from oncekey.stores.finding import (
+from oncekey.stores.checks import (
     UNREAD_SCHEMA,
     Examination,
     Finding,
@@ -18,9 +18,9 @@ from oncekey.stores.finding import (
     connection_limit,
     unsafe,
 )
-from oncekey.stores.finding import schema as schema_finding
-from oncekey.stores.postgres_sql import Question
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey.stores.checks import schema as schema_finding
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.verbs import Question
 from oncekey.stores.sql import migrations
 from oncekey.stores.sql_batch import Denied
 

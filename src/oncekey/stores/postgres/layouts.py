@@ -22,12 +22,12 @@ from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
-from oncekey.core.op import Op, run
-from oncekey.core.value import value
+from oncekey._core.op import Op, run
+from oncekey._core.values import value
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import Store
-from oncekey.stores.postgres_sql import Question
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.verbs import Question
 from oncekey.stores.sql_batch import RowHeld
 
 T = TypeVar("T")
@@ -217,5 +217,5 @@ def _carry_out(script: str) -> Op[bool | None]:
 
 
 def _script(name: str) -> str:
-    folder = resources.files("oncekey.stores") / "schema/postgres"
+    folder = resources.files("oncekey.stores.postgres")
     return (folder / f"{name}.sql").read_text("utf-8")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oncekey.core.op import Op
-from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
-from oncekey.messaging.shelf import DIED, DUE_S_MAX, Head, Return, Taken
-from oncekey.stores.postgres_sql import Question, column
+from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
+from oncekey._core.op import Op
+from oncekey.stores.outbox import DIED, DUE_S_MAX, Head, Return, Taken
+from oncekey.stores.postgres.verbs import Question, column
 
 PUT = """
 INSERT INTO oncekey_outbox (id, lane, topic, key, headers, payload)

@@ -1,6 +1,6 @@
 """The statements of the PostgreSQL store, as text: for one verb and for many. Pure.
 
-They stand in `schema/postgres/queries.sql`, with the reasons for their shape. What several of them
+They stand in `queries.sql`, with the reasons for their shape. What several of them
 say, and how a record is read from a row, has a name in braces there and its meaning here.
 """
 
@@ -104,7 +104,7 @@ _PARTS = {
 
 def _statements() -> dict[str, str]:
     """The statements by name, without comments: a pooler is sent the whole text each time."""
-    text = (resources.files("oncekey.stores") / "schema/postgres/queries.sql").read_text("utf-8")
+    text = (resources.files("oncekey.stores.postgres") / "queries.sql").read_text("utf-8")
     text = re.sub(r"^--(?! name:).*\n", "", text, flags=re.MULTILINE)
     for name, meaning in _PARTS.items():
         text = text.replace(f"{{{name}}}", meaning)

@@ -1,6 +1,6 @@
 """Records in PostgreSQL 13 or later: the durable store for more than one machine.
 
-What is where: schema/postgres/queries.sql holds the statements and says why they are safe,
+What is where: queries.sql holds the statements and says why they are safe,
 `postgres_sql` asks them; this file is the store and the only one that knows the drivers: asyncpg
 for event loops, psycopg for threads.
 
@@ -32,18 +32,19 @@ from psycopg import waiting
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.array import ListBinaryDumper
 
-from oncekey.clock import SystemClock
-from oncekey.core.op import Op
-from oncekey.core.verbs import Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import Verb
+from oncekey._system.clock import SystemClock
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores import postgres_fitness, postgres_sql
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination, Risk, Sample, allowed, first_by_id, insist
+from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.patience import Patience
-from oncekey.stores.postgres_address import Address, named, split
-from oncekey.stores.postgres_layout import begin_inline
-from oncekey.stores.postgres_sql import Limits, Question
-from oncekey.stores.postgres_text import STATEMENTS
+from oncekey.stores.postgres import checks
+from oncekey.stores.postgres import verbs as postgres_sql
+from oncekey.stores.postgres.address import Address, named, split
+from oncekey.stores.postgres.layouts import begin_inline
+from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.verbs import Limits, Question
 from oncekey.stores.sql import Migration, check_waits, migrations
 from oncekey.stores.sql_batch import Denied, FunctionGone, RowHeld, group
 
@@ -53,7 +54,7 @@ MIGRATORS = 31360989905909113
 # A prepared statement is planned once, perhaps while the tables are empty and reading them whole is
 # cheapest. With the settings of plans it goes by the indexes, then and later.
 _SETTINGS = {
-    **postgres_fitness.NEEDED,
+    **checks.NEEDED,
     "client_min_messages": "warning",  # or `_is_doubt` would hear nothing
     "default_transaction_isolation": "read committed",
     "enable_hashjoin": "off",
@@ -103,7 +104,7 @@ class PostgresStore:
         connect_timeout_s: float = 5.0,
     ) -> None:
         check_waits(timeout_s=timeout_s, connect_timeout_s=connect_timeout_s)
-        self.allowed = allowed(allow, postgres_fitness.RISKS)
+        self.allowed = allowed(allow, checks.RISKS)
         self.durability = UNSAFE_DURABILITY if Risk.DURABILITY in self.allowed else DURABILITY
         self.address = Address(named(url))
         self._check_address()
@@ -135,16 +136,16 @@ class PostgresStore:
     # ---------------------------------------------------------------------- fitness and schema
 
     def prepare(self) -> Op[None]:
-        [row] = yield Question(postgres_fitness.PREPARE)
+        [row] = yield Question(checks.PREPARE)
         shown = self.address.shown
-        findings = postgres_fitness.Server(*row).findings(shown, pooled=self.pgbouncer)
+        findings = checks.Server(*row).findings(shown, pooled=self.pgbouncer)
         insist(findings, shown, self.allowed)
 
     def examine(self) -> Op[Examination]:
-        return postgres_fitness.examine(self.address.shown, pooled=self.pgbouncer)
+        return checks.examine(self.address.shown, pooled=self.pgbouncer)
 
     def now(self) -> Op[float | None]:
-        return postgres_fitness.now()
+        return checks.now()
 
     def sample(self, limit: int) -> Op[Sample]:
         return first_by_id(self, limit)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim
-from oncekey.core.verbs import Swap
+from oncekey._core.op import Op
+from oncekey._core.record import Claim
+from oncekey._core.verbs import Swap
 from oncekey.stores import sql
-from oncekey.stores.postgres_sql import Question, answer_row, claim_row
-from oncekey.stores.postgres_text import AS_UUID, CLAIMED, INLINE, RECORD, SHORTER, given
+from oncekey.stores.postgres.statements import AS_UUID, CLAIMED, INLINE, RECORD, SHORTER, given
+from oncekey.stores.postgres.verbs import Question, answer_row, claim_row
 from oncekey.stores.way import Held, Way
 
 # Most requests are new: what a record would say is asked for only where there is one.

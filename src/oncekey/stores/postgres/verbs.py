@@ -14,10 +14,10 @@ from collections.abc import Generator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
-from oncekey.core.value import value
-from oncekey.core.verbs import (
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey._core.values import value
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -41,7 +41,7 @@ from oncekey.core.verbs import (
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import sql, sql_batch
 from oncekey.stores.base import AGAIN, INSERT_ROUNDS_MAX, Again
-from oncekey.stores.postgres_text import ALONE, BATCH, CLAIMED_MOST, STATEMENTS, is_uuid
+from oncekey.stores.postgres.statements import ALONE, BATCH, CLAIMED_MOST, STATEMENTS, is_uuid
 from oncekey.stores.sql_batch import (
     CHORE_TIMEOUT_S,
     FunctionGone,

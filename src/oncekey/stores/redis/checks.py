@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from oncekey.errors import StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Finding, Risk, insist, schema, unsafe
+from oncekey.stores.checks import Finding, Risk, insist, schema, unsafe
 
 SCHEMA, OLDEST_READER = 2, 1
 MIGRATIONS = {1: "0001_record", 2: "0002_requests"}

@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from oncekey.core.op import Op, Pause, relay
-from oncekey.core.verbs import Verb
+from oncekey._core.op import Op, Pause, relay
+from oncekey._core.verbs import Verb
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores import redis_look
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import Examination
-from oncekey.stores.redis_calls import Command
-from oncekey.stores.redis_connection import (
+from oncekey.stores.checks import Examination
+from oncekey.stores.redis import inspection
+from oncekey.stores.redis.connection import (
     Address,
     AskError,
     AsyncRoads,
@@ -33,8 +32,9 @@ from oncekey.stores.redis_connection import (
     Roads,
     TryAgainError,
 )
-from oncekey.stores.redis_slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
-from oncekey.stores.redis_store import RedisStore, lane
+from oncekey.stores.redis.slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
+from oncekey.stores.redis.store import RedisStore, lane
+from oncekey.stores.redis.verbs import Command
 
 T = TypeVar("T")
 
@@ -252,9 +252,9 @@ class ClusterStore(RedisStore):
         yield from self._learn()
         looked = []
         for node in self.nodes():
-            found = yield from self._on(node, redis_look.look(self.prefix))
+            found = yield from self._on(node, inspection.look(self.prefix))
             looked.append((f"{node[0]}:{node[1]}", found))
-        return redis_look.examination(
+        return inspection.examination(
             looked, (yield from self._noted_schema()), self._wait_replicas, self._address
         )
 

@@ -34,11 +34,11 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from oncekey.core.op import Pause
+from oncekey._core.op import Pause
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.patience import Patience
-from oncekey.stores.redis_calls import Command
-from oncekey.stores.redis_slots import Address
+from oncekey.stores.redis.slots import Address
+from oncekey.stores.redis.verbs import Command
 
 __all__ = [
     "Address",

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.value import value
-from oncekey.stores import redis_fitness as fitness
-from oncekey.stores.finding import Examination, Finding, Level, Size, advice, schema, unsafe
-from oncekey.stores.redis_calls import Command
+from oncekey._core.op import Op
+from oncekey._core.values import value
+from oncekey.stores.checks import Examination, Finding, Level, Size, advice, schema, unsafe
+from oncekey.stores.redis import checks as fitness
+from oncekey.stores.redis.verbs import Command
 
 FULL_SHARE = 0.8
 _SETTINGS = ("appendfsync", "no-appendfsync-on-rewrite", "maxclients")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from oncekey.errors import Misuse
-from oncekey.stores.redis_cluster import ClusterStore
-from oncekey.stores.redis_connection import Address, parse_url
-from oncekey.stores.redis_sentinel import SentinelStore
-from oncekey.stores.redis_store import RedisStore
-from oncekey.stores.url import must_be_readable
+from oncekey.stores.redis.cluster import ClusterStore
+from oncekey.stores.redis.connection import Address, parse_url
+from oncekey.stores.redis.sentinel import SentinelStore
+from oncekey.stores.redis.store import RedisStore
+from oncekey.stores.urls import must_be_readable
 
 __all__ = ["RedisStore", "open_url"]
 

@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from oncekey.core.framing import as_bytes
-from oncekey.core.op import Op
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Due, Purge, Scan, Sweep, Tally
+from oncekey._core.framing import as_bytes
+from oncekey._core.op import Op
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Count, Due, Purge, Scan, Sweep, Tally
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.finding import Sample
-from oncekey.stores.redis_calls import FIELDS, STATES, Command, call, record
+from oncekey.stores.checks import Sample
+from oncekey.stores.redis.verbs import FIELDS, STATES, Command, call, record
 
 PORTION_KEYS = 250
 """About how many keys one question looks at."""

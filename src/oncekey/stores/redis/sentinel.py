@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from oncekey.core.op import Op, relay
+from oncekey._core.op import Op, relay
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.finding import Examination, Sample
-from oncekey.stores.redis_connection import Address, AsyncRoads, Endpoint, RedisError, Roads
-from oncekey.stores.redis_store import RedisStore
+from oncekey.stores.checks import Examination, Sample
+from oncekey.stores.redis.connection import Address, AsyncRoads, Endpoint, RedisError, Roads
+from oncekey.stores.redis.store import RedisStore
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Records in Redis or Valkey: one hash for each, changed only by Lua scripts.
 
-What is where: `schema/redis/*.lua` are the verbs, `redis_calls` calls them, `redis_walk` is for
+What is where: `*.lua` are the verbs, `verbs` calls them, `scan` is for
 verbs that name no record, `redis_fitness` and `redis_look` judge the server, `redis_connection`
 speaks to it. This file is the store on one server; `redis_sentinel` and `redis_cluster` find the
 server first.
@@ -30,15 +30,15 @@ import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from oncekey.core.op import Op
-from oncekey.core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
+from oncekey._system.warn_once import warn
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores import redis_fitness as fitness
-from oncekey.stores import redis_look
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability
-from oncekey.stores.finding import Examination, Sample, allowed
-from oncekey.stores.redis_calls import COMMANDS, OUTCOMES, TEXTS, Command, call
-from oncekey.stores.redis_connection import (
+from oncekey.stores.checks import Examination, Sample, allowed
+from oncekey.stores.redis import checks as fitness
+from oncekey.stores.redis import inspection
+from oncekey.stores.redis.connection import (
     Address,
     AskError,
     Endpoint,
@@ -47,9 +47,9 @@ from oncekey.stores.redis_connection import (
     RedisError,
     TryAgainError,
 )
-from oncekey.stores.redis_walk import Walker
+from oncekey.stores.redis.scan import Walker
+from oncekey.stores.redis.verbs import COMMANDS, OUTCOMES, TEXTS, Command, call
 from oncekey.stores.sql import check_waits
-from oncekey.warned import warn
 
 _LOADS: list[Command] = [("SCRIPT", "LOAD", text) for text in TEXTS.values()]
 
@@ -305,9 +305,9 @@ class RedisStore:
     # --------------------------------------------------------------------------- a thorough look
 
     def examine(self) -> Op[Examination]:
-        looked = yield from redis_look.look(self.prefix)
+        looked = yield from inspection.look(self.prefix)
         yield from self._check_cluster(looked.info)  # another node may have what is asked next
-        return redis_look.examination(
+        return inspection.examination(
             [("", looked)], (yield from self._noted_schema()), self._wait_replicas, self._address
         )
 

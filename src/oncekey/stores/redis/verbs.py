@@ -1,6 +1,6 @@
 """Verbs as script calls for Redis, and replies as outcomes. Pure.
 
-The scripts are `schema/redis/*.lua`, one for each verb that names a record. Numbers travel as
+The scripts are `*.lua`, one for each verb that names a record. Numbers travel as
 decimal integers, times and fences in microseconds; content as bytes that no script looks into.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
-from oncekey.core.framing import as_bytes
-from oncekey.core.record import (
+from oncekey._core.framing import as_bytes
+from oncekey._core.record import (
     Answer,
     Claim,
     Glimpse,
@@ -23,7 +23,7 @@ from oncekey.core.record import (
     decode_headers,
     encode_headers,
 )
-from oncekey.core.verbs import (
+from oncekey._core.verbs import (
     AppendStep,
     Done,
     Find,
@@ -60,7 +60,7 @@ _STEP_NUMBER_DIGITS = 8
 
 
 def _text(name: str) -> str:
-    folder = resources.files("oncekey.stores").joinpath("schema", "redis")
+    folder = resources.files("oncekey.stores.redis")
     parts = [
         folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name)
     ]

@@ -14,8 +14,8 @@ from functools import lru_cache
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from oncekey.core.secret import ID_BYTES
-from oncekey.core.value import value
+from oncekey._core.secrets import ID_BYTES
+from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
 
 FORMAT = b"\x01"

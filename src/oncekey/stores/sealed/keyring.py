@@ -16,16 +16,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oncekey.core.notice import BOOK, NEVER_SEALED, NOTICE_ID, notice_claim
-from oncekey.core.op import Op
-from oncekey.core.record import TOKEN_BYTES, Record, State
-from oncekey.core.reserved import reserved_swap
-from oncekey.core.secret import Secret
-from oncekey.core.value import value
-from oncekey.core.verbs import Done, Find, Insert, Scan
+from oncekey._core.notice import BOOK, NEVER_SEALED, NOTICE_ID, notice_claim
+from oncekey._core.op import Op
+from oncekey._core.record import TOKEN_BYTES, Record, State
+from oncekey._core.reserved_records import reserved_swap
+from oncekey._core.secrets import Secret
+from oncekey._core.values import value
+from oncekey._core.verbs import Done, Find, Insert, Scan
 from oncekey.errors import CorruptRecord, Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Store
-from oncekey.stores.envelope import Head, new_key, open_envelope, seal
+from oncekey.stores.sealed.envelope import Head, new_key, open_envelope, seal
 
 ROUNDS_MAX = 16
 KEPT_S = 100 * 365 * 86_400.0

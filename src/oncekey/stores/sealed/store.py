@@ -17,11 +17,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from oncekey.core.notice import NEVER_SEALED, NOTICE_ID
-from oncekey.core.op import Op
-from oncekey.core.record import Claim, Record, State
-from oncekey.core.secret import read_secrets
-from oncekey.core.verbs import (
+from oncekey._core.notice import NEVER_SEALED, NOTICE_ID
+from oncekey._core.op import Op
+from oncekey._core.record import Claim, Record, State
+from oncekey._core.secrets import read_secrets
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Due,
@@ -40,11 +40,11 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import Misuse, StoreError, StoreUnfit
-from oncekey.stores.around import Around
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
-from oncekey.stores.book import find_book, forget, open_book, read_book, read_wraps
-from oncekey.stores.seal import Seal, resumable
+from oncekey.stores.sealed.keyring import find_book, forget, open_book, read_book, read_wraps
+from oncekey.stores.sealed.verbs import Seal, resumable
 from oncekey.stores.way import Held, Way
+from oncekey.stores.wrapper import Around
 
 _LOOK = Find(NOTICE_ID)
 

@@ -33,14 +33,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from oncekey.core.framing import as_bytes, frame
-from oncekey.core.notice import NOTICE_ID
-from oncekey.core.packing import pack, unpack
-from oncekey.core.record import Answer, Claim, Record, State, Step, decode_headers, encode_headers
-from oncekey.core.secret import CLOSED, Secret, secret
-from oncekey.core.value import value
+from oncekey._core.framing import as_bytes, frame
+from oncekey._core.notice import NOTICE_ID
+from oncekey._core.packing import pack, unpack
+from oncekey._core.record import Answer, Claim, Record, State, Step, decode_headers, encode_headers
+from oncekey._core.secrets import CLOSED, Secret, secret
+from oncekey._core.values import value
 from oncekey.errors import CorruptRecord
-from oncekey.stores.envelope import Head, open_envelope, read_head, seal
+from oncekey.stores.sealed.envelope import Head, open_envelope, read_head, seal
 from oncekey.stores.sql import decode_digests, encode_digests
 
 IDS_REMEMBERED = 4_096

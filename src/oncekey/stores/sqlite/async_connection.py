@@ -18,9 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreUnavailable, StoreUnfit
-from oncekey.stores.sqlite_connection import Busy, File, Place, Question, SqliteConnection
+from oncekey.stores.sqlite.connection import Busy, File, Place, Question, SqliteConnection
 
 LIMIT_TIMEOUTS = 3
 """A question waits for others at most twice; after one more `timeout_s` its disk is to blame."""

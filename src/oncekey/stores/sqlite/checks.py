@@ -13,9 +13,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from oncekey.core.value import value
-from oncekey.stores.finding import Finding, Risk, Size, advice, unsafe
-from oncekey.stores.sqlite_connection import SQLITE_NEEDED, WAL_BYTES
+from oncekey._core.values import value
+from oncekey.stores.checks import Finding, Risk, Size, advice, unsafe
+from oncekey.stores.sqlite.connection import SQLITE_NEEDED, WAL_BYTES
 
 RISKS = (Risk.DURABILITY, Risk.NETWORK_FILES)
 MOUNTS = Path("/proc/self/mountinfo")

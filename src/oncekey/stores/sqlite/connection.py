@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.sqlite_wal import Wal
+from oncekey.stores.sqlite.wal import Wal
 
 T = TypeVar("T")
 _monotonic = SystemClock.monotonic

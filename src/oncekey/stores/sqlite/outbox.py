@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core.op import Op
-from oncekey.messaging.message import Message, Parked, decode_headers, encode_headers, lane
-from oncekey.messaging.shelf import DIED, Head, Return, Taken
-from oncekey.stores.sqlite_connection import Execute, File
-from oncekey.stores.sqlite_verbs import boot_number
+from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
+from oncekey._core.op import Op
+from oncekey._system.clock import Clock
+from oncekey.stores.outbox import DIED, Head, Return, Taken
+from oncekey.stores.sqlite.connection import Execute, File
+from oncekey.stores.sqlite.verbs import boot_number
 
 PUT = """
 INSERT INTO oncekey_outbox (id, lane, topic, key, headers, payload, created)

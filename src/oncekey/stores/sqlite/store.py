@@ -16,25 +16,17 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.op import Op
-from oncekey.core.verbs import Count, Purge, Scan, Verb
+from oncekey._core.op import Op
+from oncekey._core.verbs import Count, Purge, Scan, Verb
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
-from oncekey.stores import sqlite_fitness
 from oncekey.stores.base import Durability
-from oncekey.stores.finding import (
-    Examination,
-    Finding,
-    Sample,
-    allowed,
-    first_by_id,
-    insist,
-    schema,
-)
+from oncekey.stores.checks import Examination, Finding, Sample, allowed, first_by_id, insist, schema
 from oncekey.stores.sql import check_schema, migrations
-from oncekey.stores.sqlite_async import AsyncSqliteConnection, Brief
-from oncekey.stores.sqlite_connection import Busy, Execute, File, Place, SqliteConnection
-from oncekey.stores.sqlite_verbs import (
+from oncekey.stores.sqlite import checks
+from oncekey.stores.sqlite.async_connection import AsyncSqliteConnection, Brief
+from oncekey.stores.sqlite.connection import Busy, Execute, File, Place, SqliteConnection
+from oncekey.stores.sqlite.verbs import (
     UNDONE,
     WRITES,
     Batch,
@@ -71,7 +63,7 @@ class SqliteStore:
     ) -> None:
         if synchronous not in DURABILITY:
             raise Misuse(f"synchronous is FULL (the default), NORMAL or OFF, not {synchronous!r}")
-        self.allowed = allowed(allow, sqlite_fitness.RISKS)
+        self.allowed = allowed(allow, checks.RISKS)
         if os.fspath(path) in ("", ":memory:"):
             raise Misuse(
                 "each connection to :memory: would see records of its own: name a file, as in "
@@ -104,7 +96,7 @@ class SqliteStore:
     def prepare(self) -> Op[None]:
         """A file that is new or older than this release is brought up to date by itself."""
         path = self.place.path
-        insist(sqlite_fitness.findings(path, self.place.synchronous), path, self.allowed)
+        insist(checks.findings(path, self.place.synchronous), path, self.allowed)
         yield from self.migrate()
 
     def migrate(self) -> Op[list[str]]:
@@ -124,7 +116,7 @@ class SqliteStore:
             noted = Finding("schema", f"{seen}: the first use makes it {newest}")
         else:
             noted = schema(applied, oldest_reader, newest, path)
-        findings = [*sqlite_fitness.findings(path, self.place.synchronous), noted]
+        findings = [*checks.findings(path, self.place.synchronous), noted]
         findings += [Finding("isolation", "one writer at a time"), *around.findings()]
         size = replace(around.size(), records=records)
         readable = (applied or 0) >= newest >= (oldest_reader or 0)
@@ -208,8 +200,8 @@ def _nothing(file: File) -> None:
     """The question that only opens the file."""
 
 
-def _around(path: str, file: File) -> sqlite_fitness.Around:
-    return sqlite_fitness.around(path)
+def _around(path: str, file: File) -> checks.Around:
+    return checks.around(path)
 
 
 def _tables(file: File) -> tuple[int | None, int | None, int | None]:

@@ -22,9 +22,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core.record import Claim, Glimpse, Record, State, Step, encode_headers
-from oncekey.core.verbs import (
+from oncekey._core.record import Claim, Glimpse, Record, State, Step, encode_headers
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -45,16 +44,17 @@ from oncekey.core.verbs import (
     Verb,
     When,
 )
-from oncekey.stores import sqlite_sql
+from oncekey._system.clock import Clock
 from oncekey.stores.sql import COLUMNS, encode_digests, record
-from oncekey.stores.sqlite_connection import Execute
+from oncekey.stores.sqlite import statements
+from oncekey.stores.sqlite.connection import Execute
 
 ERASE_BYTES_MAX = 16_777_216
 """How much a sweep or a purge erases before it lets others write."""
 
 BRIEF_BYTES_MAX = 65_536
 
-_AGE, _LEFT, _EXPIRES = map(COLUMNS.index, sqlite_sql.KEPT_AS)
+_AGE, _LEFT, _EXPIRES = map(COLUMNS.index, statements.KEPT_AS)
 _blob = bytearray
 """What bytes are bound as: for `bytes` the driver looks for an adapter first, which takes longer
 than all the rest.
@@ -109,21 +109,21 @@ class Looking:
         return self._find(verb.id)
 
     def peek(self, verb: Peek) -> Glimpse | None:
-        found = self._execute(sqlite_sql.PEEK, (verb.id,)).fetchone()
+        found = self._execute(statements.PEEK, (verb.id,)).fetchone()
         if found is None:
             return None
         state, fence, boot, lease_until = found
         return Glimpse(State(state), fence, self._lease_left_s(boot, lease_until))
 
     def steps(self, verb: Steps) -> list[Step]:
-        return [Step(*row) for row in self._execute(sqlite_sql.STEPS, (verb.id,)).fetchall()]
+        return [Step(*row) for row in self._execute(statements.STEPS, (verb.id,)).fetchall()]
 
     def requested(self, verb: Requested) -> bytes | None:
-        row = self._execute(sqlite_sql.REQUESTED, (verb.id,)).fetchone()
+        row = self._execute(statements.REQUESTED, (verb.id,)).fetchone()
         return None if row is None else row[0]
 
     def due(self, verb: Due) -> list[bytes]:
-        statement = sqlite_sql.ABANDONED if verb.abandoned else sqlite_sql.DUE
+        statement = statements.ABANDONED if verb.abandoned else statements.DUE
         moment = {"boot": self._boot, "now": self._now, "wall": self._wall}
         rows = self._execute(statement, {**moment, "limit": max(verb.limit, 0)}).fetchall()
         return [record_id for (record_id,) in rows]
@@ -131,20 +131,20 @@ class Looking:
     def scan(self, verb: Scan) -> list[Record]:
         state, tenant, limit = verb.state, verb.tenant, max(verb.limit, 0)
         told = (verb.after, state, state, tenant, tenant, limit)
-        return [self._record(row) for row in self._execute(sqlite_sql.SCAN, told).fetchall()]
+        return [self._record(row) for row in self._execute(statements.SCAN, told).fetchall()]
 
     def count(self, verb: Count) -> dict[State, int]:
-        rows = self._execute(sqlite_sql.COUNT).fetchall()
+        rows = self._execute(statements.COUNT).fetchall()
         return dict.fromkeys(State, 0) | {State(state): count for state, count in rows}
 
     def _find(self, record_id: bytes) -> Record | None:
-        row = self._execute(sqlite_sql.find(1), (_blob(record_id),)).fetchone()
+        row = self._execute(statements.find(1), (_blob(record_id),)).fetchone()
         return None if row is None else self._record(row)
 
     def _find_all(self, ids: list[bytes]) -> dict[bytes, Record]:
         found = {}
-        for piece in sqlite_sql.pieces([_blob(record_id) for record_id in ids]):
-            for row in self._execute(sqlite_sql.find(len(piece)), piece).fetchall():
+        for piece in statements.pieces([_blob(record_id) for record_id in ids]):
+            for row in self._execute(statements.find(len(piece)), piece).fetchall():
                 record = self._record(row)
                 found[record.id] = record
         return found
@@ -176,7 +176,7 @@ class Writing(Looking):
         return self._each(verbs)
 
     def insert(self, verb: Insert) -> Inserted | Found:
-        inserted = self._execute(sqlite_sql.INSERT, self._inserted(verb.claim)).fetchall()
+        inserted = self._execute(statements.INSERT, self._inserted(verb.claim)).fetchall()
         if not inserted:
             [found] = self._find_all([verb.id]).values()
             return Found(found)
@@ -194,12 +194,12 @@ class Writing(Looking):
         if verb.fresh:
             self._begin_anew(verb.id)
         if verb.state is State.UNKNOWN and verb.to is State.RELEASED:
-            self._execute(sqlite_sql.FORGET_BEGUN, (verb.id,))
+            self._execute(statements.FORGET_BEGUN, (verb.id,))
         if verb.claim is not None:
-            self._execute(sqlite_sql.RECLAIM, (*_request(verb.claim), verb.id))
+            self._execute(statements.RECLAIM, (*_request(verb.claim), verb.id))
             self._keep_request(verb.claim)
         if verb.to is State.COMPLETED:
-            self._execute(sqlite_sql.keep_answers(1), _answer(verb))
+            self._execute(statements.keep_answers(1), _answer(verb))
         return Done(verb.fence + verb.raise_fence)
 
     def _swapped(self, verb: Swap) -> bool:
@@ -208,12 +208,12 @@ class Writing(Looking):
         owned = (verb.to._value_, int(verb.raise_fence), token, self._boot)
         counted = (verb.attempt, verb.lapses, int(verb.no_effect))
         told = owned + self._deadlines(verb) + counted + _expected(verb)
-        return bool(self._execute(sqlite_sql.SWAP, told).rowcount)
+        return bool(self._execute(statements.SWAP, told).rowcount)
 
     def append_step(self, verb: AppendStep) -> Done | Refused:
         step = verb.step
         kept = (step.name, step.digest, step.result, verb.id, verb.fence, verb.token)
-        if self._execute(sqlite_sql.KEEP_STEP, kept).rowcount:
+        if self._execute(statements.KEEP_STEP, kept).rowcount:
             return Done(verb.fence)
         return Refused(self._find(verb.id))
 
@@ -223,17 +223,17 @@ class Writing(Looking):
             (_blob(record_id), replays.get(record_id, 0), conflicts.get(record_id, 0))
             for record_id in {**replays, **conflicts}
         ]
-        for piece in sqlite_sql.pieces(rows):
-            self._execute(sqlite_sql.tally(len(piece)), _flat(piece))
+        for piece in statements.pieces(rows):
+            self._execute(statements.tally(len(piece)), _flat(piece))
 
     def sweep(self, verb: Sweep) -> int:
         wall, limit = self._wall, max(verb.limit, 0)
         expired = (wall, limit, wall, self._boot, self._now, limit)
-        rows = _few_bytes(self._execute(sqlite_sql.EXPIRED, expired).fetchall())
+        rows = _few_bytes(self._execute(statements.EXPIRED, expired).fetchall())
         for n, _, fence in rows:
-            self._execute(sqlite_sql.REMOVE_CLAIM, (n,))
-            self._execute(sqlite_sql.REMOVE_ANSWER, (n,))
-            self._execute(sqlite_sql.REMOVE_STEPS, (n,))
+            self._execute(statements.REMOVE_CLAIM, (n,))
+            self._execute(statements.REMOVE_ANSWER, (n,))
+            self._execute(statements.REMOVE_STEPS, (n,))
             if fence > self._fence_floor():
                 self._execute("UPDATE oncekey_meta SET fence_floor = ?", (fence,))
                 self._floor = fence
@@ -241,28 +241,28 @@ class Writing(Looking):
 
     def purge(self, verb: Purge) -> int:
         purgeable = (verb.tenant, max(verb.limit, 0))
-        rows = _few_bytes(self._execute(sqlite_sql.PURGEABLE, purgeable).fetchall())
+        rows = _few_bytes(self._execute(statements.PURGEABLE, purgeable).fetchall())
         for n, _ in rows:
-            self._execute(sqlite_sql.BLANK_CLAIM, (n,))
-            self._execute(sqlite_sql.BLANK_ANSWER, (_NO_HEADERS, n))
-            self._execute(sqlite_sql.BLANK_STEPS, (n,))
+            self._execute(statements.BLANK_CLAIM, (n,))
+            self._execute(statements.BLANK_ANSWER, (_NO_HEADERS, n))
+            self._execute(statements.BLANK_STEPS, (n,))
         return len(rows)
 
     def _fence_floor(self) -> int:
         if self._floor is None:
-            [self._floor] = self._execute(sqlite_sql.FENCE_FLOOR).fetchone()
+            [self._floor] = self._execute(statements.FENCE_FLOOR).fetchone()
         return self._floor
 
     def _keep_request(self, claim: Claim) -> None:
-        """That of an earlier claim is gone: see schema/sqlite/0002_requests.sql."""
+        """That of an earlier claim is gone: see 0002_requests.sql."""
         if claim.request is not None:
-            self._execute(sqlite_sql.KEEP_REQUEST, (claim.request, claim.id))
+            self._execute(statements.KEEP_REQUEST, (claim.request, claim.id))
 
     def _begin_anew(self, record_id: bytes) -> None:
         [n] = self._execute("SELECT n FROM oncekey_claims WHERE id = ?", (record_id,)).fetchone()
-        self._execute(sqlite_sql.BEGIN_ANEW, (self._wall, n))
-        self._execute(sqlite_sql.REMOVE_ANSWER, (n,))
-        self._execute(sqlite_sql.REMOVE_STEPS, (n,))
+        self._execute(statements.BEGIN_ANEW, (self._wall, n))
+        self._execute(statements.REMOVE_ANSWER, (n,))
+        self._execute(statements.REMOVE_STEPS, (n,))
 
     def _inserted(self, claim: Claim) -> tuple[Any, ...]:
         """All but the fence, as `sqlite_sql` names them."""
@@ -284,7 +284,7 @@ class Single(Writing):
     """
 
     def insert(self, verb: Insert) -> Inserted:
-        for (fence,) in self._execute(sqlite_sql.INSERT, self._inserted(verb.claim)).fetchall():
+        for (fence,) in self._execute(statements.INSERT, self._inserted(verb.claim)).fetchall():
             return Inserted(fence)
         raise NotAll
 
@@ -314,19 +314,19 @@ class Batch(Writing):
     def _insert_all(self, verbs: list[Insert]) -> list[Inserted]:
         fence = self._fence_floor() + 1
         rows = [(fence, *self._inserted(verb.claim)) for verb in verbs]
-        for piece in sqlite_sql.pieces(rows):
-            self._all(piece, sqlite_sql.insert, _flat(piece))
+        for piece in statements.pieces(rows):
+            self._all(piece, statements.insert, _flat(piece))
         for verb in verbs:
             self._keep_request(verb.claim)
         return [Inserted(fence)] * len(verbs)
 
     def _swap_all(self, verbs: list[Swap]) -> list[Done]:
         rows = [(*_expected(verb), verb.to._value_, *self._deadlines(verb)) for verb in verbs]
-        for piece in sqlite_sql.pieces(rows):
-            self._all(piece, sqlite_sql.plain_swaps, [self._boot, *_flat(piece)])
+        for piece in statements.pieces(rows):
+            self._all(piece, statements.plain_swaps, [self._boot, *_flat(piece)])
         answers = [_answer(verb) for verb in verbs if verb.to is State.COMPLETED]
-        for kept in sqlite_sql.pieces(answers):
-            self._all(kept, sqlite_sql.keep_answers, _flat(kept))
+        for kept in statements.pieces(answers):
+            self._all(kept, statements.keep_answers, _flat(kept))
         return [Done(verb.fence) for verb in verbs]
 
     def _all(self, rows: list[Any], statement: Callable[[int], str], told: list[Any]) -> None:

@@ -6,7 +6,7 @@ import os
 import weakref
 from typing import Any
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreUnavailable
 
 TICK_S_MAX = 0.1

@@ -21,9 +21,9 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from oncekey.clock import SystemClock
+from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreUnavailable, StoreUnfit
-from oncekey.stores.sqlite_connection import suspend_at_fork
+from oncekey.stores.sqlite.connection import suspend_at_fork
 
 _log = logging.getLogger("oncekey")
 _FLOCK = struct.Struct("hhqqi4x")

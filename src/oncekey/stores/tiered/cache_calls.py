@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.value import value
+from oncekey._core.values import value
 
 if TYPE_CHECKING:
-    from oncekey.stores.redis_calls import Command
+    from oncekey.stores.redis.verbs import Command
 
 
 @value

@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from oncekey.clock import Clock
-from oncekey.core.op import arun, run
+from oncekey._core.op import arun, run
+from oncekey._system.clock import Clock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AsyncConnection, Connection, Store
-from oncekey.stores.cached import Cached
 from oncekey.stores.outage import Outage
-from oncekey.stores.redis_connection import (
+from oncekey.stores.redis.connection import (
     AsyncRedisConnection,
     Endpoint,
     RedisConnection,
     RedisError,
 )
+from oncekey.stores.tiered.cache_calls import Cached
 
 REST_S = 1.0
 """How long a cache is left alone that did not answer."""

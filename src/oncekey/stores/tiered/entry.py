@@ -15,8 +15,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from oncekey.core.framing import as_bytes
-from oncekey.core.record import Answer, Record, State, decode_headers, encode_headers
+from oncekey._core.framing import as_bytes
+from oncekey._core.record import Answer, Record, State, decode_headers, encode_headers
 from oncekey.errors import CorruptRecord
 from oncekey.stores.sql import decode_digests, encode_digests
 

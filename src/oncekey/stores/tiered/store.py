@@ -27,25 +27,25 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
-from oncekey.clock import Clock, SystemClock
-from oncekey.core.framing import as_bytes
-from oncekey.core.notice import NOTICE_ID
-from oncekey.core.op import Op
-from oncekey.core.record import TOKEN_BYTES, Record, State
-from oncekey.core.reserved import MAC_KEY_ID, reserved_claim, reserved_swap
-from oncekey.core.verbs import Count, Find, Found, Insert, Purge, Scan, Swap, Verb, When
+from oncekey._core.framing import as_bytes
+from oncekey._core.notice import NOTICE_ID
+from oncekey._core.op import Op
+from oncekey._core.record import TOKEN_BYTES, Record, State
+from oncekey._core.reserved_records import MAC_KEY_ID, reserved_claim, reserved_swap
+from oncekey._core.verbs import Count, Find, Found, Insert, Purge, Scan, Swap, Verb, When
+from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores import redis
-from oncekey.stores.around import Around
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
-from oncekey.stores.cached import Cached
-from oncekey.stores.finding import Finding, advice
-from oncekey.stores.redis_calls import Command
-from oncekey.stores.redis_connection import Endpoint
+from oncekey.stores.checks import Finding, advice
+from oncekey.stores.redis import opening
+from oncekey.stores.redis.connection import Endpoint
+from oncekey.stores.redis.verbs import Command
 from oncekey.stores.sql import check_waits
-from oncekey.stores.tiered_connection import AsyncTieredConnection, Cache, TieredConnection
-from oncekey.stores.tiered_entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
-from oncekey.stores.url import open_store
+from oncekey.stores.tiered.cache_calls import Cached
+from oncekey.stores.tiered.connection import AsyncTieredConnection, Cache, TieredConnection
+from oncekey.stores.tiered.entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
+from oncekey.stores.urls import open_store
+from oncekey.stores.wrapper import Around
 
 ENTRY_BYTES_MAX = 65_536
 """A larger entry is not made: the truth serves those."""
@@ -322,8 +322,8 @@ def open_url(url: str) -> TieredStore:
             others.append(option)
     if not ours.get("cache"):
         raise Misuse("a tiered store needs a cache: …?cache=redis://host:6379/0")
-    cache = redis.open_url(ours["cache"])
-    if type(cache) is not redis.RedisStore:
+    cache = opening.open_url(ours["cache"])
+    if type(cache) is not opening.RedisStore:
         raise Misuse("the cache of a tiered store is one server: write cache=redis://host:6379/0")
     timeout_s = float(ours.get("cache_timeout_s") or CACHE_TIMEOUT_S)
     check_waits(cache_timeout_s=timeout_s)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import Answer, Claim, Record, State, Step
-from oncekey.core.verbs import (
+from oncekey._core.record import Answer, Claim, Record, State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Done,
@@ -29,7 +29,7 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.gather import BATCH_BYTES_MAX, BATCH_ROWS_MAX
+from oncekey.stores.batching import BATCH_BYTES_MAX, BATCH_ROWS_MAX
 from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
 CROWD = 300  # more than one batch may hold

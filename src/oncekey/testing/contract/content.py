@@ -6,8 +6,8 @@ from http import HTTPStatus
 
 import pytest
 
-from oncekey.core.record import Answer, State
-from oncekey.core.verbs import Find, Purge, Scan
+from oncekey._core.record import Answer, State
+from oncekey._core.verbs import Find, Purge, Scan
 from oncekey.testing.contract.subject import Case, Contract
 
 EVERY_BYTE = bytes(range(256))

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from oncekey.core.lifecycle import landed
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Find, Refused, Sweep, Verb
+from oncekey._core.lifecycle import landed
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import AppendStep, Find, Refused, Sweep, Verb
 from oncekey.testing.contract.subject import ANSWER, Case, Contract
 
 ZOMBIE = Answer(200, (), b"too late")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.record import State
-from oncekey.core.verbs import Find, Found, Insert, Inserted, Requested, Sweep
+from oncekey._core.record import State
+from oncekey._core.verbs import Find, Found, Insert, Inserted, Requested, Sweep
 from oncekey.testing.contract.subject import ANSWER, Case, Contract
 
 

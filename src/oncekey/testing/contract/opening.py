@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from oncekey.core.record import State, Step
-from oncekey.core.verbs import (
+from oncekey._core.record import State, Step
+from oncekey._core.verbs import (
     AppendStep,
     Count,
     Due,
@@ -23,7 +23,7 @@ from oncekey.core.verbs import (
     Verb,
 )
 from oncekey.stores.base import AGAIN, Durability
-from oncekey.stores.gather import AsyncGatherer
+from oncekey.stores.batching import AsyncGatherer
 from oncekey.testing.contract.subject import Case, Contract, new_id
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import Action
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Count, Found, Insert, Purge, Scan, Steps
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import Action
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import AppendStep, Count, Found, Insert, Purge, Scan, Steps
 from oncekey.testing.contract.subject import ANSWER, Case, Contract
 
 ENDED = [State.COMPLETED, State.RELEASED, State.UNKNOWN]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Count, Done, Found, Insert, Inserted, Refused, Swap, Sweep, Verb
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Count, Done, Found, Insert, Inserted, Refused, Swap, Sweep, Verb
 from oncekey.testing.contract.subject import AsyncFace, Case, Contract, Face, SyncFace
 
 RIVALS = 8

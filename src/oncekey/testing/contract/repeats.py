@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.lifecycle import TRANSITIONS, landed
-from oncekey.core.record import State, Step
-from oncekey.core.verbs import AppendStep, Done, Found, Insert, Refused, Steps
+from oncekey._core.lifecycle import TRANSITIONS, landed
+from oncekey._core.record import State, Step
+from oncekey._core.verbs import AppendStep, Done, Found, Insert, Refused, Steps
 from oncekey.testing.contract.subject import Case, Contract
 from oncekey.testing.contract.swap import MOVES, ROWS, found_for, never
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.record import Record, State
-from oncekey.core.verbs import Done, Found, Insert, Inserted, Purge, Requested, Swap, Sweep
-from oncekey.stores.gather import BATCH_BYTES_MAX
+from oncekey._core import lifecycle
+from oncekey._core.record import Record, State
+from oncekey._core.verbs import Done, Found, Insert, Inserted, Purge, Requested, Swap, Sweep
+from oncekey.stores.batching import BATCH_BYTES_MAX
 from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
 FIRST, SECOND = b"POST /orders one", b"POST /orders two"

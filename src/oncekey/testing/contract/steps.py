@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.verbs import AppendStep, Done, Refused, Steps, Sweep
-from oncekey.steps import STEP_BYTES_MAX
+from oncekey._core import lifecycle
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.verbs import AppendStep, Done, Refused, Steps, Sweep
+from oncekey._engine.steps import STEP_BYTES_MAX
 from oncekey.testing.contract.subject import Case, Contract, new_id, new_token
 
 STARTED = Step("charge", b"\x01" * 32, None)

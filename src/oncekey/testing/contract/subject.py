@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.lifecycle import Held
-from oncekey.core.op import Op, arun, run
-from oncekey.core.record import TOKEN_BYTES, Answer, Claim, Record, State
-from oncekey.core.verbs import Done, Find, Insert, Inserted, Refused, Swap, Verb
+from oncekey._core import lifecycle
+from oncekey._core.lifecycle import Held
+from oncekey._core.op import Op, arun, run
+from oncekey._core.record import TOKEN_BYTES, Answer, Claim, Record, State
+from oncekey._core.verbs import Done, Find, Insert, Inserted, Refused, Swap, Verb
 from oncekey.stores.base import Store
-from oncekey.stores.gather import AsyncGatherer, Gatherer
+from oncekey.stores.batching import AsyncGatherer, Gatherer
 
 ANSWER = Answer(201, ((b"content-type", b"text/plain"), (b"location", b"/orders/1")), b"created")
 ID_BYTES = 32

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from oncekey.core import lifecycle
-from oncekey.core.fingerprint import Comparison
-from oncekey.core.lifecycle import TRANSITIONS, Action
-from oncekey.core.policy import DEFAULTS
-from oncekey.core.record import Answer, Record, State, Step
-from oncekey.core.tombstone import blank, with_tombstone
-from oncekey.core.verbs import AppendStep, Insert, Purge, Refused, Steps, Swap, When
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.lifecycle import TRANSITIONS, Action
+from oncekey._core.policy import DEFAULTS
+from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.tombstone import blank, with_tombstone
+from oncekey._core.verbs import AppendStep, Insert, Purge, Refused, Steps, Swap, When
 from oncekey.testing.contract.subject import ANSWER, Case, Contract, new_id, new_token, timeless
 
 MOVES: dict[str, Callable[[Case, Record], Swap]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey.core.record import State
-from oncekey.core.verbs import Count, Due, Find, Found, Insert, Inserted, Sweep
+from oncekey._core.record import State
+from oncekey._core.verbs import Count, Due, Find, Found, Insert, Inserted, Sweep
 from oncekey.errors import StoreUnavailable
 from oncekey.testing.contract.subject import Case, Contract
 

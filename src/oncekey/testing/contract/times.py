@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from oncekey.clock import SystemClock
-from oncekey.core import lifecycle
-from oncekey.core.policy import SECONDS_MAX
-from oncekey.core.record import State
-from oncekey.core.verbs import Due, Found, Insert, Peek, Sweep
+from oncekey._core import lifecycle
+from oncekey._core.policy import SECONDS_MAX
+from oncekey._core.record import State
+from oncekey._core.verbs import Due, Found, Insert, Peek, Sweep
+from oncekey._system.clock import SystemClock
 from oncekey.testing.contract.subject import Case, Contract, new_token, owner
 
 CLOCKS_S = 0.002

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from oncekey.core.record import Answer, Claim, Glimpse, Record, State
-from oncekey.core.verbs import Count, Find, Peek, Scan, Tally
+from oncekey._core.record import Answer, Claim, Glimpse, Record, State
+from oncekey._core.verbs import Count, Find, Peek, Scan, Tally
 from oncekey.testing.contract.subject import ANSWER, Case, Contract, new_id
 
 

@@ -13,7 +13,7 @@ it, mark the view below it:
     def order(request): ...
 """
 
-from oncekey.web.django.marks import idempotent, not_idempotent
+from oncekey.web.django._decorators import idempotent, not_idempotent
 from oncekey.web.django.middleware import IdempotencyMiddleware
 
 __all__ = ["IdempotencyMiddleware", "idempotent", "not_idempotent"]

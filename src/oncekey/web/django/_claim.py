@@ -10,24 +10,24 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from oncekey import attempt as attempts
-from oncekey.apart import writing
-from oncekey.attempt import Passing
-from oncekey.core.canonical import SHORT_BYTES_MAX
-from oncekey.core.policy import Policy
-from oncekey.core.problem import Problem
-from oncekey.core.record import Answer
+from oncekey._core.canonical import SHORT_BYTES_MAX
+from oncekey._core.policy import Policy
+from oncekey._core.problems import Problem
+from oncekey._core.record import Answer
+from oncekey._engine import attempt as attempts
+from oncekey._engine.attempt import Passing
+from oncekey._engine.keyless import passing
+from oncekey._system.offload import writing
 from oncekey.errors import Misuse
-from oncekey.unprotected import passing
-from oncekey.web import environ as environs
-from oncekey.web.body import Body, too_large
+from oncekey.web import _wsgi_environ as environs
+from oncekey.web._body import Body, too_large
+from oncekey.web._decorators import SAFE, Mark
+from oncekey.web._hidden_headers import hide, shown
+from oncekey.web._request import GUARDED, Headers, Request, guarded_twice
+from oncekey.web._routes import Route
+from oncekey.web._views import Begun, Visit
 from oncekey.web.django import settings
-from oncekey.web.django.responses import response_of, served_by
-from oncekey.web.hidden import hide, shown
-from oncekey.web.marks import SAFE, Mark
-from oncekey.web.request import GUARDED, Headers, Request, guarded_twice
-from oncekey.web.routes import Route
-from oncekey.web.views import Begun, Visit
+from oncekey.web.django._responses import response_of, served_by
 
 _STATE = "_oncekey"
 

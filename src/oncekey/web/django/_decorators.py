@@ -9,12 +9,12 @@ from typing import Any, TypeVar, cast, overload
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
-from oncekey.core.policy import Policy
+from oncekey._core.policy import Policy
 from oncekey.errors import Misuse
-from oncekey.web import marks
-from oncekey.web.django.claim import State, claim, claim_sync, state_of
+from oncekey.web import _decorators as marks
+from oncekey.web._decorators import SAFE, Mark, mark_of, name_of, not_idempotent
+from oncekey.web.django._claim import State, claim, claim_sync, state_of
 from oncekey.web.django.settings import MIDDLEWARE
-from oncekey.web.marks import SAFE, Mark, mark_of, name_of, not_idempotent
 
 __all__ = ["idempotent", "not_idempotent"]
 

@@ -10,10 +10,10 @@ from asgiref.sync import sync_to_async
 from django.http import FileResponse, HttpResponse
 from django.http.response import HttpResponseBase
 
-from oncekey.attempt import Passing
-from oncekey.core.record import Answer
-from oncekey.unprotected import Parts, parts_awaited
-from oncekey.web.views import Visit
+from oncekey._core.record import Answer
+from oncekey._engine.attempt import Passing
+from oncekey._engine.keyless import Parts, parts_awaited
+from oncekey.web._views import Visit
 
 
 def _start(response: HttpResponseBase, visit: Visit) -> None:

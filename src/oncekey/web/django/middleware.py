@@ -14,9 +14,11 @@ from django.core.handlers.exception import response_for_exception
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from oncekey import attempt as attempts
-from oncekey.unprotected import passing
-from oncekey.web.django.claim import (
+from oncekey._engine import attempt as attempts
+from oncekey._engine.keyless import passing
+from oncekey.web._decorators import check_kind, mark_on
+from oncekey.web._views import Visit
+from oncekey.web.django._claim import (
     State,
     applies,
     check_method,
@@ -28,10 +30,8 @@ from oncekey.web.django.claim import (
     state_of,
     views,
 )
-from oncekey.web.django.responses import collect, collect_sync, first, response_of, served_by
+from oncekey.web.django._responses import collect, collect_sync, first, response_of, served_by
 from oncekey.web.django.settings import tell_marks
-from oncekey.web.marks import check_kind, mark_on
-from oncekey.web.views import Visit
 
 
 class IdempotencyMiddleware:

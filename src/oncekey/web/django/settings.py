@@ -16,19 +16,19 @@ from django.http import HttpRequest
 from django.urls import Resolver404, ResolverMatch, get_resolver, resolve
 from django.utils.module_loading import import_string
 
+from oncekey._core.policy import Policy
+from oncekey._core.quota import Quota
+from oncekey._system.warn_once import warn
 from oncekey.atomic import Django
-from oncekey.core.policy import Policy
-from oncekey.core.quota import Quota
 from oncekey.errors import Misuse, OncekeyError
-from oncekey.warned import warn
-from oncekey.web.edge import log
-from oncekey.web.marks import KNOWN_MAX, below_mark, mark_on
-from oncekey.web.order import warn_of_views
-from oncekey.web.request import Request
-from oncekey.web.routed import UNFOUND
-from oncekey.web.routes import USUAL, Routes, as_policies
-from oncekey.web.tenant import check_callable
-from oncekey.web.views import Views
+from oncekey.web._app_checks import UNFOUND
+from oncekey.web._decorators import KNOWN_MAX, below_mark, mark_on
+from oncekey.web._edge import log
+from oncekey.web._middleware_order import warn_of_views
+from oncekey.web._request import Request
+from oncekey.web._routes import USUAL, Routes, as_policies
+from oncekey.web._tenant import check_callable
+from oncekey.web._views import Views
 
 MIDDLEWARE = "oncekey.web.django.IdempotencyMiddleware"
 REQUEST = "django.request"

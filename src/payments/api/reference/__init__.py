@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from payments.pages import SAFE
+from payments.demo.pages import SAFE
 
 FOLDER = Path(__file__).parent
 FILES = {

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncekey.client import Retries
-from payments import clock, ids
-from payments.accounts import Account, Accounts, NoSuchAccount
-from payments.child import Child
-from payments.database import Database
-from payments.inspector import Inspector
+from payments import clock
+from payments.access.accounts import Account, Accounts, NoSuchAccount
+from payments.demo.load.inspector import Inspector
+from payments.demo.load.shopper import PAID, WORDS, chosen
+from payments.demo.subprocess import Child
 from payments.network import FAULTS, Network, NetworkDown
-from payments.shopper import PAID, WORDS, chosen
+from payments.storage import ids
+from payments.storage.database import Database
 
 CROWD = Account("acct_crowd")
 SHOPPERS = 3
@@ -145,7 +146,7 @@ class _Seat:
     def __init__(self, number: int, folder: Path, shop: Shop) -> None:
         self._name = f"shopper {number}"
         self._log = folder / "shoppers.log"
-        self._command = [sys.executable, "-m", "payments.shopper", "--url", shop.url]
+        self._command = [sys.executable, "-m", "payments.demo.load.shopper", "--url", shop.url]
         self._command += ["--journal", str(folder / f"intents-{number}.db")]
         self._environment = {**os.environ, "SHOPPER_KEY": shop.api_key}
         self._child: Child | None = None

@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from oncekey.client import Retries
 from payments import clock
-from payments.database import Database
+from payments.money.reconcile import reconcile
 from payments.network import Network, NetworkDown, Transaction
-from payments.reconcile import reconcile
-from payments.tables import charges
+from payments.storage.database import Database
+from payments.storage.tables import charges
 
 COUNT_EVERY_S = 1.0
 INSPECT_EVERY_S = 5.0

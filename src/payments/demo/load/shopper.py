@@ -29,7 +29,7 @@ import httpx2
 
 import oncekey
 from oncekey.client import Attempted, Client, Intent, Journal, Retries, RetryBudget
-from payments import ids
+from payments.storage import ids
 
 THREADS = 4
 THINK_S_MAX = 0.4
@@ -256,7 +256,7 @@ AFTERWARDS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m payments.shopper --url … --journal FILE`, the API's key in $SHOPPER_KEY."""
+    """`python -m payments.demo.load.shopper --url … --journal FILE`, with $SHOPPER_KEY set."""
     logging.disable(logging.WARNING)  # retries are what this is about
     parser = argparse.ArgumentParser(description="A process full of impatient customers.")
     parser.add_argument("--url", required=True)

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from oncekey.client import browser
-from payments.auth import is_local
+from payments.access.auth import is_local
 from payments.settings import Settings
 
 FOLDER = Path(__file__).parent

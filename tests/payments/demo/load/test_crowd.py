@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from payments import reconcile
-from payments.accounts import LOCAL, Accounts, digest
-from payments.crowd import CROWD, own_key
-from tests.payments.api import Api
+from payments.access.accounts import LOCAL, Accounts, digest
+from payments.demo.load.crowd import CROWD, own_key
+from payments.money import reconcile
+from tests.payments.api_client import Api
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 
 COUNTS = re.compile(r"(\w+) (\d+)")

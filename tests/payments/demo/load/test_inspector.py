@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from payments import clock, ids, ledger
-from payments.database import Database
-from payments.inspector import Inspector
+from payments import clock
+from payments.demo.load.inspector import Inspector
+from payments.money import ledger
 from payments.network import Authorised
 from payments.settings import Settings
-from payments.tables import charges
+from payments.storage import ids
+from payments.storage.database import Database
+from payments.storage.tables import charges
 from tests.payments.card_network import CardNetwork
 
 TENANT = "acct_1/test"

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from oncekey.core.op import run
+from oncekey._core.op import run
 from oncekey.errors import OncekeyError
-from oncekey.web.django.claim import views
+from oncekey.web.django._claim import views
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types

@@ -1,0 +1,1 @@
+"""Records that only holders of a secret can read, around any other store."""

@@ -1,0 +1,1 @@
+"""Records in a database, and stored responses in a cache before it."""

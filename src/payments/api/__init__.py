@@ -1,0 +1,1 @@
+"""The public API: one file per resource, and what they share."""

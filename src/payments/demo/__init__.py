@@ -1,0 +1,1 @@
+"""The system on one machine, for people to watch and to break."""

@@ -1,0 +1,1 @@
+"""Customers who misbehave, for demonstrations and tests."""

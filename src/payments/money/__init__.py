@@ -1,0 +1,1 @@
+"""Movements of money: orders, settlement, ledger, reconciliation."""

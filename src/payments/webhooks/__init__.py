@@ -1,0 +1,1 @@
+"""Events and their delivery to the endpoints of an account."""
