@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from oncekey._core.reasons import GiveUpKind, LossKind
 from oncekey.errors import Misuse
 
 _log = logging.getLogger("oncekey")
@@ -92,6 +93,8 @@ class LeaseWasLost(Event):
 
     attempt: int
     reason: str
+    """In words."""
+    kind: LossKind | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class StoreAsked(Event):
     verb: str
     seconds: float
     error: str | None
-    """The kind of failure, None if the store answered."""
+    """A `StoreFailure`: "lost" or "not sent". None if the store answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +164,8 @@ class Attempted(Event):
     retry_in_s: float | None
     """None where this was the last attempt."""
     gave_up: str | None
-    """Why there is no further attempt, where one would have been in order."""
+    """In words: why there is no further attempt, where a retry was in order."""
+    gave_up_kind: GiveUpKind | None = field(default=None, kw_only=True)
 
 
 class Hook(Protocol):

@@ -9,11 +9,11 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
+from oncekey._core.reasons import GiveUpKind
 from oncekey._system.clock import FakeClock
 from oncekey.client import Retries, RetryBudget, retrying
 from oncekey.errors import Mismatch
 from oncekey.metrics import PrometheusHook
-from oncekey.metrics._measurements import GIVEN_UP
 from tests.client.hostile import HOME, MISMATCH, Fault
 from tests.client.test_faults import World
 
@@ -133,4 +133,4 @@ def test_every_reason_has_been_told_above() -> None:
     told = {"attempts", "time", "asked-to-wait", "retry-budget", "sent-once", "forgotten"}
     told |= {"unknown"}
 
-    assert set(GIVEN_UP.values()) == told
+    assert set(GiveUpKind) == told

@@ -14,6 +14,7 @@ import pytest
 
 from oncekey._core.op import Pause
 from oncekey._core.problems import Kind
+from oncekey._core.reasons import LossKind
 from oncekey._core.record import State
 from oncekey._core.verbs import Found, Insert, Peek, Refused, Swap, When
 from oncekey._engine.decisions import Bypass, Execute, Refuse
@@ -68,6 +69,7 @@ def test_why_nothing_ran_is_told_where_a_lease_was_over_before_it_began() -> Non
     world.drive(world.guard.begin(CALL, world.policy), asleep(world, 9))
     [lost] = [event for event in told if isinstance(event, LeaseWasLost)]
     assert lost.reason.startswith("its lease was over before it began")
+    assert lost.kind is LossKind.LAPSED_BEFORE_START
     assert not any(isinstance(event, Started) for event in told)  # nothing did
 
 

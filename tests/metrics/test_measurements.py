@@ -11,6 +11,7 @@ from oncekey._core.fingerprint import VERSION, Fingerprint
 from oncekey._core.op import Op, Pause, run
 from oncekey._core.policy import Policy
 from oncekey._core.problems import Kind
+from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer
 from oncekey._core.verbs import Verb
 from oncekey._engine.guard import Call, Execute, Guard
@@ -140,6 +141,18 @@ def test_every_refusal_has_its_own_label(kind: Kind) -> None:
         m.labels
         for m in Measure()(sample(events.Declined, reason=str(kind)))
         if m.metric is catalogue.REFUSALS
+    ]
+
+    assert labels == (OPERATION, str(kind))
+
+
+@pytest.mark.parametrize("kind", list(LossKind))
+def test_every_lost_lease_has_its_own_label(kind: LossKind) -> None:
+    """However its sentence is worded: three of them were "other"."""
+    [labels] = [
+        m.labels
+        for m in Measure()(sample(events.LeaseWasLost, reason="made up", kind=kind))
+        if m.metric is catalogue.LEASE_LOSSES and m.value
     ]
 
     assert labels == (OPERATION, str(kind))

@@ -16,6 +16,7 @@ from oncekey._core.key import named
 from oncekey._core.lifecycle import Held
 from oncekey._core.policy import Policy, Verdict
 from oncekey._core.printable import printable
+from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer, Claim
 from oncekey._core.response_headers import kept_answer
 from oncekey._core.values import value
@@ -367,7 +368,7 @@ class Attempt:
 
     def _completed(self, ports: Ports, answer: Answer, outcome: Any) -> Answer:
         if isinstance(outcome, Refused):
-            ports.guard.lose(self, "refused at completion")
+            ports.guard.lose(self, LossKind.REFUSED_AT_COMPLETION)
             self.ensure_owned()
         self.recorded = answer
         return answer

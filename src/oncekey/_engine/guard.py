@@ -24,6 +24,7 @@ from oncekey._core.lifecycle import Action
 from oncekey._core.op import Apart, Op, Pause
 from oncekey._core.policy import Policy
 from oncekey._core.quota import Quota
+from oncekey._core.reasons import LossKind
 from oncekey._core.record import TOKEN_BYTES, Answer, Claim, Record, State
 from oncekey._core.verbs import Done, Find, Insert, Inserted, Peek, Refused
 from oncekey._engine.admission import Admission, is_new
@@ -297,8 +298,7 @@ class Guard(Admission):
         yield from self.heed(claim, runs=True, heard_of=True)
         decision = yield from self.let_run(claimed, call)
         if isinstance(decision, Execute) and not (yield from self._may_begin(decision.attempt)):
-            why = "this process stood still, or the store took longer than lease_s"
-            self.lose(decision.attempt, f"its lease was over before it began: {why}")
+            self.lose(decision.attempt, LossKind.LAPSED_BEFORE_START)
             return Refuse(refusals.store_down(), lost_claim=claim)
         if isinstance(decision, Execute):
             self._tell_started(decision.attempt)

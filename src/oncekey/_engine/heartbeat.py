@@ -19,6 +19,7 @@ import os
 import threading
 from collections.abc import Iterable
 
+from oncekey._core.reasons import LossKind
 from oncekey._core.verbs import Done, Refused
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import LEASE_MARGIN, Guard
@@ -270,7 +271,7 @@ class Heartbeat:
             # Signalled before the deadline, so that a handler can stop while it still owns its
             # record.
             if now >= attempt.lease_until - attempt.lease_s * LEASE_MARGIN:
-                self._guard.lose(attempt, "could not be renewed")
+                self._guard.lose(attempt, LossKind.NOT_RENEWED)
         with self._condition:
             for attempt in attempts:
                 if not _has_ended(attempt):
@@ -309,7 +310,7 @@ class Heartbeat:
     def _hangs(self, attempt: Attempt, now: float) -> bool:
         if now - attempt.claimed_at < attempt.policy.run_s_max:
             return False
-        self._guard.lose(attempt, f"ran longer than run_s_max={attempt.policy.run_s_max:g}")
+        self._guard.lose(attempt, LossKind.RAN_TOO_LONG)
         self._let_go(attempt)
         return True
 

@@ -20,6 +20,7 @@ from oncekey._core.op import Apart, Op, Pause, Undoable
 from oncekey._core.policy import Learned, Policy
 from oncekey._core.printable import printable
 from oncekey._core.quota import Quota
+from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer, Claim, Record, State, Step
 from oncekey._core.tombstone import answer_left_s, bare, with_tombstone
 from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
@@ -84,18 +85,22 @@ class Holding(Asking):
         if isinstance(outcome, Done):
             attempt.lease_until = asked_at + attempt.lease_s
             return True
-        self.lose(attempt, "taken over")
+        self.lose(attempt, LossKind.TAKEN_OVER)
         return False
 
-    def lose(self, attempt: Attempt, reason: str) -> None:
+    def lose(self, attempt: Attempt, kind: LossKind) -> None:
         """Signal to the handler that it should stop."""
         if attempt.mark_lost():
-            self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason)
+            self._tell_lost(attempt, kind)
+
+    def _tell_lost(self, attempt: Attempt, kind: LossKind) -> None:
+        reason = kind.sentence(attempt.policy)
+        self._emit(events.LeaseWasLost, attempt, attempt=attempt.attempt, reason=reason, kind=kind)
 
     def watch_lease(self, attempt: Attempt) -> None:
         """Nobody may have renewed its lease in time, as after a long sleep: then it is lost."""
         if self._clock.monotonic() >= attempt.lease_until:
-            self.lose(attempt, "its lease was over before its next effect")
+            self.lose(attempt, LossKind.LAPSED_BEFORE_EFFECT)
 
     def steps(self, attempt: Attempt) -> Op[list[Step]]:
         """What earlier attempts left, in order."""
@@ -214,7 +219,7 @@ class Holding(Asking):
                 attempt.asks = False
                 return (yield from self.conclude(attempt, End.KEPT, learned, call))
             case Learned.NOT_DONE if self._overslept(attempt):
-                self.lose(attempt, "its lease was over before it was known that it may run")
+                self.lose(attempt, LossKind.LAPSED_WHILE_ASKING)
                 attempt.finished = True
                 return Refuse(refusals.unsettled(0.0))
             case Learned.NOT_DONE:
@@ -358,9 +363,7 @@ class Holding(Asking):
         stands there now.
         """
         attempt.give_back()
-        self._emit(
-            events.LeaseWasLost, attempt, attempt=attempt.attempt, reason="refused at completion"
-        )
+        self._tell_lost(attempt, LossKind.REFUSED_AT_COMPLETION)
         if found is None:
             return Refuse(refusals.contended())
         action = lifecycle.decide(found, (yield from compared(found, call)), attempt.policy)

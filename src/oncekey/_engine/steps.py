@@ -25,6 +25,7 @@ from oncekey._core.framing import as_bytes, frame
 from oncekey._core.key import named
 from oncekey._core.op import Op
 from oncekey._core.printable import printable
+from oncekey._core.reasons import LossKind
 from oncekey._core.record import Step
 from oncekey._core.values import value
 from oncekey._core.verbs import AppendStep, Done, Refused, Verb
@@ -263,7 +264,7 @@ class Steps:
     def refused(self, guard: Guard, name: str) -> LeaseLost:
         """What to raise where the store refused to keep a step."""
         self._running = None
-        guard.lose(self._attempt, "refused at a step")
+        guard.lose(self._attempt, LossKind.REFUSED_AT_STEP)
         return LeaseLost(
             f"the step {name!r} of {self._of} was not kept: another attempt owns the record; stop "
             "here"

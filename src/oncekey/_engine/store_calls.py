@@ -17,6 +17,7 @@ from oncekey._core.key import short_hash
 from oncekey._core.op import Op, Pause
 from oncekey._core.printable import printable
 from oncekey._core.problems import Problem
+from oncekey._core.reasons import StoreFailure
 from oncekey._core.record import Claim, Record
 from oncekey._core.verbs import AppendStep, Done, Refused, Swap, Verb
 from oncekey._engine.attempt import Attempt
@@ -192,8 +193,9 @@ class Asking:
             )
 
 
-def _failure(error: StoreUnavailable | StoreUnfit) -> str:
-    return "lost" if isinstance(error, StoreUnavailable) and error.sent else "not sent"
+def _failure(error: StoreUnavailable | StoreUnfit) -> StoreFailure:
+    was_sent = isinstance(error, StoreUnavailable) and error.sent
+    return StoreFailure.LOST if was_sent else StoreFailure.NOT_SENT
 
 
 def _recognise(swap: Swap, outcome: Done | Refused) -> Done | Refused:

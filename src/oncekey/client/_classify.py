@@ -18,6 +18,7 @@ from oncekey._core.error_bodies import SHAPES
 from oncekey._core.http_dates import parse_http_date
 from oncekey._core.problems import MEANINGS, Kind, Problem
 from oncekey._core.profiles import Profile
+from oncekey._core.reasons import GaveUp, GiveUpKind
 from oncekey._core.values import value
 
 BODY_BYTES_MAX = 65_536
@@ -85,12 +86,14 @@ class Broken:
 class Final:
     """It is the caller's."""
 
-    gave_up: str | None = None
+    gave_up: GaveUp | None = None
     """Why it is not asked for again, though it is no outcome."""
 
 
 FINAL = Final()
-NOBODY_KNOWS = Final("the server says that nobody knows what became of it")
+NOBODY_KNOWS = Final(
+    GaveUp(GiveUpKind.UNKNOWN, "the server says that nobody knows what became of it")
+)
 
 
 @value

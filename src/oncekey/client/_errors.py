@@ -10,14 +10,14 @@ import re
 from urllib.parse import quote
 
 from oncekey._core.key import short_hash
+from oncekey._core.reasons import GaveUp, GiveUpKind
 from oncekey.client._connection_errors import chain
-from oncekey.client._retention import FORGOTTEN
 
 
-def note(key: str | None, attempts: int, gave_up: str | None, *, sent: bool, first: bool) -> str:
+def note(key: str | None, attempts: int, gave_up: GaveUp | None, *, sent: bool, first: bool) -> str:
     """`first`: nothing can have been sent under this key before this call."""
     times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-    why = f" Not again, because {gave_up}." if gave_up else ""
+    why = f" Not again, because {gave_up.sentence}." if gave_up else ""
     if sent:
         how = f"in {times} it was sent, and nobody knows whether it was carried out."
     elif first:
@@ -30,8 +30,8 @@ def note(key: str | None, attempts: int, gave_up: str | None, *, sent: bool, fir
     return f"oncekey: {how}{why} {_move(key, gave_up, sent)}"
 
 
-def _move(key: str | None, gave_up: str | None, sent: bool) -> str:
-    if gave_up == FORGOTTEN:
+def _move(key: str | None, gave_up: GaveUp | None, sent: bool) -> str:
+    if gave_up is not None and gave_up.kind is GiveUpKind.FORGOTTEN:
         return "Find out there whether it was done."
     if key is not None:
         return (

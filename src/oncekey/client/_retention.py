@@ -5,9 +5,13 @@ After that nobody can tell a retry from a new request, so nothing is sent under 
 
 from __future__ import annotations
 
+from oncekey._core.reasons import GaveUp, GiveUpKind
+
 MARGIN_S_MAX = 120.0
 """A key that is given out now is used for a while: its retries must arrive in time as well."""
-FORGOTTEN = "the server has forgotten its key by now: a retry could do it twice"
+FORGOTTEN = GaveUp(
+    GiveUpKind.FORGOTTEN, "the server has forgotten its key by now: a retry could do it twice"
+)
 
 RETENTION_S = 86_400.0
 """What most servers remember, until one says otherwise."""

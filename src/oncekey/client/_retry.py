@@ -22,6 +22,7 @@ from oncekey._core.limits import must_be_limits
 from oncekey._core.op import Op, Pause
 from oncekey._core.problems import Problem
 from oncekey._core.profiles import Profile
+from oncekey._core.reasons import GaveUp, GiveUpKind
 from oncekey._core.values import value
 from oncekey._system.clock import Clock
 from oncekey.client._budget import Buckets, RetryBudget
@@ -99,10 +100,15 @@ class Ended:
     answer: Reply | Broken
     attempts: int
     mismatch: Problem | None
-    gave_up: str | None
+    reason: GaveUp | None
     """Why there was no further attempt, where one would have been in order."""
     sent: bool = True
     """False where none of the attempts can have reached anybody."""
+
+    @property
+    def gave_up(self) -> str | None:
+        """The reason in words."""
+        return None if self.reason is None else self.reason.sentence
 
 
 class Attempts:
@@ -149,7 +155,7 @@ class Attempts:
             now = self._clock.monotonic()
             verdict = judge(answer, self._profile, self._clock.wall())
             after = self._after(call, attempt, verdict, now, deadline)
-            gave_up = after if isinstance(after, str) else None
+            gave_up = after if isinstance(after, GaveUp) else None
             ended = _ended(answer, attempt, verdict, gave_up, sent)
             wait_s = after if isinstance(after, float) else None
             if verdict is not FINAL or self._watched():
@@ -168,19 +174,19 @@ class Attempts:
 
     def _after(
         self, call: Call, attempt: int, verdict: Verdict, now: float, deadline: float
-    ) -> float | str | None:
+    ) -> float | GaveUp | None:
         """How long to wait for the next attempt, or why there is none; None if there need not."""
         if not isinstance(verdict, Again):
             return verdict.gave_up if isinstance(verdict, Final) else None
         if call.once:
-            return call.once
+            return GaveUp(GiveUpKind.SENT_ONCE, call.once)
         if attempt >= self._retries.attempts_max:
-            return f"{attempt} attempts were made"
+            return GaveUp(GiveUpKind.ATTEMPTS, f"{attempt} attempts were made")
         left_s = deadline - now
         asked_s = verdict.retry_after_s or 0.0
         if asked_s >= left_s:
             # Coming back earlier than told would be rude, and most likely in vain.
-            return OVER if left_s <= 0 else f"the server asks to wait {asked_s:g} s, {_LONGER}"
+            return OVER if left_s <= 0 else _asked_to_wait(asked_s)
         bounds = self._retries.backoff_s, self._retries.backoff_s_max
         wait_s = asked_s + full_jitter(attempt - 1, *bounds, self._chance())
         if wait_s >= left_s:
@@ -188,7 +194,7 @@ class Attempts:
         if self._clock.wall() + wait_s >= call.until:
             return FORGOTTEN
         if not self._buckets.spend(call.host, now):
-            return "the retry budget of this host is spent: too many requests to it fail"
+            return BUDGET_SPENT
         return wait_s
 
     def _event(self, call: Call, ended: Ended, seconds: float, wait_s: float | None) -> Attempted:
@@ -204,15 +210,26 @@ class Attempts:
             ended.mismatch is not None,
             wait_s,
             ended.gave_up,
+            gave_up_kind=None if ended.reason is None else ended.reason.kind,
         )
 
 
-OVER = "the time for all attempts is over"
-_LONGER = "longer than is left for all attempts"
+OVER = GaveUp(GiveUpKind.TIME, "the time for all attempts is over")
+BUDGET_SPENT = GaveUp(
+    GiveUpKind.RETRY_BUDGET,
+    "the retry budget of this host is spent: too many requests to it fail",
+)
+
+
+def _asked_to_wait(asked_s: float) -> GaveUp:
+    return GaveUp(
+        GiveUpKind.ASKED_TO_WAIT,
+        f"the server asks to wait {asked_s:g} s, longer than is left for all attempts",
+    )
 
 
 def _ended(
-    answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: str | None, sent: bool
+    answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: GaveUp | None, sent: bool
 ) -> Ended:
     problem = verdict.problem if isinstance(verdict, Mismatched) else None
     return Ended(answer, attempt, problem, gave_up, sent)

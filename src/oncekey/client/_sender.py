@@ -201,7 +201,7 @@ class Sender:
             error = Mismatch(detail, replace(ended.mismatch, detail=detail))
         elif isinstance(ended.answer, Broken):
             error = ended.answer.error
-            about = failing.note(key, ended.attempts, ended.gave_up, sent=ended.sent, first=first)
+            about = failing.note(key, ended.attempts, ended.reason, sent=ended.sent, first=first)
             error.add_note(about)
             if key:
                 failing.hide(error, key)

@@ -13,6 +13,7 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from oncekey import events
 from oncekey._core.printable import printable
 from oncekey._core.problems import Kind
+from oncekey._core.reasons import StoreFailure
 
 _WORRYING = frozenset({Kind.OUTCOME_UNKNOWN, Kind.STORE_UNAVAILABLE, Kind.NO_ROOM})
 
@@ -110,7 +111,7 @@ def text_of(event: events.Event) -> str:
 def _store_text(event: events.StoreAsked) -> str:
     if event.error is None:
         return f"the store answered {event.verb} in {event.seconds:.4f} s"
-    if event.error == "not sent":
+    if event.error == StoreFailure.NOT_SENT:
         return f"the store could not be asked ({event.verb}); tried for {event.seconds:.3f} s"
     return (
         f"the store did not answer {event.verb} within {event.seconds:.3f} s and may have acted; "

@@ -9,32 +9,14 @@ from typing import Any, NamedTuple
 from oncekey import events
 from oncekey._core.limits import must_be_limits
 from oncekey._core.problems import Kind
+from oncekey._core.reasons import GiveUpKind, LossKind, StoreFailure
 from oncekey.metrics import _catalogue as catalogue
 from oncekey.metrics._catalogue import Metric
 
 OPERATIONS_MAX = 100
 OTHER = "other"
 
-LOSSES = {
-    "taken over": "taken-over",
-    "refused at completion": "refused-at-completion",
-    "could not be renewed": "not-renewed",
-    "ran longer": "ran-too-long",
-}
-"""How the reasons of `LeaseWasLost` begin, and the label that stands for each."""
-GIVEN_UP = {
-    "attempts were made": "attempts",
-    "the time for all attempts is over": "time",
-    "the server asks to wait": "asked-to-wait",
-    "the retry budget": "retry-budget",
-    "forgotten its key": "forgotten",
-    "cannot be sent twice": "sent-once",
-    "no place for a key": "sent-once",
-    "redirected": "sent-once",
-    "nobody knows": "unknown",
-}
-"""What the reasons hold for which a client gave up, and the label that stands for each."""
-STORE_ERRORS = {"lost": "lost", "not sent": "not-sent"}
+_STORE_ERRORS: dict[str, str] = {StoreFailure.LOST: "lost", StoreFailure.NOT_SENT: "not-sent"}
 _REASONS = frozenset(Kind)
 
 
@@ -109,18 +91,18 @@ class _Seen:
 def _zeros_of_operation(operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.UNKNOWN_OUTCOMES, 0, (operation,))
     yield Measurement(catalogue.TAKE_OVERS, 0, (operation,))
-    for reason in (*LOSSES.values(), OTHER):
+    for reason in LossKind:
         yield Measurement(catalogue.LEASE_LOSSES, 0, (operation, reason))
 
 
 def _zeros_of_client(operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.CLIENT_MISMATCHES, 0, (operation,))
-    for reason in sorted({*GIVEN_UP.values(), OTHER}):
+    for reason in GiveUpKind:
         yield Measurement(catalogue.CLIENT_GIVEN_UP, 0, (operation, reason))
 
 
 def _zeros_of_verb(verb: str) -> Iterator[Measurement]:
-    for error in STORE_ERRORS.values():
+    for error in _STORE_ERRORS.values():
         yield Measurement(catalogue.STORE_ERRORS, 0, (verb, error))
 
 
@@ -162,8 +144,7 @@ def _declined(event: events.Declined, operation: str) -> Iterator[Measurement]:
 
 
 def _lease_was_lost(event: events.LeaseWasLost, operation: str) -> Iterator[Measurement]:
-    labels = (label for start, label in LOSSES.items() if event.reason.startswith(start))
-    yield Measurement(catalogue.LEASE_LOSSES, 1, (operation, next(labels, OTHER)))
+    yield Measurement(catalogue.LEASE_LOSSES, 1, (operation, event.kind or OTHER))
 
 
 def _outcome_unknown(event: events.OutcomeUnknown, operation: str) -> Iterator[Measurement]:
@@ -186,7 +167,7 @@ def _not_atomic(event: events.NotAtomic, operation: str) -> Iterator[Measurement
 def _store_asked(event: events.StoreAsked, verb: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.STORE_DURATION, event.seconds, (verb,))
     if event.error is not None:
-        yield Measurement(catalogue.STORE_ERRORS, 1, (verb, STORE_ERRORS.get(event.error, OTHER)))
+        yield Measurement(catalogue.STORE_ERRORS, 1, (verb, _STORE_ERRORS.get(event.error, OTHER)))
 
 
 def _attempted(event: events.Attempted, operation: str) -> Iterator[Measurement]:
@@ -199,8 +180,7 @@ def _attempted(event: events.Attempted, operation: str) -> Iterator[Measurement]
     if event.mismatch:
         yield Measurement(catalogue.CLIENT_MISMATCHES, 1, (operation,))
     if event.gave_up is not None:
-        labels = (label for part, label in GIVEN_UP.items() if part in event.gave_up)
-        yield Measurement(catalogue.CLIENT_GIVEN_UP, 1, (operation, next(labels, OTHER)))
+        yield Measurement(catalogue.CLIENT_GIVEN_UP, 1, (operation, event.gave_up_kind or OTHER))
 
 
 def _class_of(status: int) -> str:
