@@ -30,7 +30,7 @@ from oncekey import open_store
 from oncekey._core.key import record_id
 from oncekey._core.record import State
 from oncekey._core.verbs import Peek
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from tests.crash.child import ROOT, Child, serving
 from tests.servers import folders
 
@@ -147,7 +147,7 @@ def _orphans(url: str) -> list[float]:
 def _wait_for(url: str, killed: _Killed) -> list[float]:
     """Look at the records until each is completed."""
     line, left = (
-        Line(open_store(url)),
+        StoreConnection(open_store(url)),
         {record_id("single", "POST /pay", key) for key in killed.left},
     )
     finished: list[float] = []

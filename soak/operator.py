@@ -15,7 +15,7 @@ from oncekey._core.verbs import Sweep
 from oncekey._engine.guard import Guard
 from oncekey.cli.find import find_by_key
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from soak import engines
 from soak.calls import OPERATIONS
 from soak.handler import JSON_LINES, answer_of, written
@@ -48,13 +48,16 @@ class Operator:
             await asyncio.sleep(_SWEEP_EVERY_S)
 
     def _sweep(self) -> None:
-        with closing(Line(self._store)) as line, contextlib.suppress(StoreUnavailable):
+        with closing(StoreConnection(self._store)) as line, contextlib.suppress(StoreUnavailable):
             line.perform([Sweep(_SWEEP_ROWS_MAX)])
 
     def _resolve(self, id_: Id, name: str, released: bool) -> None:
         by = f"operator-{next(self._count)}"
         answer = None if released else Answer(201, JSON_LINES, written(answer_of(name, by)))
-        with closing(Line(self._store)) as line, closing(Gatherer(self._store)) as gatherer:
+        with (
+            closing(StoreConnection(self._store)) as line,
+            closing(Gatherer(self._store)) as gatherer,
+        ):
             try:
                 operation = f"{self._operations}{id_.route}"
                 record = find_by_key(line, id_.account, operation, id_.key)

@@ -31,8 +31,7 @@ from oncekey.errors import (
     Unknown,
 )
 from oncekey.once import once
-from oncekey.stores.migrate import migrate
-from oncekey.stores.urls import open_store
+from oncekey.stores.urls import migrate, open_store
 from oncekey.web._request import Request
 from oncekey.web._tenant import single_tenant
 

@@ -18,7 +18,7 @@ from oncekey import atomic
 from oncekey._engine.notices import Notices
 from oncekey.atomic._connections import AsyncLent
 from oncekey.atomic._loans import twin_of
-from oncekey.stores import outage
+from oncekey.stores import connection
 from tests.atomic.shop import (
     KINDS,
     MARIADB,
@@ -533,7 +533,7 @@ async def test_a_client_that_hangs_up_stops_nothing(opener: Opener) -> None:
 async def test_a_database_that_is_down_runs_nothing_and_the_log_says_why(
     opener: Opener, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    monkeypatch.setattr(connection, "QUIET_S", 0.0)
     async with opener("asyncpg", store_down="run") as shop:
         down = [True]
         pools = _Down(), shop.adapter._pool()  # type: ignore[attr-defined]

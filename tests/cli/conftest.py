@@ -16,7 +16,7 @@ from oncekey._core.verbs import AppendStep, Find, Insert, Inserted, Swap, Tally
 from oncekey._system.clock import SystemClock
 from oncekey.cli.main import main
 from oncekey.stores.base import Store
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import SqliteStore
 
 TENANT, OPERATION = "acme", "POST /charges"
@@ -39,7 +39,7 @@ class Seed:
     """Writes records into a store, by the verbs that the engine uses."""
 
     def __init__(self, store: Store) -> None:
-        self._line = Line(store)
+        self._line = StoreConnection(store)
         self._count = 0
 
     def running(self, key: str, **changes: Any) -> Held:

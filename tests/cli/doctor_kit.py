@@ -8,7 +8,7 @@ import pytest
 
 from oncekey._core.verbs import Count
 from oncekey.errors import StoreUnfit
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.urls import open_store
 from tests.cli.conftest import Oncekey
 
@@ -54,5 +54,5 @@ class Doctor:
 
 
 def start(url: str) -> None:
-    with contextlib.closing(Line(open_store(url))) as line:
+    with contextlib.closing(StoreConnection(open_store(url))) as line:
         line.perform([Count()])

@@ -9,7 +9,7 @@ from oncekey._system.clock import SystemClock
 from oncekey.cli.doctor import Tick, clock
 from oncekey.cli.survey import Survey
 from oncekey.stores.checks import Level, Size
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import Oncekey, Seed
 from tests.cli.doctor_kit import Doctor
@@ -135,7 +135,7 @@ def test_a_sample_stands_for_all(seed: Seed, hour_ago: Seed, tmp_path: Path) -> 
     for number in range(30):
         seed.completed(f"order-{number}")
     hour_ago.completed("expired", retention_s=60.0)
-    line = Line(SqliteStore(tmp_path / "keys.db"))
+    line = StoreConnection(SqliteStore(tmp_path / "keys.db"))
     [records] = line.perform([Scan(100)])
     line.close()
     fresh = [record for record in records if not record.expired]

@@ -12,7 +12,7 @@ from oncekey import open_store
 from oncekey._core.record import Answer
 from oncekey._core.verbs import Find
 from oncekey.cli import maintenance
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import SqliteStore
 from tests.cli.conftest import ANSWER, TENANT, Oncekey, Seed
 
@@ -104,7 +104,7 @@ def test_purge_blanks_one_tenant_and_keeps_the_ids(
 
     ran = oncekey("purge", "--tenant", TENANT)
 
-    line = Line(SqliteStore(tmp_path / "keys.db"))
+    line = StoreConnection(SqliteStore(tmp_path / "keys.db"))
     [blank] = line.perform([Find(gone)])
     [whole] = line.perform([Find(kept)])
     line.close()
@@ -179,7 +179,7 @@ def test_migrate_moves_postgres_into_a_layout(oncekey: Oncekey, postgres_url: st
             plural = "" if times == 1 else "s"
             assert moved[1] == f"layout {layout}: moved {times} record{plural}"
             assert oncekey("migrate", "--json", "--layout", layout, url).json["moved"] == 0
-            with closing(Line(store)) as line:
+            with closing(StoreConnection(store)) as line:
                 [found] = line.perform([Find(kept)])
             assert found.answer == ANSWER
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

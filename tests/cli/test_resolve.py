@@ -23,7 +23,7 @@ from oncekey._core.verbs import Find
 from oncekey._engine.decisions import Call, Execute, Replay
 from oncekey._engine.guard import Guard
 from oncekey.messaging import Duplicate, Inbox, Then
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.web.wsgi import IdempotencyMiddleware
 from tests.cli.conftest import OPERATION, TENANT, Oncekey, Seed
@@ -31,7 +31,7 @@ from tests.web.client import ask_wsgi
 
 
 def found(tmp_path: Path, record: bytes) -> Any:
-    line = Line(SqliteStore(tmp_path / "keys.db"))
+    line = StoreConnection(SqliteStore(tmp_path / "keys.db"))
     [record_found] = line.perform([Find(record)])
     line.close()
     return record_found
@@ -39,7 +39,7 @@ def found(tmp_path: Path, record: bytes) -> Any:
 
 def retry(tmp_path: Path, key: str) -> Any:
     """What the engine decides about the same request, now."""
-    line = Line(SqliteStore(tmp_path / "keys.db"))
+    line = StoreConnection(SqliteStore(tmp_path / "keys.db"))
     call = Call(TENANT, OPERATION, key, Fingerprint(1, b"f" * 32))
     decision = run(Guard().begin(call, Policy().settled()), lambda verb: line.perform([verb])[0])
     line.close()

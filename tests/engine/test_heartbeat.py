@@ -23,9 +23,9 @@ from oncekey._system import probes
 from oncekey._system.clock import FakeClock, SystemClock
 from oncekey.errors import LeaseLost
 from oncekey.events import Event, Hooks, LeaseWasLost
-from oncekey.stores import outage
+from oncekey.stores import connection
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.memory import MemoryStore
 from tests.stores.unreliable import Failing
 
@@ -51,7 +51,7 @@ class World:
         return decision.attempt
 
     def beat(self) -> None:
-        self.heartbeat._beat(Line(self.store), [self.attempt])
+        self.heartbeat._beat(StoreConnection(self.store), [self.attempt])
 
     def lost(self) -> bool:
         return self.attempt.lost
@@ -76,7 +76,7 @@ def test_no_batch_renews_one_record_twice() -> None:
     world.clock.advance(31)
     successor = world.begin()
 
-    class Counting(Line):
+    class Counting(StoreConnection):
         def perform(self, verbs: Any) -> list[Any]:
             batches.append(len(verbs))
             return super().perform(verbs)
@@ -142,9 +142,9 @@ def test_an_outage_is_told_once_and_asked_about_ever_less_often(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And once that it is over."""
-    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    monkeypatch.setattr(connection, "QUIET_S", 0.0)
     world, asked_at = World(), list[float]()
-    heartbeat, line = world.heartbeat, Line(world.store)
+    heartbeat, line = world.heartbeat, StoreConnection(world.store)
 
     def beats(until_s: float) -> None:
         while (at := heartbeat._schedule.next_at()) is not None and at <= until_s:
@@ -159,7 +159,7 @@ def test_an_outage_is_told_once_and_asked_about_ever_less_often(
     assert world.lost(), "told in time, although the heartbeat waits longer each time"
     assert len(asked_at) <= 16
     beats(started_at + 127.5)
-    assert len(asked_at) <= 16 + 100 / outage.PAUSE_S_MAX
+    assert len(asked_at) <= 16 + 100 / connection.PAUSE_S_MAX
     assert caplog.messages == ["leases cannot be renewed: no answer"]
 
     world.store.down = False
@@ -172,7 +172,7 @@ def test_what_cannot_be_given_back_is_told_once_and_tried_less_often(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
-    attempt, line = world.attempt, Line(world.store)
+    attempt, line = world.attempt, StoreConnection(world.store)
     attempt.lingering = Lingering(world.guard.renewal(attempt), no_effect=False)
     world.heartbeat._lingering.add(attempt)
     world.store.down, tries = True, world.store.tries
@@ -217,7 +217,7 @@ def test_p1_what_is_left_running_while_others_are_looked_at_does_not_end_the_hea
 
     monkeypatch.setattr(Attempt, "still_running", still_running)
     world.heartbeat.linger(world.attempt)
-    world.heartbeat._end_lingering(Line(world.store))
+    world.heartbeat._end_lingering(StoreConnection(world.store))
     assert len(world.heartbeat._lingering) == 11
     world.heartbeat._lingering.clear()
     world.heartbeat._schedule = Schedule()
@@ -305,7 +305,7 @@ def test_one_record_that_cannot_be_renewed_costs_no_other_its_lease() -> None:
     bad, healthy = (running(store, guard, key) for key in ("bad", "healthy"))
     store.bad = bad.held.id
     clock.advance(10)
-    heartbeat._beat(Line(store), [bad, healthy])
+    heartbeat._beat(StoreConnection(store), [bad, healthy])
     assert healthy.lease_until == clock.monotonic() + healthy.lease_s
     assert bad.lease_until < healthy.lease_until
     assert set(heartbeat._schedule.take(clock.monotonic() + 100)) == {bad, healthy}
@@ -456,7 +456,7 @@ def test_p6_an_attempt_that_is_let_go_while_it_is_renewed_lapses() -> None:
     """One that was cut off is left to lapse: the renewal that was under way then is its last."""
     world = World(recovery="block")
 
-    class Crossing(Line):
+    class Crossing(StoreConnection):
         def perform(self, verbs: Any) -> Any:
             outcomes = super().perform(verbs)
             world.heartbeat.drop(world.attempt)

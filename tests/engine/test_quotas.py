@@ -22,7 +22,7 @@ from oncekey._engine.sweeper import Sweeper
 from oncekey._system.clock import FakeClock
 from oncekey.errors import Refusal
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed.store import SealedStore
 from tests.stores.sealed.kit import SECOND, SECRET
@@ -80,7 +80,7 @@ class Process:
 
     def chore(self) -> None:
         assert self.guard.quotas is not None
-        self.guard.quotas.work(Line(self.world.store), go_on)
+        self.guard.quotas.work(StoreConnection(self.world.store), go_on)
 
 
 def _call(key: str, tenant: str = "acme") -> Call:
@@ -210,7 +210,7 @@ def test_a_process_that_starts_knows_what_was_kept_before() -> None:
     world = World(records_max=10)
     first = world.process()
     admitted(first, 10)
-    first.guard.quotas.finish(Line(world.store))  # type: ignore[union-attr]
+    first.guard.quotas.finish(StoreConnection(world.store))  # type: ignore[union-attr]
     second = world.process()
     assert second.done("first of all")
     second.chore()
@@ -250,15 +250,15 @@ def test_counts_are_records_that_expire_by_themselves_and_are_not_the_tenants() 
 
 def reads(process: Process) -> int:
     """What the chore asks its store for."""
-    before = Line.perform_all
+    before = StoreConnection.perform_all
     seen: list[Find] = []
 
-    def noting(line: Line, verbs: Any) -> list[Any]:
+    def noting(line: StoreConnection, verbs: Any) -> list[Any]:
         seen.extend(verb for verb in verbs if isinstance(verb, Find))
         return before(line, verbs)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Line, "perform_all", noting)
+        patched.setattr(StoreConnection, "perform_all", noting)
         process.chore()
     return len(seen)
 
@@ -305,7 +305,7 @@ def test_a_store_that_fails_meanwhile_loses_no_count(batches: int) -> None:
     first, second = world.process(), world.process()
     admitted(first, 9)
     world.store.left = batches
-    Sweeper(world.store).do(first.guard.quotas, Line(world.store))  # type: ignore[arg-type]
+    Sweeper(world.store).do(first.guard.quotas, StoreConnection(world.store))  # type: ignore[arg-type]
     world.store.left = math.inf
     first.chore()
     second.done("one")

@@ -21,9 +21,9 @@ from oncekey._engine.recovery import (
 )
 from oncekey._system.clock import FakeClock
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores import outage
+from oncekey.stores import connection
+from oncekey.stores.connection import QUIET_S
 from oncekey.stores.memory import MemoryStore
-from oncekey.stores.outage import QUIET_S
 from tests.orphans import LEASE_S, Shop, service
 from tests.stores.unreliable import Failing
 
@@ -217,7 +217,7 @@ async def test_p11_a_store_that_can_only_be_read_is_told_once_and_asked_for_one_
     kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a full disk, or without a right: what is abandoned is found and cannot be claimed."""
-    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    monkeypatch.setattr(connection, "QUIET_S", 0.0)
     tried = list[Any]()
 
     class ReadOnly(MemoryStore):

@@ -14,9 +14,9 @@ from oncekey._engine.counters import Tallies
 from oncekey._engine.sweeper import Sweeper
 from oncekey._system.clock import FakeClock, SystemClock
 from oncekey.errors import StoreUnavailable
-from oncekey.stores import outage
+from oncekey.stores import connection
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.memory import MemoryStore
 
 
@@ -55,10 +55,10 @@ def test_p10_nothing_live_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store = filled(25)
     sweeper = Sweeper(store, rows_max=10)
     clock.advance(14.9)
-    assert sweeper.round(Line(store)) == 0
+    assert sweeper.round(StoreConnection(store)) == 0
     assert left(store) == 25
     clock.advance(0.1)
-    assert sweeper.round(Line(store)) == 25
+    assert sweeper.round(StoreConnection(store)) == 25
     assert left(store) == 0
     assert store.sweeps == [10] * 5  # one that found nothing; three batches, and one to be sure
 
@@ -68,22 +68,22 @@ def test_a_store_that_is_down_does_not_end_the_sweeper() -> None:
     clock.advance(100)
     sweeper = Sweeper(store)
     store.down = True
-    assert sweeper.round(Line(store)) == 0
+    assert sweeper.round(StoreConnection(store)) == 0
     store.down = False
-    assert sweeper.round(Line(store)) == 3
+    assert sweeper.round(StoreConnection(store)) == 3
 
 
 def test_a_store_that_stays_down_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And once that it is back."""
-    monkeypatch.setattr(outage, "QUIET_S", 0.0)
+    monkeypatch.setattr(connection, "QUIET_S", 0.0)
     _, store = filled(3)
     sweeper = Sweeper(store)
     for down in (True, True, True, False, False):
         store.down = down
-        sweeper.round(Line(store))
-        sweeper.do(Reading(), Line(store))
+        sweeper.round(StoreConnection(store))
+        sweeper.do(Reading(), StoreConnection(store))
     assert caplog.messages == [
         "sweeping stopped early, and is tried again: no answer",
         "reading stopped early, and is tried again: no answer",
@@ -124,10 +124,10 @@ class Reading:
 
     every_s = 30.0
 
-    def work(self, line: Line, pause: Any) -> None:
+    def work(self, line: StoreConnection, pause: Any) -> None:
         line.perform([Count()])
 
-    def finish(self, line: Line) -> None:
+    def finish(self, line: StoreConnection) -> None:
         pass
 
 
@@ -138,8 +138,8 @@ def test_counters_are_written_behind() -> None:
     for _ in range(3):
         tallies.count(tallies.replays, record_id)
     tallies.count(tallies.conflicts, record_id)
-    Sweeper(store, tallies).round(Line(store))
-    Sweeper(store, tallies).round(Line(store))
+    Sweeper(store, tallies).round(StoreConnection(store))
+    Sweeper(store, tallies).round(StoreConnection(store))
     record = Gatherer(store).ask(Find(record_id))
     assert (record.replays, record.conflicts) == (3, 1)
 
@@ -172,8 +172,8 @@ def test_a_round_that_fails_in_a_way_nobody_foresaw_is_not_the_last(
     sweeper = Sweeper(store)
     with monkeypatch.context() as broken:
         broken.setattr(store, "perform", lambda verbs: 1 / 0)
-        assert sweeper.round(Line(store)) == 0
-    assert sweeper.round(Line(store)) == 3
+        assert sweeper.round(StoreConnection(store)) == 0
+    assert sweeper.round(StoreConnection(store)) == 3
 
 
 def test_what_was_taken_does_not_change_under_the_hands_of_whoever_writes_it() -> None:

@@ -19,7 +19,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.errors import NotKept
 from oncekey.stores.base import Store
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sealed.store import SealedStore
 from tests.engine.test_expiry import RETENTION_S, World
 from tests.stores.sealed.kit import SECOND, SECRET
@@ -45,7 +45,7 @@ class Fader(World):
         self.guard = Guard(clock=self.clock)
 
     def chore(self) -> None:
-        self.guard.fading.work(Line(self.store), go_on)
+        self.guard.fading.work(StoreConnection(self.store), go_on)
 
     def keys(self, count: int) -> list[Any]:
         calls = [self.call(f"k{number}") for number in range(count)]
@@ -109,7 +109,7 @@ def test_another_process_finds_what_one_has_listed() -> None:
     """It begins to look when it has completed something of its own."""
     world = Fader()
     calls = world.keys(50)
-    world.guard.fading.finish(Line(world.store))
+    world.guard.fading.finish(StoreConnection(world.store))
     world.restart()
     world.clock.advance(DUE_S)
     world.chore()
@@ -186,7 +186,7 @@ def test_a_store_that_fails_meanwhile_only_delays_it(batches: int) -> None:
     for advance in (0.0, DUE_S):
         world.clock.advance(advance)
         store.left = batches
-        Sweeper(store).do(world.guard.fading, Line(store))
+        Sweeper(store).do(world.guard.fading, StoreConnection(store))
         store.left = math.inf
     for _ in range(3):
         world.chore()
@@ -217,7 +217,7 @@ def test_it_stops_when_it_is_told_to_and_goes_on_later() -> None:
     calls = world.keys(50)
     world.chore()
     world.clock.advance(DUE_S)
-    world.guard.fading.work(Line(world.store), lambda: True)
+    world.guard.fading.work(StoreConnection(world.store), lambda: True)
     assert {world.content_of(call)[1] for call in calls} == {b"created", None}
     world.chore()
     assert {world.content_of(call) for call in calls} == {BLANK}
@@ -243,7 +243,7 @@ def test_p11_a_clock_that_is_set_ahead_by_years_costs_no_look_at_each_of_them() 
     world.keys(1)
     world.chore()
 
-    class Counting(Line):
+    class Counting(StoreConnection):
         def perform(self, verbs: Any) -> list[Any]:
             looks.extend(verbs)
             return super().perform(verbs)
@@ -306,7 +306,7 @@ def test_the_chore_of_a_runtime_writes_its_lists_when_it_stops(sqlite_store: Sto
     with pytest.raises(NotKept, match="so long ago"):
         pay("o1")
     runtime.close()
-    line = Line(sqlite_store)
+    line = StoreConnection(sqlite_store)
     [listed] = line.perform([Scan(10, tenant="oncekey")])
     assert [record.operation for record in listed] == [OPERATION]
     clock = FakeClock(runtime.clock.wall() + SPAN_S + MARGIN_S)

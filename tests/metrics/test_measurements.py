@@ -21,7 +21,7 @@ from oncekey.errors import StoreUnavailable
 from oncekey.metrics import _catalogue as catalogue
 from oncekey.metrics._catalogue import CATALOGUE, Metric
 from oncekey.metrics._measurements import OTHER, Measure
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.memory import MemoryConnection, MemoryStore
 from tests.metrics.samples import KINDS, OPERATION, one_of_each, sample
 
@@ -214,7 +214,7 @@ class Service:
         self.guard = Guard(clock=self.clock, hooks=events.Hooks([self.tally]))
 
     def drive(self, op: Op[object]) -> object:
-        line = Line(self.store)
+        line = StoreConnection(self.store)
 
         def ask(question: Verb | Pause) -> object:
             if isinstance(question, Pause):
@@ -281,7 +281,7 @@ def test_a_renewal_after_a_take_over(service: Service) -> None:
     late = service.execute()
     service.clock.advance(11.0)
     service.execute()
-    [refused] = Line(service.store).perform([service.guard.renewal(late.attempt)])
+    [refused] = StoreConnection(service.store).perform([service.guard.renewal(late.attempt)])
     service.guard.renewed(late.attempt, refused, service.clock.monotonic())
 
     assert service.tally.of(catalogue.LEASE_LOSSES, OPERATION, "taken-over") == 1

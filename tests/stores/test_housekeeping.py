@@ -19,7 +19,7 @@ from oncekey._engine.guard import Guard
 from oncekey._engine.tombstones import MARGIN_S, SPAN_S, TOGETHER
 from oncekey._system.clock import FakeClock
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.testing.contract import Subject
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ class Process:
         self.guard = Guard(clock=clock, quota=quota)
         self.policy = Policy(retention_s=RETENTION_S, tombstone_s=TOMBSTONE_S).settled()
         self.gatherer = Gatherer(subject.store)
-        self.line = Line(subject.store)
+        self.line = StoreConnection(subject.store)
 
     def close(self) -> None:
         self.gatherer.close()

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oncekey
 from oncekey._core.secrets import read_secrets
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
@@ -40,10 +41,14 @@ class Absent(importlib.abc.MetaPathFinder):
 def hide(monkeypatch: pytest.MonkeyPatch, *packages: str, store: str) -> None:
     """Take the driver away, and what was imported with it."""
     ours = f"oncekey.stores.{store}"
-    for module in list(sys.modules):
-        is_ours = module == ours or module.startswith(f"{ours}.")
-        if is_ours or module.partition(".")[0] in packages:
-            monkeypatch.delitem(sys.modules, module)
+    imported = dict(sys.modules)
+    for name, module in imported.items():
+        is_ours = name == ours or name.startswith(f"{ours}.")
+        if is_ours:  # a package also holds its modules as attributes: what is put back is the same
+            package, _, attribute = name.rpartition(".")
+            monkeypatch.setattr(imported[package], attribute, module)
+        if is_ours or name.partition(".")[0] in packages:
+            monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Absent(*packages), *sys.meta_path])
 
 
@@ -389,3 +394,14 @@ def test_p12_a_password_is_taken_out_where_it_is_quoted_and_not_where_letters_ha
 ):
     said = 'no "p" at port 1, p:p, u=p'
     assert scrub("postgresql://u:p@one/keys", said) == 'no "***" at port 1, ***:***, u=***'
+
+
+def test_what_was_applied_is_named_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'keys.db'}"
+    assert oncekey.migrate(url)
+    assert oncekey.migrate(oncekey.open_store(url)) == []
+
+
+def test_a_store_that_is_not_there() -> None:
+    with pytest.raises(oncekey.StoreUnavailable):
+        oncekey.migrate("postgresql://nobody@127.0.0.1:1/none")

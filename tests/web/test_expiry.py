@@ -14,7 +14,7 @@ from oncekey import Policy, Quota
 from oncekey._core.key_age import older_than_memory
 from oncekey._core.verbs import Scan
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.memory import MemoryStore
 from oncekey.web.fastapi import Idempotency
 from oncekey.web.flask import Oncekey
@@ -165,7 +165,7 @@ async def test_e49_processes_count_together_for_all_routes() -> None:
         assert (await ask(world.app, "k1", path=path)).status == 201
         quotas = world.app.edge.guard.quotas
         assert quotas is not None
-        quotas.work(Line(one.store), lambda: False)
+        quotas.work(StoreConnection(one.store), lambda: False)
     assert (await send(other, "k2")).kind == "quota-exceeded"
 
 

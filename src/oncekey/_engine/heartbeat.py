@@ -28,8 +28,7 @@ from oncekey._system.probes import probe
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import Store
 from oncekey.stores.batching import BATCH_ROWS_MAX
-from oncekey.stores.connection import Line
-from oncekey.stores.outage import Outage
+from oncekey.stores.connection import Outage, StoreConnection
 
 _log = logging.getLogger("oncekey")
 
@@ -178,7 +177,7 @@ class Heartbeat:
                 thread.join()
 
     def _run(self, stop: _Stop) -> None:
-        line = Line(self._store)
+        line = StoreConnection(self._store)
         try:
             while (due := self._await_due(stop)) is not None:
                 self._beat(line, due)
@@ -209,7 +208,7 @@ class Heartbeat:
         stop.heard.set()
         return stop.goes_on
 
-    def _beat(self, line: Line, due: list[Attempt]) -> None:
+    def _beat(self, line: StoreConnection, due: list[Attempt]) -> None:
         alive = self._renewable(due, self._clock.monotonic())
         if not alive:
             return
@@ -217,7 +216,7 @@ class Heartbeat:
         self._renew(line, alive)
         probe("after_renew")
 
-    def _renew(self, line: Line, alive: list[Attempt]) -> None:
+    def _renew(self, line: StoreConnection, alive: list[Attempt]) -> None:
         now = self._clock.monotonic()
         try:
             outcomes = line.perform([self._guard.renewal(attempt) for attempt in alive])
@@ -226,11 +225,11 @@ class Heartbeat:
                 for attempt in alive:  # one bad member fails alone
                     self._renew(line, [attempt])
                 return
-            self._outage.noticed(error)
+            self._outage.record_failure(error)
             for attempt in alive:
                 self._again([attempt], self._pause_s(attempt))
         else:
-            self._outage.over()
+            self._outage.record_success()
             self._settle(zip(alive, outcomes, strict=True), asked_at=now)
 
     def _pause_s(self, attempt: Attempt) -> float:
@@ -278,7 +277,7 @@ class Heartbeat:
                     delay = min(delay_s, attempt.lease_s / BEATS_PER_LEASE)
                     self._schedule.add(attempt, now, delay)
 
-    def _end_lingering(self, line: Line) -> None:
+    def _end_lingering(self, line: StoreConnection) -> None:
         """Give back what no thread runs for any more. What cannot be told now is told later, or
         lapses.
         """
@@ -294,11 +293,11 @@ class Heartbeat:
                 try:
                     [outcome] = line.perform([lingering.swap])
                 except Exception as error:
-                    self._outage.noticed(error)
+                    self._outage.record_failure(error)
                     now, pause_s = self._clock.monotonic(), self._outage.pause_s(RETRY_S)
                     self._gives_back_at = now + pause_s
                     continue
-                self._outage.over()
+                self._outage.record_success()
             self._let_go(attempt)
             self._guard.let_go(attempt, outcome)
 

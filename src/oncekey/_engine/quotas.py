@@ -39,7 +39,7 @@ from oncekey._core.reserved_records import reserved_claim
 from oncekey._core.verbs import Find, Insert, Inserted, Tally
 from oncekey._system.clock import Clock
 from oncekey.stores.base import AGAIN
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 
 EVERY_S = 1.0
 READ_S_MAX = 30.0
@@ -124,7 +124,7 @@ class Quotas:
 
     # ------------------------------------------------------------------------------- beside them
 
-    def work(self, line: Line, pause: Callable[[], bool]) -> None:
+    def work(self, line: StoreConnection, pause: Callable[[], bool]) -> None:
         """Tell the store what was counted, and ask it where there is reason to."""
         included = self._write(line)
         now = self._clock.monotonic()
@@ -133,11 +133,11 @@ class Quotas:
             if pause():
                 return
 
-    def finish(self, line: Line) -> None:
+    def finish(self, line: StoreConnection) -> None:
         """Tell the store what was counted."""
         self._write(line)
 
-    def _write(self, line: Line) -> dict[str, Usage]:
+    def _write(self, line: StoreConnection) -> dict[str, Usage]:
         """Of each tenant, how much of what was added here the store knows now."""
         with self._mutex:
             counted, self._counted = self._counted, {}
@@ -157,7 +157,7 @@ class Quotas:
                     self._counted[place] = self._counted.get(place, NOTHING) + used
         return included
 
-    def _make(self, line: Line, ids: dict[bytes, _Place]) -> None:
+    def _make(self, line: StoreConnection, ids: dict[bytes, _Place]) -> None:
         """Make the records of those counts that are new."""
         wall = self._clock.wall()
         claims = [
@@ -200,7 +200,7 @@ class Quotas:
         return nearly(self._quota, account.known, account.added - account.included, NEAR)
 
     def _read(
-        self, line: Line, tenants: Iterable[str], included: dict[str, Usage], now: float
+        self, line: StoreConnection, tenants: Iterable[str], included: dict[str, Usage], now: float
     ) -> None:
         wall = self._clock.wall()
         spans = [span for length in sorted(self._lengths) for span in spans_ahead(length, wall)]

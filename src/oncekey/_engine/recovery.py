@@ -39,7 +39,7 @@ from oncekey._system.offload import computing
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.base import Store
 from oncekey.stores.batching import AsyncGatherer
-from oncekey.stores.outage import Outage
+from oncekey.stores.connection import Outage
 from oncekey.stores.urls import as_store
 
 _log = logging.getLogger("oncekey")
@@ -252,9 +252,9 @@ class Recoverer:
             limit = ROWS_MAX + len(self._setbacks) + len(self._running)
             due = await self._gatherer.ask(Due(limit, abandoned=True))
         except Exception as error:  # whatever it is, the next round must come
-            self._outage.noticed(error)
+            self._outage.record_failure(error)
             return False
-        self._outage.over()
+        self._outage.record_success()
         for record_id in due:
             if self._setbacks.waits(record_id, self._clock.monotonic()):
                 continue
@@ -291,12 +291,12 @@ class Recoverer:
             recovered = await self._recover(record_id)
         except Exception as error:  # whatever it is, the others must go on
             if _is_of_the_store(error):
-                self._misses.noticed(error)
+                self._misses.record_failure(error)
             else:
                 _log.warning("an abandoned operation was not taken up: %s", error, exc_info=True)
             self._setbacks.add(record_id, self._clock.monotonic(), self._chance())
             return
-        self._misses.over()
+        self._misses.record_success()
         if recovered is not None:
             self._settled(recovered)
 

@@ -18,8 +18,7 @@ from oncekey._core.verbs import Sweep, Tally
 from oncekey._engine.counters import Tallies
 from oncekey._system.clock import SystemClock
 from oncekey.stores.base import Store
-from oncekey.stores.connection import Line
-from oncekey.stores.outage import Outage
+from oncekey.stores.connection import Outage, StoreConnection
 
 _log = logging.getLogger("oncekey")
 
@@ -34,12 +33,12 @@ class Chore(Protocol):
     @property
     def every_s(self) -> float: ...
 
-    def work(self, line: Line, pause: Callable[[], bool]) -> None:
+    def work(self, line: StoreConnection, pause: Callable[[], bool]) -> None:
         """Do what there is to do; `pause` lets others have the store, and is True when it is time
         to stop.
         """
 
-    def finish(self, line: Line) -> None:
+    def finish(self, line: StoreConnection) -> None:
         """Write what must not be lost with this process."""
 
 
@@ -84,8 +83,8 @@ class Sweeper:
             thread.join()
 
     def _run(self) -> None:
-        line, now = Line(self._store), SystemClock.monotonic
-        works: list[tuple[Outage, float, Callable[[Line], Any]]] = [
+        line, now = StoreConnection(self._store), SystemClock.monotonic
+        works: list[tuple[Outage, float, Callable[[StoreConnection], Any]]] = [
             (self._outage("sweeping"), self._every_s, self.round),
             *(
                 (self._outage(_name(chore)), chore.every_s, partial(self.do, chore))
@@ -103,27 +102,27 @@ class Sweeper:
         finally:
             line.close()
 
-    def _finish(self, line: Line) -> None:
+    def _finish(self, line: StoreConnection) -> None:
         for finish in (*(chore.finish for chore in self._chores), self._write_tallies):
             try:
                 finish(line)
             except Exception as error:
                 _log.warning("counters were not written: %s", error)
 
-    def do(self, chore: Chore, line: Line) -> None:
+    def do(self, chore: Chore, line: StoreConnection) -> None:
         """One chore; whatever becomes of it, its next time must come."""
         outage = self._outage(_name(chore))
         try:
             chore.work(line, self._pause)
         except Exception as error:
-            outage.noticed(error)
+            outage.record_failure(error)
         else:
-            outage.over()
+            outage.record_success()
 
     def _pause(self) -> bool:
         return self._stopping.wait(SWEEP_PAUSE_S)
 
-    def round(self, line: Line) -> int:
+    def round(self, line: StoreConnection) -> int:
         """Counters, then batches until nothing is left. How many records were removed."""
         removed, outage = 0, self._outage("sweeping")
         try:
@@ -135,12 +134,12 @@ class Sweeper:
                     break
                 self._pause()
         except Exception as error:  # whatever it is, the next round must come
-            outage.noticed(error)
+            outage.record_failure(error)
         else:
-            outage.over()
+            outage.record_success()
         return removed
 
-    def _write_tallies(self, line: Line) -> None:
+    def _write_tallies(self, line: StoreConnection) -> None:
         replays, conflicts = self._tallies.take()
         if replays or conflicts:
             line.perform([Tally(replays, conflicts)])

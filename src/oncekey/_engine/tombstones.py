@@ -26,7 +26,7 @@ from oncekey._core.tombstone import answer_left_s
 from oncekey._core.verbs import Find, Insert, Inserted
 from oncekey._system.clock import Clock
 from oncekey.stores.base import AGAIN
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 
 _log = logging.getLogger("oncekey")
 
@@ -78,7 +78,7 @@ class Fading:
                 self._next_span = self._span(-LOOK_BACK_S)
             self._next_span = min(self._next_span, span)  # a clock may have been set back
 
-    def work(self, line: Line, pause: Pause) -> None:
+    def work(self, line: StoreConnection, pause: Pause) -> None:
         """Write down what is noted, then blank what is due."""
         self.finish(line)
         if self._next_span is None:
@@ -96,7 +96,7 @@ class Fading:
 
     # ------------------------------------------------------------------------------------ lists
 
-    def finish(self, line: Line) -> None:
+    def finish(self, line: StoreConnection) -> None:
         """Write down what is noted: it must outlive this process."""
         with self._mutex:
             noted, self._noted = self._noted, {}
@@ -118,7 +118,7 @@ class Fading:
                     self._noted.setdefault(span, [])[:0] = ids
                     self._count += len(ids)
 
-    def _list(self, line: Line, span: int, ids: list[bytes]) -> None:
+    def _list(self, line: StoreConnection, span: int, ids: list[bytes]) -> None:
         """Write one list, after those that others have written for the same span."""
         retention_s = (span + 1) * SPAN_S + LOOK_BACK_S - self._clock.wall()
         for number in range(self._next_list.get(span, 0), LISTS_MAX):
@@ -135,7 +135,7 @@ class Fading:
 
     # --------------------------------------------------------------------------------- blanking
 
-    def _blank_span(self, line: Line, span: int, pause: Pause) -> bool:
+    def _blank_span(self, line: StoreConnection, span: int, pause: Pause) -> bool:
         """Blank what is listed for a span; False if it was not finished."""
         for number in range(LISTS_MAX):
             [found] = line.perform_all([Find(_list_id(span, number))])
@@ -150,7 +150,7 @@ class Fading:
             line.perform([lifecycle.fade(found, new_token=self._token())])
         return True
 
-    def _blank(self, line: Line, ids: list[bytes]) -> None:
+    def _blank(self, line: StoreConnection, ids: list[bytes]) -> None:
         due: list[Record] = []
         found = line.perform_all([Find(record_id) for record_id in ids])
         for record_id, record in zip(ids, found, strict=True):

@@ -24,8 +24,8 @@ from oncekey.atomic._transaction import Begin, Commit, Flush, Outside, Rollback,
 from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores import transactions
 from oncekey.stores.base import Store
+from oncekey.stores.connection import Outage
 from oncekey.stores.mysql import transactions as mysql_atomic
-from oncekey.stores.outage import Outage
 from oncekey.stores.tiered.cache_calls import Cached
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class _Lender:
             transaction.taint()
 
     def _committed(self, transaction: Transaction) -> None:
-        _outage(self._adapter).over()
+        _outage(self._adapter).record_success()
         if self._loan is None or self._unused is None or self._loan.used:
             return
         if not getattr(transaction, "used", False):
@@ -416,5 +416,5 @@ def _judged(error: Exception, question: Any, adapter: Adapter) -> Exception:
     reason = f"{type(error).__name__}: {error}"
     unavailable = StoreUnavailable(reason, sent=not isinstance(question, Begin))
     if adapter.engine != CALLERS:
-        _outage(adapter).noticed(unavailable)
+        _outage(adapter).record_failure(unavailable)
     return unavailable

@@ -22,7 +22,7 @@ from oncekey._engine.notices import LOOK_EVERY_S
 from oncekey.cli.output import duration, print_json
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import Store
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.wrapper import without_cache
 
 ROUNDS_MAX = 8
@@ -32,7 +32,7 @@ def amnesia(store: Store, args: argparse.Namespace) -> int:
     if args.lower and args.until is not None:
         raise Misuse("--until raises the guard, --lower ends it: give one of them")
     # The guard is in no cache: it can be raised and lowered while that is down.
-    with closing(Line(without_cache(store))) as line:
+    with closing(StoreConnection(without_cache(store))) as line:
         if args.until is not None or args.lower:
             raised = None if args.lower else Amnesia(args.until, args.skew_s)
             _write(line, raised, args.for_s)
@@ -49,7 +49,7 @@ def amnesia(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(line: Line, guard: Amnesia | None, for_s: float) -> None:
+def _write(line: StoreConnection, guard: Amnesia | None, for_s: float) -> None:
     for _ in range(ROUNDS_MAX):
         found: Record | None
         [found] = line.perform([Find(NOTICE_ID)])

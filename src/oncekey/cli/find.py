@@ -6,13 +6,13 @@ from oncekey._core.key import derive, record_id
 from oncekey._core.record import Record
 from oncekey._core.verbs import Find, Scan
 from oncekey.errors import Misuse
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 
 ID_BYTES = 32
 ID_DIGITS_MIN = 4
 
 
-def find(line: Line, given: str) -> Record | None:
+def find(line: StoreConnection, given: str) -> Record | None:
     """By what stands in one word: the first digits of an id, or TENANT/OPERATION/KEY.
 
     The operation may hold slashes, tenant and key may not; it is empty where the scope is the
@@ -27,14 +27,16 @@ def find(line: Line, given: str) -> Record | None:
     return find_by_key(line, tenant, operation or None, key)
 
 
-def find_by_key(line: Line, tenant: str, operation: str | None, given: str) -> Record | None:
+def find_by_key(
+    line: StoreConnection, tenant: str, operation: str | None, given: str
+) -> Record | None:
     """The record of a key, or of a message's id: one that cannot be a key is kept by its digest."""
     both = [key for key in dict.fromkeys((given, derive(given))) if isinstance(key, str)]
     found = line.perform([Find(record_id(tenant, operation, key)) for key in both])
     return next((record for record in found if record is not None), None)
 
 
-def find_by_digits(line: Line, given: str) -> Record | None:
+def find_by_digits(line: StoreConnection, given: str) -> Record | None:
     """The record whose id begins with these digits, if there is exactly one."""
     digits = id_digits(given)
     if len(digits) < ID_DIGITS_MIN:

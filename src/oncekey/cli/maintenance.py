@@ -14,14 +14,14 @@ from oncekey._core.verbs import Purge, Scan, Sweep
 from oncekey._engine.sweeper import SWEEP_PAUSE_S, SWEEP_ROWS_MAX
 from oncekey.cli.output import Progress, one_line, print_json
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
-from oncekey.stores import migrate as migrations
+from oncekey.stores import urls
 from oncekey.stores.base import Store
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.postgres.layouts import Moved, move
 
 
 def migrate(store: Store, args: argparse.Namespace) -> int:
-    applied = migrations.migrate(store)
+    applied = urls.migrate(store)
     moved = None if args.layout is None else _lay_out(store, args.layout)
     if args.json:
         print_json({"applied": applied} | ({} if moved is None else {"moved": moved}))
@@ -57,14 +57,14 @@ def _lay_out(store: Store, layout: str) -> int:
 
 
 def sweep(store: Store, args: argparse.Namespace) -> int:
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         if not args.watch:
             _report_sweep(_sweep(line, args.limit), args)
             return 0
         return _watch(line, args)
 
 
-def _watch(line: Line, args: argparse.Namespace) -> int:
+def _watch(line: StoreConnection, args: argparse.Namespace) -> int:
     """Round after round until interrupted. A store that is away for a while does not end it, nor
     one that is unfit meanwhile, as while another server takes over.
     """
@@ -86,7 +86,7 @@ def _watch(line: Line, args: argparse.Namespace) -> int:
         return 0
 
 
-def _sweep(line: Line, limit: int) -> int:
+def _sweep(line: StoreConnection, limit: int) -> int:
     return in_batches(
         lambda rows: int(line.perform([Sweep(rows)])[0]), limit, "removed {:,} so far"
     )
@@ -110,7 +110,7 @@ def purge(store: Store, args: argparse.Namespace) -> int:
             f"the records of tenant {OWN!r} are oncekey's own, and no account's: without what they "
             "say, processes would not start or would run again what is done"
         )
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         blanked = in_batches(
             lambda rows: int(line.perform([Purge(args.tenant, rows)])[0]),
             args.limit,

@@ -29,7 +29,7 @@ from oncekey.events import Hooks
 from oncekey.metrics._logs import LoggingHook
 from oncekey.stores.base import Store
 from oncekey.stores.batching import Gatherer
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 
 NOTHING = 1
 NOT_CONFIRMED = 2
@@ -37,7 +37,7 @@ NOT_CONFIRMED = 2
 
 def resolve(store: Store, args: argparse.Namespace) -> int:
     answer, by = _answer(args), args.by or _user()
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         record = find(line, args.record)
         if record is None:
             print(f"there is no record {printable(args.record)}", file=sys.stderr)

@@ -23,7 +23,7 @@ from oncekey.cli.record_output import (
 )
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 
 ID_DIGITS_SHOWN = 16
 NOTHING = 1
@@ -37,7 +37,7 @@ def list_(store: Store, args: argparse.Namespace) -> int:
     after = id_digits(args.after).ljust(ID_BYTES * 2, "f") if args.after else ""
     state = State(args.state) if args.state else None
     scan = Scan(args.limit + 1, after=bytes.fromhex(after), state=state, tenant=args.tenant)
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         [records] = line.perform([scan])
     more = records[args.limit - 1].id.hex() if len(records) > args.limit else None
     records = records[: args.limit]
@@ -78,7 +78,7 @@ def _listed(records: list[Record], *, show_keys: bool) -> str:
 def show(store: Store, args: argparse.Namespace) -> int:
     if args.key is not None and args.tenant is None:
         raise Misuse("--key needs --tenant, for every tenant has keys of its own")
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         record = _find(line, args)
         if record is None:
             print(_not_found(args), file=sys.stderr)
@@ -97,7 +97,7 @@ def show(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def _find(line: Line, args: argparse.Namespace) -> Record | None:
+def _find(line: StoreConnection, args: argparse.Namespace) -> Record | None:
     if args.id is not None:
         return find_by_digits(line, args.id)
     return find_by_key(line, args.tenant, args.operation, args.key)
@@ -121,7 +121,7 @@ def _not_found(args: argparse.Namespace) -> str:
 
 
 def count(store: Store, args: argparse.Namespace) -> int:
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         [counts] = line.perform([Count()])
     by_state = {str(state): counts.get(state, 0) for state in State}
     total = sum(by_state.values())

@@ -12,7 +12,7 @@ from oncekey._core.notice import NOTICE_ID, read_notice
 from oncekey._core.verbs import Find
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores.base import Store
-from oncekey.stores.connection import Line
+from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import may_hold_records
 from oncekey.stores.urls import Unsealed, open_store
 
@@ -64,7 +64,7 @@ def must_open(store: Store) -> None:
     """Refuse a sealed store for which no secrets were given: nothing in it would be found, and what
     is written beside it nobody would read.
     """
-    with closing(Line(store)) as line:
+    with closing(StoreConnection(store)) as line:
         [found] = line.perform([Find(NOTICE_ID)])
     try:
         read_notice(found)

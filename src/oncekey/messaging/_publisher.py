@@ -37,7 +37,7 @@ from oncekey.messaging._outbox_worker import (
     Untried,
 )
 from oncekey.stores.base import AsyncConnection, Connection
-from oncekey.stores.outage import Outage
+from oncekey.stores.connection import Outage
 
 PublishFunction = Callable[[Message], Any]
 
@@ -290,9 +290,9 @@ class Publisher:
         except Misuse:  # it would fail like that for ever
             raise
         except Exception as error:
-            self._outage.noticed(error)
+            self._outage.record_failure(error)
         else:
-            self._outage.over()
+            self._outage.record_success()
 
     def _noticed(self, done: Round) -> Round:
         if done.outage is not None and not self._is_broker_away:

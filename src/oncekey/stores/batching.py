@@ -25,8 +25,7 @@ from oncekey._core.verbs import AppendStep, Insert, Swap, Verb
 from oncekey._system.offload import computing, writing
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN, Store
-from oncekey.stores.connection import AsyncLine, Line
-from oncekey.stores.outage import Outage
+from oncekey.stores.connection import AsyncStoreConnection, Outage, StoreConnection
 
 BATCH_ROWS_MAX = 128
 BATCH_BYTES_MAX = 1_048_576
@@ -153,7 +152,7 @@ class _AsyncLane:
 
     def __init__(self, gatherer: AsyncGatherer, rows_max: int) -> None:
         self._gatherer = gatherer
-        self._line = AsyncLine(gatherer.store)
+        self._line = AsyncStoreConnection(gatherer.store)
         self._outage = Outage()
         self._queue: Queue[asyncio.Future[Any]] = Queue(rows_max=rows_max)
         self._worker: asyncio.Task[None] | None = None
@@ -192,7 +191,7 @@ class _AsyncLane:
             outcomes = await self._line.perform([ticket.verb for ticket in batch])
             served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
-            self._outage.noticed(error)
+            self._outage.record_failure(error)
             _fail(batch, error)
         except Exception as error:
             if isinstance(error, StoreUnfit) and not self._line.connected:
@@ -203,7 +202,7 @@ class _AsyncLane:
             elif not batch[0].waiter.done():
                 batch[0].waiter.set_exception(error)
         else:
-            self._outage.over()
+            self._outage.record_success()
             for ticket, outcome in served:
                 if outcome is AGAIN:
                     self._gatherer.ask_alone(ticket)
@@ -306,7 +305,7 @@ class _Lane:
 
     def __init__(self, gatherer: Gatherer, rows_max: int) -> None:
         self._gatherer = gatherer
-        self._line = Line(gatherer.store)
+        self._line = StoreConnection(gatherer.store)
         self._outage = Outage()
         self._queue: Queue[_Waiter] = Queue(rows_max=rows_max)
         self._mutex = threading.Lock()
@@ -387,7 +386,7 @@ class _Lane:
             outcomes = self._line.perform([ticket.verb for ticket in batch])
             served = list(zip(batch, outcomes, strict=True))
         except StoreUnavailable as error:
-            self._outage.noticed(error)
+            self._outage.record_failure(error)
             for ticket in batch:
                 ticket.waiter.settle(None, _copy(error))
         except Exception as error:
@@ -400,7 +399,7 @@ class _Lane:
             else:
                 batch[0].waiter.settle(None, error)
         else:
-            self._outage.over()
+            self._outage.record_success()
             for ticket, outcome in served:
                 ticket.waiter.settle(outcome)
 

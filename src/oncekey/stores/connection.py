@@ -1,20 +1,32 @@
-"""A line: one connection to a store that is made, checked, and made anew after it broke."""
+"""One connection to a store: made, checked and made anew after it broke; and what goes with that,
+the outages of a store and the time limit of a query.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Hashable, Sequence
+import logging
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from oncekey._core.op import arun, run
+from oncekey._core.printable import printable
 from oncekey._core.verbs import Verb
-from oncekey._system.clock import SystemClock
-from oncekey.errors import CorruptRecord, OncekeyError, StoreUnavailable
+from oncekey._system.clock import Clock, SystemClock
+from oncekey.errors import CorruptRecord, OncekeyError, StoreError, StoreUnavailable
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 from oncekey.stores.sql_batch import Denied
 
+_log = logging.getLogger("oncekey")
 DENIED_S = 1.0
-"""How often it is looked whether a right that was missing is there."""
+"""How often to check whether a missing privilege was granted."""
+REASON_CHARS_MAX = 1000
+QUIET_S = 5.0
+"""How long nothing must have failed."""
+PAUSE_S_MAX = 5.0
+_DOUBLINGS_MAX = 10
 
 
 class _Rights:
@@ -38,7 +50,7 @@ class _Rights:
         return True
 
 
-class Line:
+class StoreConnection:
     """A connection that is made, checked and made anew as needed."""
 
     def __init__(self, store: Store) -> None:
@@ -124,7 +136,7 @@ def _before_any_verb(error: StoreUnavailable) -> StoreUnavailable:
     return StoreUnavailable(str(error), sent=False)
 
 
-class AsyncLine:
+class AsyncStoreConnection:
     """The same for async callers."""
 
     def __init__(self, store: Store) -> None:
@@ -175,3 +187,102 @@ class AsyncLine:
         if connection is not None:
             with contextlib.suppress(Exception):  # it may be broken; it is given up either way
                 await connection.close()
+
+
+# ----------------------------------------------------------------------------------- outages
+
+
+class Outage:
+    """Whether one connection's questions are answered, or one worker's rounds succeed."""
+
+    __slots__ = ("_clock", "_ended", "_failed", "_failed_at", "_failures", "_level", "_told")
+
+    def __init__(
+        self,
+        who: str = "the store",
+        clock: Clock | None = None,
+        *,
+        fails: str = "does not answer",
+        works: str = "answers again",
+        level: int = logging.ERROR,
+    ) -> None:
+        self._failed, self._ended = f"{who} {fails}", f"{who} {works}"
+        self._level = level
+        self._clock = clock or SystemClock()
+        self._failed_at: float | None = None
+        """When it was last noticed, while it lasts."""
+        self._failures = 0
+        """In a row."""
+        self._told: set[type[Exception]] = set()
+
+    def record_failure(self, error: Exception) -> None:
+        self._failed_at = self._clock.monotonic()
+        self._failures = min(self._failures + 1, _DOUBLINGS_MAX)
+        is_ours = isinstance(error, StoreError)  # it says all there is to know
+        kind = StoreError if is_ours else type(error)
+        if kind not in self._told:
+            self._told.add(kind)
+            reason = printable(" ".join(str(error).split()), REASON_CHARS_MAX)
+            told = None if is_ours else error
+            _log.log(self._level, "%s: %s", self._failed, reason, exc_info=told)
+
+    def record_success(self) -> None:
+        failed_at, self._failures = self._failed_at, 0
+        if failed_at is not None and self._clock.monotonic() - failed_at >= QUIET_S:
+            self._failed_at = None
+            self._told.clear()
+            _log.warning("%s", self._ended)
+
+    @property
+    def failures(self) -> int:
+        """How many in a row; many are counted as a few."""
+        return self._failures
+
+    def pause_s(self, usual_s: float) -> float:
+        """How long a worker is to wait before its next round."""
+        if not self._failures:
+            return usual_s
+        return max(usual_s, min(usual_s * 2.0**self._failures, PAUSE_S_MAX))
+
+
+# ------------------------------------------------------------------------------- time limits
+
+
+class AnswerTimer:
+    """Calls `give_up` when a question has waited for its answer longer than it may."""
+
+    def __init__(self, give_up: Callable[[], None]) -> None:
+        self._give_up = give_up
+        self._loop = asyncio.get_running_loop()
+        self._deadline = math.inf
+        self._rings = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, seconds: float) -> None:
+        """A question is asked."""
+        self._deadline = self._loop.time() + seconds
+        if self._deadline < self._rings:
+            self._set()
+
+    def end(self) -> None:
+        """It is answered."""
+        self._deadline = math.inf
+
+    def close(self) -> None:
+        """There will be no more questions."""
+        self.end()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings = self._deadline
+        self._timer = self._loop.call_at(self._deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._rings = None, math.inf
+        if self._deadline <= self._loop.time():
+            self._give_up()
+        elif self._deadline < math.inf:
+            self._set()

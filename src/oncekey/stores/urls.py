@@ -10,9 +10,11 @@ import enum
 import importlib
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from oncekey._core.op import run
 from oncekey.errors import Misuse
 from oncekey.stores.base import Store
 from oncekey.stores.memory import MemoryStore
@@ -107,6 +109,15 @@ def as_store(given: str | Store) -> Store:
     if isinstance(given, type) or not hasattr(given, "perform"):
         raise Misuse(_no_text(given))
     return given
+
+
+def migrate(store: str | Store) -> list[str]:
+    """Create or change what a store keeps its records in; the names of what was applied, none if it
+    is up to date. Safe to run twice, and beside running code. Raises `StoreUnavailable`.
+    """
+    opened = as_store(store)
+    with closing(opened.connect()) as connection:
+        return run(opened.migrate(), connection.ask)
 
 
 def _sealed(store: Store, secrets: str | Sequence[str]) -> Store:

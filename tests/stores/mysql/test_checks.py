@@ -20,7 +20,7 @@ from oncekey._core.verbs import Count, Insert
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import connection as line
 from oncekey.stores.checks import Finding, Level, Risk, insist
-from oncekey.stores.connection import AsyncLine, Line
+from oncekey.stores.connection import AsyncStoreConnection, StoreConnection
 from oncekey.stores.mysql.address import read
 from oncekey.stores.mysql.checks import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
 from oncekey.stores.mysql.statements import FOR_EVER_US, Question, literal, micros, table
@@ -256,7 +256,7 @@ async def test_a_right_that_is_granted_counts_in_processes_that_run(
     claim = Insert(
         reserved_claim(secrets.token_bytes(32), "granted", secrets.token_bytes(16), 60.0)
     )
-    held, aheld = Line(store), AsyncLine(store)
+    held, aheld = StoreConnection(store), AsyncStoreConnection(store)
     with pytest.raises(StoreUnfit, match="needs SELECT, INSERT, UPDATE and DELETE"):
         held.perform([claim])
     with pytest.raises(StoreUnfit, match="needs SELECT, INSERT, UPDATE and DELETE"):

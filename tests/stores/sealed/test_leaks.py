@@ -27,8 +27,8 @@ from oncekey._core.key import record_id
 from oncekey._core.record import Answer, Claim, State, Step
 from oncekey._core.verbs import AppendStep, Find, Insert, Purge, Requested, Scan, Steps, Tally
 from oncekey.stores.base import Store
-from oncekey.stores.migrate import migrate
 from oncekey.stores.postgres.layouts import INLINE, PARTITIONED, SEPARATE, move
+from oncekey.stores.urls import migrate
 from oncekey.testing.contract.subject import new_id, new_token
 from tests.servers import Postgres, start_mariadb, start_mysql, start_postgres, start_redis
 from tests.servers.mariadb import MySQLFamily, mysql_connection

@@ -38,12 +38,12 @@ from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.base import Durability
 from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
+from oncekey.stores.connection import AnswerTimer
 from oncekey.stores.mysql import checks, durability
 from oncekey.stores.mysql import verbs as mysql_sql
 from oncekey.stores.mysql.address import Address, read
 from oncekey.stores.mysql.statements import Question, Reply
 from oncekey.stores.mysql.writes import Limits
-from oncekey.stores.patience import Patience
 from oncekey.stores.sql import check_schema, check_waits, migrations
 from oncekey.stores.sql_batch import CHORE_TIMEOUT_S, Denied, RowHeld, group
 
@@ -268,7 +268,7 @@ class AsyncMySQLConnection:
     def __init__(self, store: MySQLStore, connection: Any) -> None:
         self._store = store
         self._connection = connection
-        self._patience = Patience(self._give_up)
+        self._timer = AnswerTimer(self._give_up)
         self._bytes_max = 0
         self._late = False
 
@@ -282,7 +282,7 @@ class AsyncMySQLConnection:
             raise self._store.unavailable(_GONE, sent=False)
         text = self._store.packet(question, self._bytes_max)
         timeout_s = self._store.limits.of(question)
-        self._patience.begin(timeout_s)
+        self._timer.begin(timeout_s)
         try:
             return _answers(question, await self._replies(text))
         except DRIVER_ERRORS as error:
@@ -298,7 +298,7 @@ class AsyncMySQLConnection:
             self._abort()
             raise
         finally:
-            self._patience.end()
+            self._timer.end()
 
     async def _replies(self, text: str) -> list[Reply]:
         cursor = self._connection.cursor()
@@ -327,7 +327,7 @@ class AsyncMySQLConnection:
         self._connection.close()
 
     async def close(self) -> None:
-        self._patience.close()
+        self._timer.close()
         self._abort()
 
 

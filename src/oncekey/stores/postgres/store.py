@@ -38,7 +38,7 @@ from oncekey._system.clock import SystemClock
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import Durability
 from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
-from oncekey.stores.patience import Patience
+from oncekey.stores.connection import AnswerTimer
 from oncekey.stores.postgres import checks
 from oncekey.stores.postgres import verbs as postgres_sql
 from oncekey.stores.postgres.address import Address, named, split
@@ -318,7 +318,7 @@ class AsyncPostgresConnection:
     ) -> None:
         self._store = store
         self._connection = connection
-        self._patience = Patience(self._give_up)
+        self._timer = AnswerTimer(self._give_up)
         self._statements: dict[str, PreparedStatement[asyncpg.Record]] = {}
         self._late = False
         self._doubt = False
@@ -328,7 +328,7 @@ class AsyncPostgresConnection:
         if self._connection.is_closed():
             raise self._store.unavailable(_GONE, sent=False)
         timeout_s = self._store.limits.of(question)
-        self._patience.begin(timeout_s)
+        self._timer.begin(timeout_s)
         try:
             statement = self._statements.get(question.sql)
             rows = await (statement.fetch(*question.args) if statement else self._first(question))
@@ -345,7 +345,7 @@ class AsyncPostgresConnection:
             self._connection.terminate()  # before asyncpg cancels the statement
             raise
         finally:
-            self._patience.end()
+            self._timer.end()
         if self._doubt:
             raise self._store.unavailable(_DOUBT, sent=True)
         return rows
@@ -367,7 +367,7 @@ class AsyncPostgresConnection:
         self._doubt |= _is_doubt(message.server_source_filename)
 
     async def close(self) -> None:
-        self._patience.close()
+        self._timer.close()
         try:
             await self._connection.close(timeout=1.0)
         except _DRIVER_ERRORS:

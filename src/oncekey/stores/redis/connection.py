@@ -36,7 +36,7 @@ from redis.exceptions import (
 
 from oncekey._core.op import Pause
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.patience import Patience
+from oncekey.stores.connection import AnswerTimer
 from oncekey.stores.redis.slots import Address
 from oncekey.stores.redis.verbs import Command
 
@@ -199,7 +199,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self._address = address
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._patience = Patience(lambda: self._fail(TimeoutError()))
+        self._timer = AnswerTimer(lambda: self._fail(TimeoutError()))
         self._parser = hiredis.Reader(
             protocolError=InvalidResponse,
             replyError=driver.DefaultParser.parse_error,
@@ -220,7 +220,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self._replies = replies
         self._wanted = len(question)
         self._answered = self._loop.create_future()
-        self._patience.begin(self._timeout_s)
+        self._timer.begin(self._timeout_s)
         try:
             self._transport.write(packed)
             await self._answered
@@ -230,7 +230,7 @@ class AsyncRedisConnection(asyncio.Protocol):
             await self.close()
             raise
         finally:
-            self._patience.end()
+            self._timer.end()
         return replies
 
     def data_received(self, data: bytes) -> None:
@@ -255,7 +255,7 @@ class AsyncRedisConnection(asyncio.Protocol):
             self._answered.set_exception(error)
 
     async def close(self) -> None:
-        self._patience.close()
+        self._timer.close()
         await self._link.disconnect(nowait=True)
 
 

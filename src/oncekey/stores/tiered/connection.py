@@ -13,7 +13,7 @@ from oncekey._core.op import arun, run
 from oncekey._system.clock import Clock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AsyncConnection, Connection, Store
-from oncekey.stores.outage import Outage
+from oncekey.stores.connection import Outage
 from oncekey.stores.redis.connection import (
     AsyncRedisConnection,
     Endpoint,
@@ -40,7 +40,7 @@ class Cache:
 
     def answered(self, replies: list[Any], question: Cached) -> list[Any]:
         """The replies; raises if one of them is needed and none."""
-        self._outage.over()
+        self._outage.record_success()
         refusals = [str(reply) for reply in replies if isinstance(reply, RedisError)]
         if refusals and question.needed:
             raise StoreUnavailable(
@@ -51,7 +51,7 @@ class Cache:
     def failed(self, error: StoreUnavailable, question: Cached) -> None:
         """Do without; raises where that is not possible."""
         self._rests_until = self._clock.monotonic() + REST_S
-        self._outage.noticed(error)
+        self._outage.record_failure(error)
         if question.needed:
             raise StoreUnavailable(
                 f"the cache must be told first, and does not answer: {error}", sent=False
