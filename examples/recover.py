@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import oncekey
-from oncekey._engine.recovery import Recoverer
+from oncekey import Recoverer
 from oncekey.web.asgi import IdempotencyMiddleware
 
 FOLDER = Path(os.environ.get("DATA") or tempfile.mkdtemp(prefix="oncekey-"))

@@ -37,6 +37,21 @@ def test_the_wheel_says_what_it_is(built: Path) -> None:
     assert parts == {"oncekey", name.partition("/")[0]}
 
 
+def test_the_wheel_has_every_file_of_the_package_and_no_simulator(built: Path) -> None:
+    [path] = built.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    source = ROOT / "src"
+    files = {
+        str(file.relative_to(source))
+        for file in (source / "oncekey").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert names == files
+    assert {Path(name).suffix for name in files} >= {".sql", ".lua", ".typed", ".py"}
+    assert [name for name in files if "simulat" in name] == ["oncekey/testing/simulate.py"]
+
+
 def test_its_licence_is_named_as_tools_read_it(built: Path) -> None:
     """A classifier beside the expression would make the package invalid (PEP 639)."""
     [path] = built.glob("*.whl")
@@ -60,3 +75,4 @@ def test_the_source_has_all_that_its_readme_leads_to(built: Path) -> None:
     assert "docs/promises.md" in leads
     assert "LICENSE" in leads
     assert leads <= held
+    assert not [name for name in held if name.startswith(("simulator", "src/payments", "tests"))]

@@ -9,7 +9,8 @@ from oncekey._core.policy import (
     keep_errors_too,
     keep_success,
 )
-from oncekey._core.profiles import PROFILES, Profile
+from oncekey._core.problems import Kind
+from oncekey._core.profiles import PROFILES, BodyField, Header, Profile, QueryParameter
 from oncekey._core.quota import Quota
 from oncekey._core.record import Answer
 from oncekey._core.versions import Versions
@@ -39,8 +40,11 @@ __all__ = [
     "PROFILES",
     "Answer",
     "Attempt",
+    "BodyField",
     "CorruptRecord",
+    "Header",
     "InFlight",
+    "Kind",
     "Learned",
     "LeaseLost",
     "Mismatch",
@@ -49,6 +53,7 @@ __all__ = [
     "OncekeyError",
     "Policy",
     "Profile",
+    "QueryParameter",
     "Quota",
     "Recoverer",
     "Refusal",

@@ -1,5 +1,6 @@
 """The other side: for programs that call services which take an idempotency key."""
 
+from oncekey._core.backoff import full_jitter
 from oncekey.client._budget import RetryBudget
 from oncekey.client._client import AsyncClient, Client
 from oncekey.client._counters import Counters, Counts
@@ -23,6 +24,7 @@ __all__ = [
     "Retries",
     "RetryBudget",
     "SqlJournal",
+    "full_jitter",
     "outcome_of",
     "retrying",
 ]

@@ -1,1 +1,100 @@
-"""Where records are kept: one contract, one file per engine."""
+"""Where records are kept: one contract, one room per engine.
+
+Everything that the author of a store imports is here: the contract, the verbs and their outcomes,
+the values that a store keeps, and the swaps that the engine will ask it for. `open_store` and
+`migrate` are in `oncekey`, `MemoryStore` is in `oncekey.stores.memory`.
+"""
+
+from oncekey._core import lifecycle
+from oncekey._core.fingerprint import Comparison
+from oncekey._core.op import Op, Pause, arun, run
+from oncekey._core.record import (
+    TOKEN_BYTES,
+    Answer,
+    Claim,
+    Glimpse,
+    Record,
+    State,
+    Step,
+    decode_headers,
+    encode_headers,
+)
+from oncekey._core.verbs import (
+    AppendStep,
+    Count,
+    Done,
+    Due,
+    Find,
+    Found,
+    Insert,
+    Inserted,
+    Peek,
+    Purge,
+    Refused,
+    Requested,
+    Scan,
+    Steps,
+    Swap,
+    Sweep,
+    Tally,
+    Verb,
+    When,
+)
+from oncekey.stores.base import (
+    AGAIN,
+    INSERT_ROUNDS_MAX,
+    Again,
+    AsyncConnection,
+    Connection,
+    Durability,
+    Store,
+)
+from oncekey.stores.batching import BATCH_BYTES_MAX, BATCH_ROWS_MAX, AsyncGatherer, Gatherer
+
+__all__ = [
+    "AGAIN",
+    "BATCH_BYTES_MAX",
+    "BATCH_ROWS_MAX",
+    "INSERT_ROUNDS_MAX",
+    "TOKEN_BYTES",
+    "Again",
+    "Answer",
+    "AppendStep",
+    "AsyncConnection",
+    "AsyncGatherer",
+    "Claim",
+    "Comparison",
+    "Connection",
+    "Count",
+    "Done",
+    "Due",
+    "Durability",
+    "Find",
+    "Found",
+    "Gatherer",
+    "Glimpse",
+    "Insert",
+    "Inserted",
+    "Op",
+    "Pause",
+    "Peek",
+    "Purge",
+    "Record",
+    "Refused",
+    "Requested",
+    "Scan",
+    "State",
+    "Step",
+    "Steps",
+    "Store",
+    "Swap",
+    "Sweep",
+    "Tally",
+    "Verb",
+    "When",
+    "arun",
+    "decode_headers",
+    "encode_headers",
+    "lifecycle",
+    "run",
+]

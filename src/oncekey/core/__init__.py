@@ -1,0 +1,1 @@
+"""Old names of what `oncekey` and `oncekey.client` export; importing one of them warns."""
