@@ -23,11 +23,11 @@ RESERVED = {
     "time.clock_gettime": "_system/clock.py clock.py",
     "datetime.now": "_system/clock.py clock.py",
     "datetime.datetime.now": "_system/clock.py clock.py",
-    "random": "_engine/guard.py testing/ storage/ids.py",
-    "secrets": "_engine/guard.py storage/ids.py",
-    "uuid.uuid1": "_engine/guard.py",
-    "uuid.uuid4": "_engine/guard.py",
-    "os.urandom": "_engine/guard.py stores/sealed/envelope.py stores/tiered/store.py",
+    "random": "_system/chance.py testing/ storage/ids.py",
+    "secrets": "storage/ids.py",
+    "uuid.uuid1": "_system/chance.py",
+    "uuid.uuid4": "_system/chance.py",
+    "os.urandom": "_system/chance.py stores/sealed/envelope.py stores/tiered/store.py",
 }
 
 

@@ -12,9 +12,10 @@ from oncekey import Policy, Runtime, once, open_store
 from oncekey._core.record import Answer, Record, State
 from oncekey._core.tombstone import answer_left_s
 from oncekey._core.verbs import Find, Scan
-from oncekey._engine.guard import Guard, random_token
+from oncekey._engine.guard import Guard
 from oncekey._engine.sweeper import Sweeper
 from oncekey._engine.tombstones import LOOK_BACK_S, MARGIN_S, OPERATION, SPAN_S, Fading
+from oncekey._system.chance import random_token
 from oncekey._system.clock import FakeClock
 from oncekey.errors import NotKept
 from oncekey.stores.base import Store

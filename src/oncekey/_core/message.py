@@ -12,7 +12,6 @@ from typing import Any
 
 from oncekey._core.framing import as_bytes, frame
 from oncekey._core.values import value
-from oncekey._engine.guard import random_token
 from oncekey.errors import Misuse
 
 NAME_CHARS_MAX = 255
@@ -45,15 +44,18 @@ class Parked:
     age_s: float
 
 
-def written(
+def new_message(
     topic: str,
     payload: Any,
     *,
+    token: bytes,
     key: str | None,
     headers: Mapping[str, str] | None,
     payload_bytes_max: int,
 ) -> Message:
-    """A new message with an id of its own. A payload that is not bytes is written as JSON."""
+    """Make a message; `token` is what its id is made of. A payload that is not bytes is written as
+    JSON.
+    """
     _must_be_texts("topic", topic)
     _must_be_texts("key", "-" if key is None else key)
     _must_be_texts("header", *chain.from_iterable((headers or {}).items()))
@@ -61,8 +63,7 @@ def written(
     if not isinstance(payload, bytes):
         payload = _as_json(payload)
         lines.setdefault("content-type", "application/json")
-    id = uuid.UUID(bytes=random_token()[:16], version=4)
-    message = Message(str(id), topic, key, lines, payload)
+    message = Message(str(uuid.UUID(bytes=token, version=4)), topic, key, lines, payload)
     _check(message, payload_bytes_max)
     return message
 

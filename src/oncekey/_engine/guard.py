@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import random
 from collections.abc import Callable
 from typing import Literal
 
@@ -25,7 +23,7 @@ from oncekey._core.op import Apart, Op, Pause
 from oncekey._core.policy import Policy
 from oncekey._core.quota import Quota
 from oncekey._core.reasons import LossKind
-from oncekey._core.record import TOKEN_BYTES, Answer, Claim, Record, State
+from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.verbs import Done, Find, Insert, Inserted, Peek, Refused
 from oncekey._engine.admission import Admission, is_new
 from oncekey._engine.attempt import Attempt
@@ -46,6 +44,7 @@ from oncekey._engine.notices import Notices
 from oncekey._engine.ownership import compared, unknown_retention_s
 from oncekey._engine.store_calls import LEASE_MARGIN
 from oncekey._engine.waiters import Waiters
+from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock
 from oncekey._system.probes import probe
 from oncekey.errors import StoreError, StoreUnavailable
@@ -71,14 +70,6 @@ _log = logging.getLogger("oncekey")
 ROUNDS_MAX = 8
 """How often a request looks again after what it found changed under its hands."""
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
-
-
-def random_token() -> bytes:
-    return os.urandom(TOKEN_BYTES)
-
-
-chance: Callable[[], float] = random.random
-"""For whoever spreads out tries."""
 
 
 class Guard(Admission):

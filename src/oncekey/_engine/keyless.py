@@ -19,7 +19,7 @@ from oncekey._core.record import Answer, Claim, Step
 from oncekey._core.verbs import Done, Insert
 from oncekey._engine.attempt import Attempt, Passing, served
 from oncekey._engine.decisions import Call, Decision, Execute, Finished, Given, Refuse
-from oncekey._engine.guard import random_token
+from oncekey._system.chance import random_token
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import Store
 

@@ -31,9 +31,9 @@ from oncekey._core.printable import printable
 from oncekey._core.record import Record, State
 from oncekey._core.values import value
 from oncekey._core.verbs import Done, Due, Find, Requested
-from oncekey._engine.guard import chance
 from oncekey._engine.ownership import unknown_retention_s
 from oncekey._engine.registry import Orphan, Runner, registry_of
+from oncekey._system.chance import chance
 from oncekey._system.clock import Clock, SystemClock
 from oncekey._system.offload import computing
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit, TooLong

@@ -17,8 +17,8 @@ from oncekey._core.notice import (
 from oncekey._core.record import Record
 from oncekey._core.reserved_records import reserved_swap
 from oncekey._core.verbs import Done, Find, Insert
-from oncekey._engine.guard import random_token
 from oncekey._engine.notices import LOOK_EVERY_S
+from oncekey._system.chance import random_token
 from oncekey.cli.output import duration, print_json
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import Store

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from oncekey._engine import guard
+from oncekey._system.chance import random_token
 from oncekey._system.clock import Clock, SystemClock
 from oncekey._system.probes import probe
 from oncekey.client import _intent as intents
@@ -217,7 +217,7 @@ class Journal:
         retention_s: float | None,
     ) -> Intent:
         wall = self._clock.wall()
-        fresh = name, uuid7(wall, guard.random_token()), wall, origin, note
+        fresh = name, uuid7(wall, random_token()), wall, origin, note
         probe("before_intent")
         with _committing(db):
             self._remove_settled(db)

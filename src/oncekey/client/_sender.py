@@ -15,7 +15,7 @@ from oncekey._core.limits import must_be_limits
 from oncekey._core.policy import INHERIT, are_names
 from oncekey._core.profiles import BodyField, Header, Profile
 from oncekey._core.values import value
-from oncekey._engine import guard
+from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.client import _errors as failing
 from oncekey.client import _key_placement as place
@@ -111,7 +111,7 @@ class Sender:
         answer_bytes_max: int = BODY_BYTES_MAX,
         hooks: Iterable[Hook] = (),
         clock: Clock | None = None,
-        chance: Callable[[], float] = guard.chance,
+        chance: Callable[[], float] = chance,
     ) -> None:
         if not isinstance(retries, Retries | None):
             raise Misuse(
@@ -150,7 +150,7 @@ class Sender:
 
     def new_key(self) -> str:
         """A key that nobody has used."""
-        return self._make_key(self.clock.wall(), guard.random_token())
+        return self._make_key(self.clock.wall(), random_token())
 
     def concerns(self, method: str, mark: object) -> bool:
         """Whether a request is ours to change: the others are sent as they are."""

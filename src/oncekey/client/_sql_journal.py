@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from oncekey._engine import guard
+from oncekey._system.chance import random_token
 from oncekey._system.clock import Clock, SystemClock
 from oncekey._system.probes import probe
 from oncekey.client import _intent as intents
@@ -134,7 +134,7 @@ class SqlJournal:
         found = self._find(ask, name)
         if found is None:
             origin = intents.where(origin)
-            fresh = uuid7(wall, guard.random_token())
+            fresh = uuid7(wall, random_token())
             probe("before_intent")
             _insert(
                 ask,

@@ -15,8 +15,9 @@ from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 from oncekey._core.limits import must_be_limits
-from oncekey._core.message import PAYLOAD_BYTES_MAX, Message, Parked, written
+from oncekey._core.message import PAYLOAD_BYTES_MAX, Message, Parked, new_message
 from oncekey._core.op import Op, arun, run
+from oncekey._system.chance import random_token
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores import transactions
@@ -109,7 +110,14 @@ class Outbox:
         self, topic: str, payload: Any, key: str | None, headers: Mapping[str, str] | None
     ) -> Message:
         limit = self._payload_bytes_max
-        return written(topic, payload, key=key, headers=headers, payload_bytes_max=limit)
+        return new_message(
+            topic,
+            payload,
+            token=random_token(),
+            key=key,
+            headers=headers,
+            payload_bytes_max=limit,
+        )
 
     # ------------------------------------------------------------------------------- operating
 

@@ -25,7 +25,7 @@ from oncekey._core.message import Message
 from oncekey._core.op import Op, Pause
 from oncekey._core.printable import printable
 from oncekey._core.values import value
-from oncekey._engine import guard
+from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock
 from oncekey._system.probes import probe
 from oncekey.errors import Misuse, StoreUnavailable
@@ -154,14 +154,14 @@ class Drain:
         clock: Clock,
         *,
         stopping: Callable[[], bool] = lambda: False,
-        chance: Callable[[], float] = guard.chance,
+        chance: Callable[[], float] = chance,
     ) -> None:
         self._shelf = shelf
         self._stopping = stopping
         self._limits = limits
         self._clock = clock
         self._chance = chance
-        self._after = guard.random_token()[:2]  # so that workers who start together begin apart
+        self._after = random_token()[:2]  # so that workers who start together begin apart
         self._outages = 0
         self._blame = Blame()
 
@@ -199,7 +199,7 @@ class Drain:
         seen = Round(ended=ended, whole=ended and not started)
         if not picked:
             return seen
-        token, claimed_at = guard.random_token(), self._clock.monotonic()
+        token, claimed_at = random_token(), self._clock.monotonic()
         taken = yield from self._shelf.claim(
             [head.n for head in picked],
             token,

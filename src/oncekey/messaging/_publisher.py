@@ -20,7 +20,7 @@ from oncekey._core.limits import must_be_limits
 from oncekey._core.message import Message
 from oncekey._core.op import Pause, arun, run
 from oncekey._core.printable import printable
-from oncekey._engine import guard
+from oncekey._system.chance import chance
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
 from oncekey.messaging._outbox import Outbox
@@ -72,7 +72,7 @@ class Publisher:
         concurrency_max: int = 16,
         outages: tuple[type[BaseException], ...] = (),
         clock: Clock | None = None,
-        chance: Callable[[], float] = guard.chance,
+        chance: Callable[[], float] = chance,
     ) -> None:
         _must_fit_together(outbox, publish, limits, outages)
         limits = limits or Limits()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from oncekey._core.values import value
-from oncekey._engine.guard import random_token
+from oncekey._system.chance import random_token
 from oncekey.errors import Misuse
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  (how each begins, not one of them)
