@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import (
     bodies,
+    calls,
     client,
     cost,
     durability,
@@ -34,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "bench" / "results"
 SUBJECTS = {
+    "calls": calls,
     "http": http,
     "stores": stores,
     "client": client,
@@ -46,6 +48,7 @@ SUBJECTS = {
     "durability": durability,
     "payments": payments,
 }
+WITHOUT_SERVERS = {"calls"}
 QUICK = Settings(rounds=2, seconds=1.0, quick=True)
 
 
@@ -53,13 +56,17 @@ def main() -> int:
     options = _options()
     settings = _settings(options)
     chosen = [options.only] if options.only else list(SUBJECTS)
+    if options.list:
+        print(calls.listing())
+        return 0
     estimate_s = sum(SUBJECTS[name].estimate_s(settings) for name in chosen)
     print(
         f"About {estimate_s / 60:.0f} min: {', '.join(chosen)}; {settings.rounds} rounds of "
         f"{settings.seconds:g} s for each contender.",
         file=sys.stderr,
     )
-    started, about = time.monotonic(), _machine()
+    started = time.monotonic()
+    about = _machine(servers=not set(chosen) <= WITHOUT_SERVERS)
     results = {name: _dated(SUBJECTS[name].section(settings), about) for name in chosen}
     for section in results.values():
         print(f"\n{section.text()}")
@@ -74,6 +81,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     parser.add_argument("--only", choices=list(SUBJECTS), help="one subject instead of all")
+    parser.add_argument("--list", action="store_true", help="only show the calls of a request")
     parser.add_argument("--rounds", type=int, help="how often everything runs (default 7)")
     parser.add_argument("--seconds", type=float, help="how long each time (default 2)")
     parser.add_argument("--full", action="store_true", help="ten million records, not one")
@@ -91,8 +99,9 @@ def _dated(section: Section, about: str) -> Section:
     return replace(section, date=datetime.now(UTC).date().isoformat(), machine=about)
 
 
-def _machine() -> str:
-    return f"{machine.cpus()} CPUs, {_servers()}, {machine.versions()}."
+def _machine(*, servers: bool) -> str:
+    parts = [f"{machine.cpus()} CPUs", *([_servers()] if servers else []), machine.versions()]
+    return f"{', '.join(parts)}."
 
 
 def _servers() -> str:

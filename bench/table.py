@@ -42,7 +42,7 @@ class Goal:
     def __str__(self) -> str:
         aim = f", better {self.aim:g}" if self.aim is not None else ""
         time = " the time" if self.of_time else ""
-        return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}{time}{aim}"
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}{time}{aim}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         if self.missing or self.value is None:
             return (self.what, "", "", "not measured", str(self.goal or ""), "", "")
-        result = f"{self.value:.3g} {self.unit}"
+        result = f"{self.value:.3g} {self.unit}".rstrip()
         if self.low is not None and self.high is not None:
             result += f" ({self.low:.3g} to {self.high:.3g})"
         others = "" if self.foreign_percent is None else f"{self.foreign_percent:.0f} %"
