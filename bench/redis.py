@@ -14,7 +14,7 @@ from bench.subject import measured
 from bench.table import Goal, Row
 from bench.work import Item, Library, alone_rows, claim
 from oncekey._core.verbs import Insert
-from oncekey.stores.redis import opening as redis_store
+from oncekey.stores.redis import store as redis_store
 from oncekey.stores.redis.verbs import COMMANDS, Command
 from tests.servers import Redis, start_redis
 

@@ -13,7 +13,7 @@ from bench.work import FOUND, Item, Library, migrate
 from oncekey._core.record import TOKEN_BYTES
 from oncekey._core.verbs import Found, Insert
 from oncekey.stores.postgres import store as postgres_store
-from oncekey.stores.redis import opening as redis_store
+from oncekey.stores.redis import store as redis_store
 from oncekey.stores.tiered.store import CACHE_TIMEOUT_S, TieredStore
 from tests.servers import start_postgres, start_redis
 
@@ -27,7 +27,7 @@ def rows(settings: Settings) -> list[Row]:
         truth = postgres_store.open_url(database.url)
         migrate(truth)
         cache = redis_store.open_url(f"{server.url}?prefix=cache").endpoint
-        tiered = TieredStore(truth, cache.within(CACHE_TIMEOUT_S))
+        tiered = TieredStore(truth, cache.with_timeout(CACHE_TIMEOUT_S))
         alone = redis_store.open_url(server.url)
         with Library(tiered) as ours, Library(alone) as theirs:
             result = contest(

@@ -14,8 +14,7 @@ from oncekey.stores.checks import ACCEPTS, Finding, Level, Risk
 from oncekey.stores.dynamodb import checks
 from oncekey.stores.mysql import checks as mysql_fitness
 from oncekey.stores.postgres import checks as postgres_fitness
-from oncekey.stores.redis import checks as redis_fitness
-from oncekey.stores.redis import inspection
+from oncekey.stores.redis import checks as redis_checks
 from oncekey.stores.sql import migrations
 from oncekey.stores.sqlite import checks as sqlite_fitness
 from oncekey.stores.urls import open_store
@@ -38,7 +37,7 @@ _KNOWN: dict[str, Iterable[Risk]] = {
     "sqlite": sqlite_fitness.RISKS,
     "postgres": postgres_fitness.RISKS,
     "mysql": mysql_fitness.RISKS,
-    "redis": redis_fitness.RISKS,
+    "redis": redis_checks.RISKS,
     "dynamodb": checks.RISKS,
 }
 ANSWER_BYTES = 800
@@ -93,11 +92,11 @@ def _judged() -> Iterator[tuple[str, Iterable[Finding]]]:
 def _redis() -> Iterator[Iterable[Finding]]:
     info = {"redis_version": "8.0", "aof_enabled": "1", "maxmemory": "1"}
     always, everysec = {"appendfsync": "always"}, {"appendfsync": "everysec"}
-    yield redis_fitness.findings({**info, "aof_enabled": "0"})
-    yield inspection.findings_of(inspection.Looked(info, everysec, []), 0)
+    yield redis_checks.findings({**info, "aof_enabled": "0"})
+    yield redis_checks.server_findings(redis_checks.ServerInfo(info, everysec, []), 0)
     followed = {**info, "connected_slaves": "1"}
-    yield inspection.findings_of(inspection.Looked(followed, always, []), 0)
-    yield redis_fitness.findings({**info, "maxmemory_policy": "allkeys-lru"})
+    yield redis_checks.server_findings(redis_checks.ServerInfo(followed, always, []), 0)
+    yield redis_checks.findings({**info, "maxmemory_policy": "allkeys-lru"})
 
 
 def side_by_side() -> list[list[str]]:
@@ -113,7 +112,7 @@ def side_by_side() -> list[list[str]]:
 
 def _promise(engine: str) -> str:
     if engine == "redis":
-        told = redis_fitness.durability({"aof_enabled": "1"}, "always")
+        told = redis_checks.durability({"aof_enabled": "1"}, "always")
         return f"with `appendfsync always`: {told.note}"
     return open_store(_URLS[engine]).durability.note
 

@@ -17,7 +17,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.mysql import store as mysql_store
 from oncekey.stores.postgres import store as postgres_store
-from oncekey.stores.redis import opening as redis_store
+from oncekey.stores.redis import store as redis_store
 from oncekey.stores.sqlite.store import SqliteStore
 from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Subject

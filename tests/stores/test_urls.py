@@ -344,7 +344,7 @@ def test_a_missing_driver_is_answered_with_its_extra(
 
 
 def test_a_mistake_of_ours_is_not_called_a_missing_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "oncekey.stores.redis.opening", None)
+    monkeypatch.setitem(sys.modules, "oncekey.stores.redis.store", None)
 
     with pytest.raises(ModuleNotFoundError, match=r"oncekey\.stores\.redis"):
         open_store("redis://127.0.0.1/0")

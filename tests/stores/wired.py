@@ -16,7 +16,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.stores.base import Store
 from oncekey.stores.mysql import store as mysql
 from oncekey.stores.postgres import store as postgres
-from oncekey.stores.redis import opening
+from oncekey.stores.redis import store as redis_store
 from oncekey.stores.tiered.connection import REST_S
 from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Subject
@@ -83,7 +83,7 @@ def _redis(request: pytest.FixtureRequest) -> Iterator[Wired]:
     url: str = request.getfixturevalue("redis_url")
     with Wire(_port(url)) as wire:
         prefix: str = subject.store.prefix  # type: ignore[attr-defined]
-        store = opening.open_url(f"{_by(wire.port, url)}?prefix={prefix}")
+        store = redis_store.open_url(f"{_by(wire.port, url)}?prefix={prefix}")
         yield Wired(Subject(store, elapse=subject.elapse), wire)
 
 
@@ -126,7 +126,7 @@ def _cluster(request: pytest.FixtureRequest) -> Iterator[Wired]:
             elapse.redis_node(node.client, prefix, seconds)
 
     url = f"redis+cluster://:{cluster.password}@{places}?prefix={prefix}"
-    yield Wired(Subject(opening.open_url(url), elapse=pass_time), wire)
+    yield Wired(Subject(redis_store.open_url(url), elapse=pass_time), wire)
     for node in cluster.nodes:
         node.client.flushall()
 
@@ -152,7 +152,7 @@ def _tiered(
         clock.advance(seconds)
 
     with Wire(_port(url), _port(cache_url)) as wire:
-        cache = opening.open_url(_by(wire.ports[1], cache_url)).endpoint
+        cache = redis_store.open_url(_by(wire.ports[1], cache_url)).endpoint
         below = open_url(_by(wire.ports[0], url) + ALLOWED)
         store = TieredStore(below, cache, prefix=prefix, clock=clock)
         yield Wired(Subject(store, elapse=pass_time), wire)

@@ -56,7 +56,7 @@ KINDS = (
             *("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"),
         ),
         "redis://user:password@host:6379/0",
-        "oncekey.stores.redis.opening",
+        "oncekey.stores.redis.store",
         drivers=("redis", "hiredis"),
         extra="redis",
     ),

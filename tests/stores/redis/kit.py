@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from oncekey.stores.redis.opening import open_url
+from oncekey.stores.redis.store import open_url
 from oncekey.testing.contract import Subject
 from tests.servers.redis_cluster import RedisCluster
 from tests.stores import elapse

@@ -16,7 +16,7 @@ from oncekey._core.record import Claim, State
 from oncekey._core.verbs import Count, Due, Insert, Inserted, Requested
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.redis.checks import SCHEMA, acl_rule, check_server, durability, refusal
-from oncekey.stores.redis.opening import RedisStore, open_url
+from oncekey.stores.redis.store import RedisStore, open_url
 from oncekey.testing.contract import Subject
 from oncekey.testing.contract.subject import Case, SyncFace
 from tests.servers import Redis, start_redis
@@ -317,7 +317,7 @@ def test_a_password_that_is_missing_is_told_with_where_to_write_it(
 ) -> None:
     store = open_url(f"redis://127.0.0.1:{server.port}/0{protocol}")
     for connect in (store.connect, lambda: asyncio.run(store.aconnect())):
-        with pytest.raises(StoreUnavailable, match="wants a password: write redis://user:passw"):
+        with pytest.raises(StoreUnavailable, match="requires a password: write redis://user:passw"):
             connect()
 
 

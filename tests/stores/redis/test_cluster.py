@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from oncekey._core.record import Record, State, Step
 from oncekey._core.verbs import AppendStep, Done, Due, Find, Found, Insert, Inserted
 from oncekey.errors import StoreUnavailable, StoreUnfit
-from oncekey.stores.redis.opening import open_url
-from oncekey.stores.redis.slots import SLOT_OF_BYTE, TAG_OF_BYTE, slot_of
+from oncekey.stores.redis.cluster import SLOT_OF_BYTE, TAG_OF_BYTE, slot_of
+from oncekey.stores.redis.store import open_url
 from oncekey.testing.contract import Case, StoreContract, Subject
 from oncekey.testing.contract.subject import FACES
 from tests.servers import start_redis

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from redis.exceptions import ResponseError
 
-from oncekey.stores.redis.opening import open_url
-from oncekey.stores.redis.slots import SLOT_OF_BYTE
+from oncekey.stores.redis.cluster import SLOT_OF_BYTE
+from oncekey.stores.redis.store import open_url
 from tests.servers.redis import Redis, cut_off, let_in
 from tests.servers.redis_cluster import Node, RedisCluster, await_that, start_redis_cluster
 from tests.servers.redis_sentinel import WatchedRedis, start_watched_redis

@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from oncekey._core.verbs import Done, Find, Found, Insert
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.redis.opening import open_url
+from oncekey.stores.redis.store import open_url
 from oncekey.stores.urls import open_store
 from oncekey.testing.contract import BatchContract, Case, InsertContract, OpeningContract, Subject
 from oncekey.testing.contract.subject import FACES

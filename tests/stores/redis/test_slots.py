@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from oncekey.stores.redis.slots import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
+from oncekey.stores.redis.cluster import SLOT_OF_BYTE, SLOTS, TAG_OF_BYTE, TAGS, SlotMap, slot_of
 
 HERE, THERE = ("10.0.0.1", 6379), ("10.0.0.2", 6380)
 
@@ -47,8 +47,8 @@ def test_a_map_is_read_from_what_a_node_says() -> None:
     slots = SlotMap.read(said, HERE)
     assert slots is not None
     assert slots.nodes() == [HERE, THERE]
-    assert {*slots.bytes_of(HERE), *slots.bytes_of(THERE)} == set(range(256))
-    assert slots.bytes_of(HERE)[-1] < slots.bytes_of(THERE)[0]
+    assert {*slots.first_bytes(HERE), *slots.first_bytes(THERE)} == set(range(256))
+    assert slots.first_bytes(HERE)[-1] < slots.first_bytes(THERE)[0]
 
 
 @pytest.mark.parametrize("host", [b"", None, b"?"])

@@ -33,8 +33,8 @@ from oncekey._core.verbs import (
 )
 from oncekey.errors import CorruptRecord, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN
-from oncekey.stores.redis.opening import RedisStore, open_url
-from oncekey.stores.redis.verbs import TEXTS
+from oncekey.stores.redis.store import RedisStore, open_url
+from oncekey.stores.redis.verbs import SCRIPTS
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES, Face
 from tests.servers import Redis, start_redis
@@ -293,7 +293,7 @@ def test_in_a_batch_only_what_the_server_did_not_know_is_asked_again(
 
 
 def _load_only(client: Any, name: str) -> None:
-    [text] = [text for text in TEXTS.values() if f"-- {name.capitalize()}:" in text]
+    [text] = [text for text in SCRIPTS.values() if f"-- {name.capitalize()}:" in text]
     client.script_load(text)
 
 

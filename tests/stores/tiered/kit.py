@@ -17,7 +17,7 @@ from oncekey._system.clock import FakeClock
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.redis.connection import Endpoint
-from oncekey.stores.redis.opening import open_url as open_redis
+from oncekey.stores.redis.store import open_url as open_redis
 from oncekey.stores.tiered.store import TieredStore
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import FACES, timeless
@@ -74,7 +74,7 @@ class Tiers:
 @pytest.fixture
 def tiers(redis_url: str) -> Iterator[Tiers]:
     clock, prefix = FakeClock(), f"oncekey-{uuid.uuid4().hex}"
-    endpoint = open_redis(redis_url).endpoint.within(5.0)
+    endpoint = open_redis(redis_url).endpoint.with_timeout(5.0)
     with Client.from_url(redis_url) as client:
         yield Tiers(Truth(clock), clock, prefix, client, endpoint)
         for key in client.scan_iter(f"{prefix}:*"):

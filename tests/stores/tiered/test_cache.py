@@ -18,7 +18,7 @@ from oncekey._core import lifecycle
 from oncekey._core.record import Record, State
 from oncekey._core.verbs import Count, Find, Found, Insert, Inserted, Purge, Scan, Swap
 from oncekey.errors import StoreUnavailable
-from oncekey.stores.redis.opening import open_url as open_redis
+from oncekey.stores.redis.store import open_url as open_redis
 from oncekey.stores.sealed.store import SealedStore
 from oncekey.stores.tiered.connection import REST_S
 from oncekey.stores.tiered.entry import MARGIN_S
@@ -148,7 +148,7 @@ def test_p11_a_cache_that_does_not_answer_is_waited_for_once(
     tiers: Tiers, redis_url: str, face: Any
 ) -> None:
     with Wire(int(urlsplit(redis_url).port or 0)) as wire:
-        endpoint = tiers.endpoint.at(("127.0.0.1", wire.port)).within(CACHE_S_MAX)
+        endpoint = tiers.endpoint.at(("127.0.0.1", wire.port)).with_timeout(CACHE_S_MAX)
         with case_of(tiers, tiers.store(endpoint), face) as case:
             record = cached(case, tiers)
             wire.hold_replies()

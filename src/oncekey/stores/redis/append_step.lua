@@ -1,10 +1,10 @@
--- AppendStep: keep a step while the attempt runs under this fence and token.
+-- AppendStep: store a step while the attempt runs under this fence and token.
 --
 -- ARGV  1 fence, 2 token, 3 name of the step, 4 its value
--- Gives the fence (a number), the record that stands there instead (a list), or nil if none does.
+-- Returns the fence (a number), the record found instead (a list), or nil if there is none.
 --
--- A hash has no order: each value begins with the number of its step, eight digits, kept when it
--- is replaced.
+-- A hash has no order: each value begins with the number of its step, eight digits, which it keeps
+-- when it is replaced.
 
 local found = redis.call('HMGET', key, 'state', 'fence', 'token')
 if not found[1] then return false end
@@ -15,7 +15,7 @@ local field = 'step:' .. ARGV[3]
 local kept = redis.call('HGET', key, field)
 local number
 if kept then
-  -- The mark of its start may come late, after its result: a result is never replaced by a mark.
+  -- The mark of its start may arrive late, after its result: never replace a result by a mark.
   if string.byte(kept, 9) == 1 and string.byte(ARGV[4], 1) == 0 then return tonumber(found[2]) end
   number = string.sub(kept, 1, 8)
 else

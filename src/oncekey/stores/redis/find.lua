@@ -1,4 +1,4 @@
--- Find: the record (a list), or nil.
+-- Find: return the record (a list), or nil.
 
 local found = look(clock())
 return found[1] and found

@@ -1,13 +1,13 @@
--- Insert: write a new running record; or return the one that is there, writing nothing.
+-- Insert: write a new running record; or return the existing one and write nothing.
 --
 -- ARGV  1 token, 2 lease_us, 3 retention_us, 4 tenant, 5 operation, 6 key, 7 fingerprint,
 --       8 fingerprint_version, 9 recovery, 10 schema_version, 11 field_digests;
---       12 and on: names and values of whatever else is written
--- Gives the fence (a number), or the record found (a list).
+--       12 and on: names and values of all other fields to write
+-- Returns the fence (a number), or the record found (a list).
 --
--- The fence is the time in microseconds: greater than any that this id had before, also when an
+-- The fence is the time in microseconds: greater than any that this id had before, even when an
 -- earlier record has vanished, unless the server's clock was set back by more than its retention.
--- No expiry is set: while it runs, a record must not vanish by itself.
+-- No expiry is set: a running record must not vanish by itself.
 
 local now = clock()
 if redis.call('EXISTS', key) == 1 then return look(now) end

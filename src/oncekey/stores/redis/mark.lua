@@ -1,4 +1,4 @@
--- Write something, behind everything that this connection has seen, for WAIT to wait for.
+-- Write something behind everything that this connection has read, for WAIT to wait for.
 
 persist()
 redis.call('SET', key, '')

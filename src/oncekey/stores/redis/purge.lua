@@ -1,8 +1,8 @@
 -- Purge: blank the content of a record of the tenant ARGV[1] that neither runs nor is blank yet.
--- Gives 1 if it was blanked.
+-- Returns 1 if it was blanked.
 --
--- State, fence, fingerprint and expiry stay, so that a retry is still recognised and not run again.
--- Removing comes first: it needs no memory, so a full server allows it.
+-- State, fence, fingerprint and expiry stay, so that a retry is still recognised and does not run
+-- again. Fields are removed first: that needs no memory, so a full server allows it.
 
 local found = redis.call('HMGET', key, 'tenant', 'state', 'key')
 if found[1] ~= ARGV[1] or found[2] == 'running' or found[3] == '' then return 0 end
@@ -10,7 +10,7 @@ redis.call('HDEL', key, 'headers', 'body', 'resource_id', 'field_digests', 'requ
   'request_of')
 for _, field in ipairs(redis.call('HKEYS', key)) do
   if string.sub(field, 1, 5) == 'step:' then
-    -- Its number, that it has no result, the length of its digest, the digest.
+    -- Keep its number, a flag for "no result", the length of its digest, and the digest.
     local value = redis.call('HGET', key, field)
     local digest_length = string.byte(value, 10) * 256 + string.byte(value, 11)
     redis.call('HSET', key, field,

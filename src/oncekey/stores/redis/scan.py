@@ -1,17 +1,19 @@
-"""Verbs that name no record, on Redis: a walk over the keys with SCAN. Pure.
+"""Verbs that name no record, on Redis: walk over the keys with SCAN. Pure.
 
 There is no index. A claim and a completion are one script call on one key, which any cluster can
-route; an index of deadlines or tenants would be a second key on some other node, or one key that
-all writers share. So these verbs, which nobody waits for, walk: a bounded portion per question, on
-a connection of their own. `Due` and `Sweep` look at a bounded number of keys per call and go on
-where the last call ended: what vanishes by itself needs no sweep, and a lapsed record is met by its
-own retry first. `Scan`, `Count` and `Purge` are right only after the whole walk, and make it.
+route; an index of deadlines or tenants would be a second key on another node, or one key that all
+writers share. So these verbs, which no request waits for, scan: a bounded portion per question, on
+a connection of their own. `Due` and `Sweep` read a bounded number of keys per call and continue
+where the last call ended: records with a TTL vanish without a sweep, and a lapsed record is found
+first by its own retry. `Scan`, `Count` and `Purge` are correct only after a full scan, so they do
+one.
 
-What nobody retries must be found in time, so those few that may be abandoned are listed: `open`, in
-record.lua. One portion of the walk beside it finds what an older release has not listed.
+Work that no client retries must be found in time, so the few records that may be abandoned are
+listed: `open`, in record.lua. One portion of a scan beside it finds those that an older release has
+not listed.
 
-SCAN gives every key that is there throughout, and may give one twice while the server resizes its
-table: `Count` can then be too high, the others do not mind.
+SCAN returns every key that exists throughout, and may return one twice while the server resizes its
+table: `Count` can then be too high, the other verbs are not affected.
 """
 
 from __future__ import annotations
@@ -32,138 +34,140 @@ from oncekey.stores.checks import Sample
 from oncekey.stores.redis.verbs import FIELDS, STATES, Command, call, record
 
 PORTION_KEYS = 250
-"""About how many keys one question looks at."""
+"""About how many keys one question reads."""
 PORTIONS_MAX = 20
-"""How many portions one `Due` or `Sweep` looks at."""
+"""How many portions one `Due` or `Sweep` reads."""
 
 SAMPLE_PORTIONS_MAX = 200
 
-_SIGHTED = ("state", "tenant", "key", "lease_until", "expires", "recovery")
+_SUMMARY_FIELDS = ("state", "tenant", "key", "lease_until", "expires", "recovery")
 _DIGITS = re.compile(rb"[:/]((?:[0-9a-f]{2})+)\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sighting:
-    """What a walk sees of a record in passing."""
+class _Summary:
+    """The fields of a record that a scan reads."""
 
     id: bytes
     state: State
     tenant: bytes
-    blank: bool
+    is_blank: bool
     lease_until: int
     expires: int
     recovery: bytes
 
-    def lapsed(self, now: int) -> bool:
+    def is_lapsed(self, now: int) -> bool:
         return self.state is State.RUNNING and self.lease_until <= now
 
-    def due(self, now: int) -> bool:
-        return self.expires <= now or self.lapsed(now)
+    def is_due(self, now: int) -> bool:
+        return self.expires <= now or self.is_lapsed(now)
 
-    def abandoned(self, now: int) -> bool:
-        return self.lapsed(now) and self.recovery != b"rerun"
+    def is_abandoned(self, now: int) -> bool:
+        return self.is_lapsed(now) and self.recovery != b"rerun"
 
 
-class Ground(Protocol):
-    """What a walk needs to know of its store."""
+class Keyspace(Protocol):
+    """What the scans need to know of their store."""
 
     @property
     def pattern(self) -> str: ...
     def key(self, record_id: bytes) -> str: ...
     def nodes(self) -> list[Any]: ...
-    def lists(self, node: Any) -> list[str]: ...
+    def open_lists(self, node: Any) -> list[str]: ...
     def ask_all(
-        self, commands: list[Command], *, certain: bool = False, node: Any = None
+        self, commands: list[Command], *, replicated: bool = False, node: Any = None
     ) -> Op[list[Any]]: ...
 
 
-Spot = tuple[int, int]
-"""Where a walk is: on the how many-th node, and SCAN's cursor there."""
-_START: Spot = (0, 0)
+Position = tuple[int, int]
+"""A place in a scan: the index of the node, and SCAN's cursor there."""
+_START: Position = (0, 0)
 
 
-class Walk(enum.Enum):
-    """The walks that go on where they ended."""
+class Search(enum.Enum):
+    """Scans that continue where the last call ended."""
 
     DUE, SWEEP, ABANDONED = range(3)
 
 
-class Walker:
-    """The walks of one store, over all of its nodes, one after the other."""
+class Scanner:
+    """Scans for one store, over all of its nodes, one after the other."""
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
-        # Where the last call ended. If two threads collide here, a portion is seen twice, or later.
-        self._spots: dict[Walk, Spot] = dict.fromkeys(Walk, _START)
+    def __init__(self, keyspace: Keyspace) -> None:
+        self._keyspace = keyspace
+        # Where the last call ended. If two threads collide here, a portion is read twice, or later.
+        self._positions: dict[Search, Position] = dict.fromkeys(Search, _START)
 
     def perform(self, verb: Any) -> Op[Any]:
-        return _WALKS[type(verb)](self, verb)
+        return _METHODS[type(verb)](self, verb)
 
-    def _portion(self, spot: Spot) -> Op[tuple[Spot | None, int, list[_Sighting]]]:
-        """The next spot (None at the end), the server's time, and the records of this portion."""
-        nodes = self._ground.nodes()
-        number, cursor = spot if spot[0] < len(nodes) else _START  # some may have gone
-        scan = ("SCAN", cursor, "MATCH", self._ground.pattern, "COUNT", PORTION_KEYS)
-        (following, keys), time = yield from self._ground.ask_all(
+    def _read_portion(self, position: Position) -> Op[tuple[Position | None, int, list[_Summary]]]:
+        """Return the next position (None at the end), the server's time, and this portion's
+        records.
+        """
+        nodes = self._keyspace.nodes()
+        number, cursor = position if position[0] < len(nodes) else _START  # nodes may have left
+        scan = ("SCAN", cursor, "MATCH", self._keyspace.pattern, "COUNT", PORTION_KEYS)
+        (next_cursor, keys), time = yield from self._keyspace.ask_all(
             [scan, ("TIME",)], node=nodes[number]
         )
-        ids = [found for found in map(self._id, keys) if found is not None]
-        rows = yield from self._rows(ids, _SIGHTED)
-        sightings = [
-            _Sighting(
+        ids = [found for found in map(self._record_id, keys) if found is not None]
+        rows = yield from self._read_fields(ids, _SUMMARY_FIELDS)
+        summaries = [
+            _Summary(
                 record_id,
                 STATES[state],
                 tenant,
-                blanked == b"",
+                key == b"",
                 int(lease_until),
                 int(expires),
                 recovery,
             )
-            for record_id, (state, tenant, blanked, lease_until, expires, recovery) in zip(
+            for record_id, (state, tenant, key, lease_until, expires, recovery) in zip(
                 ids, rows, strict=True
             )
-            if state is not None  # it vanished since
+            if state is not None  # else it has vanished since
         ]
-        after = (number, int(following)) if int(following) else self._beyond((number, 0))
-        return after, _micros(time), sightings
+        after = (number, int(next_cursor)) if int(next_cursor) else self._next_node((number, 0))
+        return after, _server_time_us(time), summaries
 
-    def _beyond(self, spot: Spot) -> Spot | None:
-        """The beginning of the next node; None if there is none."""
-        number = spot[0] + 1
-        return (number, 0) if number < len(self._ground.nodes()) else None
+    def _next_node(self, position: Position) -> Position | None:
+        """Return the start of the next node; None if there is none."""
+        number = position[0] + 1
+        return (number, 0) if number < len(self._keyspace.nodes()) else None
 
-    def _id(self, key: bytes) -> bytes | None:
-        """The record that a key holds, if it holds one of this store's."""
+    def _record_id(self, key: bytes) -> bytes | None:
+        """Return the id of the record in this key; None if it is not a record of this store."""
         digits = _DIGITS.search(key)
         if digits is None:
             return None
         record_id = bytes.fromhex(digits[1].decode())
-        return record_id if self._ground.key(record_id).encode() == key else None
+        return record_id if self._keyspace.key(record_id).encode() == key else None
 
-    def _rows(self, ids: Sequence[bytes], fields: Sequence[str]) -> Op[list[Any]]:
-        """These fields of each record."""
-        return self._ground.ask_all([("HMGET", self._ground.key(i), *fields) for i in ids])
+    def _read_fields(self, ids: Sequence[bytes], fields: Sequence[str]) -> Op[list[Any]]:
+        """Read these fields of each record."""
+        return self._keyspace.ask_all([("HMGET", self._keyspace.key(i), *fields) for i in ids])
 
-    def _change(self, calls: list[Command]) -> Op[list[Any]]:
-        return self._ground.ask_all(calls, certain=True)
+    def _write(self, calls: list[Command]) -> Op[list[Any]]:
+        return self._keyspace.ask_all(calls, replicated=True)
 
     def _due(self, verb: Due) -> Op[list[bytes]]:
         if verb.abandoned:
-            return (yield from self._abandoned(verb.limit))
-        due = yield from self._expected(Walk.DUE, verb.limit, _Sighting.due)
+            return (yield from self._due_abandoned(verb.limit))
+        due = yield from self._collect(Search.DUE, verb.limit, _Summary.is_due)
         age = [(s.lease_until if s.state is State.RUNNING else s.expires, s.id) for s in due]
         return [record_id for _, record_id in sorted(age)[: verb.limit]]
 
-    def _abandoned(self, limit: int) -> Op[list[bytes]]:
+    def _due_abandoned(self, limit: int) -> Op[list[bytes]]:
         limit = max(limit, 0)
-        seen = yield from self._expected(Walk.ABANDONED, limit, _Sighting.abandoned, 1)
-        since = {record.id: record.lease_until for record in seen}
-        nodes, failures = self._ground.nodes(), []
+        summaries = yield from self._collect(Search.ABANDONED, limit, _Summary.is_abandoned, 1)
+        since = {record.id: record.lease_until for record in summaries}
+        nodes, failures = self._keyspace.nodes(), []
         for node in nodes:
-            calls = [call("abandoned", key, limit) for key in self._ground.lists(node)]
+            calls = [call("abandoned", key, limit) for key in self._keyspace.open_lists(node)]
             try:
-                listed = yield from self._change(calls)
-            except StoreUnavailable as failure:  # what the others hold need not wait for it
+                listed = yield from self._write(calls)
+            except StoreUnavailable as failure:  # report what the other nodes hold
                 failures.append(failure)
                 continue
             for pairs in listed:
@@ -174,46 +178,46 @@ class Walker:
         return sorted(since, key=lambda record_id: (since[record_id], record_id))[:limit]
 
     def _sweep(self, verb: Sweep) -> Op[int]:
-        expired = yield from self._expected(
-            Walk.SWEEP, verb.limit, lambda seen, now: seen.expires <= now
+        expired = yield from self._collect(
+            Search.SWEEP, verb.limit, lambda summary, now: summary.expires <= now
         )
-        # Only a hint so far: the script judges again, at the removal.
-        calls = [call("sweep", self._ground.key(seen.id)) for seen in expired[: verb.limit]]
-        removed: int = sum((yield from self._change(calls)))
+        # Only a hint: the script checks the expiry again when it removes the record.
+        calls = [call("sweep", self._keyspace.key(summary.id)) for summary in expired[: verb.limit]]
+        removed: int = sum((yield from self._write(calls)))
         return removed
 
-    def _expected(
+    def _collect(
         self,
-        walk: Walk,
+        search: Search,
         enough: int,
-        wanted: Callable[[_Sighting, int], bool],
+        matches: Callable[[_Summary, int], bool],
         portions_max: int = PORTIONS_MAX,
-    ) -> Op[list[_Sighting]]:
-        """What is wanted of the next portions, until there is enough of it."""
-        found: dict[bytes, _Sighting] = {}
-        spot, failures = self._spots[walk], 0
-        for looked in range(1, portions_max + 1):
+    ) -> Op[list[_Summary]]:
+        """Return the matching records of the next portions, until there are enough."""
+        found: dict[bytes, _Summary] = {}
+        position, failures = self._positions[search], 0
+        for portions in range(1, portions_max + 1):
             try:
-                after, now, sightings = yield from self._portion(spot)
-            except StoreUnavailable:  # a hint at what the other nodes hold is better than none
+                after, now, summaries = yield from self._read_portion(position)
+            except StoreUnavailable:  # a hint from the other nodes is better than none
                 failures += 1
-                if failures >= len(self._ground.nodes()):
+                if failures >= len(self._keyspace.nodes()):
                     raise
-                after, now, sightings = self._beyond(spot), 0, []
-            found.update({seen.id: seen for seen in sightings if wanted(seen, now)})
-            spot = after or _START
-            if after is None or (len(found) >= enough and looked >= len(self._ground.nodes())):
+                after, now, summaries = self._next_node(position), 0, []
+            found.update({summary.id: summary for summary in summaries if matches(summary, now)})
+            position = after or _START
+            if after is None or (len(found) >= enough and portions >= len(self._keyspace.nodes())):
                 break
-        self._spots[walk] = spot
+        self._positions[search] = position
         return list(found.values())
 
     def _count(self, verb: Count) -> Op[dict[State, int]]:
         counts = dict.fromkeys(State, 0)
-        spot: Spot | None = _START
-        while spot is not None:
-            spot, _, sightings = yield from self._portion(spot)
-            for seen in sightings:
-                counts[seen.state] += 1
+        position: Position | None = _START
+        while position is not None:
+            position, _, summaries = yield from self._read_portion(position)
+            for summary in summaries:
+                counts[summary.state] += 1
         return counts
 
     def _scan(self, verb: Scan) -> Op[list[Record]]:
@@ -221,41 +225,41 @@ class Walker:
         after, more = verb.after, True
         while more and len(records) < verb.limit:
             missing = verb.limit - len(records)
-            ids = yield from self._smallest(missing, after, verb)
-            (time,) = yield from self._ground.ask_all([("TIME",)], node=self._ground.nodes()[0])
-            rows, now = (yield from self._rows(ids, FIELDS[:-1])), _micros(time)
-            # Some may have vanished since they were sighted, which leaves room for the next.
+            ids = yield from self._lowest_ids(missing, after, verb)
+            (time,) = yield from self._keyspace.ask_all([("TIME",)], node=self._keyspace.nodes()[0])
+            rows, now = (yield from self._read_fields(ids, FIELDS[:-1])), _server_time_us(time)
+            # Some may have vanished since the scan, which leaves room for more.
             records += [record(i, row, now) for i, row in zip(ids, rows, strict=True) if row[0]]
             more = len(ids) == missing
             after = ids[-1] if ids else after
         return records
 
     def sample(self, limit: int) -> Op[Sample]:
-        """The records of the first portions, until there are enough of them."""
+        """Return the records of the first portions, until there are enough."""
         found: dict[bytes, Record] = {}
-        spot: Spot | None = _START
+        position: Position | None = _START
         for _ in range(SAMPLE_PORTIONS_MAX):
-            if spot is None or len(found) >= limit:
+            if position is None or len(found) >= limit:
                 break
-            spot, now, sightings = yield from self._portion(spot)
-            ids = [seen.id for seen in sightings]
-            rows = yield from self._rows(ids, FIELDS[:-1])
+            position, now, summaries = yield from self._read_portion(position)
+            ids = [summary.id for summary in summaries]
+            rows = yield from self._read_fields(ids, FIELDS[:-1])
             found |= {i: record(i, row, now) for i, row in zip(ids, rows, strict=True) if row[0]}
-        return Sample(list(found.values()), whole=spot is None)
+        return Sample(list(found.values()), whole=position is None)
 
-    def _smallest(self, count: int, after: bytes, verb: Scan) -> Op[list[bytes]]:
-        """The lowest ids after `after` that the scan asks for: SCAN itself knows no order."""
+    def _lowest_ids(self, count: int, after: bytes, verb: Scan) -> Op[list[bytes]]:
+        """Return the lowest matching ids after `after`; SCAN itself returns keys in no order."""
         tenant = None if verb.tenant is None else as_bytes(verb.tenant)
         smallest: list[bytes] = []
-        spot: Spot | None = _START
-        while spot is not None:
-            spot, _, sightings = yield from self._portion(spot)
+        position: Position | None = _START
+        while position is not None:
+            position, _, summaries = yield from self._read_portion(position)
             fitting = {
-                seen.id
-                for seen in sightings
-                if seen.id > after
-                and verb.state in (None, seen.state)
-                and tenant in (None, seen.tenant)
+                summary.id
+                for summary in summaries
+                if summary.id > after
+                and verb.state in (None, summary.state)
+                and tenant in (None, summary.tenant)
             }
             smallest = heapq.nsmallest(count, fitting.union(smallest))
         return smallest
@@ -263,38 +267,42 @@ class Walker:
     def _purge(self, verb: Purge) -> Op[int]:
         tenant = as_bytes(verb.tenant)
         purged = 0
-        spot: Spot | None = _START
-        while spot is not None and purged < verb.limit:
-            spot, _, sightings = yield from self._portion(spot)
+        position: Position | None = _START
+        while position is not None and purged < verb.limit:
+            position, _, summaries = yield from self._read_portion(position)
             calls = [
-                call("purge", self._ground.key(seen.id), tenant)
-                for seen in sightings
-                if seen.tenant == tenant and seen.state is not State.RUNNING and not seen.blank
+                call("purge", self._keyspace.key(summary.id), tenant)
+                for summary in summaries
+                if summary.tenant == tenant
+                and summary.state is not State.RUNNING
+                and not summary.is_blank
             ]
-            purged += sum((yield from self._change(calls[: verb.limit - purged])))
+            purged += sum((yield from self._write(calls[: verb.limit - purged])))
         return purged
 
     def _tally(self, verb: Tally) -> Op[None]:
         ids = verb.replays.keys() | verb.conflicts.keys()
-        yield from self._change(
+        yield from self._write(
             [
-                call("tally", self._ground.key(i), verb.replays.get(i, 0), verb.conflicts.get(i, 0))
+                call(
+                    "tally", self._keyspace.key(i), verb.replays.get(i, 0), verb.conflicts.get(i, 0)
+                )
                 for i in sorted(ids)
             ]
         )
 
 
-def _micros(time: Sequence[Any]) -> int:
-    """What TIME says."""
+def _server_time_us(time: Sequence[Any]) -> int:
+    """Convert the reply of TIME to microseconds."""
     seconds, micros = time
     return int(seconds) * 1_000_000 + int(micros)
 
 
-_WALKS: dict[type, Callable[[Walker, Any], Op[Any]]] = {
-    Tally: Walker._tally,
-    Due: Walker._due,
-    Sweep: Walker._sweep,
-    Scan: Walker._scan,
-    Count: Walker._count,
-    Purge: Walker._purge,
+_METHODS: dict[type, Callable[[Scanner, Any], Op[Any]]] = {
+    Tally: Scanner._tally,
+    Due: Scanner._due,
+    Sweep: Scanner._sweep,
+    Scan: Scanner._scan,
+    Count: Scanner._count,
+    Purge: Scanner._purge,
 }

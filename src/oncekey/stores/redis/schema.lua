@@ -1,8 +1,8 @@
--- The schema's number, in a hash of its own: raised by whoever knows a newer one, else only read.
--- There is nothing else to migrate: a field that is absent has its default.
+-- The schema version, in a hash of its own: a release that knows a newer version raises it, others
+-- only read it. There is nothing else to migrate: an absent field has its default.
 --
 -- ARGV  1 the schema that this release writes, 2 the lowest that code must know to work with it
--- Gives both as they stand there now, and the number that stood there before.
+-- Returns both as stored now, and the version stored before.
 
 local before = tonumber(redis.call('HGET', key, 'version')) or 0
 if before < tonumber(ARGV[1]) then

@@ -1,8 +1,8 @@
-"""Records on the Redis server that Sentinels name as the primary of a service.
+"""Store records on the Redis server that Sentinels name as the primary of a service.
 
-They are asked whenever a connection is made, so after a failover the next connection leads to the
-new primary. A server that says of itself that it is a replica is never used: whoever named it has
-not heard the news yet.
+The Sentinels are queried for every new connection, so after a failover the next connection leads to
+the new primary. A server that reports being a replica is never used: the Sentinel that named it has
+outdated information.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from typing import Any, TypeVar
 from oncekey._core.op import Op, relay
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.checks import Examination, Sample
-from oncekey.stores.redis.connection import Address, AsyncRoads, Endpoint, RedisError, Roads
+from oncekey.stores.redis.connection import (
+    Address,
+    AsyncNodeConnections,
+    Endpoint,
+    NodeConnections,
+    RedisError,
+)
 from oncekey.stores.redis.store import RedisStore
 
 T = TypeVar("T")
 
 
 class SentinelStore(RedisStore):
-    """Records on the primary of `service`, found through any of the Sentinels."""
+    """Keep records on the primary of `service`, found through any of the Sentinels."""
 
     name = "redis sentinel"
 
@@ -44,19 +50,19 @@ class SentinelStore(RedisStore):
         places = ",".join(f"{host}:{port}" for host, port in sentinels)
         self._address = f"{self.endpoint.kind}+sentinel://{places}/{service}"
         login = {"username": sentinel_username, "password": sentinel_password, "db": 0}
-        self._guide = replace(self.endpoint, options={**self.endpoint.options, **login})
+        self._sentinel_endpoint = replace(self.endpoint, options={**self.endpoint.options, **login})
 
-    # A question goes to whatever server was the primary when the last connection was made: if it
-    # is not any more, the answer is a refusal, or none.
+    # Commands go to the server that was the primary when the last connection was made. If it no
+    # longer is, it refuses them or does not answer.
 
     def perform(self, verbs: Sequence[Any]) -> Op[list[Any]]:
-        return relay(super().perform(verbs), self._to_primary)
+        return relay(super().perform(verbs), self._address_to_primary)
 
     def migrate(self) -> Op[list[str]]:
         return self._at_primary(super().migrate())
 
     def prepare(self) -> Op[None]:
-        primary = yield from self._find()
+        primary = yield from self._find_primary()
         yield from relay(super().prepare(), lambda commands: (primary, commands))
         self._primary = primary
 
@@ -70,28 +76,28 @@ class SentinelStore(RedisStore):
         return self._at_primary(super().sample(limit))
 
     def _at_primary(self, op: Op[T]) -> Op[T]:
-        """For whoever asks before anything was prepared."""
+        """Carry out an operation that needs no prepared connection."""
         if self._primary is None:
-            self._primary = yield from self._find()
-        return (yield from relay(op, self._to_primary))
+            self._primary = yield from self._find_primary()
+        return (yield from relay(op, self._address_to_primary))
 
-    def _to_primary(self, commands: Any) -> Any:
+    def _address_to_primary(self, commands: Any) -> Any:
         return self._primary, commands
 
-    def _find(self) -> Op[Address]:
-        """The primary, by the first Sentinel that knows it."""
+    def _find_primary(self) -> Op[Address]:
+        """Return the primary named by the first Sentinel that knows it."""
         question = [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)]
         reasons = []
-        for sentinel in self._sentinels:  # which is replaced, never changed: others look as well
+        for sentinel in self._sentinels:  # replaced, never mutated: other threads iterate over it
             try:
                 (reply,) = yield sentinel, question
             except StoreUnavailable as error:
                 reasons.append(str(error))
                 continue
             if isinstance(reply, RedisError) or reply is None:
-                reasons.append(f"{sentinel[0]}:{sentinel[1]} says {reply or 'that it knows none'}")
+                reasons.append(f"{sentinel[0]}:{sentinel[1]} says {reply or 'it knows no primary'}")
                 continue
-            # The next connection asks first whoever could answer this time.
+            # The next connection tries the Sentinel first that answered this time.
             others = [other for other in self._sentinels if other != sentinel]
             self._sentinels = [sentinel, *others]
             host, port = reply
@@ -109,10 +115,12 @@ class SentinelStore(RedisStore):
     # ------------------------------------------------------------------------------ connections
 
     def _endpoint_at(self, address: Address) -> Endpoint:
-        return (self._guide if address in self._sentinels else self.endpoint).at(address)
+        return (self._sentinel_endpoint if address in self._sentinels else self.endpoint).at(
+            address
+        )
 
-    def connect(self) -> Roads:
-        return Roads(self._endpoint_at)
+    def connect(self) -> NodeConnections:
+        return NodeConnections(self._endpoint_at)
 
-    async def aconnect(self) -> AsyncRoads:
-        return AsyncRoads(self._endpoint_at)
+    async def aconnect(self) -> AsyncNodeConnections:
+        return AsyncNodeConnections(self._endpoint_at)

@@ -1,4 +1,4 @@
--- Steps: names and values by turns, in no order; each value begins with the step's number.
+-- Steps: return names and values by turns, in no order; each value begins with the step's number.
 
 local steps = {}
 for _, field in ipairs(redis.call('HKEYS', key)) do

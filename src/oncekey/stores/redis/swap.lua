@@ -4,8 +4,8 @@
 --       5 the new state; 6 "1" raises the fence; 7 lease_us, "0" unless the new state is running;
 --       8 retention_us; 9 "1" starts afresh; 10 no_effect
 --       11 the recovery of the claim that it brings, "" if it brings none
---       12 and on: names and values of whatever else is written
--- Gives the fence (a number), the record that stands there instead (a list), or nil if none does.
+--       12 and on: names and values of all other fields to write
+-- Returns the fence (a number), the record found instead (a list), or nil if there is none.
 
 local found = redis.call('HMGET', key,
   'state', 'fence', 'token', 'lease_until', 'expires', 'lease_us', 'beat', 'recovery')
@@ -20,7 +20,7 @@ local holds = {
   expired = expires <= now,
   overlong = state == 'running' and lease_until > now + found[6] * 1.001,
 }
--- Compared as text: exact, whatever the numbers are.
+-- Compare as text: exact, whatever the numbers are.
 if state ~= ARGV[1] or fence ~= ARGV[2] or found[3] ~= ARGV[3] or not holds[ARGV[4]] then
   return look(now)
 end
@@ -53,7 +53,7 @@ if after == '' then after = before end
 if before ~= 'rerun' or after ~= 'rerun' then list(to == 'running' and after or 'rerun', lease_until) end
 
 if to == 'completed' or to == 'released' then
-  -- In milliseconds, rounded up: a record is expired before it vanishes, never the other way round.
+  -- In milliseconds, rounded up: a record expires before it vanishes, never the other way round.
   redis.call('PEXPIREAT', key, math.ceil(expires / 1000))
 end
 return fence

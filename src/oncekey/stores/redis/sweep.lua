@@ -1,4 +1,4 @@
--- Sweep: remove the record if it is expired by this server's clock, now. Gives 1 if it was removed.
+-- Sweep: remove the record if it is expired by this server's clock, now. Returns 1 if removed.
 
 local found = redis.call('HMGET', key, 'expires', 'recovery')
 if not found[1] or tonumber(found[1]) > clock() then return 0 end

@@ -1,4 +1,4 @@
--- Tally: add ARGV[1] replays and ARGV[2] conflicts to a record that is there; no deadline changes.
+-- Tally: add ARGV[1] replays and ARGV[2] conflicts to an existing record; no deadline changes.
 
 if redis.call('EXISTS', key) == 0 then return 0 end
 redis.call('HINCRBY', key, 'replays', ARGV[1])

@@ -1,7 +1,7 @@
 """Verbs as script calls for Redis, and replies as outcomes. Pure.
 
-The scripts are `*.lua`, one for each verb that names a record. Numbers travel as
-decimal integers, times and fences in microseconds; content as bytes that no script looks into.
+The scripts are the `*.lua` files, one for each verb that names a record. Numbers travel as decimal
+integers, times and fences in microseconds, content as bytes that no script parses.
 """
 
 from __future__ import annotations
@@ -41,13 +41,34 @@ from oncekey.stores.sql import decode_digests, encode_digests
 
 Command = tuple[Any, ...]
 
-# As `look` in record.lua has them. The body is last, so that it is easily left out.
-# fmt: off
+# In the order of `look` in record.lua. The body is last, so that reads can leave it out.
 FIELDS = (
-    "state", "fence", "token", "tenant", "operation", "key", "fingerprint", "fingerprint_version",
-    "lease_us", "retention_us", "recovery", "schema_version", "field_digests", "attempt", "lapses",
-    "beat", "no_effect", "status", "headers", "resource_id", "created", "lease_until", "expires",
-    "replays", "conflicts", "body",
+    "state",
+    "fence",
+    "token",
+    "tenant",
+    "operation",
+    "key",
+    "fingerprint",
+    "fingerprint_version",
+    "lease_us",
+    "retention_us",
+    "recovery",
+    "schema_version",
+    "field_digests",
+    "attempt",
+    "lapses",
+    "beat",
+    "no_effect",
+    "status",
+    "headers",
+    "resource_id",
+    "created",
+    "lease_until",
+    "expires",
+    "replays",
+    "conflicts",
+    "body",
 )
 # fmt: on
 
@@ -59,7 +80,7 @@ _STEP_NUMBER_DIGITS = 8
 # ------------------------------------------------------------------ scripts
 
 
-def _text(name: str) -> str:
+def _script(name: str) -> str:
     folder = resources.files("oncekey.stores.redis")
     parts = [
         folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("record", name)
@@ -75,13 +96,13 @@ _NAMES = (
     *("insert", "swap", "find", "peek", "append_step", "steps", "requested"),
     *("tally", "abandoned", "sweep", "purge", "schema", "mark"),
 )
-TEXTS = {_sha(text): text for text in map(_text, _NAMES)}
-"""What to load where the server does not know a script."""
-_SHAS = dict(zip(_NAMES, TEXTS, strict=True))
+SCRIPTS = {_sha(text): text for text in map(_script, _NAMES)}
+"""The scripts by their SHA-1, to load into a server that does not know them."""
+_SHAS = dict(zip(_NAMES, SCRIPTS, strict=True))
 
 
 def call(name: str, key: str, *arguments: Any) -> Command:
-    """The command that runs a script on one record."""
+    """Return the command that runs a script on one key."""
     return ("EVALSHA", _SHAS[name], 1, key, *arguments)
 
 
@@ -108,7 +129,7 @@ def _insert(verb: Insert, key: str) -> Command:
         claim.recovery,
         claim.schema_version,
         encode_digests(claim.field_digests) or b"",
-        *_requested(claim),
+        *_request_fields(claim),
     )
 
 
@@ -132,7 +153,7 @@ def _swap(verb: Swap, key: str) -> Command:
 
 
 def _changes(verb: Swap) -> list[Any]:
-    """Names and values of what this swap writes besides state, fence and deadlines."""
+    """Return the names and values of what this swap writes besides state, fence and deadlines."""
     changes: list[Any] = []
     if verb.new_token is not None:
         changes += ("token", verb.new_token)
@@ -141,12 +162,12 @@ def _changes(verb: Swap) -> list[Any]:
     if verb.lapses is not None:
         changes += ("lapses", verb.lapses)
     if verb.claim is not None:
-        changes += _brought(verb.claim)
+        changes += _claim_fields(verb.claim)
     if verb.to is State.COMPLETED:
         if verb.answer is not None:
             changes += (
                 "status",
-                int(verb.answer.status),  # one of the names in `http` is none to the driver
+                int(verb.answer.status),  # the driver rejects http.HTTPStatus
                 "headers",
                 encode_headers(verb.answer.headers),
             )
@@ -157,8 +178,10 @@ def _changes(verb: Swap) -> list[Any]:
     return changes
 
 
-def _brought(claim: Claim) -> list[Any]:
-    """What a new attempt brings; the key too, for a purge may have blanked it."""
+def _claim_fields(claim: Claim) -> list[Any]:
+    """Return the fields that a new attempt writes, including the key, which a purge may have
+    blanked.
+    """
     return [
         *("tenant", as_bytes(claim.tenant)),
         *("operation", as_bytes(claim.operation)),
@@ -170,11 +193,11 @@ def _brought(claim: Claim) -> list[Any]:
         *("field_digests", encode_digests(claim.field_digests) or b""),
         *("lease_us", micros(claim.lease_s)),
         *("retention_us", micros(claim.retention_s)),
-        *_requested(claim),
+        *_request_fields(claim),
     ]
 
 
-def _requested(claim: Claim) -> tuple[Any, ...]:
+def _request_fields(claim: Claim) -> tuple[Any, ...]:
     if claim.request is None:
         return ()
     return "request", claim.request, "request_of", claim.token
@@ -200,23 +223,23 @@ def _steps(verb: Steps, key: str) -> Command:
     return call("steps", key)
 
 
-def _ask_request(verb: Requested, key: str) -> Command:
+def _request(verb: Requested, key: str) -> Command:
     return call("requested", key)
 
 
 # ------------------------------------------------------------------ replies as outcomes
 
 
-def _text_of(value: bytes) -> str:
+def _decode(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
 def record(record_id: bytes, row: Sequence[Any], now: int) -> Record:
-    """A record from its fields, in the order of `FIELDS`; the body may be left out."""
+    """Build a record from its fields, in the order of `FIELDS`; the body may be absent."""
     status, headers, body = row[17], row[18], row[25] if len(row) > 25 else None
     answer = None
     if status is not None:
-        # A purge leaves the status alone: that it happened, not what was said.
+        # A purge keeps the status: it shows that there was a response, not what it said.
         answer = Answer(int(status), decode_headers(headers) if headers else (), body)
     try:
         return Record(
@@ -224,9 +247,9 @@ def record(record_id: bytes, row: Sequence[Any], now: int) -> Record:
             state=STATES[row[0]],
             fence=int(row[1]),
             token=row[2],
-            tenant=_text_of(row[3]),
-            operation=_text_of(row[4]),
-            key=_text_of(row[5]),
+            tenant=_decode(row[3]),
+            operation=_decode(row[4]),
+            key=_decode(row[5]),
             fingerprint=row[6],
             fingerprint_version=int(row[7]),
             lease_s=int(row[8]) / 1_000_000,
@@ -239,7 +262,7 @@ def record(record_id: bytes, row: Sequence[Any], now: int) -> Record:
             beat=int(row[15] or 0),
             no_effect=row[16] == b"1",
             answer=answer,
-            resource_id=None if row[19] is None else _text_of(row[19]),
+            resource_id=None if row[19] is None else _decode(row[19]),
             age_s=(now - int(row[20])) / 1_000_000,
             lease_left_s=(int(row[21]) - now) / 1_000_000,
             expires_in_s=(int(row[22]) - now) / 1_000_000,
@@ -253,37 +276,37 @@ def record(record_id: bytes, row: Sequence[Any], now: int) -> Record:
         ) from error
 
 
-def _inserted(verb: Insert, reply: Any) -> Inserted | Found:
+def _insert_outcome(verb: Insert, reply: Any) -> Inserted | Found:
     if type(reply) is int:
         return Inserted(reply)
     return Found(record(verb.claim.id, reply[:-1], reply[-1]))
 
 
-def _done(verb: Swap | AppendStep, reply: Any) -> Done | Refused:
+def _write_outcome(verb: Swap | AppendStep, reply: Any) -> Done | Refused:
     if type(reply) is int:
         return Done(reply)
     return Refused(None if reply is None else record(verb.id, reply[:-1], reply[-1]))
 
 
-def _found(verb: Find, reply: Any) -> Record | None:
+def _find_outcome(verb: Find, reply: Any) -> Record | None:
     return None if reply is None else record(verb.id, reply[:-1], reply[-1])
 
 
-def _glimpsed(verb: Peek, reply: Any) -> Glimpse | None:
+def _peek_outcome(verb: Peek, reply: Any) -> Glimpse | None:
     if reply is None:
         return None
     state, fence, lease_until, now = reply
     return Glimpse(STATES[state], int(fence), (int(lease_until) - now) / 1_000_000)
 
 
-def _request(verb: Requested, reply: Any) -> bytes | None:
+def _request_outcome(verb: Requested, reply: Any) -> bytes | None:
     request: bytes | None = reply
     return request
 
 
-def _listed(verb: Steps, reply: Any) -> list[Step]:
+def _steps_outcome(verb: Steps, reply: Any) -> list[Step]:
     names, values = reply[::2], reply[1::2]
-    ordered = sorted(zip(values, names, strict=True))  # each value begins with the step's number
+    ordered = sorted(zip(values, names, strict=True))  # by step number, which begins each value
     return [_step(name, value) for value, name in ordered]
 
 
@@ -292,7 +315,7 @@ def _step(name: bytes, value: bytes) -> Step:
     digest_at = _STEP_NUMBER_DIGITS + _STEP.size
     result_at = digest_at + digest_length
     return Step(
-        _text_of(name), value[digest_at:result_at], value[result_at:] if has_result else None
+        _decode(name), value[digest_at:result_at], value[result_at:] if has_result else None
     )
 
 
@@ -303,17 +326,17 @@ COMMANDS: dict[type, Callable[[Any, str], Command]] = {
     Peek: _peek,
     AppendStep: _append_step,
     Steps: _steps,
-    Requested: _ask_request,
-}
-"""What to send for a verb, given its record's key."""
-
-OUTCOMES: dict[type, Callable[[Any, Any], Any]] = {
-    Insert: _inserted,
-    Swap: _done,
-    Find: _found,
-    Peek: _glimpsed,
-    AppendStep: _done,
-    Steps: _listed,
     Requested: _request,
 }
-"""What the reply to it means."""
+"""The command for each kind of verb, given its record's key."""
+
+OUTCOMES: dict[type, Callable[[Any, Any], Any]] = {
+    Insert: _insert_outcome,
+    Swap: _write_outcome,
+    Find: _find_outcome,
+    Peek: _peek_outcome,
+    AppendStep: _write_outcome,
+    Steps: _steps_outcome,
+    Requested: _request_outcome,
+}
+"""The outcome of each kind of verb, given its reply."""

@@ -37,7 +37,7 @@ from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
 from oncekey.stores.checks import Finding, advice
-from oncekey.stores.redis import opening
+from oncekey.stores.redis import store as redis_store
 from oncekey.stores.redis.connection import Endpoint
 from oncekey.stores.redis.verbs import Command
 from oncekey.stores.sql import check_waits
@@ -322,10 +322,10 @@ def open_url(url: str) -> TieredStore:
             others.append(option)
     if not ours.get("cache"):
         raise Misuse("a tiered store needs a cache: …?cache=redis://host:6379/0")
-    cache = opening.open_url(ours["cache"])
-    if type(cache) is not opening.RedisStore:
+    cache = redis_store.open_url(ours["cache"])
+    if type(cache) is not redis_store.RedisStore:
         raise Misuse("the cache of a tiered store is one server: write cache=redis://host:6379/0")
     timeout_s = float(ours.get("cache_timeout_s") or CACHE_TIMEOUT_S)
     check_waits(cache_timeout_s=timeout_s)
     truth = open_store("?".join(filter(None, (place, "&".join(others)))))
-    return TieredStore(truth, cache.endpoint.within(timeout_s), prefix=cache.prefix)
+    return TieredStore(truth, cache.endpoint.with_timeout(timeout_s), prefix=cache.prefix)

@@ -8,14 +8,14 @@ import hiredis
 import pytest
 
 from oncekey.stores.redis import connection
-from oncekey.stores.redis.connection import packed_command
+from oncekey.stores.redis.connection import encode_command
 
 COMMAND: tuple[Any, ...] = ("EVALSHA", "ä", b"\x00\xff", 0, -7, 2**63, 0.1, 1e308, 86_400.0, "")
 
 
 def test_a_command_is_packed_as_hiredis_packs_it() -> None:
     packed: Any = hiredis.pack_command
-    assert packed_command(COMMAND) == packed(COMMAND)
+    assert encode_command(COMMAND) == packed(COMMAND)
 
 
 def test_hiredis_writes_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,5 +26,5 @@ def test_hiredis_writes_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         return b""
 
     monkeypatch.setattr(connection, "pack_command", pack)
-    packed_command(COMMAND)
+    encode_command(COMMAND)
     assert {type(part) for part in given} == {str, bytes}, "it is no place for a signal to raise"
