@@ -17,6 +17,8 @@ from bench import (
     cost,
     durability,
     http,
+    imports,
+    instructions,
     machine,
     memory,
     payments,
@@ -36,6 +38,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "bench" / "results"
 SUBJECTS = {
     "calls": calls,
+    "instructions": instructions,
+    "import": imports,
     "http": http,
     "stores": stores,
     "client": client,
@@ -48,7 +52,7 @@ SUBJECTS = {
     "durability": durability,
     "payments": payments,
 }
-WITHOUT_SERVERS = {"calls"}
+WITHOUT_SERVERS = {"calls", "instructions", "import"}
 QUICK = Settings(rounds=2, seconds=1.0, quick=True)
 
 

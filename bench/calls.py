@@ -12,7 +12,7 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -30,6 +30,8 @@ from bench.rounds import Settings
 from bench.subject import measured
 from bench.table import Goal, Row, Section
 from oncekey.web.asgi import IdempotencyMiddleware
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
 
 WARM_UPS = 30
 REPEATS = 5
@@ -124,7 +126,7 @@ async def _traces(profiler: Profiler) -> dict[str, Trace]:
     return {name: await _shortest(profiler, app) for name in ("first", "replay")}
 
 
-async def _shortest(profiler: Profiler, app: IdempotencyMiddleware) -> Trace:
+async def _shortest(profiler: Profiler, app: App) -> Trace:
     """What is done once a second, such as writing a date, is in one of the traces at most."""
     found = []
     for number in range(REPEATS):
@@ -135,13 +137,9 @@ async def _shortest(profiler: Profiler, app: IdempotencyMiddleware) -> Trace:
     return min(found, key=lambda trace: len(trace.calls))
 
 
-def build() -> IdempotencyMiddleware:
-    async def create(request: Request) -> JSONResponse:
-        order = await request.json()
-        return JSONResponse({"id": "order_1", "item": order["item"]}, 201)
-
+def build() -> App:
     return IdempotencyMiddleware(
-        Starlette(routes=[Route("/orders", create, methods=["POST"])]),
+        build_bare(),
         store="memory://",
         tenant=lambda request: "shop",
         policy=oncekey.Policy(recovery="block"),  # costs the same, and needs no warning
@@ -149,7 +147,15 @@ def build() -> IdempotencyMiddleware:
     )
 
 
-async def post(app: IdempotencyMiddleware, key: str) -> None:
+def build_bare() -> App:
+    async def create(request: Request) -> JSONResponse:
+        order = await request.json()
+        return JSONResponse({"id": "order_1", "item": order["item"]}, 201)
+
+    return Starlette(routes=[Route("/orders", create, methods=["POST"])])
+
+
+async def post(app: App, key: str) -> None:
     scope = {
         "type": "http",
         "http_version": "1.1",
