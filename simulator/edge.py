@@ -182,9 +182,9 @@ class Edge:
         _say(attempt, plan)
         task.due = due(task, raised=False)
         if attempt.verdict is not None:
-            end = endings.of_said(attempt.verdict)
+            end = endings.end_of_verdict(attempt.verdict)
         else:
-            end = endings.of_status(policy.keep(plan.status), plan.status, policy)
+            end = endings.end_of_status(policy.keep(plan.status), plan.status, policy)
         if end is End.KEPT:
             task.answer = self._worker.world.answer(task)
         op = self._worker.guard.conclude(attempt, end, task.answer, task.call)

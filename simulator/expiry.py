@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from oncekey._core.policy import Policy
 from oncekey._core.record import Answer, Record
-from oncekey._core.tombstone import bare, tombstone_s
+from oncekey._core.retention import tombstone_s, without_tombstone
 from oncekey._core.verbs import Swap
 from simulator.ghost import ABSENT, COMPLETED, Ghost
 from simulator.violation import Violation
@@ -35,7 +35,7 @@ def same_answer(ghost: Ghost, record: Record) -> bool:
     if answer is None or ghost.answer is None:
         return answer is ghost.answer
     left_s = ghost.expires - ghost.answer_until
-    return bare(answer) == ghost.answer and abs(tombstone_s(record) - left_s) < 0.001
+    return without_tombstone(answer) == ghost.answer and abs(tombstone_s(record) - left_s) < 0.001
 
 
 def given_back(task: Task, verb: Swap, now: float) -> None:

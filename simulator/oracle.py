@@ -12,7 +12,7 @@ from typing import Any
 
 from oncekey._core.policy import Policy
 from oncekey._core.record import Record, State
-from oncekey._core.tombstone import bare
+from oncekey._core.retention import without_tombstone
 from oncekey._core.verbs import (
     AppendStep,
     Done,
@@ -279,7 +279,8 @@ class Oracle:
         ghost = task.ghost
         if task.due != "stored":
             raise Violation("P6", f"{task}: completed {ghost}, {_is_due(task)}")
-        if verb.answer is None or bare(verb.answer) != task.answer or task.answer is None:
+        kept = verb.answer and without_tombstone(verb.answer)
+        if kept is None or kept != task.answer:
             raise Violation("P3", f"{task}: kept another answer than the handler gave")
         tombstone_s = task.policy.tombstone_s
         retention_s = verb.retention_s - tombstone_s

@@ -9,7 +9,7 @@ from oncekey._core import lifecycle
 from oncekey._core.op import Apart, Op, Pause
 from oncekey._core.policy import Policy
 from oncekey._core.record import Answer, Claim, Record, State
-from oncekey._core.tombstone import answer_left_s
+from oncekey._core.retention import answer_left_s
 from oncekey._core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.sweeper import SWEEP_ROWS_MAX

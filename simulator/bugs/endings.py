@@ -77,17 +77,17 @@ def a_500_under_block_releases() -> Parts:
 
     @contextmanager
     def tables() -> Iterator[None]:
-        honest = endings.of_status
+        honest = endings.end_of_status
 
         def forgiving(judged: Verdict, status: int, policy: Policy) -> End:
             end = honest(judged, status, policy)
             return End.FAILED if end is End.BROKEN and policy.recovery == "block" else end
 
-        endings.of_status = forgiving
+        endings.end_of_status = forgiving
         try:
             yield
         finally:
-            endings.of_status = honest
+            endings.end_of_status = honest
 
     return Parts(tables=tables)
 

@@ -8,7 +8,7 @@ from oncekey._core.op import Op
 from oncekey._core.policy import Policy
 from oncekey._core.problems import Problem
 from oncekey._core.record import State
-from oncekey._core.tombstone import tombstone_s
+from oncekey._core.retention import tombstone_s
 from oncekey._core.verbs import Sweep
 from oncekey._engine.decisions import Call, Execute, Refuse, Replay
 from oncekey._engine.guard import Guard

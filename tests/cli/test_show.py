@@ -6,7 +6,7 @@ import pytest
 
 from oncekey._core.key import derive, record_id, short_hash
 from oncekey._core.record import Answer
-from oncekey._core.tombstone import with_tombstone
+from oncekey._core.retention import with_tombstone
 from tests.cli.conftest import ANSWER, OPERATION, TENANT, Oncekey, Seed
 
 KEY = "order-17-of-jane@example.org"

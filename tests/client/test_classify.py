@@ -33,8 +33,8 @@ def refused(problem: Problem, profile: str) -> object:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_profile_s_refusals_are_understood(profile: str) -> None:
     assert isinstance(refused(refusals.mismatch(()), profile), Mismatched)
-    assert refused(refusals.contended(), profile) == Again(1.0)
-    assert refused(refusals.store_down(), profile) == Again(1.0)
+    assert refused(refusals.contention(), profile) == Again(1.0)
+    assert refused(refusals.store_unavailable(), profile) == Again(1.0)
     assert refused(refusals.unsettled(2.0), profile) == Again(2.0)
     assert refused(Problem(Kind.OUTCOME_UNKNOWN, "no"), profile) == NOBODY_KNOWS
     for kind in (Kind.ANSWER_NOT_KEPT, Kind.INVALID_KEY, Kind.TOO_OLD):

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from oncekey._core.content_coding import decoded
+from oncekey._core.content_coding import decode
 
 BODY = b'{"item": "tea"}'
 
@@ -23,7 +23,7 @@ BODY = b'{"item": "tea"}'
     ],
 )
 def test_e20_a_body_says_the_same_however_it_is_coded(coded: bytes, coding: str) -> None:
-    assert decoded(coded, coding, len(BODY)) == BODY
+    assert decode(coded, coding, len(BODY)) == BODY
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_e20_a_body_says_the_same_however_it_is_coded(coded: bytes, coding: str)
     ids=["unknown", "not coded", "twice", "cut short", "followed", "too long", "empty"],
 )
 def test_what_cannot_be_read_whole_is_not_read(coded: bytes, coding: str) -> None:
-    assert decoded(coded, coding, len(BODY)) is None
+    assert decode(coded, coding, len(BODY)) is None
 
 
 def test_a_small_body_that_becomes_huge_is_not_read() -> None:
     bomb = gzip.compress(bytes(50_000_000))
-    assert decoded(bomb, "gzip", 1_000_000) is None
+    assert decode(bomb, "gzip", 1_000_000) is None

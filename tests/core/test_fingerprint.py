@@ -22,7 +22,7 @@ from oncekey._core.fingerprint import (
     Comparison,
     Fingerprint,
     compare,
-    differing,
+    differing_fields,
     extract_field,
     field_digests,
 )
@@ -367,14 +367,14 @@ def digests(body: bytes, content_type: str = JSON, key: str = "k") -> dict[str, 
 def test_differing_fields_are_named_and_nothing_else() -> None:
     stored = digests(b'{"amount":100,"currency":"eur","card":{"n":1},"old":1}')
     now = digests(b'{"card":{"n":2},"amount":1e2,"currency":"usd","new":null}')
-    assert differing(stored, now) == ["card", "currency", "new", "old"]
-    assert differing(stored, stored) == []
+    assert differing_fields(stored, now) == ["card", "currency", "new", "old"]
+    assert differing_fields(stored, stored) == []
 
 
 def test_differing_form_fields_are_named() -> None:
     stored = digests(b"amount=100&item=a&item=b&note=x+y", FORM)
     now = digests(b"note=x%20y&item=b&item=a&amount=100", FORM)
-    assert differing(stored, now) == ["item"]
+    assert differing_fields(stored, now) == ["item"]
 
 
 def test_p12_field_digests_tell_nothing_without_the_key() -> None:
@@ -413,11 +413,11 @@ def test_p11_only_the_first_fields_by_name_are_kept() -> None:
 
 def test_p11_fields_that_were_not_kept_are_not_called_different() -> None:
     stored = many(range(100))
-    assert differing(stored, many(range(1, 100))) == ["f000"]
-    assert differing(many(range(1, 100)), stored) == ["f000"]
-    assert differing(stored, many(range(100), "f063")) == ["f063"]
-    assert differing(stored, many(range(100), "f064")) == []
-    assert differing(stored, many(range(63))) == ["f063"]
+    assert differing_fields(stored, many(range(1, 100))) == ["f000"]
+    assert differing_fields(many(range(1, 100)), stored) == ["f000"]
+    assert differing_fields(stored, many(range(100), "f063")) == ["f063"]
+    assert differing_fields(stored, many(range(100), "f064")) == []
+    assert differing_fields(stored, many(range(63))) == ["f063"]
 
 
 def test_p11_names_that_no_store_should_hold_are_left_out() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from oncekey._core import lifecycle
 from oncekey._core.fingerprint import Comparison
-from oncekey._core.lifecycle import DECISIONS, TRANSITIONS, Action, Held, Situation, landed
+from oncekey._core.lifecycle import DECISIONS, TRANSITIONS, Action, Held, Situation, took_effect
 from oncekey._core.policy import DEFAULTS, Policy
 from oncekey._core.record import Answer, Claim, Record, State
-from oncekey._core.tombstone import blank, with_tombstone
+from oncekey._core.retention import blank_answer, with_tombstone
 from oncekey._core.verbs import Swap, When
 from oncekey._core.versions import Versions
 from tests.core.test_record import record
@@ -228,7 +228,7 @@ def test_fading_leaves_the_id_and_the_time_and_nothing_of_the_request_or_its_ans
     swap = lifecycle.fade(dataclasses.replace(found, expires_in_s=40.0), new_token=b"n")
     assert swap.claim is not None
     assert (swap.fresh, swap.resource_id, swap.retention_s) == (True, None, 40.0)
-    assert swap.answer == blank(answer)
+    assert swap.answer == blank_answer(answer)
     assert (swap.claim.key, dict(swap.claim.field_digests)) == ("", {})
     assert swap.claim.fingerprint == bytes(len(found.fingerprint)) != found.fingerprint
 
@@ -256,7 +256,7 @@ SITUATIONS = [
     (record(COMPLETED), Situation.BODILESS),
     (record(COMPLETED, answer=ENTOMBED, expires_in_s=100.001), Situation.COMPLETED),
     (record(COMPLETED, answer=ENTOMBED, expires_in_s=100.0), Situation.GONE),
-    (record(COMPLETED, answer=blank(ENTOMBED), expires_in_s=1.0), Situation.GONE),
+    (record(COMPLETED, answer=blank_answer(ENTOMBED), expires_in_s=1.0), Situation.GONE),
     (record(COMPLETED, answer=ENTOMBED, expires_in_s=0.0), Situation.EXPIRED),
     (record(UNKNOWN), Situation.UNKNOWN),
     *((record(state, expires_in_s=0.0), Situation.EXPIRED) for state in State),
@@ -431,17 +431,17 @@ def after(swap: Swap) -> Record:
 @pytest.mark.parametrize(("name", "state"), LEGAL)
 def test_p9_a_swap_recognises_what_it_did_itself(name: str, state: State) -> None:
     swap = BUILDERS[name](state)
-    assert landed(swap, after(swap))
+    assert took_effect(swap, after(swap))
 
 
 @pytest.mark.parametrize(("name", "state"), LEGAL)
 def test_p9_what_others_did_is_not_taken_for_it(name: str, state: State) -> None:
     swap = BUILDERS[name](state)
     mine = after(swap)
-    assert not landed(swap, None)
-    assert not landed(swap, dataclasses.replace(mine, token=b"somebody else's"))
+    assert not took_effect(swap, None)
+    assert not took_effect(swap, dataclasses.replace(mine, token=b"somebody else's"))
     for other in State:
         if other is not swap.to:
-            assert not landed(swap, dataclasses.replace(mine, state=other))
+            assert not took_effect(swap, dataclasses.replace(mine, state=other))
     wrong = swap.fence if swap.raise_fence else swap.fence + 1
-    assert not landed(swap, dataclasses.replace(mine, fence=wrong))
+    assert not took_effect(swap, dataclasses.replace(mine, fence=wrong))

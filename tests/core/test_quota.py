@@ -15,9 +15,9 @@ from oncekey._core.quota import (
     Span,
     Usage,
     account_id,
-    exceeded,
+    check_quota,
+    is_nearly_used,
     length_s,
-    nearly,
     span_of,
     spans_ahead,
 )
@@ -53,7 +53,7 @@ def test_a_quota_is_whole_numbers_above_0(given: dict[str, Any], word: str) -> N
     ],
 )
 def test_e49_as_much_as_is_allowed_is_enough(used: Usage, word: str | None) -> None:
-    problem = exceeded(Quota(records_max=10, bytes_max=100), used)
+    problem = check_quota(Quota(records_max=10, bytes_max=100), used)
     if word is None:
         assert problem is None
     else:
@@ -63,8 +63,8 @@ def test_e49_as_much_as_is_allowed_is_enough(used: Usage, word: str | None) -> N
 
 
 def test_what_is_not_limited_is_not_counted() -> None:
-    assert exceeded(Quota(records_max=10), Usage(0, 10**12)) is None
-    assert exceeded(Quota(bytes_max=10), Usage(10**12, 0)) is None
+    assert check_quota(Quota(records_max=10), Usage(0, 10**12)) is None
+    assert check_quota(Quota(bytes_max=10), Usage(10**12, 0)) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_is_not_limited_is_not_counted() -> None:
 )
 def test_near_is_a_part_of_what_was_left(since: Usage, near: bool) -> None:
     quota = Quota(records_max=100, bytes_max=1000)
-    assert nearly(quota, Usage(20, 200), since, 1 / 8) is near
+    assert is_nearly_used(quota, Usage(20, 200), since, 1 / 8) is near
 
 
 @given(RETENTIONS, MOMENTS)

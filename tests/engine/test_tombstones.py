@@ -10,7 +10,7 @@ import pytest
 
 from oncekey import Policy, Runtime, once, open_store
 from oncekey._core.record import Answer, Record, State
-from oncekey._core.tombstone import answer_left_s
+from oncekey._core.retention import answer_left_s
 from oncekey._core.verbs import Find, Scan
 from oncekey._engine.guard import Guard
 from oncekey._engine.sweeper import Sweeper

@@ -77,7 +77,7 @@ _VERSIONS = (
     Mutant(
         "a failing upcast is an answer as it was",
         "_engine/ownership.py",
-        "            return Refuse(refusals.not_upcast(record, new))\n",
+        "            return Refuse(refusals.upcast_failed(record, new))\n",
         "            answer = kept\n",
         HOLDING,
         "test_an_upcast_that_fails_is_told_and_logged_and_changes_nothing",

@@ -30,7 +30,7 @@ _MUTANTS = (
     Mutant(
         "a server error is an answer like any other",
         TABLE,
-        "_broken(policy) if status >= 500 else End.FAILED",
+        "_end_of_failure(policy) if status >= 500 else End.FAILED",
         "End.FAILED",
         BROKEN,
         "test_p6_under_block_a_server_error_is_never_run_again",
@@ -38,8 +38,8 @@ _MUTANTS = (
     Mutant(
         "a failure below 500 is a server error",
         TABLE,
-        "_broken(policy) if status >= 500 else End.FAILED",
-        "_broken(policy)",
+        "_end_of_failure(policy) if status >= 500 else End.FAILED",
+        "_end_of_failure(policy)",
         BROKEN,
         "test_so_may_a_failure_below_500",
     ),
@@ -62,10 +62,10 @@ _MUTANTS = (
     Mutant(
         "only who was not cut off is doubted",
         TABLE,
-        "    return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else _broken(policy)\n",
+        "    return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else",
         "    if not isinstance(error, Exception):\n"
         "        return End.FAILED\n"
-        "    return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else _broken(policy)\n",
+        "    return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else",
         "tests/test_once_attempt.py",
         "test_nor_of_one_that_is_cancelled_within",
     ),

@@ -60,7 +60,7 @@ _KEYS = (
     ),
     Mutant(
         "a retention that is too long is cut",
-        "_core/requested_retention.py",
+        "_core/retention.py",
         "    if retention_s > longest_s:\n",
         "    if retention_s > longest_s * 1e9:\n",
         WEB,
@@ -80,7 +80,7 @@ _TOMBSTONES = (
     Mutant(
         "an answer is replayed after its retention",
         "_core/lifecycle.py",
-        "            if is_over(record):\n",
+        "            if is_tombstone(record):\n",
         "            if record.expired:\n",
         EXPIRY,
         "test_e67_after_retention_a_retry_is_refused_instead_of_run",
@@ -104,7 +104,7 @@ _TOMBSTONES = (
     Mutant(
         "the tombstone is sent as a header",
         "_engine/ownership.py",
-        "        return Replay(bare(answer), ",
+        "        return Replay(without_tombstone(answer), ",
         "        return Replay(answer, ",
         WEB,
         "test_a_tombstone_over_http",
@@ -119,10 +119,10 @@ _TOMBSTONES = (
     ),
     Mutant(
         "what was blanked comes back to life with the clock",
-        "_core/tombstone.py",
-        "    return blanked or answer_left_s(record) <= 0\n",
-        "    return answer_left_s(record) <= 0\n",
-        "tests/core/test_tombstone.py",
+        "_core/retention.py",
+        "        return True\n    return answer_left_s(record) <= 0\n",
+        "        pass\n    return answer_left_s(record) <= 0\n",
+        "tests/core/test_retention.py",
         "test_what_was_blanked_is_over_for_good",
     ),
     Mutant(

@@ -47,7 +47,7 @@ _MUTANTS = (
     ),
     Mutant(
         "the first caller gets what the function returned",
-        "_core/results.py",
+        "_core/answer.py",
         "    kept = text.encode()\n    if",
         "    kept = repr(result).encode()\n    if",
         ONCE_TESTS,

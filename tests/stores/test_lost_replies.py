@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncekey._core.lifecycle import landed
+from oncekey._core.lifecycle import took_effect
 from oncekey._core.record import Answer, Glimpse, Record, State, Step
 from oncekey._core.verbs import (
     AppendStep,
@@ -135,7 +135,7 @@ def assert_swapped(verb: Swap, record: Record, outcome: Any) -> None:
     assert record.state is verb.to
     assert record.token == (verb.new_token or verb.token)
     if isinstance(outcome, Refused):
-        assert landed(verb, outcome.record)
+        assert took_effect(verb, outcome.record)
     else:
         assert outcome == Done(record.fence)
     if verb.attempt is not None:

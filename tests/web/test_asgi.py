@@ -11,7 +11,7 @@ import pytest
 import oncekey
 from oncekey import Policy
 from oncekey._core.record import State
-from oncekey._core.scopes import OPERATION_CHARS_MAX
+from oncekey._core.validation import OPERATION_CHARS_MAX
 from oncekey._core.verbs import Scan
 from oncekey._system import clock
 from oncekey.events import OutcomeUnknown

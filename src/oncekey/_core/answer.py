@@ -56,3 +56,18 @@ def _json(body: object) -> bytes:
         return json.dumps(body, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise Misuse(f"an answer's body is bytes, or what JSON can write: {error}") from error
+
+
+def encode_result(what: str, result: Any, bytes_max: int) -> bytes:
+    """A result as JSON. `what` names in messages whose it is."""
+    try:
+        text = json.dumps(result, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Misuse(
+            f"{what} returned what JSON cannot keep ({error}): return text, numbers, lists and "
+            "dicts, and of those only what is needed later"
+        ) from error
+    kept = text.encode()
+    if len(kept) > bytes_max:
+        raise Misuse(f"{what} returned {len(kept)} bytes, more than {bytes_max}")
+    return kept

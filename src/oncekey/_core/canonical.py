@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 from oncekey._core import json_numbers
 from oncekey._core.framing import as_bytes, frame
 from oncekey._core.json_numbers import Number
-from oncekey._core.long_json import LongJson, Rules, written
+from oncekey._core.long_json import LongJson, Rules, write_object
 
 FIELDS_MAX = 10_000
 """Most fields or parts of one form or query; frameworks stop at about a tenth of it."""
@@ -131,7 +131,7 @@ def _long(text: str, ways: _Ways, without: str | None) -> str:
     if without is None or long.members is None or without not in long.members:
         return canonical
     del long.members[without]
-    return written(long.members)
+    return write_object(long.members)
 
 
 class _Refused(Exception):
@@ -220,10 +220,10 @@ def parse_pairs(encoded: bytes) -> list[tuple[bytes, bytes]]:
     They stay bytes: decoding them with replacement characters would make different ones equal.
     """
     split = [field.partition(b"=") for field in encoded.replace(b"+", b" ").split(b"&") if field]
-    return [(_unescaped(name), _unescaped(value)) for name, _, value in split]
+    return [(_unescape(name), _unescape(value)) for name, _, value in split]
 
 
-def _unescaped(field: bytes) -> bytes:
+def _unescape(field: bytes) -> bytes:
     """A name or value without its escapes; of a long one, in steps that let other threads have
     their turn.
     """

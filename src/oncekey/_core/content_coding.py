@@ -14,7 +14,7 @@ def is_readable(coding: str) -> bool:
     return coding.strip().lower() in _READABLE
 
 
-def decoded(body: bytes, coding: str, bytes_max: int) -> bytes | None:
+def decode(body: bytes, coding: str, bytes_max: int) -> bytes | None:
     """The body without its coding. None if that is not one of those that can be read here, is
     broken, or makes more than `bytes_max` of it.
     """

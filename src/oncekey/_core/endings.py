@@ -61,27 +61,27 @@ _SAID = {
 }
 
 
-def of_said(said: Verdict) -> End:
+def end_of_verdict(said: Verdict) -> End:
     """The end of a handler that said itself what its answer means."""
     return _SAID[said]
 
 
-def of_status(judged: Verdict, status: int, policy: Policy) -> End:
+def end_of_status(judged: Verdict, status: int, policy: Policy) -> End:
     """The end of a handler that answered, and whose policy judged the status."""
     if judged is not Verdict.FAILED:
         return _SAID[judged]
-    return _broken(policy) if status >= 500 else End.FAILED
+    return _end_of_failure(policy) if status >= 500 else End.FAILED
 
 
-def of_error(said: Verdict | None, error: BaseException, policy: Policy) -> End:
+def end_of_error(said: Verdict | None, error: BaseException, policy: Policy) -> End:
     """The end of a handler that raised, was cut off, or gave no whole answer.
 
     One that wanted its answer kept has not given it.
     """
     if said is not None and said is not Verdict.KEEP:
         return _SAID[said]
-    return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else _broken(policy)
+    return End.NO_EFFECT if isinstance(error, policy.no_effect_on) else _end_of_failure(policy)
 
 
-def _broken(policy: Policy) -> End:
+def _end_of_failure(policy: Policy) -> End:
     return End.ROLLED_BACK if policy.atomic else End.BROKEN

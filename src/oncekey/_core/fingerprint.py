@@ -57,7 +57,7 @@ __all__ = [
     "Fingerprint",
     "compare",
     "compare_earlier",
-    "differing",
+    "differing_fields",
     "extract_field",
     "field_digests",
     "has_fields",
@@ -246,7 +246,7 @@ def field_digests(content_type: str, body: bytes, key: str) -> dict[str, str]:
     }
 
 
-def differing(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def differing_fields(stored: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The names of fields that were added, removed or changed, sorted. Never values."""
     names = sorted(name for name in stored.keys() | now.keys() if stored.get(name) != now.get(name))
     # A side that is full may have left out names behind its last one: nothing is known of those.

@@ -58,7 +58,7 @@ def number(text: str) -> Number:
     try:
         exact = Decimal(text)
     except InvalidOperation:  # an exponent of twenty digits
-        return spelled(text)
+        return by_spelling(text)
     if not exact:  # whatever its exponent
         return 0
     if value.is_integer() and exact == exact.to_integral_value():
@@ -66,10 +66,10 @@ def number(text: str) -> Number:
             return int(exact)
         sign, digits, exponent = exact.as_tuple()
         return _long("-" * sign + "".join(map(str, digits)), int(exponent))
-    return value if exact == Decimal(repr(value)) else spelled(text)
+    return value if exact == Decimal(repr(value)) else by_spelling(text)
 
 
-def spelled(text: str) -> Number:
+def by_spelling(text: str) -> Number:
     """A number that counts as it is written."""
     return [nan, *text.encode()]
 

@@ -91,7 +91,7 @@ def short_hash(key: str) -> str:
     return hashlib.sha256(frame((b"oncekey/short/1", as_bytes(key)))).hexdigest()[:12]
 
 
-def named(operation: str, key: str) -> str:
+def describe_call(operation: str, key: str) -> str:
     """Which call an error is about: `shop.pay key=0c8698d5d0dc`."""
     return f"{operation} key={short_hash(key)}"
 

@@ -14,8 +14,8 @@ Two kinds of change need more than equality. A take-over needs the lease to be o
 over needs the record to be expired, *by the store's clock at the write*: `When`. Reading "lapsed"
 and then writing would let a take-over beat the renewal that landed in between.
 
-A lost reply is harmless, because a repeated write finds its own token: `landed()` tells "somebody
-else was there" from "it was me, a moment ago".
+A lost reply is harmless, because a repeated write finds its own token: `took_effect()` tells
+"somebody else was there" from "it was me, a moment ago".
 
 `TRANSITIONS` is the state machine. `DECISIONS` says what a request gets, by what it found.
 Everything else in this file only reads them. The diagram in ARCHITECTURE.md is generated from
@@ -29,7 +29,7 @@ import enum
 from oncekey._core.fingerprint import Comparison
 from oncekey._core.policy import Policy
 from oncekey._core.record import Answer, Claim, Record, State
-from oncekey._core.tombstone import blank, is_over
+from oncekey._core.retention import blank_answer, is_tombstone
 from oncekey._core.values import value
 from oncekey._core.verbs import Swap, When
 
@@ -140,7 +140,7 @@ def situation(record: Record, policy: Policy) -> Situation:
         return Situation.EXPIRED
     match record.state:
         case State.COMPLETED:
-            if is_over(record):
+            if is_tombstone(record):
                 return Situation.GONE
             if record.answer is None or record.answer.body is None:
                 return Situation.BODILESS
@@ -304,7 +304,7 @@ def fade(found: Record, *, new_token: bytes) -> Swap:
         retention_s=found.retention_s,
         schema_version=found.schema_version,
     )
-    left = found.answer and blank(found.answer)
+    left = found.answer and blank_answer(found.answer)
     return _swap(
         "fade",
         found,
@@ -322,7 +322,7 @@ def resolve(found: Record, *, new_token: bytes, answer: Answer | None, retention
     return _swap(name, found, new_token=new_token, answer=answer, retention_s=retention_s)
 
 
-def landed(swap: Swap, found: Record | None) -> bool:
+def took_effect(swap: Swap, found: Record | None) -> bool:
     """Whether a refused swap is refused only because the same swap was carried out before (its
     reply was lost).
     """

@@ -202,7 +202,7 @@ class LongJson:
             if mark == ",":
                 self._name()
             else:
-                self._written.append(written(inside.members))
+                self._written.append(write_object(inside.members))
         if mark == ",":
             return False
         self._open.pop()
@@ -227,7 +227,7 @@ class LongJson:
         raise json.JSONDecodeError("", self._text, self._at)
 
 
-def written(members: dict[str, str]) -> str:
+def write_object(members: dict[str, str]) -> str:
     """An object of these members, which are in canonical form."""
     return f"{{{','.join([f'{quoted(name)}:{members[name]}' for name in _in_order(members)])}}}"
 

@@ -67,7 +67,7 @@ class Profile:
     case_insensitive: bool = False
     """Whether keys that differ only in case are the same key; they are kept in lower case."""
     first_sent_in: Header | None = None
-    """Where the client says when it first sent the request: see `oncekey._core.first_sent`."""
+    """Where the client says when it first sent the request: see `oncekey._core.key_age`."""
     target_in: Header | None = None
     """Where the client says what it asks for, if the path does not: a part of the fingerprint."""
 
@@ -154,7 +154,7 @@ class Profile:
                 f"{', '.join(sorted(_DERIVABLE | _SHORTCUTS))}"
             )
         if policy and policy.retention_s is not INHERIT:
-            # Where requests are dated, half of it is the window (`oncekey._core.first_sent`).
+            # Where requests are dated, half of it is the window (`oncekey._core.key_age`).
             dated = changes.get("first_sent_in", self.first_sent_in) is not None
             changes.setdefault("relied_s", policy.retention_s / (2 if dated else 1))
         return dataclasses.replace(
@@ -370,7 +370,7 @@ _AWS = Profile(
 # OASIS Repeatable Requests, as Azure Communication Services publishes them: the id is a GUID, in
 # either case; either header malformed: 400; first sent outside the window of 5 minutes: 412; other
 # request: 400; in progress: 409; 2xx and 4xx are replayed, 5xx runs again. The window is half the
-# retention (`_core.first_sent`), so records are kept for 10 minutes. OASIS allows POST, PUT,
+# retention (`_core.key_age`), so records are kept for 10 minutes. OASIS allows POST, PUT,
 # PATCH and DELETE, and forbids to run a repeatable request unprotected: all four are guarded.
 _AZURE = Profile(
     name="azure",

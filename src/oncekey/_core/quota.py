@@ -61,7 +61,7 @@ class Usage:
 NOTHING = Usage()
 
 
-def exceeded(quota: Quota, used: Usage) -> Problem | None:
+def check_quota(quota: Quota, used: Usage) -> Problem | None:
     """Why a tenant that uses so much may not begin anything more."""
     if quota.records_max is not None and used.records >= quota.records_max:
         what = f"{quota.records_max} records of recent requests"
@@ -78,7 +78,7 @@ def exceeded(quota: Quota, used: Usage) -> Problem | None:
     )
 
 
-def nearly(quota: Quota, known: Usage, since: Usage, part: float) -> bool:
+def is_nearly_used(quota: Quota, known: Usage, since: Usage, part: float) -> bool:
     """Whether what was used since is that part of what was left, or more."""
     limits = (
         (quota.records_max, known.records, since.records),

@@ -18,7 +18,7 @@ def in_flight(record: Record) -> Problem:
     )
 
 
-def contended() -> Problem:
+def contention() -> Problem:
     return Problem(
         Kind.IN_FLIGHT,
         "Other requests with this key keep changing its record. Retry with the same key.",
@@ -36,7 +36,7 @@ def mismatch(fields: tuple[str, ...]) -> Problem:
     )
 
 
-def unknown() -> Problem:
+def outcome_unknown() -> Problem:
     return Problem(
         Kind.OUTCOME_UNKNOWN,
         "An earlier request with this key began and nobody knows how it ended. Do not retry: ask "
@@ -44,7 +44,7 @@ def unknown() -> Problem:
     )
 
 
-def broken() -> Problem:
+def request_failed() -> Problem:
     """For the request itself that broke, where a retry will not run it again."""
     return Problem(
         Kind.OUTCOME_UNKNOWN,
@@ -53,8 +53,8 @@ def broken() -> Problem:
     )
 
 
-def fact_only(record: Record) -> Problem:
-    status, location = _answered(record)
+def answer_not_kept(record: Record) -> Problem:
+    status, location = _status_and_location(record)
     return Problem(
         Kind.ANSWER_NOT_KEPT,
         f"The request with this key was completed with status {status}, but its answer was not "
@@ -63,7 +63,7 @@ def fact_only(record: Record) -> Problem:
     )
 
 
-def gone() -> Problem:
+def key_expired() -> Problem:
     return Problem(
         Kind.KEY_EXPIRED,
         "The request with this key was completed, so long ago that its answer is not kept any "
@@ -71,8 +71,8 @@ def gone() -> Problem:
     )
 
 
-def stale(record: Record, version: int) -> Problem:
-    status, location = _answered(record)
+def stale_answer(record: Record, version: int) -> Problem:
+    status, location = _status_and_location(record)
     return Problem(
         Kind.STALE_ANSWER,
         f"The request with this key was completed with status {status}, and answered in version "
@@ -82,7 +82,7 @@ def stale(record: Record, version: int) -> Problem:
     )
 
 
-def not_upcast(record: Record, version: int) -> Problem:
+def upcast_failed(record: Record, version: int) -> Problem:
     return Problem(
         Kind.STALE_ANSWER,
         "The request with this key was completed, but its answer cannot be brought from version "
@@ -92,7 +92,7 @@ def not_upcast(record: Record, version: int) -> Problem:
     )
 
 
-def newer() -> Problem:
+def newer_record() -> Problem:
     return Problem(
         Kind.NEWER_RECORD,
         "This key's record was written by a newer release of this service. Retry with the same "
@@ -102,7 +102,7 @@ def newer() -> Problem:
     )
 
 
-def store_down() -> Problem:
+def store_unavailable() -> Problem:
     return Problem(
         Kind.STORE_UNAVAILABLE,
         "The store that remembers requests does not answer, so the request was not run. Retry "
@@ -112,7 +112,7 @@ def store_down() -> Problem:
     )
 
 
-def unrecorded(lease_left_s: float) -> Problem:
+def answer_not_recorded(lease_left_s: float) -> Problem:
     return Problem(
         Kind.STORE_UNAVAILABLE,
         "The request ran, but its answer could not be recorded. Retry with the same key to learn "
@@ -122,7 +122,7 @@ def unrecorded(lease_left_s: float) -> Problem:
     )
 
 
-def unacknowledged() -> Problem:
+def commit_unknown() -> Problem:
     """Of a commit for a request without a key: a retry would learn nothing, and run again."""
     return Problem(
         Kind.STORE_UNAVAILABLE,
@@ -142,7 +142,7 @@ def unsettled(lease_left_s: float) -> Problem:
     )
 
 
-def _answered(record: Record) -> tuple[int, bytes | None]:
+def _status_and_location(record: Record) -> tuple[int, bytes | None]:
     """The status of what was answered, and where the resource is that it created."""
     if record.answer is None:
         return 0, None

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from oncekey._core.answer import Headers, answer_of
-from oncekey._core.key import named
+from oncekey._core.key import describe_call
 from oncekey._core.lifecycle import Held
 from oncekey._core.policy import Policy, Verdict
 from oncekey._core.printable import printable
@@ -402,9 +402,10 @@ class Attempt:
         handler.
         """
         if self.lost:
+            of = describe_call(self.operation, self.claim.key)
             raise LeaseLost(
-                f"attempt {self.attempt} of {named(self.operation, self.claim.key)} lost its "
-                "record; another may be running: stop here, what this one answers will be discarded"
+                f"attempt {self.attempt} of {of} lost its record; another may be running: stop "
+                "here, what this one answers will be discarded"
             )
 
     def on_lost(self, listener: Callable[[], None]) -> None:

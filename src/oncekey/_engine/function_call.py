@@ -13,7 +13,7 @@ from oncekey._core import key as keys
 from oncekey._core.expression import Chosen, Expression, Source
 from oncekey._core.key import BadKey
 from oncekey._core.policy import Policy
-from oncekey._core.scopes import TENANT_CHARS_MAX, is_kept
+from oncekey._core.validation import TENANT_CHARS_MAX, is_storable
 from oncekey._engine.decisions import Call
 from oncekey.errors import Misuse
 
@@ -67,7 +67,7 @@ class Calls:
             raise Misuse(f"{self._operation}: {error}") from None
         if isinstance(key, BadKey):
             raise Misuse(f"{self._operation}: {key.reason}")
-        if not is_kept(tenant, TENANT_CHARS_MAX):
+        if not is_storable(tenant, TENANT_CHARS_MAX):
             raise Misuse(
                 f"{self._operation}: its tenant is longer than {TENANT_CHARS_MAX} characters, or "
                 "holds some that no store keeps"

@@ -122,7 +122,7 @@ class Guard(Admission):
             decision = self._store_down(claim, policy, error)
         except StoreError as error:  # the claim may have been made before
             _log.error("requests with a key are refused: %s", error)
-            decision = Refuse(refusals.store_down(), lost_claim=claim)
+            decision = Refuse(refusals.store_unavailable(), lost_claim=claim)
         if isinstance(decision, Refuse):
             self.tallies.count(self.tallies.conflicts, claim.id)
             self._emit(events.Declined, claim, reason=str(decision.problem.kind))
@@ -182,7 +182,7 @@ class Guard(Admission):
             if isinstance(changed, Execute | Refuse):
                 return changed
             found = changed
-        return Refuse(refusals.contended())
+        return Refuse(refusals.contention())
 
     # Each of these decides, or says what stands there instead: None if that must be looked up.
 
@@ -254,7 +254,9 @@ class Guard(Admission):
 
     def _doubt(self, found: Record, claim: Claim, policy: Policy) -> Op[Refuse | Record | None]:
         doubted = yield from self.doubt(found, unknown_retention_s(policy), claim.token)
-        return doubted.record if isinstance(doubted, Refused) else Refuse(refusals.unknown())
+        return (
+            doubted.record if isinstance(doubted, Refused) else Refuse(refusals.outcome_unknown())
+        )
 
     def _shorten(self, found: Record, claim: Claim) -> Op[Refuse | Record | None]:
         outcome = yield from self._ask(lifecycle.shorten(found), claim)
@@ -290,7 +292,7 @@ class Guard(Admission):
         decision = yield from self.let_run(claimed, call)
         if isinstance(decision, Execute) and not (yield from self._may_begin(decision.attempt)):
             self.lose(decision.attempt, LossKind.LAPSED_BEFORE_START)
-            return Refuse(refusals.store_down(), lost_claim=claim)
+            return Refuse(refusals.store_unavailable(), lost_claim=claim)
         if isinstance(decision, Execute):
             self._tell_started(decision.attempt)
         return decision
@@ -382,7 +384,7 @@ class Guard(Admission):
         if not error.sent and policy.store_down == "run":
             self._emit(events.Unprotected, claim, ran=True)
             return Bypass()
-        return Refuse(refusals.store_down(), lost_claim=claim if error.sent else None)
+        return Refuse(refusals.store_unavailable(), lost_claim=claim if error.sent else None)
 
     def _wait(self, found: Record, until: float, call: Call, policy: Policy) -> Op[Refuse | None]:
         """None once the record has changed; a refusal if it has not before `until`."""

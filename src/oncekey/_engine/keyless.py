@@ -135,7 +135,7 @@ class Plain:
         try:
             yield Insert(claim)
         except StoreUnavailable:
-            return Refuse(refusals.store_down())
+            return Refuse(refusals.store_unavailable())
         return Execute(_unprotected(operation, policy, claim))
 
     def conclude(
@@ -151,7 +151,7 @@ class Plain:
         try:
             yield swap
         except StoreUnavailable:  # nobody acknowledged the commit
-            return Refuse(refusals.unacknowledged())
+            return Refuse(refusals.commit_unknown())
         return Given()
 
     def conclude_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Finished]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from oncekey._core.key_time import made_at
+from oncekey._core.key_age import key_time
 from oncekey._core.notice import NOTICE_ID, Amnesia, read_notice
 from oncekey._core.record import Record
 from oncekey._core.verbs import Find
@@ -62,4 +62,4 @@ class Notices:
         """Whether this call may have run before, and the store has lost what it knew of it."""
         if self.amnesia is None:
             return False
-        return self.amnesia.covers(made_at(call.key, call.first_sent), self._clock.wall())
+        return self.amnesia.covers(key_time(call.key, call.first_sent), self._clock.wall())

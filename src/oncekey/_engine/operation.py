@@ -14,13 +14,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from oncekey._core import endings, results
+from oncekey._core import endings
+from oncekey._core.answer import encode_result
 from oncekey._core.endings import End
-from oncekey._core.key import named
+from oncekey._core.key import describe_call
 from oncekey._core.op import Op
 from oncekey._core.policy import INHERIT, Policy, Verdict, as_policy
 from oncekey._core.record import Answer
-from oncekey._core.scopes import OPERATION_CHARS_MAX, is_kept
+from oncekey._core.validation import OPERATION_CHARS_MAX, is_storable
 from oncekey._engine import ask_policy
 from oncekey._engine import attempt as attempts
 from oncekey._engine.attempt import Attempt
@@ -68,7 +69,7 @@ class Operation:
         broker does.
         """
         must_be_runtime(name, runtime)
-        if not is_kept(name, OPERATION_CHARS_MAX):
+        if not is_storable(name, OPERATION_CHARS_MAX):
             raise Misuse(
                 f"an operation's name is a text of at most {OPERATION_CHARS_MAX} characters, which "
                 f"a store can keep, not {name!r:.80}"
@@ -282,7 +283,7 @@ class Operation:
 
     def _end(self, attempt: Attempt, call: Call, result: Any) -> Op[Outcome]:
         """Record what `work` gave."""
-        end = endings.of_said(attempt.verdict or Verdict.KEEP)
+        end = endings.end_of_verdict(attempt.verdict or Verdict.KEEP)
         guard = self.runtime.guard
         try:
             answer = Answer(200, _JSON, self._encode(result, call))
@@ -309,10 +310,10 @@ class Operation:
 
     def _name(self, call: Call) -> str:
         """Which call, for whoever reads an error: keys are not shown."""
-        return named(self.name, call.key)
+        return describe_call(self.name, call.key)
 
     def _encode(self, result: Any, call: Call) -> bytes:
-        return results.encode(self._name(call), result, self.policy.answer_bytes_max)
+        return encode_result(self._name(call), result, self.policy.answer_bytes_max)
 
     def _unprotected(self, result: Any, call: Call) -> Ran:
         return Ran(json.loads(self._encode(result, call)), stored=False)

@@ -97,7 +97,7 @@ def outcome_of(finished: Finished, own: object, of: str) -> Outcome:
         case Given():
             return Released(_result(own))
         case GivenUp():
-            return Doubted(_result(own), refusals.unknown(), of)
+            return Doubted(_result(own), refusals.outcome_unknown(), of)
         case Replay(answer):
             return replayed(answer)
         case Refuse(problem):

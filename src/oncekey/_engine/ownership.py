@@ -14,7 +14,7 @@ from typing import Literal
 from oncekey import events
 from oncekey._core import endings, lifecycle, refusals
 from oncekey._core import fingerprint as fingerprints
-from oncekey._core.endings import End, Fate, of_error
+from oncekey._core.endings import End, Fate, end_of_error
 from oncekey._core.lifecycle import Action
 from oncekey._core.op import Apart, Op, Pause, Undoable
 from oncekey._core.policy import Learned, Policy
@@ -22,7 +22,7 @@ from oncekey._core.printable import printable
 from oncekey._core.quota import Quota
 from oncekey._core.reasons import LossKind
 from oncekey._core.record import Answer, Claim, Record, State, Step
-from oncekey._core.tombstone import answer_left_s, bare, with_tombstone
+from oncekey._core.retention import answer_left_s, with_tombstone, without_tombstone
 from oncekey._core.verbs import AppendStep, Done, Find, Refused, Steps, Swap
 from oncekey._engine.attempt import Attempt, Lingering
 from oncekey._engine.counters import Tallies
@@ -161,7 +161,7 @@ class Holding(Asking):
 
     def conclude_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Finished]:
         """The end of a handler that raised, or was cut off."""
-        end = of_error(attempt.verdict, error, attempt.policy)
+        end = end_of_error(attempt.verdict, error, attempt.policy)
         if end is End.ROLLED_BACK and not (yield Undoable(error)):
             end = End.BROKEN
         return (yield from self.conclude(attempt, end, None, call))
@@ -251,7 +251,9 @@ class Holding(Asking):
             found: Record | None = yield from self._ask(Find(attempt.held.id), attempt)
         except (StoreUnavailable, StoreUnfit):  # a retry learns whether it was committed
             attempt.give_back()
-            return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
+            return Refuse(
+                refusals.answer_not_recorded(attempt.lease_until - self._clock.monotonic())
+            )
         held = attempt.held
         ours = found is not None and (found.fence, found.token) == (held.fence, held.token)
         if not ours or found is None:
@@ -266,7 +268,7 @@ class Holding(Asking):
     def give_up(self, attempt: Attempt, call: Call) -> Op[Replay | Refuse]:
         """Declare the outcome of one's own attempt unknown; nothing that it answered is sent."""
         finished = yield from self._give_up(attempt, call)
-        return Refuse(refusals.unknown()) if isinstance(finished, GivenUp) else finished
+        return Refuse(refusals.outcome_unknown()) if isinstance(finished, GivenUp) else finished
 
     def _give_up(self, attempt: Attempt, call: Call) -> Op[GivenUp | Replay | Refuse]:
         """The same; what it answered may be sent."""
@@ -336,7 +338,7 @@ class Holding(Asking):
         if attempt.policy.tombstone_s:
             self.fading.note(attempt.held.id, attempt.policy.retention_s)
         if self.quotas is not None:
-            self.quotas.kept(attempt.tenant, attempt.policy.retention_s, bare(kept))
+            self.quotas.kept(attempt.tenant, attempt.policy.retention_s, without_tombstone(kept))
         self._emit(
             events.Completed,
             attempt,
@@ -354,7 +356,7 @@ class Holding(Asking):
         if attempt.policy.recovery == "block" and attempt.recorded is None:
             self._emit(events.Unprotected, attempt, ran=False)
             return Unstored()
-        return Refuse(refusals.unrecorded(attempt.lease_until - self._clock.monotonic()))
+        return Refuse(refusals.answer_not_recorded(attempt.lease_until - self._clock.monotonic()))
 
     def _superseded(
         self, attempt: Attempt, found: Record | None, call: Call
@@ -365,7 +367,7 @@ class Holding(Asking):
         attempt.give_back()
         self._tell_lost(attempt, LossKind.REFUSED_AT_COMPLETION)
         if found is None:
-            return Refuse(refusals.contended())
+            return Refuse(refusals.contention())
         action = lifecycle.decide(found, (yield from compared(found, call)), attempt.policy)
         return self._answer_from(found, action, call, attempt.policy)
 
@@ -435,17 +437,17 @@ class Holding(Asking):
             case Action.UPCAST:
                 return self._upcast(record, policy)
             case Action.STALE:
-                return Refuse(refusals.stale(record, policy.schema_version))
+                return Refuse(refusals.stale_answer(record, policy.schema_version))
             case Action.MISMATCH:
                 return Refuse(refusals.mismatch(_differing(record, call)))
             case Action.UNKNOWN:
-                return Refuse(refusals.unknown())
+                return Refuse(refusals.outcome_unknown())
             case Action.GONE:
-                return Refuse(refusals.gone())
+                return Refuse(refusals.key_expired())
             case Action.FACT_ONLY:
-                return Refuse(refusals.fact_only(record))
+                return Refuse(refusals.answer_not_kept(record))
             case Action.NEWER:
-                return Refuse(refusals.newer())
+                return Refuse(refusals.newer_record())
             case _:
                 return Refuse(refusals.in_flight(record))
 
@@ -456,7 +458,7 @@ class Holding(Asking):
         if kept is None or upcasts is None:
             raise AssertionError(f"nothing to upcast: {record.id.hex()}")
         try:
-            answer = upcasts.convert(bare(kept), old, new)
+            answer = upcasts.convert(without_tombstone(kept), old, new)
         except Exception:  # the function is the application's
             _log.exception(
                 "an answer of %s cannot be upcast from version %d to %d; retries are refused until "
@@ -465,7 +467,7 @@ class Holding(Asking):
                 old,
                 new,
             )
-            return Refuse(refusals.not_upcast(record, new))
+            return Refuse(refusals.upcast_failed(record, new))
         return self.replay(record, answer)
 
     def replay(self, record: Record, answer: Answer | None, ago_s: float = 0.0) -> Replay:
@@ -484,7 +486,7 @@ class Holding(Asking):
                 attempt=record.attempt,
                 earlier_replays=record.replays,
             )
-        return Replay(bare(answer), answer_left_s(record) - ago_s, record)
+        return Replay(without_tombstone(answer), answer_left_s(record) - ago_s, record)
 
 
 def compared(record: Record, call: Call) -> Op[fingerprints.Comparison]:
@@ -511,4 +513,4 @@ def _tell_left_over(attempt: Attempt) -> None:
 
 
 def _differing(record: Record, call: Call) -> tuple[str, ...]:
-    return tuple(fingerprints.differing(record.field_digests, call.field_digests))
+    return tuple(fingerprints.differing_fields(record.field_digests, call.field_digests))

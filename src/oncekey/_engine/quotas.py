@@ -28,9 +28,9 @@ from oncekey._core.quota import (
     Span,
     Usage,
     account_id,
-    exceeded,
+    check_quota,
+    is_nearly_used,
     length_s,
-    nearly,
     span_of,
     spans_ahead,
 )
@@ -99,7 +99,7 @@ class Quotas:
     def refusal(self, tenant: str) -> Problem | None:
         """Why this tenant may begin nothing new now; None if it may."""
         account = self._accounts.get(tenant)
-        return None if account is None else exceeded(self._quota, account.used)
+        return None if account is None else check_quota(self._quota, account.used)
 
     def began(self, tenant: str, retention_s: float) -> None:
         """A record was made."""
@@ -195,9 +195,9 @@ class Quotas:
         since_s = now - account.read_at
         if since_s >= READ_S_MAX:
             return True
-        if exceeded(self._quota, account.used) is not None:
+        if check_quota(self._quota, account.used) is not None:
             return since_s >= READ_S_MIN
-        return nearly(self._quota, account.known, account.added - account.included, NEAR)
+        return is_nearly_used(self._quota, account.known, account.added - account.included, NEAR)
 
     def _read(
         self, line: StoreConnection, tenants: Iterable[str], included: dict[str, Usage], now: float

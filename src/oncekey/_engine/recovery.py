@@ -24,11 +24,11 @@ from typing import Self
 
 from oncekey._core.backoff import full_jitter
 from oncekey._core.key import short_hash
-from oncekey._core.limits import must_be_limits, must_be_seconds
 from oncekey._core.op import arun
 from oncekey._core.policy import DEFAULTS
 from oncekey._core.printable import printable
 from oncekey._core.record import Record, State
+from oncekey._core.validation import must_be_limits, must_be_seconds
 from oncekey._core.values import value
 from oncekey._core.verbs import Done, Due, Find, Requested
 from oncekey._engine.ownership import unknown_retention_s

@@ -20,9 +20,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from oncekey._core import arguments as canonical
-from oncekey._core import results
+from oncekey._core.answer import encode_result
 from oncekey._core.framing import as_bytes, frame
-from oncekey._core.key import named
+from oncekey._core.key import describe_call
 from oncekey._core.op import Op
 from oncekey._core.printable import printable
 from oncekey._core.reasons import LossKind
@@ -304,7 +304,7 @@ class Steps:
 
     @property
     def _of(self) -> str:
-        return named(self._attempt.operation, self._attempt.claim.key)
+        return describe_call(self._attempt.operation, self._attempt.claim.key)
 
     def _doubt(self, name: str) -> OutcomeUnknown:
         self._attempt.doubted = True
@@ -331,4 +331,4 @@ def digest_of(name: str, arguments: tuple[Any, ...]) -> bytes:
 
 def encode(name: str, result: Any) -> bytes:
     """A step's result as it is kept."""
-    return results.encode(f"the step {name!r}", result, STEP_BYTES_MAX)
+    return encode_result(f"the step {name!r}", result, STEP_BYTES_MAX)

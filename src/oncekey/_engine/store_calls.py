@@ -200,6 +200,6 @@ def _failure(error: StoreUnavailable | StoreUnfit) -> StoreFailure:
 
 def _recognise(swap: Swap, outcome: Done | Refused) -> Done | Refused:
     """A swap that is refused by what it wrote itself was carried out: only its reply was lost."""
-    if isinstance(outcome, Refused) and lifecycle.landed(swap, outcome.record):
+    if isinstance(outcome, Refused) and lifecycle.took_effect(swap, outcome.record):
         return Done(outcome.record.fence if outcome.record else swap.fence)
     return outcome

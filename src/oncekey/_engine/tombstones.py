@@ -22,7 +22,7 @@ from oncekey._core import lifecycle
 from oncekey._core.batched import batched
 from oncekey._core.record import Answer, Record, State
 from oncekey._core.reserved_records import reserved_claim, reserved_id
-from oncekey._core.tombstone import answer_left_s
+from oncekey._core.retention import answer_left_s
 from oncekey._core.verbs import Find, Insert, Inserted
 from oncekey._system.clock import Clock
 from oncekey.stores.base import AGAIN

@@ -145,9 +145,9 @@ class Work:
             own = isinstance(self._undone.told, Given) and isinstance(decided, GivenUp)
             return decided if own else self._undone.told
         if isinstance(decided, Bypass):
-            return Refuse(refusals.store_down())
+            return Refuse(refusals.store_unavailable())
         if isinstance(decided, Unstored):
-            return Refuse(refusals.unrecorded(1.0))
+            return Refuse(refusals.answer_not_recorded(1.0))
         if isinstance(decided, Refuse) and decided.lost_claim is not None:
             return Refuse(decided.problem)
         return decided

@@ -8,8 +8,8 @@ from typing import Any
 from oncekey._core.key import short_hash
 from oncekey._core.printable import printable
 from oncekey._core.record import Answer, Record, State, Step
+from oncekey._core.retention import answer_left_s, is_tombstone, tombstone_s, without_tombstone
 from oncekey._core.secrets import CLOSED
-from oncekey._core.tombstone import answer_left_s, bare, is_over, tombstone_s
 from oncekey.cli.output import duration
 
 
@@ -25,7 +25,7 @@ def meaning_of(record: Record) -> str:
     if record.expired:
         return "counts as absent: the next request runs, the next sweep removes it"
     match record.state:
-        case State.COMPLETED if is_over(record):
+        case State.COMPLETED if is_tombstone(record):
             return (
                 "a tombstone: a retry is told that it was done, so long ago that it cannot say more"
             )
@@ -50,7 +50,7 @@ def meaning_of(record: Record) -> str:
 
 def key_of(record: Record, *, show_key: bool) -> str:
     if not record.key:
-        return "(blank)" if is_over(record) else "(purged)"
+        return "(blank)" if is_tombstone(record) else "(purged)"
     if record.key == CLOSED:
         return CLOSED
     return record.key if show_key else short_hash(record.key)
@@ -109,7 +109,7 @@ def answer_in_short(answer: Answer | None) -> str:
 def answer_in_full(answer: Answer) -> str:
     lines = [
         printable(f"{name.decode('latin-1')}: {value.decode('latin-1')}", 2000)
-        for name, value in bare(answer).headers
+        for name, value in without_tombstone(answer).headers
     ]
     body = answer.body or b""
     text = body.decode("utf-8", "backslashreplace")
@@ -153,7 +153,7 @@ def answer_described(answer: Answer | None) -> dict[str, Any] | None:
     """The content; a body that is not text stands in base64."""
     if answer is None:
         return None
-    given = bare(answer).headers
+    given = without_tombstone(answer).headers
     headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in given]
     shown: dict[str, Any] = {"headers": headers, "body": None}
     if answer.body is not None:

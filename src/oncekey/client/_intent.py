@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from oncekey._core.http_dates import parse_http_date
-from oncekey._core.limits import must_be_limits
 from oncekey._core.problems import Kind, Problem
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey.client._errors import show
 from oncekey.client._key_placement import origin_of

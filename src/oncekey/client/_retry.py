@@ -18,11 +18,11 @@ from typing import TypeGuard
 
 from oncekey._core.backoff import full_jitter
 from oncekey._core.key import short_hash
-from oncekey._core.limits import must_be_limits
 from oncekey._core.op import Op, Pause
 from oncekey._core.problems import Problem
 from oncekey._core.profiles import Profile
 from oncekey._core.reasons import GaveUp, GiveUpKind
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._system.clock import Clock
 from oncekey.client._budget import Buckets, RetryBudget

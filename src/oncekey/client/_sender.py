@@ -11,9 +11,9 @@ from typing import TypedDict
 from oncekey._core import profiles
 from oncekey._core.http_dates import http_date
 from oncekey._core.key import short_hash
-from oncekey._core.limits import must_be_limits
 from oncekey._core.policy import INHERIT, are_names
 from oncekey._core.profiles import BodyField, Header, Profile
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock

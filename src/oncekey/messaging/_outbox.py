@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
-from oncekey._core.limits import must_be_limits
 from oncekey._core.message import PAYLOAD_BYTES_MAX, Message, Parked, new_message
 from oncekey._core.op import Op, arun, run
+from oncekey._core.validation import must_be_limits
 from oncekey._system.chance import random_token
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnfit

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 
 from oncekey._core.backoff import full_jitter
-from oncekey._core.limits import must_be_limits
 from oncekey._core.message import Message
 from oncekey._core.op import Op, Pause
 from oncekey._core.printable import printable
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock

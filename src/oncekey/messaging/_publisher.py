@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from oncekey._core.backoff import full_jitter
-from oncekey._core.limits import must_be_limits
 from oncekey._core.message import Message
 from oncekey._core.op import Pause, arun, run
 from oncekey._core.printable import printable
+from oncekey._core.validation import must_be_limits
 from oncekey._system.chance import chance
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from oncekey import events
-from oncekey._core.limits import must_be_limits
 from oncekey._core.problems import Kind
 from oncekey._core.reasons import GiveUpKind, LossKind, StoreFailure
+from oncekey._core.validation import must_be_limits
 from oncekey.metrics import _catalogue as catalogue
 from oncekey.metrics._catalogue import Metric
 

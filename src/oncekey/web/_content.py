@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from oncekey._core import fingerprint as fingerprints
 from oncekey._core.canonical import SHORT_BYTES_MAX, essence
-from oncekey._core.content_coding import decoded, is_readable
+from oncekey._core.content_coding import decode, is_readable
 from oncekey._core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody, Fingerprint
 from oncekey._core.profiles import BodyField, Profile, QueryParameter
 from oncekey._system.offload import computing
@@ -39,7 +39,7 @@ def said(request: Request, body: Body) -> bytes | None:
     if body.size > LOOKED_INTO_BYTES_MAX:
         return None
     coding, content = content_coding(request), body.content()
-    return decoded(content, coding, LOOKED_INTO_BYTES_MAX) if coding and content else content
+    return decode(content, coding, LOOKED_INTO_BYTES_MAX) if coding and content else content
 
 
 def fingerprint(
@@ -78,7 +78,7 @@ def _earlier(rules: Rules, request: Request, body: Body, bytes_max: int) -> tupl
         return ()
     kind, coding, content = content_type(request), content_coding(request), body.content()
     seen = [(_coded(kind), content)] if coding else [(kind, content)]
-    if coding and (plain := decoded(content, coding, bytes_max)) is not None:
+    if coding and (plain := decode(content, coding, bytes_max)) is not None:
         seen.append((kind, plain))
     made = [rules(*each, version=1) for each in seen]
     digests = [each.digest for each in made if isinstance(each, Fingerprint)]

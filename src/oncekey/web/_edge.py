@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from oncekey._core import endings, profiles, refusals, requested_retention
+from oncekey._core import endings, profiles, refusals, retention
 from oncekey._core.endings import End
 from oncekey._core.fingerprint import BadBody, field_digests
-from oncekey._core.first_sent import check_first_sent, first_sent
 from oncekey._core.key import BadKey
+from oncekey._core.key_age import check_first_sent, parse_first_sent
 from oncekey._core.policy import CONDITIONAL, Policy, Verdict, as_policy
 from oncekey._core.printable import printable
 from oncekey._core.problems import Kind, Problem
@@ -28,7 +28,7 @@ from oncekey._core.response_headers import (
     says_transient,
     unknown_headers,
 )
-from oncekey._core.scopes import OPERATION_CHARS_MAX, TENANT_CHARS_MAX, is_kept
+from oncekey._core.validation import OPERATION_CHARS_MAX, TENANT_CHARS_MAX, is_storable
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Finished, Given, GivenUp, Refuse, Replay, Stored, Unstored
 from oncekey._engine.runtime import Runtime
@@ -179,13 +179,13 @@ class Edge:
         asked: Asked | None,
     ) -> Call | Problem:
         """`call` for what is not remembered."""
-        if not is_kept(route.operation, OPERATION_CHARS_MAX) or not is_kept(request.path):
+        if not is_storable(route.operation, OPERATION_CHARS_MAX) or not is_storable(request.path):
             return Problem(
                 Kind.MALFORMED_REQUEST,
                 f"The request's path is longer than {OPERATION_CHARS_MAX} characters, or holds "
                 "bytes that are not UTF-8, or a zero byte. Send a shorter one, encoded as UTF-8.",
             )
-        if not is_kept(tenant, TENANT_CHARS_MAX):
+        if not is_storable(tenant, TENANT_CHARS_MAX):
             return Problem(
                 Kind.MALFORMED_REQUEST,
                 f"The account that this request names is no text of at most {TENANT_CHARS_MAX} "
@@ -198,7 +198,7 @@ class Edge:
         kept = self._keep(request, route, body) if policy.recovery in _FINISHED_ALONE else None
         digests = self._digests(request, body, key) if policy.field_digests else {}
         stamp = self.profile.first_sent_in
-        sent = None if stamp is None else first_sent(request.headers.all(stamp.name))
+        sent = None if stamp is None else parse_first_sent(request.headers.all(stamp.name))
         lasts_s = self._declared(request, policy)
         if isinstance(lasts_s, Problem):
             return lasts_s
@@ -221,11 +221,9 @@ class Edge:
         """The retention that the client asks for, where it may."""
         if policy.retention_declared_s is None:
             return None
-        lines = request.headers.all(requested_retention.HEADER)
+        lines = request.headers.all(retention.REQUEST_HEADER)
         return (
-            requested_retention.declared_retention_s(lines, policy.retention_declared_s)
-            if lines
-            else None
+            retention.requested_retention_s(lines, policy.retention_declared_s) if lines else None
         )
 
     def _keep(self, request: Request, route: Route, body: Body) -> bytes | None:
@@ -296,11 +294,11 @@ class Edge:
     def _end(self, attempt: Attempt, capture: Capture) -> End:
         """What the handler said counts most."""
         if attempt.verdict is not None and attempt.protected:
-            return endings.of_said(attempt.verdict)
+            return endings.end_of_verdict(attempt.verdict)
         if says_transient(capture.headers, self.profile):
             return End.TRANSIENT
         verdict = self._verdict(attempt, capture)
-        return endings.of_status(verdict, capture.status, attempt.policy)
+        return endings.end_of_status(verdict, capture.status, attempt.policy)
 
     def _verdict(self, attempt: Attempt, capture: Capture) -> Verdict:
         """What the status says."""
@@ -351,7 +349,7 @@ class Edge:
 
     def broken(self) -> Answer:
         """What is sent in place of an exception, after which nobody knows what was done."""
-        refused = profiles.render(refusals.broken(), self.profile, 500)
+        refused = profiles.render(refusals.request_failed(), self.profile, 500)
         headers = self.marked_unknown(refused.headers)
         return Answer(refused.status, tuple(headers), refused.body)
 

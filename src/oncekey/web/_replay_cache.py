@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oncekey._core.limits import must_be_seconds
 from oncekey._core.record import Answer
+from oncekey._core.validation import must_be_seconds
 from oncekey._engine.decisions import Replay
 
 RECENT_S = 5.0

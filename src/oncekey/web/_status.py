@@ -12,7 +12,7 @@ from oncekey._core.key import BadKey, record_id
 from oncekey._core.op import Op
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.record import Answer, Record, State
-from oncekey._core.tombstone import answer_left_s
+from oncekey._core.retention import answer_left_s
 from oncekey._core.verbs import Find
 from oncekey.errors import StoreError
 from oncekey.web._edge import Edge, log
@@ -32,7 +32,7 @@ def status(edge: Edge, request: Request, tenant: object) -> Op[Record | Problem 
         found: Record | None = yield verb
     except StoreError as error:
         log.error("a status query was refused: %s", error)
-        return refusals.store_down()
+        return refusals.store_unavailable()
     return found
 
 

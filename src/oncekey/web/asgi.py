@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from oncekey._core.limits import must_be_seconds
 from oncekey._core.op import Op, arun
 from oncekey._core.policy import Policy
 from oncekey._core.problems import Problem
 from oncekey._core.profiles import Profile
 from oncekey._core.quota import Quota
 from oncekey._core.record import Answer, Claim
+from oncekey._core.validation import must_be_seconds
 from oncekey._core.verbs import Find
 from oncekey._engine import attempt as attempts
 from oncekey._engine.guard import Call

@@ -15,8 +15,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from oncekey._core.limits import must_be_limits
 from oncekey._core.policy import Policy, as_policy
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._engine.runtime import Runtime
 from oncekey._system.clock import Clock, SystemClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oncekey._core.limits import must_be_limits
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey.errors import Misuse
 

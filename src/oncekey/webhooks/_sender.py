@@ -25,8 +25,8 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from oncekey._core.backoff import retry_after
-from oncekey._core.limits import must_be_limits
 from oncekey._core.printable import printable
+from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse

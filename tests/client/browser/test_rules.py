@@ -112,7 +112,7 @@ def test_our_own_refusals_are_understood(node: Node, profile: str) -> None:
         return node.ask("judge", [[mine, answer.status, lines, body, WALL]])[0]
 
     assert told(refusals.mismatch(("amount",)))["mismatch"]["detail"]
-    for passing in (refusals.contended(), refusals.store_down(), refusals.unsettled(2.0)):
+    for passing in (refusals.contention(), refusals.store_unavailable(), refusals.unsettled(2.0)):
         assert told(passing)["again"]
     for kind in (Kind.OUTCOME_UNKNOWN, Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER, Kind.TOO_OLD):
         assert told(Problem(kind, "no")) == {"again": False, "settled": False}

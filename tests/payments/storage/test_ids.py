@@ -1,6 +1,6 @@
 import re
 
-from oncekey._core.key_time import made_at
+from oncekey._core.key_age import key_time
 from oncekey.client.keys import uuid7
 from payments import clock
 from payments.storage import ids
@@ -19,7 +19,7 @@ def test_a_key_of_our_own_tells_when_it_was_made_and_that_it_is_ours() -> None:
     made = [ids.own_key() for _ in range(2000)]
     assert len(set(made)) == len(made)
     assert all(ids.is_own_key(key) for key in made)
-    told = made_at(made[0])
+    told = key_time(made[0])
     assert told is not None
     assert before - 0.001 <= told <= clock.wall()
     others = ("order-17", "auto-1", uuid7(before, bytes(10)), made[0] + "x", made[0].upper())

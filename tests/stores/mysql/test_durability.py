@@ -12,7 +12,7 @@ import pytest
 from oncekey import Policy, Runtime
 from oncekey._core.endings import End
 from oncekey._core.fingerprint import Fingerprint
-from oncekey._core.lifecycle import landed
+from oncekey._core.lifecycle import took_effect
 from oncekey._core.record import Answer, Record, State, Step
 from oncekey._core.verbs import AppendStep, Done, Find, Insert, Inserted, Steps
 from oncekey._engine.guard import Call, Execute
@@ -91,7 +91,7 @@ def by_whoever_is_too_late(case: Case, record: Record) -> Record | None:
 
 def by_asking_again(case: Case, record: Record) -> Record | None:
     found: Record | None = case.ask(case.complete(record)).record
-    assert landed(case.complete(record), found)
+    assert took_effect(case.complete(record), found)
     return found
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pymysql
 import pytest
 
-from oncekey._core.lifecycle import landed
+from oncekey._core.lifecycle import took_effect
 from oncekey._core.op import arun, run
 from oncekey._core.policy import DEFAULTS
 from oncekey._core.record import Answer, State, Step
@@ -105,10 +105,10 @@ def test_p9_a_batch_whose_reply_was_lost_is_carried_out_whole_or_not_at_all(
     # The first reply was cut: the server may still be busy with the rest of the batch.
     until(db, f"WHERE NOT EXISTS (SELECT 1 {OTHERS} AND id = {number})")
     found = [case.find(verb.id) for verb in verbs]
-    assert [landed(*pair) for pair in zip(verbs, found, strict=True)] == [when == "after"] * 3
+    assert [took_effect(*pair) for pair in zip(verbs, found, strict=True)] == [when == "after"] * 3
     for verb in verbs:
         again = case.ask(verb)
-        assert isinstance(again, Done) or landed(verb, again.record)
+        assert isinstance(again, Done) or took_effect(verb, again.record)
 
 
 def test_p11_a_server_that_does_not_answer_is_not_waited_for(wired: tuple[Case, Wire]) -> None:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from oncekey._core import lifecycle
-from oncekey._core.lifecycle import Held, landed
+from oncekey._core.lifecycle import Held, took_effect
 from oncekey._core.op import arun, run
 from oncekey._core.record import State, Step
 from oncekey._core.verbs import AppendStep, Count, Done, Find, Insert, Refused
@@ -315,7 +315,7 @@ def test_p9_a_commit_in_doubt_is_resolved_by_the_row_it_holds(
             )
         again = case.ask(complete)
         assert isinstance(again, Refused)
-        assert landed(complete, again.record)
+        assert took_effect(complete, again.record)
 
 
 @pytest.mark.slow

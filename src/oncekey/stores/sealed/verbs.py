@@ -33,9 +33,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from oncekey._core.framing import as_bytes, frame
+from oncekey._core.framing import as_bytes, frame, pack, unpack
 from oncekey._core.notice import NOTICE_ID
-from oncekey._core.packing import pack, unpack
 from oncekey._core.record import Answer, Claim, Record, State, Step, decode_headers, encode_headers
 from oncekey._core.secrets import CLOSED, Secret, secret
 from oncekey._core.values import value

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from oncekey._core.lifecycle import landed
+from oncekey._core.lifecycle import took_effect
 from oncekey._core.record import Answer, Record, State, Step
 from oncekey._core.verbs import AppendStep, Find, Refused, Sweep, Verb
 from oncekey.testing.contract.subject import ANSWER, Case, Contract
@@ -162,8 +162,8 @@ class FenceContract(Contract):
         winner, loser = case.take(read), case.take(read)
         taken = case.done(winner)
         case.refused(loser, taken)
-        assert landed(winner, taken)
-        assert not landed(loser, taken)
+        assert took_effect(winner, taken)
+        assert not took_effect(loser, taken)
 
     def test_a_refusal_tells_what_stands_there_instead(self, case: Case) -> None:
         """The loser of a race answers from it, with no second round trip."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncekey._core.lifecycle import TRANSITIONS, landed
+from oncekey._core.lifecycle import TRANSITIONS, took_effect
 from oncekey._core.record import State, Step
 from oncekey._core.verbs import AppendStep, Done, Found, Insert, Refused, Steps
 from oncekey.testing.contract.subject import Case, Contract
@@ -25,7 +25,7 @@ class RepeatContract(Contract):
             assert again == Done(after.fence)
             return
         assert isinstance(again, Refused)
-        assert landed(swap, again.record)
+        assert took_effect(swap, again.record)
         case.same(case.find(swap.id), after)
 
     @pytest.mark.parametrize(("name", "source"), ROWS)
@@ -43,7 +43,7 @@ class RepeatContract(Contract):
             case.done(case.take(found))
         outcome = case.ask(late)
         assert isinstance(outcome, Refused)
-        assert not landed(late, outcome.record)
+        assert not took_effect(late, outcome.record)
 
     def test_p9_a_repeated_insert_finds_what_it_wrote(self, case: Case) -> None:
         claim = case.claim()
@@ -67,4 +67,4 @@ class RepeatContract(Contract):
         done = [outcome for outcome in outcomes if isinstance(outcome, Done)]
         refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
         assert len(done) == len(refused) == 1
-        assert landed(swap, refused[0].record)
+        assert took_effect(swap, refused[0].record)

@@ -12,7 +12,7 @@ from oncekey._core.fingerprint import Comparison
 from oncekey._core.lifecycle import TRANSITIONS, Action
 from oncekey._core.policy import DEFAULTS
 from oncekey._core.record import Answer, Record, State, Step
-from oncekey._core.tombstone import blank, with_tombstone
+from oncekey._core.retention import blank_answer, with_tombstone
 from oncekey._core.verbs import AppendStep, Insert, Purge, Refused, Steps, Swap, When
 from oncekey.testing.contract.subject import ANSWER, Case, Contract, new_id, new_token, timeless
 
@@ -177,7 +177,7 @@ class SwapContract(Contract):
         after = case.done(lifecycle.fade(completed, new_token=new_token()))
         assert (after.key, after.resource_id, dict(after.field_digests)) == ("", None, {})
         assert after.fingerprint == bytes(32)
-        assert after.answer == blank(kept)
+        assert after.answer == blank_answer(kept)
         assert case.ask(Steps(after.id)) == []
         assert after.expires_in_s == case.about(completed.expires_in_s)
         assert case.ask(Purge(after.tenant, 10)) == 0

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from oncekey import Runtime
-from oncekey._core.limits import must_be_limits, must_be_seconds
+from oncekey._core.validation import must_be_limits, must_be_seconds
 from oncekey.client import Journal, SqlJournal, retrying
 from oncekey.errors import Misuse
 from oncekey.messaging import Outbox
