@@ -240,7 +240,7 @@ def test_a_base_in_place_of_a_decorator_and_a_guard_above_the_task_are_told() ->
         return number
 
     runtime, app = Runtime("memory://"), Celery("t", set_as_current=False)
-    with pytest.raises(Misuse, match=r"makes a base: write @app\.task\(base=once_task"):
+    with pytest.raises(Misuse, match=r"makes a base class: @app\.task\(base=once_task"):
         once_task(runtime)(task)
     for made in (app.task(task), app.task(lazy=False, name="other")(task)):
         with pytest.raises(Misuse, match=r"@oncekey\.once stands below @app\.task"):

@@ -237,7 +237,7 @@ def test_misuse(world: World) -> None:
     with pytest.raises(Misuse, match="new_secret"):
         world.receiver(secrets=[SECRET, "of another kind"])
     unread: Any = None
-    with pytest.raises(Misuse, match="the bytes that came"):
+    with pytest.raises(Misuse, match="the raw bytes"):
         world.receiver().receive_sync({}, unread, print)
     world.receiver(secrets=["of another kind"], scheme=Scheme.STRIPE)
 

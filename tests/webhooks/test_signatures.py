@@ -238,7 +238,7 @@ def test_a_secret_that_is_not_in_a_list_is_refused_and_not_taken_letter_by_lette
 
 @pytest.mark.parametrize("body", ["{}", {}, None])
 def test_a_body_that_was_decoded_or_parsed_is_refused(body: Any) -> None:
-    with pytest.raises(Misuse, match=r"the bytes that came: .*request\.get_data\(\)"):
+    with pytest.raises(Misuse, match=r"the raw bytes: .*request\.get_data\(\)"):
         verify(headers(), body, [OLD], NOW)
-    with pytest.raises(Misuse, match="the bytes that came"):
+    with pytest.raises(Misuse, match="the raw bytes"):
         signed_headers(ID, body, [OLD], NOW)

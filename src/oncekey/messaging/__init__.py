@@ -1,4 +1,4 @@
-"""Messages: handled once per id, acknowledged after the commit, published after the commit."""
+"""Consume each message once (inbox) and publish messages after the commit (outbox)."""
 
 from oncekey._core.message import Message, Parked
 from oncekey.messaging._inbox import (

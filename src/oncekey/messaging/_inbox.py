@@ -1,12 +1,12 @@
-"""The inbox: a handler runs once per message, however often the message arrives.
+"""The inbox runs a handler once per message, however often the message is delivered.
 
     inbox = Inbox(runtime, name="orders")
     outcome = await inbox.handle(message.id, ship, message.order, payload=message.body)
     if outcome.then is Then.ACKNOWLEDGE:
         await message.ack()
 
-Brokers deliver at least once. What they deliver again is told apart by its id, so the consumer
-acknowledges after the handler's result is recorded, and may then forget.
+Brokers deliver at least once. The inbox recognizes a redelivery by its message id (deduplication),
+and the consumer acknowledges only after the handler's result is recorded.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ from oncekey.errors import Misuse
 
 
 class Then(enum.Enum):
-    """What the consumer does with the message now."""
+    """What the consumer should do with the message now."""
 
     ACKNOWLEDGE = "acknowledge"
-    """It is done, and recorded: the broker may forget it."""
+    """Done and recorded: the broker may forget the message."""
     REDELIVER = "redeliver"
-    """Not now: have it delivered again later."""
+    """Not now: let the broker deliver it again later."""
     DEAD_LETTER = "dead letter"
-    """Delivering it again cannot help, and it must not be lost: put it where somebody looks."""
+    """A redelivery cannot help, and the message must not be lost: move it to a dead letter queue
+    for an operator.
+    """
 
 
 @value
@@ -50,12 +52,12 @@ class Handled:
     then: ClassVar = Then.ACKNOWLEDGE
     result: Any = None
     stored: bool = True
-    """False where that could not be recorded: if it is delivered again, it may run again."""
+    """False if the result could not be recorded: a redelivery may run the handler again."""
 
 
 @value
 class Duplicate:
-    """The handler ran before, and gave this then; None where that was not kept."""
+    """The handler ran before. `result` is its stored result, or None if that was not stored."""
 
     then: ClassVar = Then.ACKNOWLEDGE
     result: Any = None
@@ -63,7 +65,7 @@ class Duplicate:
 
 @value
 class Busy:
-    """Another delivery of this message is being handled right now."""
+    """Another delivery of this message is being handled now."""
 
     then: ClassVar = Then.REDELIVER
     retry_after_s: float
@@ -71,7 +73,7 @@ class Busy:
 
 @value
 class Released:
-    """The handler ran and said that it is not done (`transient()`, `no_effect()`)."""
+    """The handler ran and reported that it is not done (`transient()`, `no_effect()`)."""
 
     then: ClassVar = Then.REDELIVER
     result: Any = None
@@ -79,34 +81,34 @@ class Released:
 
 @value
 class Unknown:
-    """It was begun, by an earlier delivery most likely, and nobody knows how it ended: an operator
-    must look.
+    """An earlier delivery (most likely) began, and its outcome is unknown: an operator must
+    resolve it.
     """
 
     then: ClassVar = Then.DEAD_LETTER
     problem: Problem
     of: str
-    """Which inbox, and the short hash of the id, as `oncekey list` shows it, for your log."""
+    """The inbox and the id's short hash, as `oncekey list` shows them, for your log."""
 
 
 @value
 class Rejected:
-    """The handler does not run for this message: its id was used for another one, most likely."""
+    """The handler does not run: most likely another message used this id before."""
 
     then: ClassVar = Then.DEAD_LETTER
     problem: Problem
     of: str
-    """As that of `Unknown`."""
+    """As in `Unknown`."""
 
 
 Outcome = Handled | Duplicate | Busy | Released | Unknown | Rejected
 
-_DONE = (Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER, Kind.KEY_EXPIRED)
+_ALREADY_HANDLED = (Kind.ANSWER_NOT_KEPT, Kind.STALE_ANSWER, Kind.KEY_EXPIRED)
 RETRY_S = 1.0
 
 
 class Inbox:
-    """The messages of one queue or topic. `name` tells its ids from those of other inboxes."""
+    """The messages of one queue or topic. `name` separates its ids from those of other inboxes."""
 
     kind = "an inbox"
 
@@ -125,11 +127,11 @@ class Inbox:
     ) -> Outcome:
         """Call `handler(*args)`, sync or async, unless it was called for this message before.
 
-        With `payload` another message under the same id is told apart, and rejected. What the
-        handler raises is raised, and so is `StoreUnavailable`: have the message delivered again.
+        With `payload`, a different message with the same id is detected and rejected. The
+        handler's exceptions are raised, and so is `StoreUnavailable`: let the broker redeliver.
         """
         call = self._call(message_id, tenant, payload)
-        return _told(await self._operation.run(call, _work(handler, args)))
+        return _to_outcome(await self._operation.run(call, _bind_handler(handler, args)))
 
     def handle_sync(
         self,
@@ -139,9 +141,9 @@ class Inbox:
         tenant: str = SINGLE_TENANT,
         payload: bytes = b"",
     ) -> Outcome:
-        """`handle` for consumers that block."""
+        """Blocking `handle`."""
         call = self._call(message_id, tenant, payload)
-        return _told(self._operation.run_sync(call, _work(handler, args)))
+        return _to_outcome(self._operation.run_sync(call, _bind_handler(handler, args)))
 
     async def handle_in(
         self,
@@ -152,14 +154,16 @@ class Inbox:
         tenant: str = SINGLE_TENANT,
         payload: bytes = b"",
     ) -> Outcome:
-        """`handle` within your transaction: the message counts as handled if and only if you
-        commit, together with the rows that the handler wrote there.
+        """`handle` inside your transaction: the message counts as handled if and only if you
+        commit, together with the rows the handler wrote there.
 
-        `transaction` is a connection or session with a transaction open, in the store's own
+        `transaction` is a connection or session with an open transaction, in the store's own
         database. Commit, then acknowledge; roll back on every exception. A crash leaves nothing.
         """
         call = self._call(message_id, tenant, payload)
-        return _told(await self._operation.run_in(transaction, call, _work(handler, args)))
+        return _to_outcome(
+            await self._operation.run_in(transaction, call, _bind_handler(handler, args))
+        )
 
     def handle_in_sync(
         self,
@@ -170,36 +174,39 @@ class Inbox:
         tenant: str = SINGLE_TENANT,
         payload: bytes = b"",
     ) -> Outcome:
-        """`handle_in` for consumers that block."""
+        """Blocking `handle_in`."""
         call = self._call(message_id, tenant, payload)
-        return _told(self._operation.run_in_sync(transaction, call, _work(handler, args)))
+        return _to_outcome(
+            self._operation.run_in_sync(transaction, call, _bind_handler(handler, args))
+        )
 
     def _call(self, message_id: str, tenant: str, payload: bytes) -> Call:
         name = self._operation.name
         if not isinstance(message_id, str):
-            raise Misuse(f"{name}: a message id is text, not {type(message_id).__name__}")
+            raise Misuse(f"{name}: a message id must be text, not {type(message_id).__name__}")
         key = keys.derive(message_id)
         if isinstance(key, BadKey):
             raise Misuse(
-                f"{name}: this message has no id to know it by. {key.reason.partition('. ')[0]}. "
-                "Have the producer set one, or make one of what the message is about"
+                f"{name}: this message has no usable id. {key.reason.partition('. ')[0]}. "
+                "Let the producer set one, or derive one from the message's content"
             )
         if not tenant or not isinstance(tenant, str):
-            raise Misuse(f"{name}: tenant={tenant!r} is no account; leave it out if there is one")
+            raise Misuse(
+                f"{name}: tenant={tenant!r} is not an account; leave it out if you have only one"
+            )
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise Misuse(
-                f"{name}: payload= is the message's bytes as they came, not a "
-                f"{type(payload).__name__}"
+                f"{name}: payload= must be the message's raw bytes, not a {type(payload).__name__}"
             )
         return Call(tenant, name, key, canonical.payload(payload))
 
 
-def _work(handler: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+def _bind_handler(handler: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
     must_run_when_called(handler)
     return partial(handler, *args)
 
 
-def _told(outcome: outcomes.Outcome) -> Outcome:
+def _to_outcome(outcome: outcomes.Outcome) -> Outcome:
     match outcome:
         case Ran(result, stored):
             return Handled(result, stored)
@@ -210,18 +217,18 @@ def _told(outcome: outcomes.Outcome) -> Outcome:
         case outcomes.Doubted(_, problem, of):
             return Unknown(problem, of)
         case Declined(problem):
-            return _declined(outcome, problem)
+            return _outcome_of_refusal(outcome, problem)
 
 
-def _declined(declined: Declined, problem: Problem) -> Outcome:
+def _outcome_of_refusal(refusal: Declined, problem: Problem) -> Outcome:
     match problem.kind:
         case Kind.STORE_UNAVAILABLE:
-            raise declined.error()
+            raise refusal.error()
         case Kind.OUTCOME_UNKNOWN:
-            return Unknown(problem, declined.of)
-        case kind if kind in _DONE:
+            return Unknown(problem, refusal.of)
+        case kind if kind in _ALREADY_HANDLED:
             return Duplicate()
         case _ if problem.retryable:
             return Busy(problem.retry_after_s or RETRY_S)
         case _:
-            return Rejected(problem, declined.of)
+            return Rejected(problem, refusal.of)

@@ -1,8 +1,8 @@
-"""The outbox: messages that are written in the caller's transaction and published after its commit.
+"""The outbox: write messages in your transaction; a `Publisher` publishes them after the commit.
 
-A service that changes its rows and then tells a broker can die in between; one that tells the
-broker first may never commit. Here the message is a row beside the other rows: it exists if and
-only if they do. A `Publisher` takes it from there.
+A service that commits and then publishes can die in between; one that publishes first may never
+commit. An outbox message is a row in the same transaction as your rows: it exists if and only if
+they do.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SHELVES: dict[str, Callable[[Clock], Shelf]] = {
 
 
 class Outbox:
-    """The messages of one database, the one that your own rows are in: PostgreSQL, MySQL, MariaDB
-    or SQLite.
+    """The outbox of one database, the one that holds your rows: PostgreSQL, MySQL, MariaDB or
+    SQLite.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Outbox:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Message:
-        """Write a message in a transaction of yours: it is published if and only if you commit.
+        """Write a message in your transaction: it is published if and only if you commit.
 
-        `payload` is bytes, or what JSON can write. Messages of one topic and `key` are published in
-        the order in which they were put, if their transactions did not overlap.
+        `payload` is bytes, or a value that JSON can encode. Messages with the same topic and `key`
+        are published in the order of their `put`, if their transactions did not overlap.
         """
-        message = self._written(topic, payload, key, headers)
+        message = self._message(topic, payload, key, headers)
         ask = await transactions.awaited(self.store, transaction)
-        if not self._proven:  # elsewhere nobody would ever publish it
+        if not self._proven:  # in another database no publisher would find the message
             own = await asyncio.to_thread(transactions.identity, self.store)
             await arun(transactions.same_place(self.store, own), ask)
             self._proven = True
@@ -96,8 +96,8 @@ class Outbox:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Message:
-        """`put` for connections and sessions that block."""
-        message = self._written(topic, payload, key, headers)
+        """Blocking `put`."""
+        message = self._message(topic, payload, key, headers)
         ask = transactions.blocking(self.store, transaction)
         if not self._proven:
             run(transactions.same_place(self.store, transactions.identity(self.store)), ask)
@@ -106,7 +106,7 @@ class Outbox:
             run(self.shelf.put(message), ask)
         return message
 
-    def _written(
+    def _message(
         self, topic: str, payload: Any, key: str | None, headers: Mapping[str, str] | None
     ) -> Message:
         limit = self._payload_bytes_max
@@ -122,21 +122,23 @@ class Outbox:
     # ------------------------------------------------------------------------------- operating
 
     async def migrate(self) -> list[str]:
-        """Make the tables, or bring them up to date; `oncekey migrate URL` does the same."""
+        """Create or update the tables; `oncekey migrate URL` does the same."""
         return await self._ask(self.store.migrate())
 
     def migrate_sync(self) -> list[str]:
         return self._ask_sync(self.store.migrate())
 
     async def parked(self, limit: int = LISTED_MAX) -> list[Parked]:
-        """Messages that could not be published and wait for somebody to look, oldest first."""
+        """List messages that could not be published and wait for an operator, oldest first (like
+        a dead letter queue).
+        """
         return await self._ask(self.shelf.parked(limit))
 
     def parked_sync(self, limit: int = LISTED_MAX) -> list[Parked]:
         return self._ask_sync(self.shelf.parked(limit))
 
     async def retry(self, ids: Iterable[str]) -> int:
-        """Publish parked messages after all, as if they were new. How many of them there were."""
+        """Publish parked messages again, as if they were new; return how many there were."""
         return await self._ask(self.shelf.retry(_ids(ids)))
 
     def retry_sync(self, ids: Iterable[str]) -> int:
@@ -156,7 +158,7 @@ class Outbox:
 
 def _ids(given: Iterable[str]) -> list[str]:
     try:
-        if not isinstance(given, str):  # its letters are no ids
+        if not isinstance(given, str):  # its letters are not ids
             return [str(uuid.UUID(each)) for each in given]
     except (ValueError, TypeError, AttributeError):
         pass
@@ -168,7 +170,7 @@ def _ids(given: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _hint(store: Store) -> Iterator[None]:
-    """What to do about a file without the table; of servers it is said where they are asked."""
+    """Explain a SQLite file without the table. Servers' errors are explained where they occur."""
     try:
         yield
     except sqlite3.OperationalError as error:

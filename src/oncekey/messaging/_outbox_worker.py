@@ -1,16 +1,16 @@
-"""Draining: what one worker does with an outbox, round by round. No thread, no event loop, no
-broker: it yields questions for the database, `Deliver` for the broker and `Pause`.
+"""What one worker does with an outbox, round by round, without threads, event loop or broker: it
+yields queries for the database, `Deliver` for the broker, and `Pause`.
 
-What is promised
-    Nothing is published before its transaction commits, and nothing is lost after: a row is removed
-    only once its message was published. While its lease holds no other worker publishes a message.
-    A worker that dies between publishing and removing leaves a message that is published again,
-    under the same id.
+Promises
+    No message is published before its transaction commits, and none is lost after: a row is deleted
+    only after its message was published. While a worker holds the lease on a message, no other
+    worker publishes it. If a worker dies between publishing and deleting, the message is published
+    again, with the same id.
 
 Order
-    Of one topic and key only the oldest message is ever taken, and the next only after that one was
-    published or parked. So the first publication of each comes in order; a repetition after a
-    worker's death may come late.
+    Workers take only the oldest message of each topic and key, and the next one only after that was
+    published or parked. So first publications are in order; a repetition after a worker's death may
+    come late.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.outbox import DUE_S_MAX, Head, Return, Shelf, Taken
 
 LOOK_FACTOR = 2
-"""Lanes that are looked at for each message that a round may take."""
+"""How many lanes a round looks at for each message it may take."""
 LEASE_USED = 2 / 3
-"""A publication begins only in this part of the lease; what is left is for its end."""
+"""A publication starts only in this part of the lease; it has the rest to finish."""
 SETTLE_TRIES_MAX, SETTLE_PAUSE_S = 6, 0.05
 BLAMED_MAX = 10_000
-"""Most topics that are known to be unreachable."""
+"""How many unreachable topics are remembered."""
 
 _log = logging.getLogger("oncekey")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much at once, how long, how often."""
+    """Batch size, lease and retries of a worker."""
 
     batch_max: int = 100
     batch_bytes_max: int = 8_388_608
     lease_s: float = 30.0
     attempts_max: int = 20
-    """A message that failed this often, or killed its workers, is parked."""
+    """A message that failed or killed its worker this often is parked."""
     retry_s_min: float = 0.5
     retry_s_max: float = 60.0
 
@@ -63,38 +63,38 @@ class Limits:
 
 @value
 class Deliver:
-    """Hand these to the broker; one outcome for each, in the same order."""
+    """Asks for these messages to be published; answered with one outcome each, in order."""
 
     messages: Sequence[Message]
     begin_until: float
-    """By the monotonic clock: publish nothing later than this."""
+    """On the monotonic clock: start no publication later than this."""
 
 
 @value
 class Published:
-    """The broker has it."""
+    """The broker has the message."""
 
 
 @value
 class Failed:
-    """The broker refused it, or nobody knows."""
+    """The broker refused the message, or may not have it."""
 
     error: str
 
 
 @value
 class Unreachable:
-    """The broker cannot be reached: no message is to blame, unless it takes those of others."""
+    """The broker cannot be reached: not the message's fault, unless other topics get through."""
 
     error: str
 
 
 @value
 class Untried:
-    """It was not begun: the broker is down, the lease nearly over, or the worker stops."""
+    """Publication did not start: broker down, lease nearly over, or worker stopping."""
 
 
-Outcome = Published | Failed | Unreachable | Untried
+DeliveryOutcome = Published | Failed | Unreachable | Untried
 
 
 @value
@@ -107,45 +107,45 @@ class Round:
     claimed: int = 0
     outage: str | None = None
     ended: bool = False
-    """It saw the last lane there is."""
+    """The round saw the last lane."""
     whole: bool = False
-    """… and the first."""
+    """It saw the first lane too."""
 
 
-class Blame:
-    """Tells topics that cannot be reached from a broker that cannot: it took others meanwhile.
+class TopicHealth:
+    """Tells an unreachable topic from an unreachable broker: the broker still takes other topics.
 
-    Without that a topic which does not exist would look like an outage for ever, to all.
+    Otherwise a topic that does not exist would look like an outage forever, to every topic.
     """
 
     def __init__(self) -> None:
-        self._missed: set[str] = set()
+        self._unreached: set[str] = set()
         self._blamed: set[str] = set()
 
     @property
-    def missed(self) -> Set[str]:
-        """The topics that could not be reached, and no other has been since."""
-        return self._missed
+    def unreached(self) -> Set[str]:
+        """Topics that could not be reached, with no other topic reached since."""
+        return self._unreached
 
-    def hear(self, outcomes: Sequence[tuple[str, Outcome]]) -> set[str]:
-        """The topics to blame, after these outcomes. Those that were missed now for the first time
-        are not: the broker may have gone away after it took the others.
+    def record(self, outcomes: Sequence[tuple[str, DeliveryOutcome]]) -> set[str]:
+        """Take in these outcomes and return the topics to blame. A topic that was unreachable for
+        the first time is not blamed: the broker may have gone away after it took the others.
         """
         reached = {topic for topic, outcome in outcomes if isinstance(outcome, Published)}
-        missed = {topic for topic, outcome in outcomes if isinstance(outcome, Unreachable)}
-        suspects = self._missed | self._blamed
+        unreached = {topic for topic, outcome in outcomes if isinstance(outcome, Unreachable)}
+        suspects = self._unreached | self._blamed
         if reached:
             self._blamed = suspects - reached
-            self._missed = missed - suspects - reached
-        elif missed - self._blamed:  # as far as anybody knows the broker is away
-            self._missed, self._blamed = suspects | missed, set()
-        if len(self._missed | self._blamed) > BLAMED_MAX:
-            self._missed, self._blamed = set(), set()
+            self._unreached = unreached - suspects - reached
+        elif unreached - self._blamed:  # so far it looks as if the broker is away
+            self._unreached, self._blamed = suspects | unreached, set()
+        if len(self._unreached | self._blamed) > BLAMED_MAX:
+            self._unreached, self._blamed = set(), set()
         return self._blamed
 
 
 class Drain:
-    """One worker's view of an outbox: where it is, and what it has heard of the broker."""
+    """One worker's pass over an outbox: its position, and what it knows about the broker."""
 
     def __init__(
         self,
@@ -153,47 +153,47 @@ class Drain:
         limits: Limits,
         clock: Clock,
         *,
-        stopping: Callable[[], bool] = lambda: False,
+        is_stopping: Callable[[], bool] = lambda: False,
         chance: Callable[[], float] = chance,
     ) -> None:
         self._shelf = shelf
-        self._stopping = stopping
+        self._is_stopping = is_stopping
         self._limits = limits
         self._clock = clock
         self._chance = chance
-        self._after = random_token()[:2]  # so that workers who start together begin apart
+        self._after = random_token()[:2]  # spreads workers that start together
         self._outages = 0
-        self._blame = Blame()
+        self._topics = TopicHealth()
 
     @property
     def outages(self) -> int:
-        """How many rounds in turn did not reach the broker."""
+        """How many rounds in a row did not reach the broker."""
         return self._outages
 
     def until_empty(self) -> Op[Round]:
-        """Rounds until nothing is due, the broker cannot be reached, or the worker is to stop."""
+        """Run rounds until nothing is due, the broker is unreachable, or the worker must stop."""
         total, quiet = Round(), False
         while True:
             done = yield from self.round()
-            total = _sum(total, done)
+            total = _add(total, done)
             if done.claimed:
                 quiet = False
             elif done.ended:
                 if quiet or done.whole:
                     return total
                 quiet = True
-            if done.outage is not None or self._stopping():
+            if done.outage is not None or self._is_stopping():
                 return total
 
     def round(self) -> Op[Round]:
-        """Look, claim, publish, settle: at most one batch."""
-        # While the broker cannot be reached, one message is enough to find out that it is back.
+        """Look, claim, publish and record the outcomes of at most one batch."""
+        # During an outage one message is enough to find out whether the broker is back.
         batch_max = 1 if self._outages else self._limits.batch_max
         started, looked_max = self._after, self._limits.batch_max * LOOK_FACTOR
         heads = yield from self._shelf.look(started, looked_max)
-        likely = self._likely(heads, is_full=len(heads) == looked_max)
-        picked = self._pick(likely, batch_max)
-        cut = len(picked) < len(likely)
+        candidates = self._candidates(heads, is_full=len(heads) == looked_max)
+        picked = self._pick_batch(candidates, batch_max)
+        cut = len(picked) < len(candidates)
         ended = not cut and len(heads) < looked_max
         self._after = b"" if ended else (picked if cut else heads)[-1].lane
         seen = Round(ended=ended, whole=ended and not started)
@@ -209,23 +209,22 @@ class Drain:
         done = yield from self._publish(taken, token, claimed_at)
         return replace(done, ended=seen.ended, whole=seen.whole)
 
-    def _likely(self, heads: Sequence[Head], *, is_full: bool) -> list[Head]:
-        """Those that are due. While the broker cannot be reached, of topics that were not tried
-        since, if there are any: they tell whether the others alone are to blame, and would wait for
-        each message of theirs. Where there are none, one of many is enough; not always the first,
-        which may be what cannot be published.
+    def _candidates(self, heads: Sequence[Head], *, is_full: bool) -> list[Head]:
+        """Return the heads that are due. During an outage prefer topics not tried since it began:
+        they show whether only the others are unreachable, and should not wait for them. If there
+        are none, try one at random, since the first may be the one that cannot be published.
         """
         due = [head for head in heads if head.due]
         if not self._outages:
             return due
-        untried = [head for head in due if head.topic not in self._blame.missed]
+        untried = [head for head in due if head.topic not in self._topics.unreached]
         if untried or not due or not is_full:
             return untried or due
         return [due[int(self._chance() * len(due))]]
 
-    def _pick(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
-        """The first of them, as many as one batch may hold; at least one. What may have killed the
-        worker that took it last is taken alone: it would be the end of the others' workers too.
+    def _pick_batch(self, heads: Sequence[Head], batch_max: int) -> list[Head]:
+        """Return the first heads, as many as fit one batch; at least one. A message that may have
+        killed its last worker is taken alone, so that it cannot take others down with it.
         """
         picked: list[Head] = []
         bytes_left = self._limits.batch_bytes_max
@@ -242,35 +241,39 @@ class Drain:
         fit = [row for row in taken if not row.parked]
         for row in taken:
             if row.parked:
-                self._tell_parked(row.message, "its workers died")
-        outcomes: Sequence[Outcome] = ()
+                self._log_parked(row.message, "its workers died")
+        outcomes: Sequence[DeliveryOutcome] = ()
         if fit:
             begin_until = claimed_at + self._limits.lease_s * LEASE_USED
             probe("before_publish")
             outcomes = yield Deliver([row.message for row in fit], begin_until)
             probe("after_publish")
-        settled = yield from self._settle(fit, outcomes, token, claimed_at)
+        settled = yield from self._settle_rows(fit, outcomes, token, claimed_at)
         probe("after_removal")
         parked = settled.parked + len(taken) - len(fit)
         return replace(settled, parked=parked, claimed=len(taken))
 
-    def _settle(
-        self, rows: Sequence[Taken], outcomes: Sequence[Outcome], token: bytes, claimed_at: float
+    def _settle_rows(
+        self,
+        rows: Sequence[Taken],
+        outcomes: Sequence[DeliveryOutcome],
+        token: bytes,
+        claimed_at: float,
     ) -> Op[Round]:
         gone, back = [], []
         failed = parked = 0
         outage = None
         topics = [row.message.topic for row in rows]
-        blamed = self._blame.hear(list(zip(topics, outcomes, strict=True)))
+        blamed = self._topics.record(list(zip(topics, outcomes, strict=True)))
         for row, outcome in zip(rows, outcomes, strict=True):
             match outcome:
                 case Published():
                     gone.append(row.n)
                 case Untried():
-                    back.append(_untouched(row))
+                    back.append(_return_untried(row))
                 case Unreachable(error) if row.message.topic not in blamed:
                     outage = error
-                    back.append(_untouched(row))
+                    back.append(_return_untried(row))
                 case Failed(error) | Unreachable(error):
                     given = self._after_failure(row, error)
                     back.append(given)
@@ -278,9 +281,11 @@ class Drain:
         self._outages = self._outages + 1 if outage is not None else 0
         deadline = claimed_at + self._limits.lease_s
         if gone:
-            yield from self._insist(lambda: self._shelf.remove(gone, token), deadline)
+            yield from self._write_until_stored(lambda: self._shelf.remove(gone, token), deadline)
         if back:
-            yield from self._insist(lambda: self._shelf.give_back(back, token), deadline)
+            yield from self._write_until_stored(
+                lambda: self._shelf.give_back(back, token), deadline
+            )
         return Round(len(gone), failed, parked, outage=outage)
 
     def _after_failure(self, row: Taken, error: str) -> Return:
@@ -288,23 +293,24 @@ class Drain:
         attempts = message.attempts
         is_last = attempts >= limits.attempts_max
         if is_last:
-            self._tell_parked(message, error)
+            self._log_parked(message, error)
         else:
             topic = printable(message.topic)
             _log.warning("message %s to %s was not published: %s", message.id, topic, error)
         delay_s = full_jitter(attempts - 1, limits.retry_s_min, limits.retry_s_max, self._chance())
         return Return(row.n, delay_s, attempts, error, is_last)
 
-    def _tell_parked(self, message: Message, error: str) -> None:
+    def _log_parked(self, message: Message, error: str) -> None:
         _log.error(
             "message %s to %s is parked after %d attempts: %s; see Outbox.parked(), and "
             "Outbox.retry() once the cause is gone",
             *(message.id, printable(message.topic), message.attempts, error),
         )
 
-    def _insist(self, ask: Callable[[], Op[int]], deadline: float) -> Op[None]:
-        """Repeat a write whose reply is lost, while the lease holds: it says whose rows they are,
-        so it does no harm twice. What cannot be written is published again after the lease.
+    def _write_until_stored(self, ask: Callable[[], Op[int]], deadline: float) -> Op[None]:
+        """Retry a write whose reply was lost, while the lease holds. The write is conditional on
+        the lease's token, so repeating it is harmless. If it never succeeds, the messages are
+        published again after the lease.
         """
         for attempt in range(SETTLE_TRIES_MAX):
             try:
@@ -313,19 +319,21 @@ class Drain:
                 pause_s = SETTLE_PAUSE_S * 2**attempt
                 last = attempt == SETTLE_TRIES_MAX - 1
                 if last or self._clock.monotonic() + pause_s > deadline:
-                    _log.warning("the outbox was not settled, some may be sent again: %s", error)
+                    _log.warning(
+                        "the outbox was not updated, some messages may be sent again: %s", error
+                    )
                     return
                 yield Pause(pause_s)
             else:
                 return
 
 
-def _untouched(row: Taken) -> Return:
-    """It goes back as if nobody had taken it."""
+def _return_untried(row: Taken) -> Return:
+    """Give a row back as if it had not been taken."""
     return Return(row.n, 0.0, row.message.attempts - 1, None, False)
 
 
-def _sum(total: Round, done: Round) -> Round:
+def _add(total: Round, done: Round) -> Round:
     return Round(
         total.published + done.published,
         total.failed + done.failed,

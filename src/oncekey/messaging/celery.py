@@ -1,4 +1,4 @@
-"""Celery tasks that have their effect once, however often the broker delivers them.
+"""Celery tasks that take effect once, however often the broker delivers them.
 
     app = Celery("shop", broker="redis://…")
     runtime = oncekey.Runtime("postgresql://…")
@@ -9,9 +9,9 @@
     @app.task(base=once_task(runtime, key="{order_id}/pay"))     # once per order
     def pay(order_id, amount): ...
 
-Such a task is acknowledged after it ran (`acks_late`), and delivered again if its worker is lost
-(`reject_on_worker_lost`): nothing is lost, and what is delivered twice runs once. `self.retry()`
-gives the record back and keeps the key.
+Such a task is acknowledged after it ran (`acks_late`) and redelivered if its worker is lost
+(`reject_on_worker_lost`): no task is lost, and a task delivered twice runs once. `self.retry()`
+releases the record and keeps the key.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ try:
     )
     from celery.signals import celeryd_after_setup  # type: ignore[import-untyped]
 except ModuleNotFoundError as error:
-    _told = f"{error}: pip install 'oncekey[celery]'"
-    raise ModuleNotFoundError(_told, name=error.name) from error
+    _message = f"{error}: pip install 'oncekey[celery]'"
+    raise ModuleNotFoundError(_message, name=error.name) from error
 
 _log = logging.getLogger("oncekey")
 
 RETRY_S = 1.0
 
 _operations: list[Operation] = []
-"""Those of all tasks of this process."""
+"""The operations of all tasks in this process."""
 
 
 @celeryd_after_setup.connect  # type: ignore[untyped-decorator]
 def _warn(**_: Any) -> None:
-    """Before a worker starts its children: each of them would warn again."""
+    """Warn before a worker starts its children, each of which would warn again."""
     for operation in _operations:
         operation.warn()
 
@@ -67,11 +67,11 @@ def once_task(
     policy: Policy | None = None,
     fingerprint: Callable[..., Any] | None = None,
 ) -> type[Any]:
-    """A base for tasks that run once per key, or per task id where no `key` is given.
+    """Make a base class for tasks that run once per key, or per task id without a `key`.
 
-    The settings are those of `oncekey.once`; the operation is the task's name. A delivery that
-    comes while another runs, or while the store does not answer, is put off. A mismatch or an
-    unknown outcome fails the task: `Mismatch`, `Unknown`.
+    The settings are those of `oncekey.once`; the operation is the task's name. A delivery is put
+    off while another one runs or the store is unavailable. A mismatch or an unknown outcome fails
+    the task: `Mismatch`, `Unknown`.
     """
 
     class Once(OnceTask):
@@ -93,7 +93,7 @@ def once_task(
 
 
 class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
-    """What `once_task` makes; it adds the settings."""
+    """The class that `once_task` extends with settings."""
 
     abstract = True
     acks_late = True
@@ -102,23 +102,23 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
 
     def __new__(cls, *given: Any) -> Self:
         if given:
-            raise Misuse("once_task(…) makes a base: write @app.task(base=once_task(runtime))")
+            raise Misuse("once_task(…) makes a base class: @app.task(base=once_task(runtime))")
         task: Self = super().__new__(cls)
         return task
 
     @classmethod
     def settings(cls, run: Callable[..., Any]) -> tuple[Operation, Calls]:
-        raise Misuse("OnceTask is no base by itself: use @app.task(base=once_task(runtime))")
+        raise Misuse("OnceTask has no settings: use @app.task(base=once_task(runtime))")
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Celery's hook: a task is complete now, and wrong settings are told before it is used."""
+        """Check the settings when Celery has completed a task, before it is used."""
         run = vars(cls).get("run")
-        if run is None:  # a base of tasks
+        if run is None:  # a base class of tasks
             return
         if not cls.acks_late:
             raise Misuse(
-                f"{cls.name}: acks_late=False acknowledges a task before it ran, and loses it when "
+                f"{cls.name}: acks_late=False acknowledges a task before it runs, and loses it if "
                 "its worker dies: leave that setting to once_task"
             )
         must_run_when_called(getattr(run, "__func__", run))
@@ -128,9 +128,10 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
         if getattr(cls, "autoretry_for", ()) and operation.policy.recovery in ("block", "ask"):
             raise Misuse(
                 f"{cls.name}: autoretry_for would run it again after an exception that may have "
-                f"come after its effect, which Policy(recovery={operation.policy.recovery!r}) is "
-                "there to prevent. Leave autoretry_for out; name the exceptions that prove that "
-                "nothing happened, Policy(no_effect_on=(…,)), and call self.retry() on those"
+                "happened after its effect, which "
+                f"Policy(recovery={operation.policy.recovery!r}) prevents. Leave autoretry_for "
+                "out; name the exceptions that prove that nothing happened, "
+                "Policy(no_effect_on=(…,)), and call self.retry() on those"
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +139,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
         if not getattr(request, "oncekey_runs", False):
             request.oncekey_runs = bool(request.id)
             return self._once(args, kwargs)
-        # It calls itself, and that is no delivery.
+        # The task calls itself, which is not a delivery.
         direct = {"id": None, "called_directly": True, "oncekey_runs": False}
         self.push_request(args=args, kwargs=kwargs, **direct)
         try:
@@ -151,12 +152,12 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
         if not calls.keyed and not self.request.id:
             raise Misuse(
                 f"{self.name} runs once per task id, and a direct call has none: use "
-                f"{self.name}.delay(…), give it a key=…, or call its run(…) to do without"
+                f"{self.name}.delay(…), give it a key=…, or call its run(…) without protection"
             )
         call = calls.read(args, kwargs, self.request.id)
         outcome = operation.run_sync(call, partial(self._run, args, kwargs))
         if isinstance(outcome, Declined):
-            self._decline(outcome)
+            self._postpone(outcome)
         return outcome.result
 
     def _run(self, args: Any, kwargs: Any) -> Any:
@@ -169,7 +170,7 @@ class OnceTask(Task):  # type: ignore[misc]  # Celery has no types
                 attempt.transient()
             raise
 
-    def _decline(self, declined: Declined) -> NoReturn:
+    def _postpone(self, declined: Declined) -> NoReturn:
         request, error = self.request, declined.error()
         if not declined.problem.retryable or request.called_directly or request.is_eager:
             raise error

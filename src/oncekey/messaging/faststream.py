@@ -1,11 +1,11 @@
-"""FastStream: subscribers that run once per message, and the outbox published through a broker.
+"""FastStream: run subscribers once per message, and publish the outbox through a broker.
 
     runtime = oncekey.Runtime("postgresql://…")
     broker = RabbitBroker(url, middlewares=[OnceMiddleware(runtime)])
 
-For the brokers of RabbitMQ, NATS, Kafka and Redis. The message is acknowledged after the handler's
-result is recorded. What is delivered again is acknowledged without running, and what the handler
-returned the first time is returned again, so that a reply that was lost is sent after all.
+For RabbitMQ, NATS, Kafka and Redis. A message is acknowledged after the handler's result is
+recorded. A redelivery is acknowledged without running, and returns the stored result, so that a
+lost reply is sent after all.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ try:
     from faststream.exceptions import AckMessage, NackMessage, RejectMessage
     from faststream.message import StreamMessage
 except ModuleNotFoundError as error:
-    _told = f"{error}: pip install 'oncekey[faststream]'"
-    raise ModuleNotFoundError(_told, name=error.name) from error
+    _message = f"{error}: pip install 'oncekey[faststream]'"
+    raise ModuleNotFoundError(_message, name=error.name) from error
 
 MessageId = Callable[[StreamMessage[Any]], str | None]
 Handler = Callable[[StreamMessage[Any]], Awaitable[Any]]
 
 PAUSE_S_MAX = 1.0
-"""How long a message is held before it is given back to a broker that delivers it at once."""
+"""How long to hold a message before returning it to a broker that redelivers at once."""
 
 _log = logging.getLogger("oncekey")
 
 
 class OnceMiddleware:
-    """Give one to a broker or a router: each of its subscribers runs once per message id.
+    """Middleware for a broker or router: each of its subscribers runs once per message id.
 
-    `message_id` finds the id in a message; without it, it is the broker's own (`own_id`). `name`
-    names the inbox of a subscriber; without it, that is made of its function's name and its queue
-    or topic, and messages that are delivered again after either was renamed run again.
+    `message_id` finds a message's id; the default is the broker's own (`own_id`). `name` names a
+    subscriber's inbox; the default is its function's name and its queue or topic. With the
+    default, a message redelivered after either was renamed runs again.
     """
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         if "context" in settings:  # FastStream calls the class, for a message
             raise Misuse(
-                "middlewares=[OnceMiddleware] names the class: make one, "
+                "middlewares=[OnceMiddleware] passes the class: make an instance, "
                 "middlewares=[OnceMiddleware(runtime)]"
             )
         return super().__new__(cls)
@@ -77,44 +77,44 @@ class OnceMiddleware:
         self._warned: set[str] = set()
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware:
-        """For FastStream: the middleware of one message."""
-        return _Once(self, msg, context=context)
+        """Make the middleware of one message; FastStream calls this."""
+        return _MessageMiddleware(self, msg, context=context)
 
     async def handle(self, subscriber: Any, handler: Handler, message: StreamMessage[Any]) -> Any:
-        """Run the handler unless it ran before; what it returned. Else tell FastStream what to do
-        with the message, by the exceptions that it has for that.
+        """Run the handler unless it ran before, and return its result. Otherwise tell FastStream
+        what to do with the message, by raising its exceptions.
         """
         name = self._name(subscriber)
         policy = getattr(subscriber, "ack_policy", None)
         if policy is AckPolicy.ACK_FIRST:
             self._warn(name)
-        known_by = self._message_id(message)
-        if not known_by:
+        message_id = self._message_id(message)
+        if not message_id:
             raise Misuse(_NO_ID.format(name=name))
-        _check_once(name, known_by)
-        settle = _Settle(message, is_manual=policy is AckPolicy.MANUAL)
-        work = _Work(handler, message)
+        _refuse_nested(name, message_id)
+        acknowledger = _Acknowledger(message, is_manual=policy is AckPolicy.MANUAL)
+        work = _HandlerCall(handler, message)
         try:
             outcome = await self._inbox(name).handle(
-                known_by, work, payload=message.body if isinstance(message.body, bytes) else b""
+                message_id, work, payload=message.body if isinstance(message.body, bytes) else b""
             )
         except StoreUnavailable as error:
             _log.warning("%s: a message is put off: %s", name, error)
-            raise await settle.later(PAUSE_S_MAX) from error
+            raise await acknowledger.redeliver(PAUSE_S_MAX) from error
         match outcome:
             case Handled():
-                return work.ended()
+                return work.result()
             case Duplicate(result):
-                await settle.done()
+                await acknowledger.ack()
                 return result
             case Busy(retry_after_s):
-                raise await settle.later(retry_after_s)
+                raise await acknowledger.redeliver(retry_after_s)
             case Released():
-                raise await settle.later(PAUSE_S_MAX)
+                raise await acknowledger.redeliver(PAUSE_S_MAX)
             case Unknown(problem) | Rejected(problem):
-                key = short_hash(str(keys.derive(known_by)))  # as `oncekey list` shows it
+                key = short_hash(str(keys.derive(message_id)))  # as `oncekey list` shows it
                 _log.error("%s: message key=%s is rejected: %s", name, key, problem.detail)
-                raise await settle.never()
+                raise await acknowledger.reject()
 
     def _inbox(self, name: str) -> Inbox:
         inbox = self._inboxes.get(name)
@@ -127,24 +127,24 @@ class OnceMiddleware:
             self._warned.add(name)
             _log.error(
                 "%s acknowledges a message before it runs: if the process dies, the message is "
-                "lost. Write ack_policy=AckPolicy.NACK_ON_ERROR in its subscriber",
+                "lost. Set ack_policy=AckPolicy.NACK_ON_ERROR in its subscriber",
                 name,
             )
 
 
-def _check_once(name: str, known_by: str) -> None:
-    """A misuse, if another of these has this very message in hand: it would wait for itself, be
-    given back, and delivered again and again.
+def _refuse_nested(name: str, message_id: str) -> None:
+    """Raise `Misuse` if another OnceMiddleware is already handling this message: it would wait for
+    itself and be redelivered again and again.
     """
     around = attempts.current_or_none()
-    if around is not None and (around.operation, around.key) == (name, keys.derive(known_by)):
+    if around is not None and (around.operation, around.key) == (name, keys.derive(message_id)):
         raise Misuse(
             f"{name} is guarded twice, by one OnceMiddleware within another: give one to the "
             "broker, or to its routers"
         )
 
 
-class _Once(BaseMiddleware):
+class _MessageMiddleware(BaseMiddleware):
     def __init__(self, once: OnceMiddleware, msg: Any, /, *, context: Any) -> None:
         super().__init__(msg, context=context)
         self._once = once
@@ -153,8 +153,8 @@ class _Once(BaseMiddleware):
         return await self._once.handle(self.context.get("handler_"), call_next, msg)
 
 
-class _Work:
-    """A handler as the inbox runs it: a result that JSON can keep, and the real one beside it."""
+class _HandlerCall:
+    """Runs a handler for the inbox: returns a result JSON can store, and keeps the real one."""
 
     def __init__(self, handler: Handler, message: StreamMessage[Any]) -> None:
         self._handler = handler
@@ -165,37 +165,37 @@ class _Work:
     async def __call__(self) -> Any:
         try:
             self._result = await self._handler(self._message)
-        except AckMessage as done:  # how a handler says that it is finished
-            self._acked = done
-        except NackMessage:  # or that it is not, and is to have it again
+        except AckMessage as ack:  # the handler says that it is finished
+            self._acked = ack
+        except NackMessage:  # the handler wants the message again
             attempt = attempts.current()
             if attempt.verdict is not Verdict.UNKNOWN:
                 attempt.transient()
             raise
-        kept = self._result.body if isinstance(self._result, Response) else self._result
-        return kept.model_dump(mode="json") if hasattr(kept, "model_dump") else kept
+        result = self._result.body if isinstance(self._result, Response) else self._result
+        return result.model_dump(mode="json") if hasattr(result, "model_dump") else result
 
-    def ended(self) -> Any:
-        """As the handler itself ended."""
+    def result(self) -> Any:
+        """Return or raise what the handler did."""
         if self._acked is not None:
             raise self._acked
         return self._result
 
 
-class _Settle:
-    """What to tell the broker. FastStream does it by an exception, except where the subscriber's
-    `ack_policy` is MANUAL and the handler, which does not run, would have to.
+class _Acknowledger:
+    """Acknowledges a message whose handler does not run. FastStream does it by exception, except
+    under `AckPolicy.MANUAL`, where the handler would have to.
     """
 
     def __init__(self, message: StreamMessage[Any], *, is_manual: bool) -> None:
         self._message = message
         self._is_manual = is_manual
 
-    async def done(self) -> None:
+    async def ack(self) -> None:
         if self._is_manual:
             await self._message.ack()
 
-    async def later(self, delay_s: float) -> NackMessage:
+    async def redeliver(self, delay_s: float) -> NackMessage:
         options = {}
         if _is(self._message, "faststream.nats.message", "NatsMessage"):
             options["delay"] = delay_s
@@ -205,7 +205,7 @@ class _Settle:
             await self._message.nack(**options)
         return NackMessage(**options)
 
-    async def never(self) -> RejectMessage:
+    async def reject(self) -> RejectMessage:
         if self._is_manual:
             await self._message.reject()
         return RejectMessage()
@@ -214,45 +214,45 @@ class _Settle:
 # ------------------------------------------------------------------------- names and ids
 
 _NO_ID = (
-    "{name}: this message has no id to know it by. Have its producer set one (message_id= for "
-    "RabbitMQ, else a header message_id), or pass OnceMiddleware(message_id=…), a function that "
-    "makes one of what the message is about"
+    "{name}: this message has no usable id. Let its producer set one (message_id= for RabbitMQ, "
+    "else a header message_id), or pass OnceMiddleware(message_id=…), a function that derives one "
+    "from the message's content"
 )
 
 
 def inbox_name(subscriber: Any) -> str:
-    """`ship of orders`: the subscriber's function, and where its messages come from."""
+    """Return a name such as `ship of orders`: the subscriber's function and its source."""
     where = subscriber.get_log_context(None)
     places = [text for name, text in where.items() if text and name != "message_id"]
     return f"{'|'.join(call.name for call in subscriber.calls)} of {'/'.join(places)}"
 
 
 def own_id(message: StreamMessage[Any]) -> str | None:
-    """The id that the producer gave a message; else its place, where the broker has one that stays
-    the same when it is delivered again: Kafka, JetStream, Redis streams.
+    """Return the producer's message id; else the message's position, if the broker has one that
+    stays the same on redelivery: Kafka, JetStream, Redis streams.
 
-    Not `message.message_id`: where there is none, FastStream makes a new one for each delivery.
+    Not `message.message_id`: if there is none, FastStream makes a new one for each delivery.
     """
     raw = message.raw_message
     if isinstance(raw, list | tuple) or len(message.batch_headers) > 1:
         raise Misuse(
-            "a batch has no id of its own: subscribe without batch=True, or give each message of "
-            "it to an oncekey.messaging.Inbox"
+            "a batch has no id: subscribe without batch=True, or give each of its messages to an "
+            "oncekey.messaging.Inbox"
         )
     if _is(message, "faststream.rabbit.message", "RabbitMessage"):
         own: str | None = raw.message_id
-        return own or _header(message)
-    return _header(message) or _place(message, raw)
+        return own or _header_id(message)
+    return _header_id(message) or _position_id(message, raw)
 
 
-def _header(message: StreamMessage[Any]) -> str | None:
+def _header_id(message: StreamMessage[Any]) -> str | None:
     headers = {name.lower(): text for name, text in message.headers.items()}
     return headers.get("message_id") or headers.get("nats-msg-id")
 
 
-def _place(message: StreamMessage[Any], raw: Any) -> str | None:
-    """With the time at which it was put there: whatever is made anew, or falls back on a replica
-    that lacks the newest, gives its places out again.
+def _position_id(message: StreamMessage[Any], raw: Any) -> str | None:
+    """Return the position with the time it was written: a topic or stream that is recreated, or
+    fails over to a replica that lags, assigns positions again.
     """
     if _is(message, "faststream.kafka.message", "KafkaMessage"):
         return f"{raw.topic}/{raw.partition}/{raw.offset}/{raw.timestamp}"
@@ -267,7 +267,7 @@ def _place(message: StreamMessage[Any], raw: Any) -> str | None:
 
 
 def _is(given: Any, module: str, name: str) -> bool:
-    """Whether it is of a class of a broker's package, which only who uses that broker imports."""
+    """Check for a class of a broker's package without importing that package."""
     imported = sys.modules.get(module)
     return imported is not None and isinstance(given, getattr(imported, name, ()))
 
@@ -276,9 +276,9 @@ def _is(given: Any, module: str, name: str) -> bool:
 
 
 def publish_to(broker: Any, **options: Any) -> Callable[[Message], Awaitable[None]]:
-    """A `publish` function for `Publisher`: the topic is a queue of RabbitMQ, a subject of NATS, a
-    topic of Kafka, a stream of Redis. `options` go to the broker's `publish`: `exchange=` for
-    RabbitMQ (the topic is then the routing key), `stream=` for NATS, which needs it.
+    """Make a `publish` function for `Publisher`: the topic is a RabbitMQ queue, a NATS subject, a
+    Kafka topic or a Redis stream. `options` go to the broker's `publish`: `exchange=` for RabbitMQ
+    (the topic is then the routing key), `stream=` for NATS, which requires it.
     """
     if _is(broker, "faststream.rabbit", "RabbitBroker"):
         return _to_rabbit(broker, options)
@@ -299,9 +299,9 @@ def _headers(message: Message) -> dict[str, str]:
 
 
 @contextmanager
-def _outage(raised: tuple[type[Exception], ...]) -> Iterator[None]:
-    """What a client raises while its broker is away, or takes nothing from anybody, is told as a
-    `Publisher` knows it: taken for a message's own fault, it would have it parked.
+def _raise_outage(raised: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn exceptions of an unreachable or refusing broker into one that `Publisher` takes for an
+    outage: as a message's own failure, they would get it parked.
     """
     try:
         yield
@@ -309,17 +309,19 @@ def _outage(raised: tuple[type[Exception], ...]) -> Iterator[None]:
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
 
-def _named(module: str, *names: str) -> tuple[type[Exception], ...]:
-    """Exceptions of a broker's client: it is imported where there is such a broker."""
+def _exception_types(module: str, *names: str) -> tuple[type[Exception], ...]:
+    """Return exceptions of a broker's client, which is imported if the broker is used."""
     return tuple(getattr(sys.modules[module], name) for name in names)
 
 
 def _to_rabbit(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
     where = "routing_key" if "exchange" in options else "queue"
-    away = _named("aiormq.exceptions", "ChannelInvalidStateError")  # until it is connected again
+    outages = _exception_types(
+        "aiormq.exceptions", "ChannelInvalidStateError"
+    )  # until it is connected again
 
     async def publish(message: Message) -> None:
-        with _outage(away):
+        with _raise_outage(outages):
             confirmed = await broker.publish(
                 message.payload,
                 headers=dict(message.headers),
@@ -339,15 +341,17 @@ def _to_rabbit(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awai
 def _to_nats(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
     if not options.get("stream"):
         raise Misuse(
-            "publish_to(NatsBroker(…), stream='shop'): without a stream NATS does not say whether "
-            "it has a message, and may lose it"
+            "publish_to(NatsBroker(…), stream='shop'): without a stream NATS does not confirm a "
+            "message, and may lose it"
         )
-    away = _named("nats.errors", "ConnectionClosedError", "OutboundBufferLimitError")
-    away += _named("nats.js.errors", "ServiceUnavailableError")  # also where a stream is full
+    outages = _exception_types("nats.errors", "ConnectionClosedError", "OutboundBufferLimitError")
+    outages += _exception_types(
+        "nats.js.errors", "ServiceUnavailableError"
+    )  # also where a stream is full
 
     async def publish(message: Message) -> None:
         headers = {**_headers(message), "Nats-Msg-Id": message.id}
-        with _outage(away):
+        with _raise_outage(outages):
             await broker.publish(
                 message.payload,
                 message.topic,
@@ -362,10 +366,10 @@ def _to_nats(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaita
 def _to_kafka(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
     errors = vars(sys.modules["aiokafka.errors"])
     passing = [name for name, kind in errors.items() if getattr(kind, "retriable", False)]
-    away = _named("aiokafka.errors", "KafkaTimeoutError", *passing)
+    outages = _exception_types("aiokafka.errors", "KafkaTimeoutError", *passing)
 
     async def publish(message: Message) -> None:
-        with _outage(away):
+        with _raise_outage(outages):
             await broker.publish(
                 message.payload,
                 message.topic,
@@ -380,10 +384,10 @@ def _to_kafka(broker: Any, options: dict[str, Any]) -> Callable[[Message], Await
 
 def _to_redis(broker: Any, options: dict[str, Any]) -> Callable[[Message], Awaitable[None]]:
     broken, refusing = ("ConnectionError", "TimeoutError"), ("ReadOnlyError", "OutOfMemoryError")
-    away = _named("redis.exceptions", *broken, *refusing)
+    outages = _exception_types("redis.exceptions", *broken, *refusing)
 
     async def publish(message: Message) -> None:
-        with _outage(away):
+        with _raise_outage(outages):
             await broker.publish(
                 message.payload,
                 stream=message.topic,

@@ -1,4 +1,4 @@
-"""Webhooks, from both sides: signed, sent where they may go, and handled once per event."""
+"""Send and receive webhooks: sign, deliver to allowed addresses, handle each event once."""
 
 from oncekey.webhooks._address import LOOPBACK, Destinations, Forbidden, Target
 from oncekey.webhooks._receiver import Event, Receipt, Receiver

@@ -1,9 +1,9 @@
-"""Where a webhook may be sent: not into the network of whoever sends it.
+"""Decide where a webhook may be sent, so that it cannot reach the sender's own network (SSRF).
 
-An endpoint's URL is written by a stranger. Sent to blindly, it reads the metadata service of the
-cloud, or posts to a service that trusts everybody inside. So a name is resolved here, every address
-it has is judged, and the connection is made to an address that was judged: asking DNS again, as a
-client that is given the URL would, may bring another answer.
+A stranger chooses an endpoint's URL. A request sent there blindly could read the cloud's metadata
+service or post to an internal service that trusts its network. So the name is resolved here, every
+address is checked, and the connection goes to a checked address: a client that resolves the URL
+again may get another address (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oncekey.errors import Misuse
 
 URL_CHARS_MAX = 2_048
 ADDRESSES_MAX = 4
-"""Of the addresses that a name has, so many are tried."""
+"""How many of a name's addresses are tried."""
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 PORTS = {"http": 80, "https": 443}
 
@@ -28,34 +28,34 @@ Lookup = Callable[[str, int], list[str]]
 
 _Address = IPv4Address | IPv6Address
 
-# What is not the public internet, by the registries of special-purpose addresses of IANA.
+# Not the public internet, by IANA's registries of special-purpose addresses.
 _PRIVATE_4 = [
     ip_network(text)
     for text in (
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
         *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16"),
         *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        "168.63.129.16/32",  # public by its number; Azure's own service on every machine there
+        "168.63.129.16/32",  # looks public, but is Azure's own service on each of its machines
     )
 ]
 _GLOBAL_6 = ip_network("2000::/3")
-# 6to4 (2002::/16) was given up long ago: what still answers there is a relay, or a trap.
+# 6to4 (2002::/16) is obsolete: what still answers there is a relay, or a trap.
 _PRIVATE_6 = [ip_network(text) for text in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")]
-# Addresses here lead to the IPv4 address at their right end: mapped, NAT64.
-_CARRIERS = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96")]
+# The last 32 bits of these addresses are an IPv4 address: IPv4-mapped, NAT64.
+_IPV4_EMBEDDING = [ip_network(text) for text in ("::ffff:0:0/96", "64:ff9b::/96")]
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?")
 
 
 @value
 class Forbidden:
-    """This URL is not sent to."""
+    """Nothing may be sent to this URL."""
 
     reason: str
 
 
 @value
 class Target:
-    """A URL, taken apart."""
+    """A parsed URL."""
 
     is_tls: bool
     host: str
@@ -66,16 +66,17 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         is_usual = self.port == PORTS["https" if self.is_tls else "http"]
         return host if is_usual else f"{host}:{self.port}"
 
 
 class Destinations:
-    """The rules: which URLs and addresses may be sent to.
+    """The rules that decide which URLs and addresses may receive webhooks.
 
-    `allowed` are networks that may be reached although they are not public, `LOOPBACK` for tests.
+    `allowed` lists networks that may be reached although they are not public, such as `LOOPBACK`
+    in tests.
     """
 
     def __init__(self, *, https_required: bool = True, allowed: tuple[str, ...] = ()) -> None:
@@ -86,7 +87,7 @@ class Destinations:
             raise Misuse(f"allowed= takes networks such as '10.1.0.0/16': {error}") from None
 
     def target(self, url: str) -> Target | Forbidden:
-        """The URL taken apart, if one may send there as far as its text tells."""
+        """Parse a URL, and forbid it if its text alone breaks a rule."""
         if len(url) > URL_CHARS_MAX:
             return Forbidden(f"it is longer than {URL_CHARS_MAX} characters")
         if not url.isprintable() or " " in url or "\\" in url:
@@ -102,9 +103,9 @@ class Destinations:
             return Forbidden("it has a user name, a password or a fragment")
         if port == 0:
             return Forbidden("it has port 0")
-        return self._located(parts, port or PORTS[parts.scheme])
+        return self._parse_parts(parts, port or PORTS[parts.scheme])
 
-    def _located(self, parts: SplitResult, port: int) -> Target | Forbidden:
+    def _parse_parts(self, parts: SplitResult, port: int) -> Target | Forbidden:
         host = _ascii(parts.hostname or "")
         if host is None:
             return Forbidden("it has no host that could be looked up")
@@ -119,23 +120,24 @@ class Destinations:
         return Target(parts.scheme == "https", host, port, path)
 
     def objection(self, address: _Address) -> str | None:
-        """Why nothing is sent to this address; None if something may be."""
-        plain = _carried(address)
+        """Return why this address is forbidden, or None if it is allowed."""
+        plain = _embedded_ipv4(address)
         if any(plain in network or address in network for network in self._allowed):
             return None
         return None if _is_public(plain) else f"{address} is not a public address"
 
     def addresses(self, target: Target, lookup: Lookup) -> list[str] | Forbidden:
-        """Where to connect to. One address that may not be reached forbids the others: a name that
-        leads both outside and inside is up to no good. Raises OSError where there is none.
+        """Return the addresses to connect to. One forbidden address forbids them all: a name that
+        resolves to both public and private addresses is suspicious. Raises OSError if there are
+        none.
         """
         found: list[str] = []
         for text in lookup(target.host, target.port):
             address = _literal(text)
             if address is None:
-                return Forbidden(f"{target.host} leads to {text!r}, which is no address")
+                return Forbidden(f"{target.host} resolves to {text!r}, which is not an address")
             if reason := self.objection(address):
-                return Forbidden(f"{target.host} leads to a forbidden address: {reason}")
+                return Forbidden(f"{target.host} resolves to a forbidden address: {reason}")
             found.append(str(address))
         if not found:
             raise OSError(f"{target.host} has no address")
@@ -143,7 +145,7 @@ class Destinations:
 
 
 def system_lookup(host: str, port: int) -> list[str]:
-    """What this machine's resolver says."""
+    """Resolve a name with this machine's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
@@ -156,9 +158,9 @@ def _is_public(address: _Address) -> bool:
     return address in _GLOBAL_6 and not any(address in network for network in _PRIVATE_6)
 
 
-def _carried(address: _Address) -> _Address:
-    """The IPv4 address that an IPv6 address leads to; itself, where there is none in it."""
-    if any(address in network for network in _CARRIERS):
+def _embedded_ipv4(address: _Address) -> _Address:
+    """Return the IPv4 address embedded in an IPv6 address, or the address itself."""
+    if any(address in network for network in _IPV4_EMBEDDING):
         return IPv4Address(int(address) & 0xFFFF_FFFF)
     return address
 
@@ -171,7 +173,7 @@ def _literal(host: str) -> _Address | None:
 
 
 def _ascii(host: str) -> str | None:
-    """A host as DNS knows it; None if it cannot be one."""
+    """Return a host as DNS knows it, or None if it cannot be one."""
     if ":" in host:
         return host if isinstance(_literal(host), IPv6Address) else None
     try:

@@ -1,12 +1,13 @@
-"""The receiver: a webhook is verified, handled once per event, and answered so that its sender
-knows whether to send it again.
+"""Receive webhooks: verify the signature, handle each event once, and answer so that the sender
+knows whether to retry.
 
     receiver = Receiver(runtime, name="billing", secrets=[secret])
     receipt = await receiver.receive(request.headers, await request.body(), on_event)
     return Response(receipt.body, receipt.status, receipt.headers)
 
-Senders deliver at least once and repeat for days, so an event is remembered for a month. The
-handler's exceptions are the caller's: whatever turns them into a 500 has the event sent again.
+Senders deliver at least once and retry for days, so events are remembered for a month (the
+deduplication window). The handler's exceptions reach the caller: turned into a 500, they make the
+sender retry.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from oncekey.webhooks._signatures import (
 )
 
 RETENTION_S = 30 * 86_400.0
-"""Longer than any sender goes on by itself, and than most people take to press "send again"."""
+"""Longer than any sender retries, and than most people wait before they press "resend"."""
 BODY_BYTES_MAX = 1_048_576
 EVENT_ID_CHARS_MAX = 255
 RETRY_S = 5.0
@@ -43,7 +44,7 @@ RETRY_S = 5.0
 
 @value
 class Event:
-    """A webhook that is what it says it is."""
+    """A webhook whose signature was verified."""
 
     id: str
     body: bytes
@@ -56,12 +57,12 @@ class Event:
 
 @value
 class Receipt:
-    """What to answer."""
+    """The response to send."""
 
     status: int
     said: str
     outcome: Outcome | None = None
-    """What the inbox made of the event; None where it did not get that far."""
+    """The inbox's outcome for the event; None if the event was refused before."""
     retry_after_s: float | None = None
 
     @property
@@ -80,16 +81,16 @@ Handler = Callable[[Event], Any]
 
 
 class _Events(Inbox):
-    """Events as messages, known by ids that are the sender's."""
+    """An inbox whose message ids are the sender's event ids."""
 
     kind = "a receiver"
 
 
 class Receiver:
-    """One endpoint at which a sender's webhooks arrive.
+    """One endpoint that receives a sender's webhooks.
 
-    `name` tells its events from those of other receivers on the same store. `secrets` may be
-    several while one is being replaced.
+    `name` separates its events from those of other receivers on the same store. `secrets` may hold
+    several while you rotate them.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Receiver:
         must_be_limits("Receiver", numbers)
         if not isinstance(scheme, Scheme):
             raise Misuse("scheme= is Scheme.STANDARD or Scheme.STRIPE")
-        signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret is told now, not later
+        signed_headers("start", b"", secrets, 0.0, (scheme,))  # a bad secret fails now, not later
         rules = as_policy(policy).over(Policy(retention_s=RETENTION_S))
         self._inbox = _Events(runtime, name=name, policy=rules)
         self._secrets = tuple(secrets)
@@ -119,7 +120,7 @@ class Receiver:
         self._clock = clock or SystemClock()
 
     def open(self, headers: Lines, body: bytes) -> Event | Receipt:
-        """The event, if this is one; else what to answer, which asks nobody to send it again."""
+        """Verify a request and return its event; else the response, which asks for no retry."""
         must_be_raw(body)
         if len(body) > self._body_bytes_max:
             return Receipt(413, f"larger than {self._body_bytes_max} bytes")
@@ -143,8 +144,8 @@ class Receiver:
     # ------------------------------------------------------------------------------- handling
 
     async def receive(self, headers: Lines, body: bytes, handler: Handler) -> Receipt:
-        """Verify, call `handler(event)`, sync or async, unless it was called for this event
-        before, and tell what to answer. What the handler raises is raised.
+        """Verify, call `handler(event)` (sync or async) unless this event was handled before, and
+        return the response. The handler's exceptions are raised.
         """
         event = self.open(headers, body)
         if isinstance(event, Receipt):
@@ -152,7 +153,7 @@ class Receiver:
         return _receipt(await self._inbox.handle(event.id, handler, event))
 
     def receive_sync(self, headers: Lines, body: bytes, handler: Handler) -> Receipt:
-        """`receive` for services that block."""
+        """Blocking `receive`."""
         event = self.open(headers, body)
         if isinstance(event, Receipt):
             return event
@@ -161,8 +162,8 @@ class Receiver:
     async def receive_in(
         self, transaction: Any, headers: Lines, body: bytes, handler: Handler
     ) -> Receipt:
-        """`receive` within your transaction, in the runtime's own database: the event counts as
-        handled if and only if you commit. Commit, then answer; roll back on every exception.
+        """`receive` inside your transaction, in the runtime's own database: the event counts as
+        handled if and only if you commit. Commit, then respond; roll back on every exception.
         """
         event = self.open(headers, body)
         if isinstance(event, Receipt):
@@ -172,7 +173,7 @@ class Receiver:
     def receive_in_sync(
         self, transaction: Any, headers: Lines, body: bytes, handler: Handler
     ) -> Receipt:
-        """`receive_in` for services that block."""
+        """Blocking `receive_in`."""
         event = self.open(headers, body)
         if isinstance(event, Receipt):
             return event
@@ -187,13 +188,13 @@ def _receipt(outcome: Outcome) -> Receipt:
             wait_s = outcome.retry_after_s if isinstance(outcome, Busy) else RETRY_S
             return Receipt(503, "not now: send it again", outcome, wait_s)
         case Then.DEAD_LETTER:
-            # An earlier delivery died half-way, and the policy says not to try again: the sender's
-            # next attempts find out whether an operator has settled it.
+            # An earlier delivery died half-way, and the policy says not to run it again: the
+            # sender's next attempts find out whether an operator has resolved it.
             return Receipt(500, "an earlier delivery has no known end", outcome, RETRY_S)
 
 
 def _id_within(body: bytes) -> str | None:
-    """The id in the body of an event of Stripe's: it is signed with the rest."""
+    """Return the event id from a Stripe event's body, which is signed as a whole."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The schedule: when a delivery that failed is tried again, and when nobody tries any more."""
+"""The retry schedule of failed deliveries, and when to give up."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ RETRIES_S = (
     *(5.0, 30.0, 2 * MINUTE_S, 10 * MINUTE_S, 30 * MINUTE_S),
     *(2 * HOUR_S, 5 * HOUR_S, 10 * HOUR_S, 14 * HOUR_S, 20 * HOUR_S, 24 * HOUR_S),
 )
-"""Waits after the first failure, the second, and so on: twelve attempts in three days and a bit."""
+"""Waits after the first failure, the second, and so on: twelve attempts in a bit over 3 days."""
 SPREAD = 0.2
 
 
 @value
 class Schedule:
-    """Waits between attempts, each lengthened by chance, so that what failed together does not come
-    back together.
+    """Waits between attempts, with jitter, so that what failed together is not retried together.
 
     >>> Schedule().delay_s(1, chance=0.0), Schedule().delay_s(1, chance=0.5)
     (5.0, 5.5)
@@ -30,7 +29,7 @@ class Schedule:
 
     retries_s: tuple[float, ...] = RETRIES_S
     spread: float = SPREAD
-    """The largest part of itself by which a wait is lengthened."""
+    """Jitter: a wait grows by at most this fraction of itself."""
 
     def __post_init__(self) -> None:
         for wait_s in self.retries_s:
@@ -46,10 +45,10 @@ class Schedule:
     def delay_s(
         self, attempts: int, chance: float, *, asked_s: float | None = None
     ) -> float | None:
-        """How long to wait after so many attempts have failed; None when that was the last.
+        """Return how long to wait after this many failed attempts; None after the last.
 
-        `chance` is a random number in [0, 1). `asked_s` is what the receiver's Retry-After says: a
-        wait is never shorter than that.
+        `chance` is a random number in [0, 1). `asked_s` is the receiver's Retry-After: no wait is
+        shorter than that.
         """
         if not 0 < attempts < self.attempts_max:
             return None

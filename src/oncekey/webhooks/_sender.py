@@ -1,12 +1,12 @@
-"""The sender: one attempt to deliver one webhook, within limits, to where it may go.
+"""Deliver one webhook: a single attempt, within limits, to an allowed address.
 
     sender = Sender()
     match sender.send(url, signed_headers(id, body, secrets, now), body):
         case Answered(status) if 200 <= status < 300: ...
 
-It speaks HTTP/1.1 over a connection of its own, made to an address that was checked, with the Host
-and the TLS name of the URL. It follows no redirect, uses no proxy, keeps no connection, and gives
-up when its time is over, however slowly the other side drips.
+Each attempt opens its own HTTP/1.1 connection to a checked address, with the URL's Host and TLS
+name. It follows no redirects, uses no proxy, keeps no connection alive, and stops at its timeout
+however slowly the other side sends.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _OWN = {"host", "content-length", "connection", "transfer-encoding"}
 
 @value
 class SendLimits:
-    """How long one attempt may take, and how much of its answer is read."""
+    """How long one attempt may take, and how much of the response is read."""
 
     connect_s: float = 5.0
-    """Until a name is looked up, and for each address until a connection stands, TLS included."""
+    """Timeout of the DNS lookup, and of connecting to each address, TLS included."""
     total_s: float = 20.0
     head_bytes_max: int = 32_768
     excerpt_bytes_max: int = 4_096
-    """So much of the answer's body is read and handed back; the rest stays unread."""
+    """How much of the response body is read and returned; the rest stays unread."""
     body_bytes_max: int = 1_048_576
 
     def __post_init__(self) -> None:
@@ -59,11 +59,11 @@ class SendLimits:
 
 @value
 class Answered:
-    """The endpoint answered. Only 2xx means that it has the message."""
+    """The endpoint responded. Only 2xx means that it has the message."""
 
     status: int
     excerpt: bytes
-    """The beginning of the answer's body."""
+    """The beginning of the response body."""
     retry_after_s: float | None
     seconds: float
 
@@ -73,13 +73,13 @@ class Answered:
 
     @property
     def is_gone(self) -> bool:
-        """The endpoint asks to be sent nothing any more."""
+        """Whether the endpoint asks for no further webhooks (410)."""
         return self.status == http.client.GONE
 
 
 @value
 class Unanswered:
-    """No answer came: nobody knows whether the endpoint has the message."""
+    """No response: the endpoint may or may not have the message."""
 
     reason: str
     seconds: float
@@ -87,7 +87,7 @@ class Unanswered:
 
 @value
 class NotSent:
-    """Nothing left this machine: the URL is forbidden, has no address, or nobody listens there."""
+    """Nothing was sent: the URL is forbidden, has no address, or refuses the connection."""
 
     reason: str
     seconds: float
@@ -96,19 +96,19 @@ class NotSent:
 Sent = Answered | Unanswered | NotSent
 
 
-def _must_be(name: str, kind: type, given: object) -> None:
+def _require_type(name: str, kind: type, given: object) -> None:
     if given is not None and not isinstance(given, kind):
         what = type(given).__name__
         raise Misuse(f"{name}=… takes a {kind.__name__}(…), not a {what}")
 
 
-def _must_be_bytes(body: object) -> None:
+def _require_bytes(body: object) -> None:
     if not isinstance(body, bytes | bytearray | memoryview):
         raise Misuse(f"a webhook's body is bytes, as it was signed, not a {type(body).__name__}")
 
 
 class Sender:
-    """Delivers to the URLs that `destinations` allows. Any number of threads may share one."""
+    """Delivers webhooks to the URLs that `destinations` allows. Thread-safe."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class Sender:
         tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
     ) -> None:
-        _must_be("destinations", Destinations, destinations)
-        _must_be("limits", SendLimits, limits)
+        _require_type("destinations", Destinations, destinations)
+        _require_type("limits", SendLimits, limits)
         self._destinations = destinations or Destinations()
         self._limits = limits or SendLimits()
         self._lookup = lookup
@@ -128,8 +128,8 @@ class Sender:
         self._clock = clock or SystemClock()
 
     def objection(self, url: str) -> str | None:
-        """Why nothing would be sent there now; None if something would be, or the name has no
-        address yet. For whoever registers a URL: what counts is where it leads when it is used.
+        """Return why this URL is forbidden now; None if it is allowed, or its name has no address
+        yet. Use it when a URL is registered; every delivery checks again.
         """
         target = self._destinations.target(url)
         if isinstance(target, Forbidden):
@@ -141,8 +141,8 @@ class Sender:
         return found.reason if isinstance(found, Forbidden) else None
 
     def send(self, url: str, headers: Mapping[str, str], body: bytes) -> Sent:
-        """POST `body`. What became of it is a value; only misuse raises."""
-        _must_be_bytes(body)
+        """POST `body` and return the outcome as a value; only misuse raises."""
+        _require_bytes(body)
         if len(body) > self._limits.body_bytes_max:
             raise Misuse(f"a webhook has at most body_bytes_max={self._limits.body_bytes_max}")
         attempt = _Attempt(self._limits.total_s, self._clock)
@@ -153,7 +153,7 @@ class Sender:
         try:
             connection = self._connect(target, attempt)
         except (OSError, UnicodeError) as error:
-            return NotSent(_told(error), attempt.seconds())
+            return NotSent(_describe_error(error), attempt.seconds())
         if isinstance(connection, Forbidden):
             return NotSent(f"the URL may not be sent to: {connection.reason}", attempt.seconds())
         with closing(connection):
@@ -161,10 +161,10 @@ class Sender:
                 attempt.write(connection, request)
                 return self._answer(connection, attempt)
             except (OSError, http.client.HTTPException) as error:
-                return Unanswered(_told(error), attempt.seconds())
+                return Unanswered(_describe_error(error), attempt.seconds())
 
     def _connect(self, target: Target, attempt: _Attempt) -> socket.socket | Forbidden:
-        """A connection to an address that was checked: the name is looked up this once."""
+        """Connect to a checked address; the name is resolved only here."""
         addresses = self._addresses(target, attempt)
         if isinstance(addresses, Forbidden):
             return addresses
@@ -175,8 +175,8 @@ class Sender:
         return self._connect_to(last, target, attempt)
 
     def _addresses(self, target: Target, attempt: _Attempt) -> list[str] | Forbidden:
-        judged = functools.partial(self._destinations.addresses, target, self._lookup)
-        return attempt.within(self._limits.connect_s, judged)
+        resolve = functools.partial(self._destinations.addresses, target, self._lookup)
+        return attempt.call_within(self._limits.connect_s, resolve)
 
     def _connect_to(self, address: str, target: Target, attempt: _Attempt) -> socket.socket:
         limit_s = attempt.left(self._limits.connect_s)
@@ -197,8 +197,8 @@ class Sender:
         incoming = _Incoming(connection, attempt, bytes_max)
         response = http.client.HTTPResponse(incoming, method="POST")  # type: ignore[arg-type]
         with closing(response):
-            _begin(response)
-            excerpt = b"".join(_beginning(response, self._limits.excerpt_bytes_max))
+            _read_head(response)
+            excerpt = b"".join(_read_excerpt(response, self._limits.excerpt_bytes_max))
             asked = response.headers.get("Retry-After")
             wait_s = None if asked is None else retry_after(asked, self._clock.wall())
             return Answered(response.status, excerpt, wait_s, attempt.seconds())
@@ -206,12 +206,12 @@ class Sender:
 
 @functools.cache
 def _usual_tls() -> ssl.SSLContext:
-    """With this system's authorities. To read them takes longer than most deliveries."""
+    """Cached, because loading the system's certificates takes longer than most deliveries."""
     return ssl.create_default_context()
 
 
 class _Attempt:
-    """The time that one attempt has."""
+    """The time budget of one attempt."""
 
     def __init__(self, total_s: float, clock: Clock) -> None:
         self._clock = clock
@@ -228,16 +228,16 @@ class _Attempt:
         return min(left_s, at_most_s)
 
     def write(self, connection: socket.socket, data: bytes) -> None:
-        """Like sendall, whose time limit begins anew with every piece that a TLS socket sends."""
+        """Like `sendall`, whose timeout starts again with every piece a TLS socket sends."""
         view = memoryview(data)
         while view:
             connection.settimeout(self.left())
             view = view[connection.send(view[:SEND_BYTES]) :]
 
-    def within(self, limit_s: float, ask: Callable[[], T]) -> T:
-        """The result of a call that has no time limit of its own: looking up a name.
+    def call_within(self, limit_s: float, ask: Callable[[], T]) -> T:
+        """Run a call that has no timeout of its own (a DNS lookup) in a thread, within `limit_s`.
 
-        One that takes longer is left to end by itself, in a thread that nobody waits for.
+        A call that takes longer keeps running in its thread; nothing waits for it.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -254,12 +254,12 @@ class _Attempt:
         if errors:
             raise errors[0]
         if not results:
-            raise TimeoutError("the host's name was not looked up in time")
+            raise TimeoutError("the host name was not resolved in time")
         return results[0]
 
 
 class _Incoming(io.RawIOBase):
-    """What comes in, until the attempt's time or bytes are used up."""
+    """Reads the response until the attempt's time or bytes run out."""
 
     def __init__(self, connection: socket.socket, attempt: _Attempt, bytes_max: int) -> None:
         self._connection = connection
@@ -267,7 +267,7 @@ class _Incoming(io.RawIOBase):
         self._left = bytes_max
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """How `http.client` asks a socket for a file."""
+        """Called by `http.client` in place of a socket's `makefile`."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -283,9 +283,9 @@ class _Incoming(io.RawIOBase):
         return count
 
 
-def _begin(response: http.client.HTTPResponse) -> None:
-    """Read the head of the final answer. Of the interim ones that may come before it, such as 103
-    with early hints, `http.client` passes over 100 alone.
+def _read_head(response: http.client.HTTPResponse) -> None:
+    """Read the head of the final response. `http.client` skips only 100 of the interim responses
+    that may come first; this skips all of them, such as 103 Early Hints.
     """
     response.begin()
     while response.status < 200 and response.status != http.client.SWITCHING_PROTOCOLS:
@@ -293,8 +293,8 @@ def _begin(response: http.client.HTTPResponse) -> None:
         response.begin()
 
 
-def _beginning(response: http.client.HTTPResponse, bytes_max: int) -> Iterator[bytes]:
-    """As much of the body as comes. The status is what counts: if this breaks off, so be it."""
+def _read_excerpt(response: http.client.HTTPResponse, bytes_max: int) -> Iterator[bytes]:
+    """Yield the start of the body. Errors are ignored: only the status counts."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         while bytes_max > 0 and (piece := response.read1(bytes_max)):
             yield piece
@@ -302,10 +302,10 @@ def _beginning(response: http.client.HTTPResponse, bytes_max: int) -> Iterator[b
 
 
 def _request(target: Target, headers: Mapping[str, str], body: bytes) -> bytes:
-    return b"".join([*_head(target, headers, body), b"\r\n", body])
+    return b"".join([*_head_lines(target, headers, body), b"\r\n", body])
 
 
-def _head(target: Target, headers: Mapping[str, str], body: bytes) -> Iterator[bytes]:
+def _head_lines(target: Target, headers: Mapping[str, str], body: bytes) -> Iterator[bytes]:
     yield f"POST {target.path} HTTP/1.1\r\n".encode("ascii")
     yield f"Host: {target.authority}\r\n".encode("ascii")
     yield b"Content-Length: %d\r\nConnection: close\r\n" % len(body)
@@ -315,14 +315,14 @@ def _head(target: Target, headers: Mapping[str, str], body: bytes) -> Iterator[b
         yield f"{name}: {text}\r\n".encode("latin-1")
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     match error:
         case ssl.SSLCertVerificationError():
-            text = f"its certificate is not to be trusted: {error.verify_message}"
+            text = f"its certificate is not trusted: {error.verify_message}"
         case TimeoutError():
             text = f"it took too long: {error}"
         case http.client.HTTPException():
-            text = f"its answer is not HTTP: {type(error).__name__}: {error}"
+            text = f"its response is not HTTP: {type(error).__name__}: {error}"
         case _:
             text = f"{type(error).__name__}: {error}"
     return printable(text, DETAIL_CHARS_MAX)

@@ -1,14 +1,14 @@
-"""Signatures: that a webhook comes from who shares the secret, as it was sent, and lately.
+"""Sign and verify webhooks: sent by someone who knows the secret, unchanged, and recently.
 
 Two schemes, one kind of secret, `whsec_` and 24 random bytes in base64:
 
     Stripe      Stripe-Signature: t=1700000000,v1=<hex>
                 HMAC-SHA256 of "<t>.<body>", keyed by the secret as it is written
     Standard    webhook-id, webhook-timestamp, webhook-signature: v1,<base64>
-                HMAC-SHA256 of "<id>.<timestamp>.<body>", keyed by what the base64 stands for
+                HMAC-SHA256 of "<id>.<timestamp>.<body>", keyed by the decoded base64
 
-A message may carry a signature for each of several secrets, and a receiver may hold several: so a
-secret is replaced without a moment at which nothing verifies.
+A message may carry signatures for several secrets, and a receiver may hold several secrets, so a
+secret can be rotated without downtime.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from oncekey._core.values import value
 from oncekey._system.chance import random_token
 from oncekey.errors import Misuse
 
-SECRET_PREFIX = "whsec_"  # noqa: S105  (how each begins, not one of them)
+SECRET_PREFIX = "whsec_"  # noqa: S105  (the prefix of every secret, not a secret)
 SECRET_BYTES = 24
 TOLERANCE_S = 300.0
-"""How far the sender's clock at signing and the receiver's may be apart, either way."""
+"""How far the timestamp may be from the receiver's clock, either way."""
 HEADER_CHARS_MAX = 4_096
 SIGNATURES_MAX = 20
 ID_CHARS_MAX = 255
@@ -46,7 +46,7 @@ class Scheme(enum.Enum):
 
 
 class Flaw(enum.Enum):
-    """What is wrong with a message that does not verify."""
+    """Why a message does not verify."""
 
     MISSING = "a signature header is missing"
     MALFORMED = "a signature header cannot be read"
@@ -57,7 +57,7 @@ class Flaw(enum.Enum):
 
 @value
 class Genuine:
-    """Whoever signed this knows the secret, and signed it lately."""
+    """The message was signed with the secret, and recently."""
 
     signed_at: int
     id: str | None
@@ -65,38 +65,38 @@ class Genuine:
 
 
 class Lines(Protocol):
-    """Headers as frameworks have them; those of Flask, and of http.server, are no Mapping."""
+    """Headers of any framework; those of Flask and http.server are no Mapping."""
 
     def items(self) -> Iterable[tuple[str, str]]: ...
 
 
 @value
 class Refused:
-    """Nothing in this message may be believed."""
+    """The message did not verify: trust nothing in it."""
 
     flaw: Flaw
 
 
 def new_secret() -> str:
-    """A secret for one endpoint. Show it once, to whom it belongs."""
+    """Make a secret for one endpoint. Show it once, to its owner."""
     material = random_token() + random_token()
     return SECRET_PREFIX + base64.b64encode(material[:SECRET_BYTES]).decode()
 
 
 def must_be_secrets(secrets: Collection[str]) -> None:
-    """A misuse, unless it is a list of texts. Of a text alone each letter would be a secret, which
-    anybody can guess.
+    """Raise `Misuse` unless this is a list of texts. In a single text each letter would be a
+    secret that anybody can guess.
     """
     if isinstance(secrets, str) or not secrets or not all(isinstance(s, str) for s in secrets):
         raise Misuse("secrets= is a list of at least one secret, each of them a text")
 
 
 def must_be_raw(body: object) -> None:
-    """A misuse, unless these are bytes: what was decoded or parsed is not what was signed."""
+    """Raise `Misuse` unless this is bytes: a decoded or parsed body is not what was signed."""
     if not isinstance(body, bytes | bytearray | memoryview):
         raise Misuse(
-            "a webhook's body is the bytes that came: await request.body(), Flask's "
-            f"request.get_data(), Django's request.body; it was given a {type(body).__name__}"
+            "a webhook's body must be the raw bytes: await request.body(), Flask's "
+            f"request.get_data(), Django's request.body; not a {type(body).__name__}"
         )
 
 
@@ -110,7 +110,7 @@ def signed_headers(
     now_wall: float,
     schemes: Sequence[Scheme] = tuple(Scheme),
 ) -> dict[str, str]:
-    """The headers that let a receiver verify `body`: by every scheme, and with any of the secrets.
+    """Sign `body`: return the headers that verify by every scheme, with any of the secrets.
 
     >>> headers = signed_headers("evt_1", b"{}", ["whsec_" + "c2VjcmV0" * 4], 1_700_000_000.5)
     >>> sorted(headers)
@@ -121,7 +121,7 @@ def signed_headers(
     if len(secrets) > SIGNATURES_MAX:
         raise Misuse(f"sign with 1 to {SIGNATURES_MAX} secrets, not {len(secrets)}")
     if not _ID.fullmatch(id):
-        raise Misuse(f"a webhook's id is visible ASCII without a full stop: {id[:40]!r}")
+        raise Misuse(f"a webhook's id must be visible ASCII without a full stop: {id[:40]!r}")
     timestamp, headers = str(int(now_wall)), {}
     if Scheme.STRIPE in schemes:
         digests = (_digest_stripe(secret, timestamp, body).hex() for secret in secrets)
@@ -148,7 +148,7 @@ def _digest_standard(secret: str, id: str, timestamp: str, body: bytes) -> bytes
 
 
 def _material(secret: str) -> bytes:
-    """The bytes that the base64 of a secret stands for; padding may be missing, as in the wild."""
+    """Decode a secret's base64; real-world secrets often lack the padding."""
     text = secret.removeprefix(SECRET_PREFIX).rstrip("=")
     try:
         material = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -156,8 +156,8 @@ def _material(secret: str) -> bytes:
         material = b""
     if not material:
         raise Misuse(
-            "a secret of Standard Webhooks is `whsec_` and base64: new_secret() makes one. Secrets "
-            "that Stripe itself made are something else: verify with scheme=Scheme.STRIPE"
+            "a Standard Webhooks secret is `whsec_` and base64: new_secret() makes one. Secrets "
+            "made by Stripe are different: verify with scheme=Scheme.STRIPE"
         )
     return material
 
@@ -174,10 +174,10 @@ def verify(
     scheme: Scheme = Scheme.STANDARD,
     tolerance_s: float = TOLERANCE_S,
 ) -> Genuine | Refused:
-    """Whether `body`, byte for byte as it came, was signed with one of the secrets, and lately.
+    """Verify that `body`, the raw bytes, was signed with one of the secrets, and recently.
 
-    One scheme: a receiver that took either would let whoever repeats a message choose which id it
-    is known by.
+    Only one scheme: if a receiver took either, an attacker who replays a message could choose
+    which id it has.
     """
     must_be_secrets(secrets)
     must_be_raw(body)
@@ -190,7 +190,7 @@ def verify(
         else _digest_standard(secret, found.id, found.timestamp, body)
         for secret in secrets
     ]
-    # Every pair is compared: how long it takes does not tell which secret matched.
+    # Compare every pair, so that timing does not tell which secret matched.
     matches = [hmac.compare_digest(own, sent) for own in expected for sent in found.digests]
     if not any(matches):
         return Refused(Flaw.FORGED)
@@ -204,7 +204,7 @@ def verify(
 
 @value
 class _Signed:
-    """What the headers say, not yet believed."""
+    """The signature headers, parsed but not verified."""
 
     id: str | None
     timestamp: str
@@ -217,7 +217,7 @@ def _stripe(headers: Lines) -> _Signed | Flaw:
         return line
     parts = [part.strip().partition("=") for part in line.split(",")]
     timestamps = [text for name, _, text in parts if name == "t"]
-    digests = list(_decoded((text for name, _, text in parts if name == "v1"), bytes.fromhex))
+    digests = list(_decode_each((text for name, _, text in parts if name == "v1"), bytes.fromhex))
     if len(timestamps) != 1 or not _TIMESTAMP.fullmatch(timestamps[0]) or not digests:
         return Flaw.MALFORMED
     return _Signed(None, timestamps[0], tuple(digests[:SIGNATURES_MAX]))
@@ -232,14 +232,14 @@ def _standard(headers: Lines) -> _Signed | Flaw:
         lines.append(line)
     id, timestamp, signatures = lines
     parts = [part.partition(",") for part in signatures.split(" ")]
-    digests = list(_decoded((text for name, _, text in parts if name == "v1"), _base64))
+    digests = list(_decode_each((text for name, _, text in parts if name == "v1"), _base64))
     if not _ID.fullmatch(id) or not _TIMESTAMP.fullmatch(timestamp) or not digests:
         return Flaw.MALFORMED
     return _Signed(id, timestamp, tuple(digests[:SIGNATURES_MAX]))
 
 
 def _single(headers: Lines, wanted: str) -> str | Flaw:
-    """The one line of this name. Of two, this code and another might believe different ones."""
+    """Return the only header of this name. Of two, other code might read the other one."""
     found = [text for name, text in headers.items() if name.lower() == wanted]
     if not found or not found[0]:
         return Flaw.MISSING
@@ -252,8 +252,8 @@ def _base64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _decoded(texts: Iterator[str], decode: Callable[[str], bytes]) -> Iterator[bytes]:
-    """What can be read of them: a signature of a later kind does not spoil the others."""
+def _decode_each(texts: Iterator[str], decode: Callable[[str], bytes]) -> Iterator[bytes]:
+    """Yield what can be decoded: a signature of a newer kind must not spoil the others."""
     for text in texts:
         try:
             yield decode(text)

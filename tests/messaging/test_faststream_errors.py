@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("twice", [False, True])
-async def test_a_middleware_that_is_a_class_or_within_another_is_told(twice: bool) -> None:
+async def test_a_middleware_that_is_a_class_or_nested_is_refused(twice: bool) -> None:
     runtime, ran = Runtime("memory://"), list[str]()
     made = OnceMiddleware(runtime)
     given: list[Any] = [made, OnceMiddleware(runtime)] if twice else [OnceMiddleware]
@@ -47,7 +47,11 @@ async def test_a_middleware_that_is_a_class_or_within_another_is_told(twice: boo
     async def work(body: str) -> None:
         ran.append(body)
 
-    said = "guarded twice" if twice else r"the class: make one, middlewares=\[OnceMiddleware\(run"
+    said = (
+        "guarded twice"
+        if twice
+        else r"the class: make an instance, middlewares=\[OnceMiddleware\(run"
+    )
     async with TestRabbitBroker(broker) as tested:
         with pytest.raises(Misuse, match=said):
             await tested.publish("a", "orders", message_id="id-a")
@@ -150,7 +154,7 @@ async def test_a_message_without_an_id_is_an_error(
     await broker.stop()
     await runtime.aclose()
     assert ran == ["named"]
-    assert "has no id to know it by" in "".join(capsys.readouterr())
+    assert "has no usable id" in "".join(capsys.readouterr())
 
 
 async def test_an_id_can_be_made_of_what_a_message_is_about(rabbit: Bench) -> None:
