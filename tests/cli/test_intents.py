@@ -286,7 +286,7 @@ def test_a_database_in_a_file_that_cannot_be_used_is_one_line(oncekey: Oncekey, 
     ran = oncekey("intents", path)
 
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
-    assert "the journal's tables are missing: make them once, by journal.create(" in ran.err
+    assert "the journal's tables are missing: create them once with journal.create(" in ran.err
 
 
 def test_an_address_of_something_else_is_refused(oncekey: Oncekey, tmp_path: Path) -> None:

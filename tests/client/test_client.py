@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncekey.client import AsyncClient, Client, Retries, SqlJournal, outcome_of
-from oncekey.client._client import installed
+from oncekey.client._client import import_library
 from oncekey.errors import Misuse
 from tests.client.wire import Scripted, scripted
 
@@ -106,7 +106,7 @@ def test_what_is_given_a_key_has_it_whatever_its_method(server: Scripted) -> Non
 
 def test_nothing_is_sent_past_the_keys(server: Scripted) -> None:
     """Not through a proxy, and not by what is mounted."""
-    mounted = installed().HTTPTransport()
+    mounted = import_library().HTTPTransport()
     with scripted() as proxy, Client(proxy=proxy.url, mounts={"all://127.0.0.1": mounted}) as api:
         api.post("http://api.test/orders")
         api.post(f"{server.url}/orders")
@@ -117,12 +117,12 @@ def test_nothing_is_sent_past_the_keys(server: Scripted) -> None:
 
 
 def test_what_is_about_the_wire_goes_to_the_transport(server: Scripted) -> None:
-    limits = installed().Limits(max_connections=1)
+    limits = import_library().Limits(max_connections=1)
     with Client(base_url=server.url, verify=False, limits=limits, trust_env=False) as api:
         assert api.post("/orders").status_code == 201
         assert not api.inner.trust_env
 
-    transport = installed().HTTPTransport()
+    transport = import_library().HTTPTransport()
     with pytest.raises(Misuse, match="give proxy to the transport that you give"):
         Client(transport=transport, proxy="http://localhost:1")
 
@@ -142,9 +142,9 @@ def test_keys_that_the_profile_s_servers_do_not_take_are_refused(server: Scripte
 
 
 def test_one_of_the_libraries_must_be_there() -> None:
-    assert installed(("no_such_library", "httpx")).__name__ == "httpx"
+    assert import_library(("no_such_library", "httpx")).__name__ == "httpx"
     with pytest.raises(Misuse, match="needs one of no_such_library"):
-        installed(("no_such_library",))
+        import_library(("no_such_library",))
 
 
 @pytest.mark.parametrize("journal", ["intents.db", SqlJournal()])

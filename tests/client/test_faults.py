@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from oncekey._system.clock import FakeClock
 from oncekey.client import Attempted, Retries, RetryBudget, outcome_of
-from oncekey.client._sender import Sender
-from oncekey.client._transport import Retrying
+from oncekey.client._sender import RequestSender
+from oncekey.client._transport import RetryingTransport
 from oncekey.events import Event
 from tests.client.hostile import AWAY, HOME, Fault, Hostile
 
@@ -65,10 +65,10 @@ class World:
         self.server = Hostile(library, self.clock, script)
         self.events: list[Attempted] = []
         self.pauses: list[float] = []
-        sender = Sender(
+        sender = RequestSender(
             clock=self.clock, chance=itertools.cycle(chances).__next__, hooks=[self._note], **rules
         )
-        self.transport = Retrying(self.server, sender, self._sleep, self._async_sleep)
+        self.transport = RetryingTransport(self.server, sender, self._sleep, self._async_sleep)
 
     def _note(self, event: Event) -> None:
         assert isinstance(event, Attempted)

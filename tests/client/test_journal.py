@@ -66,7 +66,7 @@ def test_a_key_is_on_disk_before_it_is_given_out(path: Path) -> None:
 def test_one_durable_write_per_intent_and_none_after_it(
     path: Path, clock: FakeClock, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 3600.0)
+    monkeypatch.setattr(journals, "FLUSH_AFTER_S", 3600.0)
     server.script = ["drop"]
     with (
         Journal(path, clock=clock) as journal,
@@ -156,7 +156,7 @@ def test_other_processes_see_soon_what_is_settled(
     path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without another intent, and without closing: nobody is sent after what is done."""
-    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 0.001)
+    monkeypatch.setattr(journals, "FLUSH_AFTER_S", 0.001)
     key, written = journal.key(PAY), threading.Event()
     probes.arm("after_settle", written.set)
 
@@ -209,7 +209,7 @@ def test_an_intent_needs_a_journal_and_no_other_key(path: Path, server: Scripted
 
 def test_what_is_no_path_is_refused() -> None:
     nothing: Any = None  # as an environment variable gives it that nobody set
-    with pytest.raises(Misuse, match="named by its path"):
+    with pytest.raises(Misuse, match="give its path"):
         Journal(nothing)
 
 
@@ -217,6 +217,6 @@ def test_what_is_no_path_is_refused() -> None:
     "url", ["sqlite:///intents.db", "postgresql://shop:hunter2@db.internal/shop"]
 )
 def test_p12_a_url_is_no_path_of_a_journal_and_not_shown(url: str) -> None:
-    with pytest.raises(Misuse, match=r"named by its path.* a SqlJournal\(\)") as refused:
+    with pytest.raises(Misuse, match=r"give its path.* use SqlJournal\(\)") as refused:
         Journal(url)
     assert "hunter2" not in str(refused.value)

@@ -122,13 +122,13 @@ def test_an_answer_is_not_lost_because_the_journal_cannot_be_written(
     ):
 
         def answered(_: object) -> object:
-            journal._opened().execute("PRAGMA query_only = 1")
+            journal._open_db().execute("PRAGMA query_only = 1")
             return 201, expires
 
         server.otherwise = answered
         assert api.post("/charges", intent=PAY).status_code == 201
 
-        assert "is not written down" in caplog.text
+        assert "could not record how long" in caplog.text
         assert [intent.name for intent in journal.unsettled()] == [PAY]
 
 
@@ -141,7 +141,7 @@ def test_what_was_written_down_for_one_server_is_not_sent_to_another_unnoticed(
         journal.key(PAY, origin="https://old.test")
         api.post("/charges", intent=PAY)
 
-    assert f"begun at https://old.test:443, and is sent to {server.url}" in caplog.text
+    assert f"begun for https://old.test:443 and is sent to {server.url}" in caplog.text
 
 
 def test_no_retry_leaves_after_the_server_has_forgotten_the_key(

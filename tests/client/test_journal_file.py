@@ -111,7 +111,7 @@ def test_who_is_interrupted_while_it_writes_holds_the_file_no_longer(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_note_what_is_relied_on", interrupted)
+        patch.setattr(journal, "_write_assumption", interrupted)
         with pytest.raises(KeyboardInterrupt):
             journal.key(PAY)
 
@@ -124,7 +124,7 @@ def test_a_full_disk_is_told_and_forgotten_when_there_is_room_again(
     path: Path, journal: Journal
 ) -> None:
     journal.key("opened")
-    full = journal._opened()
+    full = journal._open_db()
     pages = full.execute("PRAGMA page_count").fetchone()[0]
     full.execute(f"PRAGMA max_page_count = {pages}").fetchone()
 
@@ -141,7 +141,7 @@ def test_a_disk_that_cannot_be_written_still_gives_the_keys_that_are_on_it(
     key = journal.key(PAY)
     journal.close()
     asked = Journal(path)
-    asked._opened().execute("PRAGMA query_only = 1")
+    asked._open_db().execute("PRAGMA query_only = 1")
 
     assert asked.key(PAY) == key
     with pytest.raises(StoreUnavailable, match=r"readonly database\. Nothing was sent"):
@@ -182,7 +182,7 @@ def test_what_was_settled_before_a_fork_is_written_all_the_same(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or another process that begins it anew would get the old key, and the old answer."""
-    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 0.2)
+    monkeypatch.setattr(journals, "FLUSH_AFTER_S", 0.2)
     written = threading.Event()
     probes.arm("after_settle", written.set)
     journal.key(PAY)
@@ -208,7 +208,7 @@ def test_what_was_settled_while_the_file_was_held_is_written_later(
     path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "BUSY_S_MAX", 0.01)
-    monkeypatch.setattr(journals, "UNWRITTEN_S_MAX", 0.01)
+    monkeypatch.setattr(journals, "FLUSH_AFTER_S", 0.01)
     tried, written = threading.Event(), threading.Event()
     probes.arm("after_settle", written.set)
     journal.key(PAY)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oncekey._core import key as keys
 from oncekey._core.fingerprint import Fingerprint
 from oncekey._core.profiles import PROFILES
-from oncekey.client import _key_placement as place
-from oncekey.client._key_placement import Outgoing, Placed
+from oncekey.client import _key_placement as placement
+from oncekey.client._key_placement import KeyChanges, OutgoingRequest, SentRequests
 from oncekey.errors import Misuse
 
 KEY = "018bcfe5-6800-7000-8000-000000000000"
@@ -44,16 +44,16 @@ def test_what_was_put_in_is_found_again_and_makes_no_other_request(
 ) -> None:
     profile = PROFILES[name]
     lines = Lines(headers)
-    bare = Outgoing("POST", url, lines, body)
-    assert place.given(bare, profile) is None
+    bare = OutgoingRequest("POST", url, lines, body)
+    assert placement.read_key(bare, profile) is None
 
-    changes = place.placed(bare, profile, KEY)
+    changes = placement.place_key(bare, profile, KEY)
 
     assert changes is not None
     lines = Lines(headers | {name.lower(): text for name, text in changes.headers})
-    kept = Outgoing("POST", changes.url or url, lines, changes.body or body)
-    assert place.given(kept, profile) == KEY
-    assert place.fingerprint(kept, profile) == place.fingerprint(bare, profile) is not None
+    kept = OutgoingRequest("POST", changes.url or url, lines, changes.body or body)
+    assert placement.read_key(kept, profile) == KEY
+    assert placement.fingerprint(kept, profile) == placement.fingerprint(bare, profile) is not None
 
 
 @given(
@@ -66,7 +66,7 @@ def test_what_was_put_in_is_found_again_and_makes_no_other_request(
 def test_a_json_body_keeps_every_byte(members: dict[str, float | str]) -> None:
     body = json.dumps(members).encode()
 
-    changes = place.placed(Outgoing("POST", URL, JSON, body), PROFILES["square"], KEY)
+    changes = placement.place_key(OutgoingRequest("POST", URL, JSON, body), PROFILES["square"], KEY)
 
     assert changes is not None
     assert changes.body is not None
@@ -86,28 +86,35 @@ def test_a_json_body_keeps_every_byte(members: dict[str, float | str]) -> None:
     ],
 )
 def test_a_body_without_a_place_for_a_key(headers: dict[str, str], body: bytes | None) -> None:
-    assert place.placed(Outgoing("POST", URL, headers, body), PROFILES["square"], KEY) is None
+    assert (
+        placement.place_key(OutgoingRequest("POST", URL, headers, body), PROFILES["square"], KEY)
+        is None
+    )
 
 
 def test_the_draft_s_keys_are_quoted_and_all_others_bare() -> None:
-    bare = Outgoing("POST", URL, {}, b"")
+    bare = OutgoingRequest("POST", URL, {}, b"")
 
-    quoted = Placed((("Idempotency-Key", f'"{KEY}"'),))
-    assert place.placed(bare, PROFILES["ietf"], KEY) == quoted
-    assert place.placed(bare, PROFILES["ietf"].derive(name="ours"), KEY) == quoted
-    assert place.placed(bare, PROFILES["stripe"], KEY) == Placed((("Idempotency-Key", KEY),))
+    quoted = KeyChanges((("Idempotency-Key", f'"{KEY}"'),))
+    assert placement.place_key(bare, PROFILES["ietf"], KEY) == quoted
+    assert placement.place_key(bare, PROFILES["ietf"].derive(name="ours"), KEY) == quoted
+    assert placement.place_key(bare, PROFILES["stripe"], KEY) == KeyChanges(
+        (("Idempotency-Key", KEY),)
+    )
 
 
 @pytest.mark.parametrize("key", ['7"-pipe', "a\\b", '"all"', "a,b"])
 def test_what_is_quoted_arrives_as_it_was(key: str) -> None:
-    changes = place.placed(Outgoing("POST", URL, {}, b""), PROFILES["ietf"], key)
+    changes = placement.place_key(OutgoingRequest("POST", URL, {}, b""), PROFILES["ietf"], key)
     assert changes is not None
     [(_, line)] = changes.headers
     assert keys.parse([line.encode()]) == key
 
 
 def test_the_query_keeps_what_it_has() -> None:
-    changes = place.placed(Outgoing("POST", URL + "?a=%20&a=2#top", {}, b""), PROFILES["gcp"], KEY)
+    changes = placement.place_key(
+        OutgoingRequest("POST", URL + "?a=%20&a=2#top", {}, b""), PROFILES["gcp"], KEY
+    )
 
     assert changes is not None
     assert changes.url is not None
@@ -117,34 +124,38 @@ def test_the_query_keeps_what_it_has() -> None:
 
 def test_a_key_that_no_server_takes_is_not_sent() -> None:
     with pytest.raises(Misuse, match="placeholder"):
-        place.given(Outgoing("POST", URL, {"idempotency-key": "null"}, b""), PROFILES["oncekey"])
+        placement.read_key(
+            OutgoingRequest("POST", URL, {"idempotency-key": "null"}, b""), PROFILES["oncekey"]
+        )
     with pytest.raises(Misuse, match="not a UUID"):
-        place.usable("order-17", PROFILES["azure"])
+        placement.valid_key("order-17", PROFILES["azure"])
     with pytest.raises(Misuse, match="longer than 45"):
-        place.usable("k" * 46, PROFILES["square"])
+        placement.valid_key("k" * 46, PROFILES["square"])
 
 
 @pytest.mark.parametrize("profile", ["oncekey", "square", "gcp"])
 def test_a_large_body_is_told_by_its_size_and_not_read(profile: str) -> None:
     def printed(body: bytes) -> Fingerprint | None:
         lines = {"content-type": "application/json"}
-        return place.fingerprint(Outgoing("POST", URL, lines, body), PROFILES[profile])
+        return placement.fingerprint(OutgoingRequest("POST", URL, lines, body), PROFILES[profile])
 
-    size = place.COMPARED_BYTES_MAX
+    size = placement.COMPARED_BYTES_MAX
     assert printed(b"{" * size) is None  # read, and found broken
     assert printed(b"{" * (size + 1)) == printed(b"[" * (size + 1)) is not None
     assert printed(b"{" * (size + 1)) != printed(b"{" * (size + 2))
 
 
 def test_an_origin_is_scheme_host_and_port() -> None:
-    assert place.origin_of("HTTPS://API.test/a") == place.origin_of("https://api.test:443/b?c")
-    assert place.origin_of("http://api.test") != place.origin_of("https://api.test")
-    assert place.origin_of("https://api.test:8443") != place.origin_of("https://api.test")
+    assert placement.origin_of("HTTPS://API.test/a") == placement.origin_of(
+        "https://api.test:443/b?c"
+    )
+    assert placement.origin_of("http://api.test") != placement.origin_of("https://api.test")
+    assert placement.origin_of("https://api.test:8443") != placement.origin_of("https://api.test")
 
 
 @pytest.mark.parametrize("location", ["/", "/there?a=1#b", f"{URL}/1", "https://api.test/?//a"])
 def test_a_redirect_that_stays(location: str) -> None:
-    assert place.stays_at(URL, location)
+    assert placement.is_same_origin_redirect(URL, location)
 
 
 @pytest.mark.parametrize(
@@ -158,4 +169,25 @@ def test_a_redirect_that_stays(location: str) -> None:
 )
 def test_a_redirect_that_may_lead_elsewhere(location: str) -> None:
     """What libraries read in different ways is not followed with a key."""
-    assert not place.stays_at(URL, location)
+    assert not placement.is_same_origin_redirect(URL, location)
+
+
+ONE, OTHER = Fingerprint(1, b"1"), Fingerprint(1, b"2")
+
+
+def test_only_another_request_with_the_same_key_at_the_same_place_is_a_reuse() -> None:
+    sent = SentRequests()
+
+    assert not sent.is_different("https://a:443", "k", ONE)
+    assert not sent.is_different("https://a:443", "k", ONE)
+    assert not sent.is_different("https://b:443", "k", OTHER)
+    assert sent.is_different("https://a:443", "k", OTHER)
+
+
+def test_memory_is_bounded_and_forgets_the_oldest() -> None:
+    sent = SentRequests(keys_max=2)
+    for key in "abc":
+        sent.is_different("o", key, ONE)
+
+    assert not sent.is_different("o", "a", OTHER)
+    assert sent.is_different("o", "c", OTHER)

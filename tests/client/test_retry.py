@@ -13,48 +13,57 @@ from oncekey._core.op import Pause, run
 from oncekey._core.profiles import PROFILES
 from oncekey._system.clock import FakeClock
 from oncekey.client._budget import RetryBudget
-from oncekey.client._classify import Broken, Reply
-from oncekey.client._retry import Attempts, Call, Ended, First, Retries, Send
+from oncekey.client._classify import NoResponse, WholeResponse
+from oncekey.client._retry import (
+    Delivery,
+    DeliveryResult,
+    FirstAttempt,
+    Retries,
+    RetryLoop,
+    SendAgain,
+)
 from oncekey.errors import Misuse
 from oncekey.events import Attempted
 
-CALL = Call("POST", "api.test:443", "abc")
-SICK = Reply(503, {}, b"")
-FINE = Reply(201, {}, b"")
+CALL = Delivery("POST", "api.test:443", "abc")
+SICK = WholeResponse(503, {}, b"")
+FINE = WholeResponse(201, {}, b"")
 
 
 class Wire:
     """Answers in turn, each after so many seconds; what takes too long is a broken one."""
 
-    def __init__(self, turns: list[tuple[float, Reply | Broken]]) -> None:
+    def __init__(self, turns: list[tuple[float, WholeResponse | NoResponse]]) -> None:
         self.clock = FakeClock()
         self.turns = turns
         self.sent: list[float] = []
         self.events: list[Attempted] = []
 
-    def ask(self, question: Send | Pause) -> Any:
+    def ask(self, question: SendAgain | Pause) -> Any:
         if isinstance(question, Pause):
             return self.clock.advance(question.seconds)
         self.sent.append(self.clock.monotonic())
-        seconds, answer = self.turns.pop(0) if self.turns else (0.0, FINE)
+        seconds, response = self.turns.pop(0) if self.turns else (0.0, FINE)
         self.clock.advance(min(seconds, question.left_s))
-        return Broken(TimeoutError()) if seconds > question.left_s else answer
+        return NoResponse(TimeoutError()) if seconds > question.left_s else response
 
-    def deliver(self, retries: Retries, chance: float = 0.5, call: Call = CALL) -> Ended:
+    def deliver(
+        self, retries: Retries, chance: float = 0.5, call: Delivery = CALL
+    ) -> DeliveryResult:
         rules = PROFILES["oncekey"], retries, RetryBudget(), self.clock
-        attempts = Attempts(*rules, lambda: chance, self.events.append)
+        attempts = RetryLoop(*rules, lambda: chance, self.events.append)
         sent_at, deadline = attempts.begin()
-        first = First(sent_at, deadline, self.ask(Send(deadline - sent_at)))
-        return run(attempts.go_on(call, first), self.ask)
+        first = FirstAttempt(sent_at, deadline, self.ask(SendAgain(deadline - sent_at)))
+        return run(attempts.continue_delivery(call, first), self.ask)
 
 
 turns = st.lists(
     st.tuples(
         st.sampled_from([0.0, 0.5, 3.0, 40.0, 1e6]),
         st.one_of(
-            st.just(Broken(ConnectionError())),
+            st.just(NoResponse(ConnectionError())),
             st.builds(
-                Reply,
+                WholeResponse,
                 st.sampled_from([200, 400, 409, 425, 429, 503]),
                 st.dictionaries(
                     st.just("retry-after"), st.sampled_from(["0", "2", "20", "100", "x"])
@@ -69,7 +78,7 @@ turns = st.lists(
 
 @given(turns=turns, chance=st.floats(0, 1, exclude_max=True), budget_s=st.floats(0.1, 200))
 def test_neither_the_time_nor_the_number_of_attempts_is_ever_exceeded(
-    turns: list[tuple[float, Reply | Broken]], chance: float, budget_s: float
+    turns: list[tuple[float, WholeResponse | NoResponse]], chance: float, budget_s: float
 ) -> None:
     wire = Wire(list(turns))
     started = wire.clock.monotonic()
@@ -95,7 +104,7 @@ def test_pauses_double_up_to_a_bound() -> None:
 def test_what_the_server_asks_for_is_added_to_chance_so_that_a_crowd_does_not_return_as_one() -> (
     None
 ):
-    wire = Wire([(0.0, Reply(429, {"retry-after": "3"}, b""))])
+    wire = Wire([(0.0, WholeResponse(429, {"retry-after": "3"}, b""))])
 
     wire.deliver(Retries(backoff_s=1.0), chance=0.25)
 
@@ -103,19 +112,21 @@ def test_what_the_server_asks_for_is_added_to_chance_so_that_a_crowd_does_not_re
 
 
 def test_a_server_that_asks_for_more_time_than_is_left_is_not_asked_again() -> None:
-    wire = Wire([(0.0, Reply(503, {"retry-after": "91"}, b""))])
+    wire = Wire([(0.0, WholeResponse(503, {"retry-after": "91"}, b""))])
 
     ended = wire.deliver(Retries(budget_s=90.0))
 
-    assert (ended.attempts, ended.answer.status) == (1, 503)  # type: ignore[union-attr]
+    assert (ended.attempts, ended.response.status) == (1, 503)  # type: ignore[union-attr]
     assert ended.gave_up
     assert "asks to wait 91 s" in ended.gave_up
 
 
 def test_what_must_not_be_sent_twice_is_not() -> None:
-    wire = Wire([(0.0, Broken(ConnectionError()))])
+    wire = Wire([(0.0, NoResponse(ConnectionError()))])
 
-    ended = wire.deliver(Retries(), call=Call("POST", "h", "k", once="its body is a stream"))
+    ended = wire.deliver(
+        Retries(), call=Delivery("POST", "h", "k", no_retry_reason="its body is a stream")
+    )
 
     assert (ended.attempts, ended.gave_up) == (1, "its body is a stream")
 
@@ -125,12 +136,12 @@ def test_each_request_earns_a_part_of_a_retry(earned: float, made: list[int]) ->
     wire = Wire([(0.0, SICK), (0.0, FINE), (0.0, SICK)])
     budget = RetryBudget(tokens_max=1.0, tokens_per_request=earned, tokens_per_s=0.0)
     rules = PROFILES["oncekey"], Retries(), budget, wire.clock
-    attempts = Attempts(*rules, lambda: 0.5, wire.events.append)
+    attempts = RetryLoop(*rules, lambda: 0.5, wire.events.append)
 
     def deliver() -> int:
         sent_at, deadline = attempts.begin()
-        first = First(sent_at, deadline, wire.ask(Send(deadline - sent_at)))
-        return run(attempts.go_on(CALL, first), wire.ask).attempts
+        first = FirstAttempt(sent_at, deadline, wire.ask(SendAgain(deadline - sent_at)))
+        return run(attempts.continue_delivery(CALL, first), wire.ask).attempts
 
     assert [deliver(), deliver()] == made
 
@@ -141,7 +152,7 @@ def test_one_whose_computer_slept_sends_no_key_that_is_forgotten() -> None:
 
     ask = wire.ask
 
-    def slept(question: Send | Pause) -> Any:
+    def slept(question: SendAgain | Pause) -> Any:
         if isinstance(question, Pause):
             wire.clock.step_wall(86_400)
         return ask(question)
@@ -157,7 +168,7 @@ def test_one_who_wakes_up_late_sends_nothing() -> None:
     wire = Wire([(0.0, SICK)])
     ask = wire.ask
 
-    def oversleeping(question: Send | Pause) -> Any:
+    def oversleeping(question: SendAgain | Pause) -> Any:
         return ask(Pause(1000.0) if isinstance(question, Pause) else question)
 
     wire.ask = oversleeping  # type: ignore[method-assign]

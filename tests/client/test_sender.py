@@ -6,8 +6,8 @@ import inspect
 from typing import get_type_hints
 
 from oncekey._system.clock import FakeClock
-from oncekey.client._key_placement import Outgoing
-from oncekey.client._sender import Options, Sender
+from oncekey.client._key_placement import OutgoingRequest
+from oncekey.client._sender import Options, RequestSender
 
 
 def test_a_request_that_its_caller_sends_again_is_as_old_as_it_was() -> None:
@@ -15,8 +15,10 @@ def test_a_request_that_its_caller_sends_again_is_as_old_as_it_was() -> None:
     on when the server has forgotten the key.
     """
     clock = FakeClock()
-    sender = Sender(clock=clock)
-    request = Outgoing("POST", "https://pay.example/charges", {"idempotency-key": "k1"}, b"{}")
+    sender = RequestSender(clock=clock)
+    request = OutgoingRequest(
+        "POST", "https://pay.example/charges", {"idempotency-key": "k1"}, b"{}"
+    )
     first = sender.plan(request, body=b"{}")
     clock.advance(3600.0)
     again = sender.plan(request, first.mark, b"{}")
@@ -24,7 +26,7 @@ def test_a_request_that_its_caller_sends_again_is_as_old_as_it_was() -> None:
 
 
 def test_an_editor_offers_every_option_and_no_other() -> None:
-    taken = inspect.signature(Sender.__init__, eval_str=True).parameters
+    taken = inspect.signature(RequestSender.__init__, eval_str=True).parameters
     types = {name: each.annotation for name, each in taken.items() if name != "self"}
 
     assert get_type_hints(Options) == types

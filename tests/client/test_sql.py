@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncekey.client._sql import Asker, asker
+from oncekey.client._sql import SqlConnection, as_sql_connection
 from oncekey.errors import Misuse
 
 
@@ -26,7 +26,9 @@ def test_parameters_are_written_as_the_driver_wants_them(
 ) -> None:
     asked: list[tuple[str, Any]] = []
 
-    Asker("", style, lambda *question: asked.append(question)).do("a = ? AND b = ?", 1, 2)
+    SqlConnection("", style, lambda *question: asked.append(question)).execute(
+        "a = ? AND b = ?", 1, 2
+    )
 
     assert asked == [(statement, given)]
 
@@ -37,5 +39,5 @@ def test_a_connection_that_nobody_here_can_ask_is_told_the_way() -> None:
     class Connection:
         def cursor(self) -> None: ...
 
-    with pytest.raises(Misuse, match="that blocks"):
-        asker(Connection())
+    with pytest.raises(Misuse, match="give a blocking connection"):
+        as_sql_connection(Connection())

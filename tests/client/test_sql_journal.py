@@ -25,7 +25,7 @@ from oncekey.client import Client, Retries, SqlJournal
 from oncekey.client import _sql_journal as sql_journal
 from oncekey.client._intent import NOTE_CHARS_MAX
 from oncekey.client._retention import RETENTION_S
-from oncekey.client._sql import asker
+from oncekey.client._sql import as_sql_connection
 from oncekey.errors import Misuse, Unknown
 from tests.client.sql_ways import WAYS, Open, drivers_own, way_of
 from tests.client.wire import Scripted, scripted
@@ -320,7 +320,7 @@ def test_tables_that_are_missing_are_told_with_how_to_make_them(
 
 def test_any_other_error_is_the_drivers_own(journal: SqlJournal, driver: Open) -> None:
     with pytest.raises(Exception, match=r"(?i)syntax") as told, driver() as within:
-        asker(within).do("SELECTED")
+        as_sql_connection(within).execute("SELECTED")
     assert not isinstance(told.value, Misuse)
 
 
@@ -345,7 +345,7 @@ class Odd:
 
 
 def test_what_is_no_connection_is_refused(journal: SqlJournal) -> None:
-    with pytest.raises(Misuse, match=r"Odd: give a connection of a DB-API driver"):
+    with pytest.raises(Misuse, match=r"Odd: give a blocking connection of a DB-API driver"):
         journal.key(PAY, within=Odd())
 
 

@@ -21,8 +21,8 @@ import urllib3
 
 from oncekey._system.clock import FakeClock
 from oncekey.client import AsyncClient, Client, Retries, forward, outcome_of, retrying
-from oncekey.client._sender import Sender
-from oncekey.client._transport import Retrying
+from oncekey.client._sender import RequestSender
+from oncekey.client._transport import RetryingTransport
 from oncekey.errors import Misuse
 from tests.client.wire import Scripted, scripted
 
@@ -325,8 +325,8 @@ def test_who_wakes_up_too_late_gets_the_answer_that_there_is(
 ) -> None:
     server.script = [503]
     clock = FakeClock()
-    transport: Any = Retrying(
-        library.HTTPTransport(), Sender(clock=clock), sleep=lambda _: clock.advance(3600.0)
+    transport: Any = RetryingTransport(
+        library.HTTPTransport(), RequestSender(clock=clock), sleep=lambda _: clock.advance(3600.0)
     )
     with library.Client(transport=transport) as client:
         answer = client.post(f"{server.url}/orders")
@@ -352,8 +352,8 @@ def test_who_is_cancelled_in_a_pause_gives_the_connection_back(
             await asyncio.Event().wait()
 
         inner = library.AsyncHTTPTransport(limits=library.Limits(max_connections=1))
-        sender = Sender(answer_bytes_max=1000)
-        transport: Any = Retrying(inner, sender, async_sleep=pause)
+        sender = RequestSender(answer_bytes_max=1000)
+        transport: Any = RetryingTransport(inner, sender, async_sleep=pause)
         async with library.AsyncClient(transport=transport, timeout=30.0) as client:
             sending = asyncio.create_task(client.post(f"{server.url}/orders"))
             await paused.wait()

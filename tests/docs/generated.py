@@ -20,7 +20,7 @@ from oncekey._core.policy import Policy, Verdict
 from oncekey._core.problems import MEANINGS, Kind, Problem
 from oncekey._core.profiles import PROFILES, BodyField, Header, Profile, render
 from oncekey._core.verbs import When
-from oncekey.client._classify import Again, Final, Mismatched, Reply, judge
+from oncekey.client._classify import Final, Mismatched, RetryLater, WholeResponse, classify
 from oncekey.stores.base import Durability
 from oncekey.stores.redis import checks
 from oncekey.stores.urls import open_store
@@ -239,9 +239,9 @@ def _move(kind: Kind) -> list[str]:
     problem = Problem(kind, "…", retryable=meaning.advice.startswith("Wait"))
     answer = render(problem, profile)
     headers = {name.decode(): text.decode() for name, text in answer.headers}
-    verdict = judge(Reply(answer.status, headers, answer.body or b""), profile, 0.0)
+    verdict = classify(WholeResponse(answer.status, headers, answer.body or b""), profile, 0.0)
     does = {
-        Again: "sends it again, same key",
+        RetryLater: "sends it again, same key",
         Mismatched: "raises `Mismatch` at once",
         Final: "gives you the answer",
     }[type(verdict)]

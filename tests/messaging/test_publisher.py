@@ -166,7 +166,7 @@ def test_nothing_is_begun_when_the_lease_is_nearly_over(desk: Desk) -> None:
 
     broker, clock = Broker(), Jumps()
     worker = Publisher(desk.outbox, broker, limits=Limits(lease_s=LEASE_S), clock=clock)
-    worker._drain._stopping = lambda: bool(broker.got)  # one round
+    worker._drain._is_stopping = lambda: bool(broker.got)  # one round
     assert worker.drain_sync().published == 1
     assert desk.waiting() == 2
     publisher(desk, broker).drain_sync()

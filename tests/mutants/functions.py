@@ -154,7 +154,7 @@ _MUTANTS = (
     Mutant(
         "an unknown outcome is acknowledged",
         INBOX,
-        "        case Kind.OUTCOME_UNKNOWN:\n            return Unknown(problem, declined.of)\n",
+        "        case Kind.OUTCOME_UNKNOWN:\n            return Unknown(problem, refusal.of)\n",
         "        case Kind.OUTCOME_UNKNOWN:\n            return Duplicate()\n",
         INBOX_TESTS,
         "test_an_unknown_outcome_is_never_acknowledged",

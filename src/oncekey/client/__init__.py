@@ -1,4 +1,4 @@
-"""The other side: for programs that call services which take an idempotency key."""
+"""Clients that send idempotency keys and retry safely."""
 
 from oncekey._core.backoff import full_jitter
 from oncekey.client._budget import RetryBudget

@@ -1,8 +1,8 @@
-"""The retry budget of a host: a crowd of clients must not storm a server that is sick.
+"""The retry budget of a host: many clients must not overload a failing server.
 
-Backoff bounds what one request does; it does nothing against a thousand requests that all fail and
-all come back. So the retries to one host share a bucket of tokens: a retry takes one, each new
-request brings a part of one, and time brings a few, so that a quiet client can retry as well.
+Backoff limits one request's retries, but not a thousand requests that fail and retry together. So
+all retries to one host share a token bucket: a retry takes one token, each new request adds a
+fraction, and time adds a few, so that a quiet client can retry too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ HOSTS_MAX = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryBudget:
-    """How many retries one host gets."""
+    """How many retries go to one host."""
 
     tokens_max: float = 20.0
-    """How many retries may follow each other at once."""
+    """How many retries may happen in a burst."""
     tokens_per_request: float = 0.2
-    """In the long run one retry for five requests, beside those that time allows."""
+    """In the long run one retry per five requests, plus those that time allows."""
     tokens_per_s: float = 0.5
 
     def __post_init__(self) -> None:
@@ -36,22 +36,22 @@ class RetryBudget:
 
 
 class Buckets:
-    """The tokens of every host that was retried lately; for all threads.
+    """The token buckets of recently retried hosts; thread-safe.
 
-    A host that never was has all its tokens, and a request adds nothing to them: as long as none is
-    `short` of any, there is nothing to count.
+    A host without retries has a full bucket and is not stored, so requests cost nothing while
+    `short` is empty.
     """
 
     def __init__(self, budget: RetryBudget, hosts_max: int = HOSTS_MAX) -> None:
         self._budget = budget
         self._hosts_max = hosts_max
         self.short: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By host: tokens, and when they were counted."""
-        self._alone = threading.Lock()
+        """By host: its tokens, and when they were counted."""
+        self._lock = threading.Lock()
 
     def earn(self, host: str, now: float) -> None:
-        """A new request goes to this host."""
-        with self._alone:
+        """Add the tokens of a new request to this host."""
+        with self._lock:
             if host not in self.short:
                 return
             tokens = self._tokens(host, now) + self._budget.tokens_per_request
@@ -61,8 +61,8 @@ class Buckets:
                 del self.short[host]
 
     def spend(self, host: str, now: float) -> bool:
-        """Take the token for one retry; False if there is none."""
-        with self._alone:
+        """Take a token for one retry; return False if there is none."""
+        with self._lock:
             tokens = self._tokens(host, now)
             may = tokens >= 1.0
             self.short[host] = tokens - may, now

@@ -1,10 +1,10 @@
-"""What an answer means for its sender: it is final, it is to be asked for again, or the key belongs
-to another request.
+"""Classify a response: it is final, the request should be retried, or its key belongs to another
+request.
 
-Retried is what may end differently without anybody changing anything: no whole answer, 5xx, 408,
-425, 429, and a first request that is still in flight. A server's own word (`Stripe-Should-Retry`,
-`X-Should-Retry`, `retryable` in a problem, `Transient-Error`) goes before the status. A kept answer
-is final whatever its status: asking again brings the same.
+Retried is what may change by itself: no complete response, 5xx, 408, 425, 429, and a first request
+still in flight. What the server says (`Stripe-Should-Retry`, `X-Should-Retry`, `retryable` in a
+problem, `Transient-Error`) overrides the status. A stored response (a replay) is final whatever its
+status: a retry returns the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from oncekey._core.reasons import GaveUp, GiveUpKind
 from oncekey._core.values import value
 
 BODY_BYTES_MAX = 65_536
-"""No refusal is longer: what is longer is not read for one."""
-_AGAIN = frozenset({408, 425, 429})
+"""Longer bodies are not parsed: no refusal is longer."""
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})
 _SHOULD_RETRY = ("stripe-should-retry", "x-should-retry")
 _PROBLEM = "urn:oncekey:problem:"
-_PASSING = frozenset(
+_TRANSIENT_KINDS = frozenset(
     {
         Kind.IN_FLIGHT,
         Kind.NEWER_RECORD,
@@ -36,15 +36,15 @@ _PASSING = frozenset(
         Kind.UNSETTLED,
     }
 )
-_AWS_PASSING = frozenset(
+_AWS_TRANSIENT = frozenset(
     {
         *("BandwidthLimitExceeded", "EC2Throttled", "LimitExceeded", "PriorRequestNotComplete"),
         *("ProvisionedThroughputExceeded", "RequestLimitExceeded", "RequestThrottled"),
         *("RequestTimeout", "SlowDown", "Throttled", "Throttling", "TooManyRequests"),
     }
 )
-"""What AWS says of too much at once, or of too slow a request, mostly with 400."""
-_SETTLED = frozenset(
+"""AWS error codes for throttling and slow requests, mostly sent with 400."""
+_FINAL_KINDS = frozenset(
     {
         Kind.OUTCOME_UNKNOWN,
         Kind.ANSWER_NOT_KEPT,
@@ -56,126 +56,129 @@ _SETTLED = frozenset(
 )
 
 
-class Headers(Protocol):
-    """Looked up whatever the case."""
+class HeaderLookup(Protocol):
+    """Case-insensitive headers."""
 
     def get(self, name: str, /) -> str | None: ...
 
 
 @value
-class Reply:
-    """A whole answer."""
+class WholeResponse:
+    """A complete response."""
 
     status: int
-    headers: Headers
+    headers: HeaderLookup
     body: bytes
     native: Any = None
-    """As the library that received it has it."""
+    """The HTTP library's own response object."""
 
 
 @value
-class Broken:
-    """No answer, or not a whole one. Whether the request was carried out is not known."""
+class NoResponse:
+    """No response, or an incomplete one. The server may or may not have carried out the request."""
 
     error: Exception
     sent: bool = True
-    """False where no connection was made: then it was not carried out."""
+    """False if no connection was made: then the request was not carried out."""
 
 
 @value
 class Final:
-    """It is the caller's."""
+    """Give the response to the caller."""
 
     gave_up: GaveUp | None = None
-    """Why it is not asked for again, though it is no outcome."""
+    """Why there is no retry, although the response is not an outcome."""
 
 
 FINAL = Final()
-NOBODY_KNOWS = Final(
+OUTCOME_UNKNOWN = Final(
     GaveUp(GiveUpKind.UNKNOWN, "the server says that nobody knows what became of it")
 )
 
 
 @value
-class Again:
-    """The same request with the same key, later."""
+class RetryLater:
+    """Send the same request with the same key later."""
 
     retry_after_s: float | None = None
 
 
 @value
 class Mismatched:
-    """The key belongs to another request: no retry helps, and the caller has to know."""
+    """The key belongs to another request: a retry cannot help, and the caller must know."""
 
     problem: Problem
 
 
-Verdict = Final | Again | Mismatched
+Classification = Final | RetryLater | Mismatched
 
 
-def replayed(headers: Headers, profile: Profile) -> bool:
-    """Whether the server says that this is the kept answer of an earlier attempt."""
+def is_replay(headers: HeaderLookup, profile: Profile) -> bool:
+    """Whether the server marks this as the stored response of an earlier attempt."""
     if profile.replay_marker is None:
         return False
-    name, says = profile.replay_marker
-    return (headers.get(name) or "").strip().lower() == says
+    name, marker = profile.replay_marker
+    return (headers.get(name) or "").strip().lower() == marker
 
 
-def judge(answer: Reply | Broken, profile: Profile, now_wall: float) -> Verdict:
-    """What to do now."""
-    if isinstance(answer, Broken):
-        return Again()
-    if answer.status < 400:
+def classify(
+    response: WholeResponse | NoResponse, profile: Profile, now_wall: float
+) -> Classification:
+    """Decide what to do after a response, or the lack of one."""
+    if isinstance(response, NoResponse):
+        return RetryLater()
+    if response.status < 400:
         return FINAL
-    said = _json(answer.body)
-    kind = _kind(answer, said, profile)
+    content = _json(response.body)
+    kind = _kind(response, content, profile)
     if kind is Kind.MISMATCH:
-        return Mismatched(_mismatch(said))
-    if answer.headers.get("idempotency-outcome") == "unknown":  # a retry does not run
-        return NOBODY_KNOWS
-    if replayed(answer.headers, profile):
+        return Mismatched(_mismatch(content))
+    if response.headers.get("idempotency-outcome") == "unknown":  # a retry does not run
+        return OUTCOME_UNKNOWN
+    if is_replay(response.headers, profile):
         return FINAL
-    if not _passing(answer, said, kind, profile):
-        return NOBODY_KNOWS if kind is Kind.OUTCOME_UNKNOWN else FINAL
-    asked = answer.headers.get("retry-after")
+    if not _is_transient(response, content, kind, profile):
+        return OUTCOME_UNKNOWN if kind is Kind.OUTCOME_UNKNOWN else FINAL
+    asked = response.headers.get("retry-after")
     if asked is None:
-        return Again()
-    # A date is one of the server's clock, which may be hours away from ours.
-    there = parse_http_date((answer.headers.get("date") or "").strip())
-    return Again(retry_after(asked, now_wall if there is None else there))
+        return RetryLater()
+    # A date is by the server's clock, which may differ from ours by hours.
+    there = parse_http_date((response.headers.get("date") or "").strip())
+    return RetryLater(retry_after(asked, now_wall if there is None else there))
 
 
-def _passing(reply: Reply, said: Any, kind: Kind | None, profile: Profile) -> bool:
+def _is_transient(
+    response: WholeResponse, content: Any, kind: Kind | None, profile: Profile
+) -> bool:
     for name in _SHOULD_RETRY:
-        word = (reply.headers.get(name) or "").strip().lower()
-        if word in ("true", "false"):
-            return word == "true"
-    if kind is not None and isinstance(retryable := _member(said, "retryable"), bool):
+        header = (response.headers.get(name) or "").strip().lower()
+        if header in ("true", "false"):
+            return header == "true"
+    if kind is not None and isinstance(retryable := _member(content, "retryable"), bool):
         return retryable
-    if kind in _PASSING or reply.status >= 500 or reply.status in _AGAIN:
+    if kind in _TRANSIENT_KINDS or response.status >= 500 or response.status in _TRANSIENT_STATUSES:
         return True
-    if profile.shape == "aws" and _code(reply, said, "aws") in _AWS_PASSING:
+    if profile.shape == "aws" and _code(response, content, "aws") in _AWS_TRANSIENT:
         return True
-    if (reply.headers.get(profile.transient_header or "transient-error") or "") == "true":
+    if (response.headers.get(profile.transient_header or "transient-error") or "") == "true":
         return True
-    # A 409 that does not say why: Stripe's is a first request in flight, and its own clients retry
-    # every one of them. Elsewhere it is more likely the application's own, unless it says when to
-    # come back.
-    if reply.status == 409 and kind not in _SETTLED:
-        return profile.shape == "stripe" or reply.headers.get("retry-after") is not None
+    # A 409 without a reason: Stripe's means a first request in flight, and its own clients retry
+    # it. Elsewhere it is more likely the application's own, unless it has a Retry-After.
+    if response.status == 409 and kind not in _FINAL_KINDS:
+        return profile.shape == "stripe" or response.headers.get("retry-after") is not None
     return False
 
 
-def _mismatch(said: Any) -> Problem:
-    fields = _member(said, "fields")
+def _mismatch(content: Any) -> Problem:
+    fields = _member(content, "fields")
     words = (
-        _member(said, "detail"),
-        _member(said, "message"),
-        _member(_member(said, "error"), "message"),
-        _member(_first(_member(said, "errors")), "detail"),
-        _member(_first(_member(said, "details")), "description"),
+        _member(content, "detail"),
+        _member(content, "message"),
+        _member(_member(content, "error"), "message"),
+        _member(_first(_member(content, "errors")), "detail"),
+        _member(_first(_member(content, "details")), "description"),
     )
-    detail = next((word for word in words if isinstance(word, str) and word), None)
+    detail = next((header for header in words if isinstance(header, str) and header), None)
     return Problem(
         Kind.MISMATCH,
         f"The server says that this key belongs to another request: {detail or 'without details.'} "
@@ -186,65 +189,67 @@ def _mismatch(said: Any) -> Problem:
 
 # ------------------------------------------------------------------------- names of refusals
 #
-# The same tables that write refusals are read backwards, so that both sides cannot drift apart.
+# These invert the tables that write refusals, so that both sides cannot drift apart.
 
 
-def _kind(reply: Reply, said: Any, profile: Profile) -> Kind | None:
-    problem = _member(said, "type")
+def _kind(response: WholeResponse, content: Any, profile: Profile) -> Kind | None:
+    problem = _member(content, "type")
     if isinstance(problem, str) and problem.startswith(_PROBLEM):
         name = problem.removeprefix(_PROBLEM)
         return Kind(name) if name in Kind._value2member_map_ else None
     shape = profile.shape if isinstance(profile.shape, str) else ""
-    if shape not in _READ:
-        return _by_the_draft(reply, said)
-    kind = _KINDS[shape].get(_code(reply, said, shape))
-    if kind is None and _member(_member(said, "error"), "type") == "idempotency_error":
-        return Kind.IN_FLIGHT if reply.status == 409 else Kind.MISMATCH
-    if shape == "adyen" and kind is Kind.IN_FLIGHT:  # 704 says both; only one of them passes
-        transient = reply.headers.get("transient-error") == "true"
+    if shape not in _CODE_READERS:
+        return _kind_by_ietf_draft(response, content)
+    kind = _KIND_BY_CODE[shape].get(_code(response, content, shape))
+    if kind is None and _member(_member(content, "error"), "type") == "idempotency_error":
+        return Kind.IN_FLIGHT if response.status == 409 else Kind.MISMATCH
+    if shape == "adyen" and kind is Kind.IN_FLIGHT:  # 704 means both; only one is transient
+        transient = response.headers.get("transient-error") == "true"
         return Kind.IN_FLIGHT if transient else Kind.MISMATCH
     return kind
 
 
-def _by_the_draft(reply: Reply, said: Any) -> Kind | None:
-    """The IETF's draft fixes statuses, and no names: what a problem is about is said in words."""
-    about = f"{_member(said, 'type')} {_member(said, 'title')}".lower()
-    if "idempotency" not in about:
+def _kind_by_ietf_draft(response: WholeResponse, content: Any) -> Kind | None:
+    """The IETF draft defines statuses but no names, so look for the word in type and title."""
+    text = f"{_member(content, 'type')} {_member(content, 'title')}".lower()
+    if "idempotency" not in text:
         return None
-    return {409: Kind.IN_FLIGHT, 422: Kind.MISMATCH}.get(reply.status)
+    return {409: Kind.IN_FLIGHT, 422: Kind.MISMATCH}.get(response.status)
 
 
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "stripe": lambda said: _member(_member(said, "error"), "code"),
-    "square": lambda said: _member(_first(_member(said, "errors")), "code"),
-    "paypal": lambda said: _member(_first(_member(said, "details")), "issue"),
-    "adyen": lambda said: _member(said, "errorCode"),
-    "aws": lambda said: _member(said, "__type"),
-    "azure": lambda said: _member(_member(said, "error"), "code"),
-    "gcp": lambda said: (
-        _member(_first(_member(_member(said, "error"), "details")), "reason")
-        or _member(_member(said, "error"), "status")
+_CODE_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "stripe": lambda content: _member(_member(content, "error"), "code"),
+    "square": lambda content: _member(_first(_member(content, "errors")), "code"),
+    "paypal": lambda content: _member(_first(_member(content, "details")), "issue"),
+    "adyen": lambda content: _member(content, "errorCode"),
+    "aws": lambda content: _member(content, "__type"),
+    "azure": lambda content: _member(_member(content, "error"), "code"),
+    "gcp": lambda content: (
+        _member(_first(_member(_member(content, "error"), "details")), "reason")
+        or _member(_member(content, "error"), "status")
     ),
 }
 
 
-def _code(reply: Reply, said: Any, shape: str) -> str:
-    """What this answer is called where errors have this shape."""
-    return _plain(_READ[shape](said) or reply.headers.get("x-amzn-errortype"))
+def _code(response: WholeResponse, content: Any, shape: str) -> str:
+    """Return the error code of this response in this provider's error format."""
+    return _strip_namespace(
+        _CODE_READERS[shape](content) or response.headers.get("x-amzn-errortype")
+    )
 
 
-def _plain(code: Any) -> str:
-    """Without the name space before it, and what the service's model adds behind."""
+def _strip_namespace(code: Any) -> str:
+    """Remove the namespace before an error code and the suffixes after it."""
     if not isinstance(code, str):
         return ""
     return code.rpartition("#")[2].partition(":")[0].removesuffix("Exception")
 
 
-def _backwards(shape: str) -> dict[str, Kind]:
+def _invert_error_bodies(shape: str) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
-    for kind in (Kind.IN_FLIGHT, *Kind):  # where one code stands for two kinds: see `_kind`
+    for kind in (Kind.IN_FLIGHT, *Kind):  # first, where one code means two kinds: see `_kind`
         body = SHAPES[shape](Problem(kind, ""), MEANINGS[kind].status, "").body
-        kinds.setdefault(_plain(_READ[shape](body)), kind)
+        kinds.setdefault(_strip_namespace(_CODE_READERS[shape](body)), kind)
     return kinds
 
 
@@ -257,13 +262,13 @@ def _json(body: bytes) -> Any:
         return None
 
 
-def _member(said: Any, name: str) -> Any:
-    return said.get(name) if isinstance(said, dict) else None
+def _member(content: Any, name: str) -> Any:
+    return content.get(name) if isinstance(content, dict) else None
 
 
-def _first(said: Any) -> Any:
-    return said[0] if isinstance(said, list) and said else None
+def _first(content: Any) -> Any:
+    return content[0] if isinstance(content, list) and content else None
 
 
-_KINDS = {shape: _backwards(shape) for shape in _READ}
-_KINDS["gcp"]["ABORTED"] = Kind.IN_FLIGHT  # its own services give no reason of ours
+_KIND_BY_CODE = {shape: _invert_error_bodies(shape) for shape in _CODE_READERS}
+_KIND_BY_CODE["gcp"]["ABORTED"] = Kind.IN_FLIGHT  # Google's services do not use our reasons

@@ -1,4 +1,4 @@
-"""What can be seen of a delivery without any collector: log lines, and counters."""
+"""Observe deliveries without a metrics library: log lines and counters."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from oncekey.events import Attempted, Event
 from oncekey.metrics import LoggingHook
 
 logged = LoggingHook(logging.getLogger("oncekey.client"))
-"""Writes INFO for a retry, WARNING where there is none although one was in order."""
+"""Logs INFO for a retry, WARNING for giving up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How often what happened since the start."""
+    """Counts since the start."""
 
     requests: int = 0
     attempts: int = 0
     retries: int = 0
     replays: int = 0
-    """Requests whose answer was a kept one: an earlier attempt had arrived after all."""
+    """Requests answered with a stored response: an earlier attempt had arrived after all."""
     mismatches: int = 0
     gave_up: int = 0
 
 
 class Counters:
-    """A hook that counts; `read()` gives the numbers to whatever collects metrics."""
+    """A hook that counts; `read()` returns the numbers for your metrics."""
 
     def __init__(self) -> None:
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
         self._counts = Counts()
 
     def __call__(self, event: Event) -> None:
         if not isinstance(event, Attempted):
             return
         last = event.retry_in_s is None
-        with self._alone:
+        with self._lock:
             was = self._counts
             self._counts = Counts(
                 requests=was.requests + (event.attempt == 1),

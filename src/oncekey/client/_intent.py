@@ -1,7 +1,7 @@
-"""Intents: what somebody set out to do, under which key, and how long that key is worth something.
+"""Intents: something to do once, its key, and how long that key may be used.
 
-A key counts only as long as its server remembers it. After that nobody can tell a retry from a new
-request, so a journal refuses to give the key out, and says why.
+A key works only as long as its server remembers it. After that the server cannot tell a retry from
+a new request, so a journal refuses to return the key and says why.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from oncekey._core.http_dates import parse_http_date
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
-from oncekey.client._errors import show
+from oncekey.client._errors import redacted_repr
 from oncekey.client._key_placement import origin_of
 from oncekey.client._retention import RETENTION_S, usable_until
 from oncekey.client._transport import outcome_of
@@ -21,46 +21,46 @@ from oncekey.errors import Misuse, Unknown
 NAME_CHARS_MAX = 512
 NOTE_CHARS_MAX = 65_536
 LIST_MAX = 10_000
-_APART = 0.05
-"""The same retention, read at different moments, is no news."""
+_CHANGE_MIN = 0.05
+"""The smallest relative change of a retention that counts; less is measuring error."""
 _HOUR_S = 3600.0
 
 
 @value
 class Intent:
-    """Something that was begun and is not settled."""
+    """An intent that was begun and is not settled."""
 
     name: str
     key: str
     begun: float
     """Seconds since 1970."""
     until: float
-    """How long the key may be sent: the server remembers it a little longer, as far as is known."""
+    """Until when the key may be sent: a little less than the server is known to remember it."""
     origin: str
-    """Where it goes, if that was said."""
+    """The server's origin, if given."""
     note: str
-    """What its caller wrote down to be able to resume it."""
+    """What the caller needs to resume it."""
 
-    __repr__ = show
+    __repr__ = redacted_repr
 
     def must_be_usable(self, wall: float) -> None:
-        """`Unknown` is raised if the server has forgotten its key by now."""
+        """Raise `Unknown` if the server has forgotten the key by now."""
         if wall >= self.until:
-            raise _forgotten(self)
+            raise _forgotten_error(self)
 
 
-def found(
+def intent_from_row(
     name: str, key: str, begun: float, origin: str, note: str, *, retention_s: float
 ) -> Intent:
-    """As it was written down, under what is known of its server by now."""
+    """Make an intent from its row and its server's retention."""
     return Intent(name, key, begun, usable_until(begun, retention_s), origin, note)
 
 
-def must_fit(name: str, note: str) -> None:
+def must_be_valid(name: str, note: str) -> None:
     if not all(isinstance(text, str) for text in (name, note)):
         raise Misuse(
-            f"the name and the note of an intent are texts, not {type(name).__name__} and "
-            f"{type(note).__name__}: write a note of several things as JSON, json.dumps(…)"
+            f"the name and note of an intent must be texts, not {type(name).__name__} and "
+            f"{type(note).__name__}: for a note with several values use JSON, json.dumps(…)"
         )
     if not name or len(name) > NAME_CHARS_MAX or len(note) > NOTE_CHARS_MAX:
         raise Misuse(
@@ -69,56 +69,57 @@ def must_fit(name: str, note: str) -> None:
         )
 
 
-def must_be_one_of(names: tuple[str, ...], key: str | None) -> None:
+def must_match_key(names: tuple[str, ...], key: str | None) -> None:
     if key is not None and len(names) != 1:
         raise Misuse(f"settle: one key belongs to one intent, not to {len(names)}")
 
 
-def must_last(retention_s: float | None) -> None:
+def must_be_retention(retention_s: float | None) -> None:
     if retention_s is not None:
         must_be_limits("Journal", {"retention_s": retention_s})
 
 
-def assumed(retention_s: float) -> float:
-    """As it is written down for a server that has not said anything itself yet."""
+def as_assumption(retention_s: float) -> float:
+    """Encode an assumed retention, for a server that has not stated its own: negative."""
     return -retention_s
 
 
-def is_news(known_s: float | None, told_s: float) -> bool:
-    """Whether what a server says changes what is known of it. Its routes may remember keys for
-    different times, so the shortest that it ever said counts; what was assumed counts no more.
+def is_news(known_s: float | None, server_s: float) -> bool:
+    """Whether a server's stated retention changes what is known. Its routes may have different
+    retentions, so the shortest one counts; any stated one replaces an assumption.
     """
-    return known_s is None or known_s < 0 or told_s < known_s * (1 - _APART)
+    return known_s is None or known_s < 0 or server_s < known_s * (1 - _CHANGE_MIN)
 
 
-def counted_on(known_s: float | None, own_s: float | None, said_s: float | None) -> float:
-    """How long keys count: as their server says, else as the application says (`own_s`). Who has
-    no word of either counts on the shorter of what an application said once (`said_s`) and what was
-    assumed.
+def usable_retention(
+    known_s: float | None, configured_s: float | None, recorded_s: float | None
+) -> float:
+    """Return how long keys may be used: as their server states, else as configured here, else the
+    shorter of what an application recorded and what was assumed.
     """
     if known_s is not None and known_s > 0:
         return known_s
-    once = [each for each in (said_s, known_s and -known_s) if each]
-    return own_s or min(once, default=RETENTION_S)
+    fallbacks = [each for each in (recorded_s, known_s and -known_s) if each]
+    return configured_s or min(fallbacks, default=RETENTION_S)
 
 
-def where(url: str) -> str:
-    """The origin of an address; whatever is no address stays as it is."""
+def normalize_origin(url: str) -> str:
+    """Return the origin of a URL; any other text unchanged."""
     return origin_of(url) if "://" in url else url
 
 
-def advertised(answer: Any, wall: float) -> tuple[str, float] | None:
-    """The origin that gave this answer, and how long it says that it remembers keys."""
-    told = outcome_of(answer)
-    if told is None or told.replayed or not told.expires:
-        return None  # a kept answer is some way through its time
-    until = parse_http_date(told.expires.strip())
+def stated_retention(answer: Any, wall: float) -> tuple[str, float] | None:
+    """Return the origin of this response and how long it says it remembers keys."""
+    outcome = outcome_of(answer)
+    if outcome is None or outcome.replayed or not outcome.expires:
+        return None  # a stored response has less than the full time left
+    until = parse_http_date(outcome.expires.strip())
     now = parse_http_date((answer.headers.get("date") or "").strip())  # by the same clock
     left_s = 0.0 if until is None else until - (wall if now is None else now)
     return (origin_of(str(answer.request.url)), left_s) if left_s > 0 else None
 
 
-def _forgotten(intent: Intent) -> Unknown:
+def _forgotten_error(intent: Intent) -> Unknown:
     hours = (intent.until - intent.begun) / _HOUR_S
     ago = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
     detail = (

@@ -1,17 +1,16 @@
-"""The journal: intents and their keys in a file, so that a key survives whoever made it.
+"""The journal: intents and their keys in a file, so that keys survive a crash.
 
-A key is on disk before it is given out, hence before the first byte of its request leaves. A
-process that dies anywhere after that finds the intent again when it is back, with the same key:
+A key is on disk before `key` returns it, hence before the first byte of its request is sent. A
+process that dies after that finds the intent again when it restarts, with the same key:
 
     key = journal.key("order-42/pay")        # the same, after a crash too
     api.post("/charges", json=..., key=key)
-    ...                                      # record the outcome where it belongs
-    journal.settle("order-42/pay")           # last: before this, a restart would ask again
+    ...                                      # record the outcome in your own data
+    journal.settle("order-42/pay")           # last: before this, a restart would send it again
 
-An intent is settled by whoever began it and by nobody else: an answer that arrived is not yet an
-outcome that was recorded. Settling is written with the next intent, or in the background, so nobody
-waits for it; if a crash loses it, the intent is found again, and asking again brings the kept
-answer.
+Only your code settles an intent: a response that arrived is not yet an outcome that you recorded.
+Settling is written with the next intent or in the background, so it costs no wait. If a crash loses
+it, you find the intent again, and a retry returns the stored response.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from oncekey.errors import Misuse, StoreUnavailable
 from oncekey.stores.sqlite.connection import suspend_at_fork
 
 BUSY_S_MAX = 5.0
-UNWRITTEN_S_MAX = 1.0
-"""For so long other processes may take what is settled here for unsettled."""
+FLUSH_AFTER_S = 1.0
+"""How long other processes may still see a settled intent as unsettled."""
 
 _log = logging.getLogger("oncekey.client")
 
@@ -58,7 +57,7 @@ _SET = (
     "DO UPDATE SET retention_s = excluded.retention_s"
 )
 _LEARN = f"{_SET} WHERE retention_s < 0 OR excluded.retention_s < retention_s"
-_LEARNT = "SELECT origin, retention_s FROM oncekey_servers"
+_KNOWN_RETENTIONS = "SELECT origin, retention_s FROM oncekey_servers"
 _FIND = (
     "SELECT name, key, begun, origin, note, "
     "(SELECT s.retention_s FROM oncekey_servers s WHERE s.origin = i.origin), "
@@ -68,7 +67,7 @@ _FIND = (
 
 
 class Journal:
-    """A journal in an SQLite file; for all threads, and for several processes."""
+    """A journal in an SQLite file, for any number of threads and processes."""
 
     def __init__(
         self,
@@ -77,49 +76,49 @@ class Journal:
         retention_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`retention_s`: how long servers remember keys, as far as they do not say so themselves;
-        without it, what is known of the profile, and else 24 hours.
+        """`retention_s`: how long servers remember keys, unless they state it themselves; the
+        default is the profile's, else 24 hours.
         """
-        intents.must_last(retention_s)
-        given: object = path  # an environment variable that nobody set is None
-        if not isinstance(given, str | os.PathLike) or "://" in os.fspath(given):
+        intents.must_be_retention(retention_s)
+        path_given: object = path  # an unset environment variable is None
+        if not isinstance(path_given, str | os.PathLike) or "://" in os.fspath(path_given):
             # Not shown: it may hold a password.
             raise Misuse(
-                "a journal is a file, and named by its path: Journal('intents.db'). In a database "
-                "of yours, a SqlJournal() keeps intents"
+                "a journal is a file, so give its path: Journal('intents.db'). To store intents in "
+                "your own database, use SqlJournal()"
             )
         self.path = Path(path).absolute()
         self._retention_s = retention_s
         self._clock = clock or SystemClock()
-        self._alone = threading.RLock()
+        self._lock = threading.RLock()
         self._settled: dict[str, str] = {}
-        """Names and keys of what is settled, but not written yet."""
-        self._writing: threading.Timer | None = None
-        """Writes them, if no new intent does so before."""
-        self._learnt: dict[str, float] = {}
-        """So that what is known is not written again. What counts is in the file."""
+        """Names and keys of settled intents that are not written yet."""
+        self._flush_timer: threading.Timer | None = None
+        """Writes them, unless a new intent does so first."""
+        self._known_retentions: dict[str, float] = {}
+        """A cache that avoids writing known retentions again; the file is authoritative."""
         self._db: sqlite3.Connection | None = None
         suspend_at_fork(self)
 
     def key(
         self, name: str, *, origin: str = "", note: str = "", retention_s: float | None = None
     ) -> str:
-        """The key of this intent: a new one, durably written, or the one that it has.
+        """Return the key of this intent: its existing one, or a new one, durably written.
 
-        `origin` is where it goes, and `retention_s` how long keys can be counted on there, for the
-        case that nothing is known about it yet. Raises `Unknown` if the server has forgotten the
-        key by now, `StoreUnavailable` if it cannot be written down: then nothing may be sent.
+        `origin` is its server, and `retention_s` how long that remembers keys, used until the
+        server states it. Raises `Unknown` if the server has forgotten the key by now, and
+        `StoreUnavailable` if the key cannot be written: then send nothing.
         """
         return self.begin(name, origin=origin, note=note, retention_s=retention_s).key
 
     def begin(
         self, name: str, *, origin: str = "", note: str = "", retention_s: float | None = None
     ) -> Intent:
-        """As `key`, with all that is known of the intent."""
-        intents.must_fit(name, note)
-        intents.must_last(retention_s)
-        origin = intents.where(origin)
-        with self._asking(". Nothing was sent") as db:
+        """Like `key`, but return the whole intent."""
+        intents.must_be_valid(name, note)
+        intents.must_be_retention(retention_s)
+        origin = intents.normalize_origin(origin)
+        with self._database(". Nothing was sent") as db:
             found = self._find(db, name)
             if found is None or self._settled.get(name) == found.key:
                 found = self._begin(db, name, origin, note, retention_s)
@@ -127,78 +126,80 @@ class Journal:
         return found
 
     def settle(self, *names: str, key: str | None = None) -> None:
-        """These are done: the next `key` of such a name is a new one. With a `key`, only if it is
-        still that of the intent: somebody else may have settled it, and begun it anew.
+        """Mark these intents as done: the next `key` of this name is a new one. With a `key`, only
+        if the intent still has it: another process may have settled and begun it again.
 
-        Written with the next new intent, or soon in the background; by `flush` or `close` at once,
-        and when the process ends.
+        Written with the next new intent or soon in the background; at once by `flush` or `close`,
+        and when the process exits.
         """
-        intents.must_be_one_of(names, key)
-        with self._asking() as db:
+        intents.must_match_key(names, key)
+        with self._database() as db:
             for name in names:
                 found = self._find(db, name)
                 if found is not None and key in (None, found.key):
                     self._settled[name] = found.key
-            self._write_soon()
+            self._flush_soon()
 
     @contextlib.contextmanager
     def intent(self, name: str, *, origin: str = "", note: str = "") -> Iterator[str]:
-        """The key of an intent that is settled if the block ends without an error. A 503 is none
-        unless you raise it: `response.raise_for_status()`, or the next key is a new one.
+        """Yield the key of an intent, and settle it if the block ends without an exception. Raise
+        for a 503, `response.raise_for_status()`, or the next key is a new one.
         """
         key = self.key(name, origin=origin, note=note)
         yield key
         self.settle(name, key=key)
 
     def find(self, name: str) -> Intent | None:
-        """The intent of this name, if it was begun and is not settled."""
-        with self._asking() as db:
+        """Return the unsettled intent of this name, or None."""
+        with self._database() as db:
             found = self._find(db, name)
             settled = self._settled.get(name)
         return None if found is None or found.key == settled else found
 
     def unsettled(self, limit: int = LIST_MAX, *, after: Intent | None = None) -> list[Intent]:
-        """What was begun and not settled, the oldest first: send it again with its key. `after` the
-        last of those come the next.
+        """List unsettled intents, oldest first: send each again with its key. Pass the last one as
+        `after` to get the next page.
         """
         self.flush()
         last = (-math.inf, "") if after is None else (after.begun, after.name)
-        with self._asking() as db:
+        with self._database() as db:
             oldest = f"{_FIND} WHERE (begun, name) > (?, ?) ORDER BY begun, name LIMIT ?"
             rows = db.execute(oldest, (EVERYWHERE, *last, limit)).fetchall()
         return [self._intent(row) for row in rows]
 
     def knows(self, origin: str, retention_s: float) -> bool:
-        """Whether that would be no news. Looks into no file."""
-        return not intents.is_news(self._learnt.get(intents.where(origin)), retention_s)
+        """Whether this retention is already known. Does not read the file."""
+        return not intents.is_news(
+            self._known_retentions.get(intents.normalize_origin(origin)), retention_s
+        )
 
     def learn(self, origin: str, retention_s: float) -> None:
-        """What this server says of how long it remembers keys. Written only if that is news."""
-        intents.must_last(retention_s)
-        with self._asking() as db:
+        """Record how long this server says it remembers keys. Written only if it is new."""
+        intents.must_be_retention(retention_s)
+        with self._database() as db:
             if not self.knows(origin, retention_s):
-                self._note(db, _LEARN, intents.where(origin), retention_s)
+                self._write_retention(db, _LEARN, intents.normalize_origin(origin), retention_s)
 
     def flush(self) -> None:
-        """Write down what was settled."""
-        with self._alone:
+        """Write settled intents to the file."""
+        with self._lock:
             if self._settled:
                 probe("before_settle")
-                with self._asking() as db:
-                    with _committing(db):
+                with self._database() as db:
+                    with _transaction(db):
                         self._remove_settled(db)
                     probe("after_settle")
                     self._settled.clear()
 
     def close(self) -> None:
-        with self._alone:
+        with self._lock:
             try:
                 self.flush()
             finally:
-                if self._writing is not None:
-                    self._writing.cancel()
-                    self._writing = None
-                self._shut()
+                if self._flush_timer is not None:
+                    self._flush_timer.cancel()
+                    self._flush_timer = None
+                self._close_db()
 
     def __enter__(self) -> Journal:
         return self
@@ -219,11 +220,11 @@ class Journal:
         wall = self._clock.wall()
         fresh = name, uuid7(wall, random_token()), wall, origin, note
         probe("before_intent")
-        with _committing(db):
+        with _transaction(db):
             self._remove_settled(db)
             db.execute(_INSERT, fresh)
-            self._note_what_is_relied_on(db, origin, retention_s)
-            found = self._find(db, name)  # another process may have been first
+            self._write_assumption(db, origin, retention_s)
+            found = self._find(db, name)  # another process may have begun it first
         probe("after_intent")
         self._settled.clear()
         if found is None:
@@ -235,101 +236,103 @@ class Journal:
         return None if row is None else self._intent(row)
 
     def _intent(self, row: tuple[Any, ...]) -> Intent:
-        *written, told_s, said_s = row
-        retention_s = intents.counted_on(told_s, self._retention_s, said_s)
-        return intents.found(*written, retention_s=retention_s)
+        *written, server_s, recorded_s = row
+        retention_s = intents.usable_retention(server_s, self._retention_s, recorded_s)
+        return intents.intent_from_row(*written, retention_s=retention_s)
 
-    def _note_what_is_relied_on(
+    def _write_assumption(
         self, db: sqlite3.Connection, origin: str, retention_s: float | None
     ) -> None:
-        """Whoever opens the file without the application's settings counts on the same."""
+        """Record the configured retention for readers without the application's settings."""
         if self._retention_s is not None:
-            if self._learnt.get(EVERYWHERE) != self._retention_s:
-                self._note(db, _SET, EVERYWHERE, self._retention_s)
-        elif retention_s and origin not in self._learnt:
-            self._note(db, _ASSUME, origin, intents.assumed(retention_s))
+            if self._known_retentions.get(EVERYWHERE) != self._retention_s:
+                self._write_retention(db, _SET, EVERYWHERE, self._retention_s)
+        elif retention_s and origin not in self._known_retentions:
+            self._write_retention(db, _ASSUME, origin, intents.as_assumption(retention_s))
 
-    def _note(self, db: sqlite3.Connection, how: str, origin: str, retention_s: float) -> None:
+    def _write_retention(
+        self, db: sqlite3.Connection, how: str, origin: str, retention_s: float
+    ) -> None:
         db.execute(how, (origin, retention_s))
-        self._learnt.update(db.execute(_LEARNT))  # others learn too
+        self._known_retentions.update(db.execute(_KNOWN_RETENTIONS))  # others learn too
 
     def _remove_settled(self, db: sqlite3.Connection) -> None:
         db.executemany(
             "DELETE FROM oncekey_intents WHERE name = ? AND key = ?", self._settled.items()
         )
 
-    def _write_soon(self) -> None:
-        if self._settled and self._writing is None:
-            _unwritten.add(self)
-            self._writing = threading.Timer(UNWRITTEN_S_MAX, self._write_now)
-            self._writing.daemon = True
-            self._writing.start()
+    def _flush_soon(self) -> None:
+        if self._settled and self._flush_timer is None:
+            _journals_to_flush.add(self)
+            self._flush_timer = threading.Timer(FLUSH_AFTER_S, self._flush_later)
+            self._flush_timer.daemon = True
+            self._flush_timer.start()
 
-    def _write_now(self) -> None:
-        """What no new intent has written meanwhile."""
-        with self._alone:
-            self._writing = None
-            if not self._written():
-                self._write_soon()
+    def _flush_later(self) -> None:
+        """Write what no new intent has written meanwhile."""
+        with self._lock:
+            self._flush_timer = None
+            if not self._try_flush():
+                self._flush_soon()
 
-    def _written(self) -> bool:
-        """As `flush`; False where that is not possible now, which is logged."""
+    def _try_flush(self) -> bool:
+        """`flush`, but log a failure and return False."""
         try:
             self.flush()
         except StoreUnavailable as error:
-            _log.warning("what was settled is not written yet: %s", error)
+            _log.warning("settled intents are not written yet: %s", error)
             return False
         return True
 
     @contextlib.contextmanager
-    def _asking(self, otherwise: str = "") -> Iterator[sqlite3.Connection]:
-        with self._alone:
+    def _database(self, otherwise: str = "") -> Iterator[sqlite3.Connection]:
+        with self._lock:
             try:
-                yield self._opened()
+                yield self._open_db()
             except sqlite3.Error as error:
-                self._shut()  # whatever state it is in goes with it
+                self._close_db()  # its state is unknown
                 raise StoreUnavailable(
                     f"the journal {self.path} cannot be used: {error}{otherwise}"
                 ) from error
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_db(self) -> sqlite3.Connection:
         if self._db is None:
-            self._db = _open(self.path)
-            self._learnt = dict(self._db.execute(_LEARNT))
+            self._db = _open_file(self.path)
+            self._known_retentions = dict(self._db.execute(_KNOWN_RETENTIONS))
         return self._db
 
-    def _shut(self) -> None:
+    def _close_db(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
 
     def before_fork(self) -> None:
-        self._alone.acquire()
-        self._shut()
+        self._lock.acquire()
+        self._close_db()
 
     def after_fork(self) -> None:
-        if self._writing is not None and not self._writing.is_alive():
-            self._writing = None  # a child has none of its parent's threads
-        self._alone.release()
+        if self._flush_timer is not None and not self._flush_timer.is_alive():
+            self._flush_timer = None  # a child process has none of its parent's threads
+        self._lock.release()
 
 
-_unwritten: WeakSet[Journal] = WeakSet()
-"""Those that may hold what is settled, and not written."""
+_journals_to_flush: WeakSet[Journal] = WeakSet()
+"""Journals that may hold unwritten settlements."""
 
 
 @atexit.register
-def _write_down() -> None:
-    """A process that ends in order forgets nothing, though nobody closes its journals."""
-    for journal in list(_unwritten):
-        journal._written()
+def _flush_at_exit() -> None:
+    """Flush all journals at exit, even if they were never closed."""
+    for journal in list(_journals_to_flush):
+        journal._try_flush()
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    with contextlib.suppress(OSError):  # SQLite says it better
+def _open_file(path: Path) -> sqlite3.Connection:
+    with contextlib.suppress(OSError):  # SQLite's own error is clearer
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False)
-    # A rollback journal that is emptied, and synced so: one commit, durable, on every release of
-    # SQLite, however many processes share the file.
+    # Truncating and syncing the rollback journal makes each commit durable, on every SQLite
+    # version and with any number of processes.
     db.execute("PRAGMA journal_mode = TRUNCATE").fetchone()
     db.execute("PRAGMA synchronous = FULL")
     for statement in _SCHEMA:
@@ -338,12 +341,12 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def _committing(db: sqlite3.Connection) -> Iterator[None]:
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # SQLite ends some by itself
+        if db.in_transaction:  # SQLite may have ended it already
             db.execute("ROLLBACK")
         raise

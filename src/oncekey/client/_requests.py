@@ -1,4 +1,4 @@
-"""Requests and answers of the library requests, which is not imported here."""
+"""Send requests of the library requests and read its responses, without importing it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from dataclasses import replace
 from typing import Any
 
 from oncekey._system.probes import probe
-from oncekey.client._classify import Broken, Reply
-from oncekey.client._connection_errors import came_from_connecting
-from oncekey.client._key_placement import Outgoing, header_of
-from oncekey.client._request_mark import DELIVERY, Mark
-from oncekey.client._sender import LATE, Outcome, Plan, Sender
+from oncekey.client._classify import NoResponse, WholeResponse
+from oncekey.client._errors import failed_to_connect
+from oncekey.client._key_placement import DELIVERY, OutgoingRequest, RequestMark, key_header
+from oncekey.client._sender import TIMED_OUT, DeliveryPlan, Outcome, RequestSender
 
 _MARK = DELIVERY
-"""Among a request's hooks, because that is what its copy for a redirect shares with it."""
+"""A key among the request's hooks, because requests copies those for a redirect."""
 
 
-Send = Callable[[Any, Any], Any]
-"""Takes a request and a timeout."""
+SendFunction = Callable[[Any, Any], Any]
+"""Sends a request with a timeout."""
 
 
-def mark_of(request: Any) -> Mark | None:
-    """What an earlier request left on this one."""
-    mark: Mark | None = request.hooks.get(_MARK)
+def mark_of(request: Any) -> RequestMark | None:
+    """Return the mark that an earlier request left on this one."""
+    mark: RequestMark | None = request.hooks.get(_MARK)
     return mark
 
 
-def _marked(request: Any, mark: Mark) -> Mark:
-    """Leave it on this one, and on what is copied from it later: those that it was copied from or
-    beside may become other requests.
+def _leave_mark(request: Any, mark: RequestMark) -> RequestMark:
+    """Put the mark on this request and its later copies only: the request it was copied from may
+    become a different one.
     """
     request.hooks = {**request.hooks, _MARK: mark}
     return mark
@@ -43,9 +42,11 @@ class Exchange:
     attempts = 1
     gave_up: str | None = None
     first = True
-    """Nothing can have been sent under its key before."""
+    """Nothing was sent with this key before."""
 
-    def __init__(self, request: Any, sender: Sender, send: Send, stream: bool, limit: Any) -> None:
+    def __init__(
+        self, request: Any, sender: RequestSender, send: SendFunction, stream: bool, limit: Any
+    ) -> None:
         """`limit` is the caller's timeout."""
         self._request = request
         self._sender = sender
@@ -54,50 +55,57 @@ class Exchange:
         self._limit = limit
         self.sent_at, self.deadline = sender.begin()
         self._body = _body(request, sender.body_bytes_max)
-        brought = mark_of(request)
-        if brought is not None and self._body is None:
-            _must_be_there(request)
-        if brought is not None or sender.header is None or not self._take_new_key(sender.header):
-            if brought is not None:
-                brought = _marked(request, brought.again(request))
-                self.deadline, self.attempts = brought.deadline(self.deadline), brought.attempts
+        earlier_mark = mark_of(request)
+        if earlier_mark is not None and self._body is None:
+            _require_body(request)
+        if (
+            earlier_mark is not None
+            or sender.header is None
+            or not self._take_new_key(sender.header)
+        ):
+            if earlier_mark is not None:
+                earlier_mark = _leave_mark(request, earlier_mark.for_resend(request))
+                self.deadline, self.attempts = (
+                    earlier_mark.deadline(self.deadline),
+                    earlier_mark.attempts,
+                )
             self.mark, self.first = self.plan.mark, self.plan.first
-            self._ready = self._planned(self.plan)
+            self._prepared = self._apply_plan(self.plan)
 
     @functools.cached_property
-    def plan(self) -> Plan:
-        """How it is sent; also when that is done already, since it was left its mark."""
+    def plan(self) -> DeliveryPlan:
+        """How the request is sent. May be read after sending: the mark is on the request."""
         request = self._request
-        outgoing = Outgoing(request.method, request.url, request.headers, self._body)
+        outgoing = OutgoingRequest(request.method, request.url, request.headers, self._body)
         plan = self._sender.plan(outgoing, mark_of(request), request.body)
         if plan.mark is not None:
-            _marked(request, plan.mark)
+            _leave_mark(request, plan.mark)
         return plan
 
-    def attempt(self, left_s: float) -> Reply | Broken:
-        """What comes of sending it now, in at most so many seconds."""
+    def attempt(self, left_s: float) -> WholeResponse | NoResponse:
+        """Send the request now, within `left_s` seconds."""
         probe("before_request")
         outer = sys.exc_info()[1]
         try:
-            return self._collect(self._send(self._ready, self._limited(left_s)))
+            return self._collect(self._send(self._prepared, self._timeout_within(left_s)))
         except Exception as error:
-            return self._broken(error, outer)
+            return self._as_no_response(error, outer)
         finally:
             probe("after_answer")
 
-    def told(self, response: Any) -> Any:
-        """The answer as the caller gets it, with what is known of its delivery. Whoever answers a
-        challenge in it (Digest) sends a copy of its request, which is the caller's therefore.
+    def finish_response(self, response: Any) -> Any:
+        """Attach the delivery and the caller's own request to the response. Code that answers a
+        challenge (Digest) resends a copy of the response's request.
         """
         response.oncekey, response.request = self, self._request
-        if self._ready.url is not self._request.url:  # with the key in it, and errors show that
+        if self._prepared.url is not self._request.url:  # it has the key, and errors show the URL
             response.url = self._request.url
         if 300 <= response.status_code < 400 and self.mark is not None:
-            left = self.mark.redirected(self._request, self.deadline, self.attempts - 1)
-            shown = left.is_shown_after(response.headers.get("location"))
-            if left.shown and not shown:
-                self._request.headers.pop(header_of(self._sender.profile), None)
-            _marked(self._request, replace(left, shown=shown))
+            left = self.mark.after_redirect(self._request, self.deadline, self.attempts - 1)
+            is_visible = left.stays_visible_after(response.headers.get("location"))
+            if left.is_visible and not is_visible:
+                self._request.headers.pop(key_header(self._sender.profile), None)
+            _leave_mark(self._request, replace(left, is_visible=is_visible))
         return response
 
     def outcome(self, response: Any) -> Outcome:
@@ -107,73 +115,74 @@ class Exchange:
     # ------------------------------------------------------------------------------- the request
 
     def _take_new_key(self, header: str) -> bool:
-        """Nearly every request: one that has no key yet, and takes it in a header."""
+        """Handle the usual request: it has no key yet, and its key goes into a header."""
         request = self._request
         if header in request.headers:
             return False
-        self._ready = ready = self._copied()
-        ready.headers[header] = key = self._sender.new_key()
-        request.headers = ready.headers  # for whoever inspects it
-        mark = Mark(key, request.url, request.body, self._sender.clock.wall(), shown=True)
-        self.mark = _marked(request, mark)
+        self._prepared = prepared = self._copy_request()
+        prepared.headers[header] = key = self._sender.new_key()
+        request.headers = prepared.headers  # so that the caller can see the key
+        mark = RequestMark(
+            key, request.url, request.body, self._sender.clock.wall(), is_visible=True
+        )
+        self.mark = _leave_mark(request, mark)
         return True
 
-    def _planned(self, plan: Plan) -> Any:
-        placed, ready = plan.placed, self._copied()
-        for name, text in placed.headers:
-            ready.headers[name] = text
-        if plan.shown is not None:
-            name, text = plan.shown
+    def _apply_plan(self, plan: DeliveryPlan) -> Any:
+        changes, prepared = plan.changes, self._copy_request()
+        for name, text in changes.headers:
+            prepared.headers[name] = text
+        if plan.visible_header is not None:
+            name, text = plan.visible_header
             self._request.headers[name] = text
-        if plan.without:
-            ready.headers.pop(plan.without, None)
-            self._request.headers.pop(plan.without, None)
-        if placed.url is not None:
-            ready.url = placed.url
-        if placed.body is not None:
-            ready.headers["Content-Length"] = str(len(placed.body))
-            ready.body = placed.body
-        return ready
+        if plan.removed_header:
+            prepared.headers.pop(plan.removed_header, None)
+            self._request.headers.pop(plan.removed_header, None)
+        if changes.url is not None:
+            prepared.url = changes.url
+        if changes.body is not None:
+            prepared.headers["Content-Length"] = str(len(changes.body))
+            prepared.body = changes.body
+        return prepared
 
-    def _copied(self) -> Any:
-        """The request as it is sent. Of the caller's own nothing changes but that its key stands in
-        its headers too. Its cookies are in its headers by now: the jar, which
-        is most of what its own `copy` copies, stays behind.
+    def _copy_request(self) -> Any:
+        """Copy the request for sending. The caller's own request only gets the key's header. The
+        cookies are in the headers already, so the jar, most of the cost of `copy`, is left out.
         """
         request = self._request
-        ready = request.__class__()
-        ready.method, ready.url, ready.hooks = request.method, request.url, request.hooks
-        ready.headers = request.headers.copy()
-        ready.body = self._body or request.body
-        return ready
+        prepared = request.__class__()
+        prepared.method, prepared.url, prepared.hooks = request.method, request.url, request.hooks
+        prepared.headers = request.headers.copy()
+        prepared.body = self._body or request.body
+        return prepared
 
-    def _limited(self, left_s: float) -> Any:
-        """The caller's timeout, and no more than is left for connecting, sending and the first
-        bytes of the answer together.
+    def _timeout_within(self, left_s: float) -> Any:
+        """Return the caller's timeout, with a total of `left_s` for connecting, sending and the
+        first bytes of the response.
         """
         if left_s <= 0:
-            raise self._late()
-        limits = _limits_of(self._limit)
+            raise self._timeout_error()
+        limits = _urllib3_timeout(self._limit)
         total_s = limits.total
         limits.total = min(total_s, left_s) if isinstance(total_s, int | float) else left_s
         return limits
 
     # -------------------------------------------------------------------------------- the answer
 
-    def _collect(self, response: Any) -> Reply:
-        """A whole answer; or its head, where the caller wants to read a success as a stream."""
+    def _collect(self, response: Any) -> WholeResponse:
+        """Read a complete response; only its head if the caller wants to stream a success."""
         status = response.status_code
-        if status < 200:  # http.client skips no interim answer but 100, and leaves the rest unread
+        if status < 200:  # http.client skips 100 but no other interim response
             response.raw.close()
-            raise _errors().ConnectionError(f"an interim answer, {status}, and no other was read")
+            raise _errors().ConnectionError(f"only an interim response, {status}, was read")
         if self._stream and status < 400:
-            limits = _limits_of(self._limit)
+            limits = _urllib3_timeout(self._limit)
             if limits.total is None:
-                _give_time(response.raw, limits.read_timeout)
-            return Reply(status, response.headers, b"", response)
+                _restore_socket_timeout(response.raw, limits.read_timeout)
+            return WholeResponse(status, response.headers, b"", response)
         raw = response.raw
         if hasattr(raw, "read1"):
-            response.raw = _Watched(raw, self._check)
+            response.raw = _CheckedBody(raw, self._check)
         try:
             content: bytes = response.content
         except BaseException:
@@ -181,29 +190,29 @@ class Exchange:
             raise
         finally:
             response.raw = raw
-        return Reply(status, response.headers, content, response)
+        return WholeResponse(status, response.headers, content, response)
 
     def _check(self) -> None:
         if self._sender.clock.monotonic() > self.deadline:
-            raise self._late()
+            raise self._timeout_error()
 
-    def _broken(self, error: Exception, outer: BaseException | None) -> Broken:
-        """What a retry may cure; anything else is raised."""
+    def _as_no_response(self, error: Exception, outer: BaseException | None) -> NoResponse:
+        """Convert errors that a retry may fix; raise all others."""
         errors = _errors()
         cut_short = errors.ChunkedEncodingError, errors.ContentDecodingError
         if isinstance(error, (errors.ConnectionError, errors.Timeout, *cut_short)):
-            early = isinstance(error, errors.ConnectTimeout) or came_from_connecting(error, outer)
-            return Broken(error, sent=not early)
+            not_sent = isinstance(error, errors.ConnectTimeout) or failed_to_connect(error, outer)
+            return NoResponse(error, sent=not not_sent)
         raise error
 
-    def _late(self) -> Exception:
-        error: Exception = _errors().ReadTimeout(LATE, request=self._request)
+    def _timeout_error(self) -> Exception:
+        error: Exception = _errors().ReadTimeout(TIMED_OUT, request=self._request)
         return error
 
 
-class _Watched:
-    """The raw answer of urllib3, read in the pieces that arrive. By itself it would wait until a
-    piece is as large as asked for, however long its bytes take to drip in.
+class _CheckedBody:
+    """A urllib3 response that is read as its bytes arrive and checks the deadline after each piece.
+    urllib3's own `stream` waits until a piece has the requested size, however slowly it arrives.
     """
 
     def __init__(self, raw: Any, check: Callable[[], None]) -> None:
@@ -224,8 +233,8 @@ def _errors() -> Any:
     return sys.modules["requests"].exceptions
 
 
-def _limits_of(limit: Any) -> Any:
-    """A timeout as requests takes it, in the form of urllib3, which alone knows a total."""
+def _urllib3_timeout(limit: Any) -> Any:
+    """Convert a timeout of requests to one of urllib3, which supports a total."""
     timeouts = sys.modules["requests"].adapters.TimeoutSauce
     match limit:
         case timeouts():
@@ -236,21 +245,21 @@ def _limits_of(limit: Any) -> Any:
             return timeouts(connect=limit, read=limit)
 
 
-def _give_time(raw: Any, read_s: object) -> None:
-    """Whoever reads this answer has so long for each read: its delivery is over. urllib3 tells the
-    socket once, when the answer begins.
+def _restore_socket_timeout(raw: Any, read_s: object) -> None:
+    """Give the caller's read timeout back to the socket: the delivery is over. urllib3 sets the
+    socket's timeout only once, when the response begins.
     """
-    line = getattr(getattr(raw, "connection", None), "sock", None)
-    if line is None:  # of a server that closes it, only the answer knows
-        line = getattr(getattr(getattr(raw, "_fp", None), "fp", None), "raw", None)
-        line = getattr(line, "_sock", None)
-    if line is not None:
-        line.settimeout(read_s if isinstance(read_s, int | float) else None)
+    connection = getattr(getattr(raw, "connection", None), "sock", None)
+    if connection is None:  # the server closes it: only the response still has it
+        connection = getattr(getattr(getattr(raw, "_fp", None), "fp", None), "raw", None)
+        connection = getattr(connection, "_sock", None)
+    if connection is not None:
+        connection.settimeout(read_s if isinstance(read_s, int | float) else None)
 
 
 def _body(request: Any, bytes_max: int) -> bytes | None:
-    """The bytes that are sent, None where they are a stream. A file that is small enough is read,
-    so that it can be sent again.
+    """Return the body's bytes, or None for a stream. A small enough file is read into memory, so
+    that it can be resent.
     """
     match request.body:
         case None:
@@ -265,12 +274,12 @@ def _body(request: Any, bytes_max: int) -> bytes | None:
             length = request.headers.get("Content-Length") or ""
             if not (length.isdecimal() and int(length) <= bytes_max and hasattr(stream, "read")):
                 return None
-            return _read(request, stream)
+            return _read_file(request, stream)
 
 
-def _must_be_there(request: Any) -> None:
-    """Redirected, or sent again: an iterator gives nothing now, and that is another request. Of a
-    file, whoever follows a redirect goes back to where it began.
+def _require_body(request: Any) -> None:
+    """Refuse to resend an iterator: it is used up, so this would be a different request. A file is
+    rewound by requests.
     """
     if isinstance(request.body, Iterator) and not isinstance(request._body_position, int):
         raise _errors().UnrewindableBodyError(
@@ -278,8 +287,8 @@ def _must_be_there(request: Any) -> None:
         )
 
 
-def _read(request: Any, stream: Any) -> bytes:
-    """All of a file, which is left where it was: whoever follows a redirect goes back there."""
+def _read_file(request: Any, stream: Any) -> bytes:
+    """Read all of a file and restore its position, to which requests rewinds for a redirect."""
     if hasattr(stream, "seekable") and stream.seekable():
         start = stream.tell()
         body = stream.read()

@@ -1,10 +1,9 @@
-"""Attempts: one request is sent until its answer is final or nobody may ask any longer.
+"""Retry a request until its response is final or no further attempt is allowed.
 
-The first attempt is made by the transport itself, because nearly always it is the only one:
-`begin`, the sending, and if the answer is `smooth` that was it. Whatever else came of it is given
-to `go_on`, a generator. It yields `Pause` and goes on when the time is over; it yields `Send` and
-is sent what came of that, a `Reply` or `Broken`. Time and chance are given to it, so that a test
-can drive it through hours in a moment, and a thread or an event loop through the real ones.
+The transport makes the first attempt itself, because it is nearly always the only one: `begin`,
+send, and if the response is a plain success, that was all. Otherwise `continue_delivery`, a
+generator, takes over. It yields `Pause` to wait, and `SendAgain` to get the next `WholeResponse` or
+`NoResponse`. Clock and randomness are parameters, so a test can drive it through hours in a moment.
 
 Nothing here sets the key: all attempts send the same prepared request, so it cannot change.
 """
@@ -28,31 +27,31 @@ from oncekey._system.clock import Clock
 from oncekey.client._budget import Buckets, RetryBudget
 from oncekey.client._classify import (
     FINAL,
-    Again,
-    Broken,
+    Classification,
     Final,
     Mismatched,
-    Reply,
-    Verdict,
-    judge,
-    replayed,
+    NoResponse,
+    RetryLater,
+    WholeResponse,
+    classify,
+    is_replay,
 )
-from oncekey.client._errors import show
+from oncekey.client._errors import redacted_repr
 from oncekey.client._retention import FORGOTTEN
 from oncekey.events import Attempted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How long one request is tried."""
+    """How long and how often one request is retried."""
 
     attempts_max: int = 8
     budget_s: float = 90.0
-    """For all attempts and the pauses between them. No attempt begins after it, and one under way
-    is given no more time than is left.
+    """The time for all attempts and pauses together. No attempt starts after it, and a running one
+    gets no more time than is left.
     """
     backoff_s: float = 0.5
-    """The bound of the first pause; it doubles with each attempt up to `backoff_s_max`."""
+    """The upper bound of the first pause; it doubles with each attempt up to `backoff_s_max`."""
     backoff_s_max: float = 20.0
 
     def __post_init__(self) -> None:
@@ -60,50 +59,50 @@ class Retries:
 
 
 @value
-class Send:
-    """A question: what comes of sending it now, in at most `left_s`?"""
+class SendAgain:
+    """Asks for another attempt, now, within `left_s`."""
 
     left_s: float
 
 
 @value
-class Call:
-    """What has to be known of a request to deliver it."""
+class Delivery:
+    """What the retry loop must know about a request."""
 
     method: str
     host: str
     key: str | None
-    once: str | None = None
-    """Why it must not be sent twice."""
-    retried: int = 0
-    """How often it was retried before it was redirected."""
+    no_retry_reason: str | None = None
+    """Why it must not be sent twice, if so."""
+    retries: int = 0
+    """How often it was retried before a redirect."""
     until: float = math.inf
-    """When its key counts no more, in seconds since 1970."""
+    """When its key expires, in seconds since 1970."""
 
-    __repr__ = show
+    __repr__ = redacted_repr
 
 
 @value
-class First:
-    """The first attempt, and what came of it."""
+class FirstAttempt:
+    """The first attempt and its response."""
 
     sent_at: float
     deadline: float
-    """When the time for all attempts is over; monotonic, as the other."""
-    answer: Reply | Broken
+    """When the time for all attempts is over; both on the monotonic clock."""
+    response: WholeResponse | NoResponse
 
 
 @value
-class Ended:
-    """How it ended."""
+class DeliveryResult:
+    """The outcome of all attempts."""
 
-    answer: Reply | Broken
+    response: WholeResponse | NoResponse
     attempts: int
     mismatch: Problem | None
     reason: GaveUp | None
-    """Why there was no further attempt, where one would have been in order."""
+    """Why there was no further attempt, if one would have been appropriate."""
     sent: bool = True
-    """False where none of the attempts can have reached anybody."""
+    """False if no attempt made a connection."""
 
     @property
     def gave_up(self) -> str | None:
@@ -111,8 +110,8 @@ class Ended:
         return None if self.reason is None else self.reason.sentence
 
 
-class Attempts:
-    """Delivers requests under one set of rules; shared by all threads and tasks."""
+class RetryLoop:
+    """Retries requests under one set of rules; shared by all threads and tasks."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class Attempts:
         clock: Clock,
         chance: Callable[[], float],
         observe: Callable[[Attempted], None],
-        watched: Callable[[], bool] = lambda: True,
+        is_observed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._profile = profile
         self._retries = retries
@@ -130,110 +129,123 @@ class Attempts:
         self._clock = clock
         self._chance = chance
         self._observe = observe
-        self._watched = watched
+        self._is_observed = is_observed
 
     def begin(self) -> tuple[float, float]:
-        """A request is about to leave: now, and until when all its attempts may take."""
+        """Return the current time and the deadline for all attempts of a request."""
         now = self._clock.monotonic()
         return now, now + self._retries.budget_s
 
-    def smooth(self, answer: Reply | Broken) -> TypeGuard[Reply]:
-        """Whether there is nothing to judge, nothing to count, and nobody who wants to know."""
+    def is_plain_success(self, response: WholeResponse | NoResponse) -> TypeGuard[WholeResponse]:
+        """Whether a response needs no classification, no budget update and no event."""
         return (
-            isinstance(answer, Reply)
-            and answer.status < 400
+            isinstance(response, WholeResponse)
+            and response.status < 400
             and not self._buckets.short
-            and not self._watched()
+            and not self._is_observed()
         )
 
-    def go_on(self, call: Call, first: First) -> Op[Ended]:
-        """From the first answer on: send until it is final, or no further attempt is allowed."""
-        answer, sent_at, deadline = first.answer, first.sent_at, first.deadline
-        self._buckets.earn(call.host, sent_at)
-        attempt, sent = 1 + call.retried, _was_sent(answer)
+    def continue_delivery(self, delivery: Delivery, first: FirstAttempt) -> Op[DeliveryResult]:
+        """Retry after the first attempt until the response is final or retries are exhausted."""
+        response, sent_at, deadline = first.response, first.sent_at, first.deadline
+        self._buckets.earn(delivery.host, sent_at)
+        attempt, sent = 1 + delivery.retries, _was_sent(response)
         while True:
             now = self._clock.monotonic()
-            verdict = judge(answer, self._profile, self._clock.wall())
-            after = self._after(call, attempt, verdict, now, deadline)
-            gave_up = after if isinstance(after, GaveUp) else None
-            ended = _ended(answer, attempt, verdict, gave_up, sent)
-            wait_s = after if isinstance(after, float) else None
-            if verdict is not FINAL or self._watched():
-                self._observe(self._event(call, ended, now - sent_at, wait_s))
+            classification = classify(response, self._profile, self._clock.wall())
+            next_wait = self._next_wait(delivery, attempt, classification, now, deadline)
+            gave_up = next_wait if isinstance(next_wait, GaveUp) else None
+            result = _result(response, attempt, classification, gave_up, sent)
+            wait_s = next_wait if isinstance(next_wait, float) else None
+            if classification is not FINAL or self._is_observed():
+                self._observe(self._event(delivery, result, now - sent_at, wait_s))
             if wait_s is None:
-                return ended
+                return result
             yield Pause(wait_s)
             sent_at = self._clock.monotonic()
             if sent_at >= deadline:  # woken up late
-                return _ended(answer, attempt, verdict, OVER, sent)
-            if self._clock.wall() >= call.until:  # clocks stand still while a computer sleeps
-                return _ended(answer, attempt, verdict, FORGOTTEN, sent)
+                return _result(response, attempt, classification, OUT_OF_TIME, sent)
+            if self._clock.wall() >= delivery.until:  # clocks stand still while a computer sleeps
+                return _result(response, attempt, classification, FORGOTTEN, sent)
             attempt += 1
-            answer = yield Send(deadline - sent_at)
-            sent = sent or _was_sent(answer)
+            response = yield SendAgain(deadline - sent_at)
+            sent = sent or _was_sent(response)
 
-    def _after(
-        self, call: Call, attempt: int, verdict: Verdict, now: float, deadline: float
+    def _next_wait(
+        self,
+        delivery: Delivery,
+        attempt: int,
+        classification: Classification,
+        now: float,
+        deadline: float,
     ) -> float | GaveUp | None:
-        """How long to wait for the next attempt, or why there is none; None if there need not."""
-        if not isinstance(verdict, Again):
-            return verdict.gave_up if isinstance(verdict, Final) else None
-        if call.once:
-            return GaveUp(GiveUpKind.SENT_ONCE, call.once)
+        """Return how long to wait for the next attempt, why there is none, or None if none is
+        needed.
+        """
+        if not isinstance(classification, RetryLater):
+            return classification.gave_up if isinstance(classification, Final) else None
+        if delivery.no_retry_reason:
+            return GaveUp(GiveUpKind.SENT_ONCE, delivery.no_retry_reason)
         if attempt >= self._retries.attempts_max:
             return GaveUp(GiveUpKind.ATTEMPTS, f"{attempt} attempts were made")
         left_s = deadline - now
-        asked_s = verdict.retry_after_s or 0.0
+        asked_s = classification.retry_after_s or 0.0
         if asked_s >= left_s:
-            # Coming back earlier than told would be rude, and most likely in vain.
-            return OVER if left_s <= 0 else _asked_to_wait(asked_s)
+            # An earlier retry would ignore the server's wish, and most likely fail.
+            return OUT_OF_TIME if left_s <= 0 else _server_wait_too_long(asked_s)
         bounds = self._retries.backoff_s, self._retries.backoff_s_max
         wait_s = asked_s + full_jitter(attempt - 1, *bounds, self._chance())
         if wait_s >= left_s:
-            return OVER
-        if self._clock.wall() + wait_s >= call.until:
+            return OUT_OF_TIME
+        if self._clock.wall() + wait_s >= delivery.until:
             return FORGOTTEN
-        if not self._buckets.spend(call.host, now):
+        if not self._buckets.spend(delivery.host, now):
             return BUDGET_SPENT
         return wait_s
 
-    def _event(self, call: Call, ended: Ended, seconds: float, wait_s: float | None) -> Attempted:
-        answer = ended.answer
+    def _event(
+        self, delivery: Delivery, result: DeliveryResult, seconds: float, wait_s: float | None
+    ) -> Attempted:
+        response = result.response
         return Attempted(
-            f"{call.method} {call.host}",
-            short_hash(call.key) if call.key else "-",
-            ended.attempts,
-            answer.status if isinstance(answer, Reply) else None,
-            type(answer.error).__name__ if isinstance(answer, Broken) else None,
+            f"{delivery.method} {delivery.host}",
+            short_hash(delivery.key) if delivery.key else "-",
+            result.attempts,
+            response.status if isinstance(response, WholeResponse) else None,
+            type(response.error).__name__ if isinstance(response, NoResponse) else None,
             seconds,
-            isinstance(answer, Reply) and replayed(answer.headers, self._profile),
-            ended.mismatch is not None,
+            isinstance(response, WholeResponse) and is_replay(response.headers, self._profile),
+            result.mismatch is not None,
             wait_s,
-            ended.gave_up,
-            gave_up_kind=None if ended.reason is None else ended.reason.kind,
+            result.gave_up,
+            gave_up_kind=None if result.reason is None else result.reason.kind,
         )
 
 
-OVER = GaveUp(GiveUpKind.TIME, "the time for all attempts is over")
+OUT_OF_TIME = GaveUp(GiveUpKind.TIME, "the time for all attempts is over")
 BUDGET_SPENT = GaveUp(
     GiveUpKind.RETRY_BUDGET,
     "the retry budget of this host is spent: too many requests to it fail",
 )
 
 
-def _asked_to_wait(asked_s: float) -> GaveUp:
+def _server_wait_too_long(asked_s: float) -> GaveUp:
     return GaveUp(
         GiveUpKind.ASKED_TO_WAIT,
         f"the server asks to wait {asked_s:g} s, longer than is left for all attempts",
     )
 
 
-def _ended(
-    answer: Reply | Broken, attempt: int, verdict: Verdict, gave_up: GaveUp | None, sent: bool
-) -> Ended:
-    problem = verdict.problem if isinstance(verdict, Mismatched) else None
-    return Ended(answer, attempt, problem, gave_up, sent)
+def _result(
+    response: WholeResponse | NoResponse,
+    attempt: int,
+    classification: Classification,
+    gave_up: GaveUp | None,
+    sent: bool,
+) -> DeliveryResult:
+    problem = classification.problem if isinstance(classification, Mismatched) else None
+    return DeliveryResult(response, attempt, problem, gave_up, sent)
 
 
-def _was_sent(answer: Reply | Broken) -> bool:
-    return isinstance(answer, Reply) or answer.sent
+def _was_sent(response: WholeResponse | NoResponse) -> bool:
+    return isinstance(response, WholeResponse) or response.sent

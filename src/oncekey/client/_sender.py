@@ -1,4 +1,4 @@
-"""The sender: gives a request its key, and delivers it. All libraries' transports share it."""
+"""The sender gives each request its key and retries it; shared by all libraries' transports."""
 
 from __future__ import annotations
 
@@ -17,72 +17,78 @@ from oncekey._core.validation import must_be_limits
 from oncekey._core.values import value
 from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock, SystemClock
-from oncekey.client import _errors as failing
-from oncekey.client import _key_placement as place
+from oncekey.client import _errors as delivery_errors
+from oncekey.client import _key_placement as key_placement
 from oncekey.client import keys
 from oncekey.client._budget import RetryBudget
-from oncekey.client._classify import Broken, Headers, Reply, replayed
+from oncekey.client._classify import HeaderLookup, NoResponse, WholeResponse, is_replay
 from oncekey.client._counters import logged
-from oncekey.client._errors import show
-from oncekey.client._key_placement import NOTHING, Outgoing, Placed
-from oncekey.client._request_mark import DELIVERY, Given, Mark
+from oncekey.client._errors import redacted_repr
+from oncekey.client._key_placement import (
+    DELIVERY,
+    NO_CHANGES,
+    GivenKey,
+    KeyChanges,
+    OutgoingRequest,
+    RequestMark,
+    SentRequests,
+)
 from oncekey.client._retention import usable_until
-from oncekey.client._retry import Attempts, Call, Ended, Retries
-from oncekey.client._reuse import Reuse
+from oncekey.client._retry import Delivery, DeliveryResult, Retries, RetryLoop
 from oncekey.errors import Mismatch, Misuse
 from oncekey.events import Attempted, Hook, Hooks
 
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
-"""What changes state. Everything else is sent as it is."""
+"""The methods that change state. Other requests are sent unchanged."""
 BODY_BYTES_MAX = 8 * 1024 * 1024
-LATE = "the time for all attempts was over before the whole answer was there"
+TIMED_OUT = "the time for all attempts was over before the response was complete"
 
 _log = logging.getLogger("oncekey.client")
 
 
 @value
 class Outcome:
-    """What there is to know about a delivered request, beside its answer."""
+    """The delivery of a request: its key, attempts and result."""
 
     key: str | None
     attempts: int
     replayed: bool
-    """The answer is a kept one: an earlier attempt had arrived after all."""
+    """Whether this is a stored response: an earlier attempt had arrived after all."""
     expires: str | None
-    """Until when the server remembers the key, as it says (Idempotency-Expires)."""
+    """Until when the server says it remembers the key (Idempotency-Expires)."""
     gave_up: str | None
-    """Why there was no further attempt, though what came back is no outcome: nothing that could be
-    asked for again, or the server's word that nobody knows. The intent keeps its key.
+    """Why there was no further attempt although the outcome is not known: retries were exhausted or
+    not allowed, or the server says that the outcome is unknown. The intent keeps its key.
     """
     sent: bool = True
-    """False where no connection was made: this request was not carried out."""
+    """False if no connection was made: then this request was not carried out."""
 
-    __repr__ = show
+    __repr__ = redacted_repr
 
 
 @value
-class Plan(Call):
+class DeliveryPlan(Delivery):
     """How one request is sent."""
 
-    placed: Placed = NOTHING
-    mark: Mark | None = None
-    """To be left on the caller's request, for the case that it is redirected."""
-    without: str | None = None
+    changes: KeyChanges = NO_CHANGES
+    mark: RequestMark | None = None
+    """To leave on the caller's request, in case it is resent or redirected."""
+    removed_header: str | None = None
     """A header that must not be sent."""
     first: bool = False
-    """Nothing can have been sent under its key before."""
+    """Nothing was sent with this key before."""
 
-    __repr__ = show
+    __repr__ = redacted_repr
 
     @property
-    def shown(self) -> tuple[str, str] | None:
-        """The key's header, to be written on the caller's request too."""
-        is_shown = self.mark is not None and self.mark.shown
-        return self.placed.headers[0] if is_shown and self.placed.headers else None
+    def visible_header(self) -> tuple[str, str] | None:
+        """The key's header, which is also written into the caller's request."""
+        is_visible = self.mark is not None and self.mark.is_visible
+        return self.changes.headers[0] if is_visible and self.changes.headers else None
 
 
 class Options(TypedDict, total=False):
-    """What `retrying` takes beside a transport; what each means is said at `Sender`."""
+    """The options of `retrying`, explained there."""
 
     profile: str | Profile
     retries: Retries | None
@@ -96,8 +102,8 @@ class Options(TypedDict, total=False):
     chance: Callable[[], float]
 
 
-class Sender:
-    """One set of rules for all requests of a client."""
+class RequestSender:
+    """Decides how a client's requests are sent: their keys, retries and errors."""
 
     def __init__(
         self,
@@ -134,122 +140,155 @@ class Sender:
             raise Misuse(f"methods={chosen!r}: takes a list of names, such as ['POST']")
         self._methods = frozenset(method.upper() for method in chosen)
         self.header = _plain_header(self.profile)
-        self._reuse = Reuse()
+        self._sent_requests = SentRequests()
         self._hooks = Hooks(hooks)
-        attempts = Attempts(
+        attempts = RetryLoop(
             self.profile,
             retries or Retries(),
             budget or RetryBudget(),
             self.clock,
             chance,
             self._observe,
-            # Whether anybody wants to see what goes as it should.
+            # Whether anything observes plain successes.
             (lambda: True) if self._hooks else partial(_log.isEnabledFor, logging.DEBUG),
         )
-        self.begin, self.smooth, self.go_on = attempts.begin, attempts.smooth, attempts.go_on
+        self.begin, self.is_plain_success, self.continue_delivery = (
+            attempts.begin,
+            attempts.is_plain_success,
+            attempts.continue_delivery,
+        )
 
     def new_key(self) -> str:
-        """A key that nobody has used."""
+        """Make a new key."""
         return self._make_key(self.clock.wall(), random_token())
 
-    def concerns(self, method: str, mark: object) -> bool:
-        """Whether a request is ours to change: the others are sent as they are."""
+    def handles(self, method: str, mark: object) -> bool:
+        """Whether a request gets a key and retries; others are sent unchanged."""
         return method.upper() in self._methods or mark is not None
 
     def plan(
-        self, request: Outgoing, brought: str | Given | Mark | None = None, body: object = None
-    ) -> Plan:
-        """How to send it. `brought` is a key that the caller gives beside the request, or the mark
-        of one that was sent before; `body` is the request's, as its library has it.
+        self,
+        request: OutgoingRequest,
+        prior: str | GivenKey | RequestMark | None = None,
+        body: object = None,
+    ) -> DeliveryPlan:
+        """Plan how to send a request. `prior` is a key the caller passes beside it, or the mark of
+        an earlier send; `body` is the library's own body object.
         """
-        if isinstance(brought, Mark):
-            return self._marked(request, brought, body)
-        return self._begun(request, brought, place.given(request, self.profile), body)
+        if isinstance(prior, RequestMark):
+            return self._plan_marked(request, prior, body)
+        return self._plan_new(request, prior, key_placement.read_key(request, self.profile), body)
 
-    def _begun(
-        self, request: Outgoing, brought: str | Given | None, standing: str | None, body: object
-    ) -> Plan:
-        given = Given(brought) if isinstance(brought, str) else brought
-        key = self._key(request, given, standing)
+    def _plan_new(
+        self,
+        request: OutgoingRequest,
+        prior: str | GivenKey | None,
+        callers_key: str | None,
+        body: object,
+    ) -> DeliveryPlan:
+        given = GivenKey(prior) if isinstance(prior, str) else prior
+        key = self._key(request, given, callers_key)
         first_sent = given.first_sent if given else None
-        mark = Mark(
+        mark = RequestMark(
             key,
             request.url,
             body,
             self.clock.wall() if first_sent is None else first_sent,
             given.until if given else None,
         )
-        first = given is None and standing is None
-        return self._placed(request, mark, standing, must=given is not None, first=first)
+        first = given is None and callers_key is None
+        return self._plan_with_key(request, mark, callers_key, must=given is not None, first=first)
 
     def outcome(
-        self, key: str | None, attempts: int, headers: Headers, gave_up: str | None
+        self, key: str | None, attempts: int, headers: HeaderLookup, gave_up: str | None
     ) -> Outcome:
-        """What an answer says beside what it answers."""
+        """Make the `Outcome` of a response."""
         expires = headers.get(self.profile.expiry_header or "idempotency-expires")
-        return Outcome(key, attempts, replayed(headers, self.profile), expires, gave_up)
+        return Outcome(key, attempts, is_replay(headers, self.profile), expires, gave_up)
 
-    def settle(self, plan: Plan, ended: Ended, first: bool) -> Reply:
-        """The answer; or the error, in its library's own words and with a note of ours.
+    def finish(self, plan: DeliveryPlan, result: DeliveryResult, first: bool) -> WholeResponse:
+        """Return the response, or raise the library's own error with a note of ours.
 
-        `first`: nothing can have been sent under its key before.
+        `first`: nothing was sent with this key before.
         """
         key = plan.key if plan.mark is not None else None
         error: Exception
-        if ended.mismatch is not None:
-            detail = failing.hidden(ended.mismatch.detail, key) if key else ended.mismatch.detail
-            error = Mismatch(detail, replace(ended.mismatch, detail=detail))
-        elif isinstance(ended.answer, Broken):
-            error = ended.answer.error
-            about = failing.note(key, ended.attempts, ended.reason, sent=ended.sent, first=first)
+        if result.mismatch is not None:
+            detail = (
+                delivery_errors.redact(result.mismatch.detail, key)
+                if key
+                else result.mismatch.detail
+            )
+            error = Mismatch(detail, replace(result.mismatch, detail=detail))
+        elif isinstance(result.response, NoResponse):
+            error = result.response.error
+            about = delivery_errors.error_note(
+                key, result.attempts, result.reason, sent=result.sent, first=first
+            )
             error.add_note(about)
             if key:
-                failing.hide(error, key)
+                delivery_errors.redact_error(error, key)
         else:
-            return ended.answer
-        told = Outcome(key, ended.attempts, False, None, ended.gave_up, ended.sent)
-        setattr(error, DELIVERY, told)
+            return result.response
+        outcome = Outcome(key, result.attempts, False, None, result.gave_up, result.sent)
+        setattr(error, DELIVERY, outcome)
         raise error
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _marked(self, request: Outgoing, mark: Mark, body: object) -> Plan:
-        """It goes on under its key, within what is left of its time and of its retries."""
-        origin = place.origin_of(request.url)
-        if mark.spent is None:
-            return self._resent(request, mark, origin, body)
+    def _plan_marked(
+        self, request: OutgoingRequest, mark: RequestMark, body: object
+    ) -> DeliveryPlan:
+        """Plan a request that was sent before: same key, and the rest of its time and retries."""
+        origin = key_placement.origin_of(request.url)
+        if mark.redirect is None:
+            return self._plan_resend(request, mark, origin, body)
         if mark.origin != origin:
-            return self._elsewhere(request, origin, mark)
-        standing = self._standing(request, mark)
+            return self._plan_other_origin(request, origin, mark)
+        callers_key = self._callers_key(request, mark)
         if request.method.upper() not in self._methods:  # a 303, followed by a GET
-            once, where = "it is a redirected read", self.profile.key_in
-            ours = where.name if mark.shown and standing is None else None
-            return self._planned(request, mark, once=once, without=ours)
-        if standing is not None and place.usable(standing, self.profile) != mark.key:
-            standing = None  # somebody gives each request a new one
-        return self._placed(request, mark, standing)
+            no_retry_reason, where = "it is a redirected read", self.profile.key_in
+            ours = where.name if mark.is_visible and callers_key is None else None
+            return self._make_plan(
+                request, mark, no_retry_reason=no_retry_reason, removed_header=ours
+            )
+        if (
+            callers_key is not None
+            and key_placement.valid_key(callers_key, self.profile) != mark.key
+        ):
+            callers_key = None  # other code puts a new key into each request
+        return self._plan_with_key(request, mark, callers_key)
 
-    def _resent(self, request: Outgoing, mark: Mark, origin: str, body: object) -> Plan:
-        """The caller sends it again, and may have changed it."""
-        standing = self._standing(request, mark)
-        another = standing is not None and place.usable(standing, self.profile) != mark.key
+    def _plan_resend(
+        self, request: OutgoingRequest, mark: RequestMark, origin: str, body: object
+    ) -> DeliveryPlan:
+        """Plan a request that the caller sends again, perhaps changed."""
+        callers_key = self._callers_key(request, mark)
+        another = (
+            callers_key is not None
+            and key_placement.valid_key(callers_key, self.profile) != mark.key
+        )
         if another or mark.origin != origin:
-            return self._begun(request, None, standing, body)
+            return self._plan_new(request, None, callers_key, body)
         if body != mark.body or request.url != str(mark.url):
-            self._warn(request, mark.key)
-        return self._placed(request, mark, standing)
+            self._log_reuse(request, mark.key)
+        return self._plan_with_key(request, mark, callers_key)
 
-    def _standing(self, request: Outgoing, mark: Mark) -> str | None:
-        """The key that its caller has put into a request; what we wrote there ourselves is none."""
-        standing = place.given(request, self.profile)
-        if standing is None or not mark.shown:
-            return standing
-        return None if place.usable(standing, self.profile) == mark.key else standing
+    def _callers_key(self, request: OutgoingRequest, mark: RequestMark) -> str | None:
+        """Return the key that the caller put into a request, not one that we wrote there."""
+        callers_key = key_placement.read_key(request, self.profile)
+        if callers_key is None or not mark.is_visible:
+            return callers_key
+        return (
+            None if key_placement.valid_key(callers_key, self.profile) == mark.key else callers_key
+        )
 
-    def _elsewhere(self, request: Outgoing, origin: str, mark: Mark) -> Plan:
-        """Another origin must not see the key, so nothing there can tell a retry: it is sent once.
+    def _plan_other_origin(
+        self, request: OutgoingRequest, origin: str, mark: RequestMark
+    ) -> DeliveryPlan:
+        """Plan a redirect to another origin: it must not see the key, so it is sent only once.
 
-        The mark goes on, so that a redirect back does not lose the key.
+        The mark stays, so that a redirect back does not lose the key.
         """
         where = self.profile.key_in
         bare = (
@@ -257,87 +296,101 @@ class Sender:
             if isinstance(where, Header) and request.headers.get(where.name.lower())
             else None
         )
-        once = "it was redirected to another origin, where its key is not shown"
-        return self._planned(request, mark, once=once, without=bare, host=_host(origin))
+        no_retry_reason = "it was redirected to another origin, where its key is not shown"
+        return self._make_plan(
+            request, mark, no_retry_reason=no_retry_reason, removed_header=bare, host=_host(origin)
+        )
 
-    def _placed(
+    def _plan_with_key(
         self,
-        request: Outgoing,
-        mark: Mark,
-        standing: str | None,
+        request: OutgoingRequest,
+        mark: RequestMark,
+        callers_key: str | None,
         *,
         must: bool = False,
         first: bool = False,
-    ) -> Plan:
-        # What stands there is the caller's: it is not written again, in another spelling.
-        changes = NOTHING if standing else place.placed(request, self.profile, mark.key)
+    ) -> DeliveryPlan:
+        # Do not rewrite the caller's own key in another spelling.
+        changes = (
+            NO_CHANGES if callers_key else key_placement.place_key(request, self.profile, mark.key)
+        )
         if changes is None:
             no_place = f"it has no place for a key: {_place_of(self.profile)}"
-            if must:  # asked for with a key, it must not leave without
+            if must:  # the caller asked for a key
                 raise Misuse(f"this request was not sent: {no_place}")
             host = _host(mark.origin)
-            _log.warning("%s %s is sent without a key, once: %s", request.method, host, no_place)
-            return Plan(request.method, host, None, no_place, first=first)
-        is_shown = standing is None and isinstance(self.profile.key_in, Header)
-        mark = replace(mark, shown=is_shown)
-        once = "its body is a stream, which cannot be sent twice" if request.body is None else None
+            _log.warning("%s %s is sent once, without a key: %s", request.method, host, no_place)
+            return DeliveryPlan(request.method, host, None, no_place, first=first)
+        is_visible = callers_key is None and isinstance(self.profile.key_in, Header)
+        mark = replace(mark, is_visible=is_visible)
+        no_retry_reason = (
+            "its body is a stream, which cannot be sent twice" if request.body is None else None
+        )
         if self.profile.first_sent_in is not None:
-            changes = self._dated(request, changes, self.profile.first_sent_in, mark.first_sent)
-        return self._planned(request, mark, once=once, placed=changes, first=first)
+            changes = self._add_first_sent(
+                request, changes, self.profile.first_sent_in, mark.first_sent
+            )
+        return self._make_plan(
+            request, mark, no_retry_reason=no_retry_reason, changes=changes, first=first
+        )
 
-    def _planned(
+    def _make_plan(
         self,
-        request: Outgoing,
-        mark: Mark,
+        request: OutgoingRequest,
+        mark: RequestMark,
         *,
-        once: str | None,
-        placed: Placed = NOTHING,
-        without: str | None = None,
+        no_retry_reason: str | None,
+        changes: KeyChanges = NO_CHANGES,
+        removed_header: str | None = None,
         host: str | None = None,
         first: bool = False,
-    ) -> Plan:
-        return Plan(
+    ) -> DeliveryPlan:
+        return DeliveryPlan(
             request.method,
             host or _host(mark.origin),
             mark.key,
-            once,
-            retried=mark.attempts - 1,
+            no_retry_reason,
+            retries=mark.attempts - 1,
             until=mark.until or usable_until(mark.first_sent, self.profile.relied_s),
-            placed=placed,
+            changes=changes,
             mark=mark,
-            without=without,
+            removed_header=removed_header,
             first=first,
         )
 
-    def _key(self, request: Outgoing, given: Given | None, standing: str | None) -> str:
-        if given and standing and given.key != standing:
-            raise Misuse("this request was not sent: it holds one key, and is given another")
-        chosen = given.key if given else standing
+    def _key(
+        self, request: OutgoingRequest, given: GivenKey | None, callers_key: str | None
+    ) -> str:
+        if given and callers_key and given.key != callers_key:
+            raise Misuse("this request was not sent: it has one key and was given another")
+        chosen = given.key if given else callers_key
         if chosen is None:
             return self.new_key()
-        key = place.usable(chosen, self.profile)
-        self._warn_of_reuse(request, key)
+        key = key_placement.valid_key(chosen, self.profile)
+        self._check_reuse(request, key)
         return key
 
-    def _dated(
-        self, request: Outgoing, changes: Placed, stamp: Header, first_sent: float
-    ) -> Placed:
+    def _add_first_sent(
+        self, request: OutgoingRequest, changes: KeyChanges, stamp: Header, first_sent: float
+    ) -> KeyChanges:
         if request.headers.get(stamp.name.lower()) is not None:
             return changes
         line = stamp.name, http_date(first_sent).decode("ascii")
-        return Placed((*changes.headers, line), changes.url, changes.body)
+        return KeyChanges((*changes.headers, line), changes.url, changes.body)
 
-    def _warn_of_reuse(self, request: Outgoing, key: str) -> None:
-        now = place.fingerprint(request, self.profile)
-        if now is not None and self._reuse.differs(place.origin_of(request.url), key, now):
-            self._warn(request, key)
+    def _check_reuse(self, request: OutgoingRequest, key: str) -> None:
+        now = key_placement.fingerprint(request, self.profile)
+        if now is not None and self._sent_requests.is_different(
+            key_placement.origin_of(request.url), key, now
+        ):
+            self._log_reuse(request, key)
 
-    def _warn(self, request: Outgoing, key: str) -> None:
+    def _log_reuse(self, request: OutgoingRequest, key: str) -> None:
         _log.warning(
-            "%s %s key=%s: this key was sent before with another request. A server refuses that, "
-            "or answers with the outcome of the other one: use one key per intent.",
+            "%s %s key=%s: this key was sent before with another request. A server refuses "
+            "that, or returns the other request's response: use one key per intent.",
             request.method,
-            place.origin_of(request.url),
+            key_placement.origin_of(request.url),
             short_hash(key),
         )
 
@@ -348,7 +401,7 @@ class Sender:
 
 
 def _plain_header(profile: Profile) -> str | None:
-    """The header that holds the key and nothing else, if that is all there is to a request."""
+    """Return the header to set, if the profile needs nothing but a plain header."""
     where = profile.key_in
     if not isinstance(where, Header) or profile.first_sent_in or profile.key_quoted:
         return None

@@ -1,12 +1,12 @@
-"""A connection of the caller's, whichever library made it, as one way to ask.
+"""Run statements on the caller's connection, of whatever library.
 
-DB-API        any connection whose module says how parameters are written (`paramstyle`): sqlite3,
-              psycopg, psycopg2, PyMySQL, mysqlclient, mysql.connector, oracledb, …
+DB-API        any connection whose module has a `paramstyle`: sqlite3, psycopg, psycopg2, PyMySQL,
+              mysqlclient, mysql.connector, oracledb, …
 SQLAlchemy    `Connection`, `Session`, `scoped_session`
 Django        `connection`, `connections[alias]`, or the alias
 
-Nothing here begins, commits or rolls back: that is the caller's. Nothing is imported either: a
-connection can only be of a library that somebody has imported.
+Nothing here begins, commits or rolls back: the caller does. No library is imported: one that made a
+connection is imported already.
 """
 
 from __future__ import annotations
@@ -33,52 +33,56 @@ DIALECTS = {
     "mysql": "mysql",
     "mariadb": "mysql",
 }
-"""By the name of a driver, or what SQLAlchemy and Django call a database."""
+"""The dialect by driver name, or by SQLAlchemy's or Django's name of the database."""
 _STYLES = ("qmark", "format", "pyformat", "numeric", "numeric_dollar", "named")
-"""Those of DB-API, and what SQLAlchemy calls that of asyncpg."""
+"""The parameter styles of DB-API, and SQLAlchemy's name for asyncpg's."""
 
 
 @value
-class Asker:
-    """How to ask: statements have a `?` for each parameter."""
+class SqlConnection:
+    """Runs statements that have a `?` for each parameter."""
 
     dialect: str
-    """sqlite, postgresql, mysql, or a name that nothing is known about."""
+    """sqlite, postgresql, mysql, or empty if unknown."""
     style: str
     run: Callable[[str, Any], Any]
-    """Statement and parameters, as the driver wants them; its cursor, or what is like one."""
+    """Runs a statement with parameters in the driver's style; returns a cursor or the like."""
 
-    def rows(self, statement: str, *given: Any) -> list[tuple[Any, ...]]:
-        fetched: Sequence[Any] = self.do(statement, *given).fetchall()
-        # Callers may have their connection give rows as mappings.
+    def query(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        fetched: Sequence[Any] = self.execute(statement, *parameters).fetchall()
+        # The caller's connection may return rows as mappings.
         return [tuple(row.values() if isinstance(row, Mapping) else row) for row in fetched]
 
-    def do(self, statement: str, *given: Any) -> Any:
+    def execute(self, statement: str, *parameters: Any) -> Any:
         texts = statement.split("?")
-        marks = [_mark(self.style, number) for number in range(1, len(texts))]
-        written = "".join(text + mark for text, mark in zip(texts, [*marks, ""], strict=True))
-        named = {f"p{n}": each for n, each in enumerate(given, start=1)}
+        marks = [_placeholder(self.style, number) for number in range(1, len(texts))]
+        text = "".join(text + mark for text, mark in zip(texts, [*marks, ""], strict=True))
+        by_name = {f"p{n}": each for n, each in enumerate(parameters, start=1)}
         try:
-            return self.run(written, named if self.style == "named" else given)
+            return self.run(text, by_name if self.style == "named" else parameters)
         except Exception as error:  # each driver has its own
-            if hasattr(error, "hide_parameters"):  # SQLAlchemy's shows them, and keys among them
+            if hasattr(error, "hide_parameters"):  # SQLAlchemy's error shows them, keys included
                 error.hide_parameters = True
             if _misses_table(error):
                 raise Misuse(
-                    "the journal's tables are missing: make them once, by journal.create(within="
-                    "connection), or by SqlJournal.schema(…) in a migration of yours"
+                    "the journal's tables are missing: create them once with journal.create("
+                    "within=connection), or with SqlJournal.schema(…) in your own migration"
                 ) from error
             raise
 
 
 def _misses_table(error: Exception) -> bool:
-    """Whether a database says that there is no such table, by whichever driver or library."""
-    told = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's
-    codes = [getattr(told, name, None) for name in ("sqlstate", "pgcode")] + [*told.args[:1]]
+    """Whether an error of any driver or library means that a table is missing."""
+    driver_error = (
+        getattr(error, "orig", None) or error.__cause__ or error
+    )  # SQLAlchemy's, Django's
+    codes = [getattr(driver_error, name, None) for name in ("sqlstate", "pgcode")] + [
+        *driver_error.args[:1]
+    ]
     return "42P01" in codes or 1146 in codes or "no such table" in str(error)
 
 
-def _mark(style: str, number: int) -> str:
+def _placeholder(style: str, number: int) -> str:
     match style:
         case "qmark":
             return "?"
@@ -92,21 +96,25 @@ def _mark(style: str, number: int) -> str:
             return "%s"
 
 
-def asker(connection: Any) -> Asker:
-    """How to ask on this connection, in the transaction that it has open."""
+def as_sql_connection(connection: Any) -> SqlConnection:
+    """Wrap the caller's connection; statements run in its open transaction."""
     connection = connection_behind(connection)
     if is_of(connection, "django.db.backends.base.base", "BaseDatabaseWrapper"):
-        return Asker(DIALECTS.get(connection.vendor, ""), "format", _through_cursor(connection))
+        return SqlConnection(
+            DIALECTS.get(connection.vendor, ""), "format", _through_cursor(connection)
+        )
     if is_of(connection, "sqlalchemy", "Connection"):
         dialect = connection.dialect
-        return Asker(
-            DIALECTS.get(dialect.name, ""), _known(dialect.paramstyle), connection.exec_driver_sql
+        return SqlConnection(
+            DIALECTS.get(dialect.name, ""),
+            _known_style(dialect.paramstyle),
+            connection.exec_driver_sql,
         )
-    return _by_driver(connection)
+    return _from_driver(connection)
 
 
-def _by_driver(connection: Any) -> Asker:
-    commit = getattr(connection, "commit", None)  # asyncpg's has cursors, and no such word
+def _from_driver(connection: Any) -> SqlConnection:
+    commit = getattr(connection, "commit", None)  # asyncpg connections have cursors, but not this
     blocks = hasattr(connection, "cursor") and callable(commit) and not iscoroutinefunction(commit)
     for cls in type(connection).__mro__ if blocks else ():
         names = cls.__module__.split(".")
@@ -114,22 +122,22 @@ def _by_driver(connection: Any) -> Asker:
             module = sys.modules.get(".".join(names[:length]))
             if style := getattr(module, "paramstyle", None):
                 dialect = DIALECTS.get(names[0], "")
-                return Asker(dialect, _known(style), _through_cursor(connection))
+                return SqlConnection(dialect, _known_style(style), _through_cursor(connection))
     kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
     raise Misuse(
-        f"within={kind}: give a connection of a DB-API driver, SQLAlchemy or Django that blocks. "
+        f"within={kind}: give a blocking connection of a DB-API driver, SQLAlchemy or Django. "
         "In an AsyncSession: await session.run_sync(lambda within: journal.key(…, within=within))"
     )
 
 
-def _known(style: str) -> str:
+def _known_style(style: str) -> str:
     return style if style in _STYLES else "format"
 
 
 def _through_cursor(connection: Any) -> Callable[[str, Any], Any]:
-    def run(statement: str, given: Any) -> Any:
+    def run(statement: str, parameters: Any) -> Any:
         cursor = connection.cursor()
-        cursor.execute(statement, given)
+        cursor.execute(statement, parameters)
         return cursor
 
     return run

@@ -1,12 +1,11 @@
-"""A transport that gives requests their keys and retries them: existing code gains both by one
-object.
+"""A transport that adds idempotency keys and retries to existing code.
 
     httpx.Client(transport=retrying(httpx.HTTPTransport()))
     httpx.AsyncClient(transport=retrying(httpx.AsyncHTTPTransport()))
     session.mount("https://", retrying(requests.adapters.HTTPAdapter()))
 
-What is decided is decided in `attempts` and `verdict`; here are the two ways to ask and to wait.
-None of the libraries is imported.
+`_retry` and `_classify` make the decisions; this module sends and waits, async and blocking. None
+of the libraries is imported.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from typing import Any, TypeVar, Unpack, cast
 from oncekey._core.op import Pause, arun, run
 from oncekey.client import _httpx as httpx_wire
 from oncekey.client import _requests as requests_wire
-from oncekey.client._classify import Broken, Reply
+from oncekey.client._classify import NoResponse, WholeResponse
 from oncekey.client._httpx import EXTENSION
-from oncekey.client._retry import First, Send
-from oncekey.client._sender import Options, Outcome, Sender
+from oncekey.client._retry import FirstAttempt, SendAgain
+from oncekey.client._sender import Options, Outcome, RequestSender
 from oncekey.client._wrapper import (
-    Wrapping,
+    TransportWrapper,
     must_be_a_transport,
     must_not_give_keys,
     must_not_retry,
@@ -36,27 +35,28 @@ _EXCHANGES = (httpx_wire.Exchange, requests_wire.Exchange)
 
 
 def retrying(transport: T, **options: Unpack[Options]) -> T:
-    """The same transport, which sends each change of state under a key, and again if need be.
+    """Wrap a transport so that each request that changes state gets a key and is retried.
 
-    Options: `profile` says how the server wants its keys and words its refusals; `retries` and
-    `budget`, how long and how often one request and one host are tried; `methods`, which requests
-    get a key; `keys_as`, "uuid7", "uuid4" or "ulid"; `body_bytes_max` and `answer_bytes_max`, what
-    is kept to be sent again and read to its end; `hooks` are told of every attempt.
+    Options: `profile` is how the server takes keys and words its refusals; `retries` and `budget`
+    limit retries of one request and to one host; `methods` get a key; `keys_as` is "uuid7",
+    "uuid4" or "ulid"; `body_bytes_max` and `answer_bytes_max` limit which request bodies are
+    buffered for retries and which responses are read to their end; `hooks` get an event for each
+    attempt.
     """
-    return cast(T, around(transport, Sender(**options)))
+    return cast(T, wrap(transport, RequestSender(**options)))
 
 
-def around(transport: Any, sender: Sender) -> Retrying:
-    """A transport by which this sender sends. Raises `Misuse` for what cannot be inside."""
+def wrap(transport: Any, sender: RequestSender) -> RetryingTransport:
+    """Wrap a transport with this sender. Raises `Misuse` for what cannot be wrapped."""
     must_be_a_transport(transport, "retrying")
     must_not_give_keys(transport)
     must_not_retry(transport)
-    return Retrying(transport, sender)
+    return RetryingTransport(transport, sender)
 
 
 def outcome_of(answer: Any) -> Outcome | None:
-    """What there is to know about the delivery of this answer, or of what was raised in place of
-    one; None if it was not ours.
+    """Return the `Outcome` of a response, or of an exception raised instead of one; None if this
+    client did not deliver it.
     """
     found = getattr(answer, "extensions", {}).get(EXTENSION) or getattr(answer, EXTENSION, None)
     if isinstance(found, Outcome):
@@ -65,24 +65,24 @@ def outcome_of(answer: Any) -> Outcome | None:
 
 
 async def _sleep(seconds: float) -> None:
-    """On whichever event loop runs."""
+    """Sleep on any event loop."""
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # another one, on which httpx runs by anyio
+    except RuntimeError:  # not asyncio's loop: httpx runs there through anyio
         await importlib.import_module("anyio").sleep(seconds)
     else:
         await asyncio.sleep(seconds)
 
 
-class Retrying(Wrapping):
-    """A transport around another one, for whichever library calls it."""
+class RetryingTransport(TransportWrapper):
+    """A retrying transport for httpx, httpx2 and requests."""
 
     gives_retries = True
 
     def __init__(
         self,
         inner: Any,
-        sender: Sender,
+        sender: RequestSender,
         sleep: Callable[[float], None] = time.sleep,
         async_sleep: Callable[[float], Awaitable[None]] = _sleep,
     ) -> None:
@@ -92,37 +92,37 @@ class Retrying(Wrapping):
         self._async_sleep = async_sleep
 
     def handle_request(self, request: Any) -> Any:
-        """As httpx calls a transport."""
+        """Called by httpx."""
         sender = self._sender
-        if not sender.concerns(request.method, request.extensions.get(EXTENSION)):
+        if not sender.handles(request.method, request.extensions.get(EXTENSION)):
             return self._inner.handle_request(request)
-        if not httpx_wire.is_whole(request) and httpx_wire.must_be_read(request, sender):
+        if not httpx_wire.has_whole_body(request) and httpx_wire.should_buffer(request, sender):
             request.read()
         return self._deliver(httpx_wire.Exchange(request, sender, self._inner))
 
     async def handle_async_request(self, request: Any) -> Any:
-        """As httpx calls an async transport."""
+        """Called by async httpx."""
         sender = self._sender
-        if not sender.concerns(request.method, request.extensions.get(EXTENSION)):
+        if not sender.handles(request.method, request.extensions.get(EXTENSION)):
             return await self._inner.handle_async_request(request)
-        if not httpx_wire.is_whole(request) and httpx_wire.must_be_read(request, sender):
+        if not httpx_wire.has_whole_body(request) and httpx_wire.should_buffer(request, sender):
             await request.aread()
         return await self._deliver_async(httpx_wire.Exchange(request, sender, self._inner))
 
     def send(
         self, request: Any, stream: bool = False, timeout: Any = None, *args: Any, **more: Any
     ) -> Any:
-        """As requests calls an adapter: by names, and many adapters take nothing else."""
+        """Called by requests. Passes keyword arguments, since many adapters accept only those."""
         more = {**dict(zip(("verify", "cert", "proxies"), args, strict=False)), **more}
-        if not self._sender.concerns(request.method, requests_wire.mark_of(request)):
+        if not self._sender.handles(request.method, requests_wire.mark_of(request)):
             return self._inner.send(request, stream=stream, timeout=timeout, **more)
 
-        def send(ready: Any, limit: Any) -> Any:
-            return self._inner.send(ready, stream=stream, timeout=limit, **more)
+        def send(prepared: Any, limit: Any) -> Any:
+            return self._inner.send(prepared, stream=stream, timeout=limit, **more)
 
         exchange = requests_wire.Exchange(request, self._sender, send, stream, limit=timeout)
         response = self._deliver(exchange)
-        response.connection = self  # whoever answers a challenge in it sends through that
+        response.connection = self  # auth handlers resend through it
         return response
 
     # ---------------------------------------------------------------- the first attempt, and others
@@ -130,51 +130,51 @@ class Retrying(Wrapping):
     def _deliver(self, exchange: httpx_wire.Exchange | requests_wire.Exchange) -> Any:
         sender = self._sender
         last = exchange.attempt(exchange.deadline - exchange.sent_at)
-        if sender.smooth(last):
-            return exchange.told(last.native)
+        if sender.is_plain_success(last):
+            return exchange.finish_response(last.native)
 
-        def ask(question: Send | Pause) -> Reply | Broken | None:
+        def ask(question: SendAgain | Pause) -> WholeResponse | NoResponse | None:
             nonlocal last
-            if isinstance(question, Pause):  # the answer may be the last after all: it stays open
+            if isinstance(question, Pause):  # keep the response open: it may be the last
                 self._sleep(question.seconds)
                 return None
-            if isinstance(last, Reply):
+            if isinstance(last, WholeResponse):
                 last.native.close()
             last = exchange.attempt(question.left_s)
             return last
 
-        first = First(exchange.sent_at, exchange.deadline, last)
+        first = FirstAttempt(exchange.sent_at, exchange.deadline, last)
         try:
-            ended = run(sender.go_on(exchange.plan, first), ask)
+            result = run(sender.continue_delivery(exchange.plan, first), ask)
         except BaseException:  # interrupted in a pause, say
-            if isinstance(last, Reply):
+            if isinstance(last, WholeResponse):
                 last.native.close()
             raise
-        exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
-        return exchange.told(sender.settle(exchange.plan, ended, exchange.first).native)
+        exchange.attempts, exchange.gave_up = result.attempts, result.gave_up
+        return exchange.finish_response(sender.finish(exchange.plan, result, exchange.first).native)
 
     async def _deliver_async(self, exchange: httpx_wire.Exchange) -> Any:
         sender = self._sender
         last = await exchange.attempt_async(exchange.deadline - exchange.sent_at)
-        if sender.smooth(last):
-            return exchange.told(last.native)
+        if sender.is_plain_success(last):
+            return exchange.finish_response(last.native)
 
-        async def ask(question: Send | Pause) -> Reply | Broken | None:
+        async def ask(question: SendAgain | Pause) -> WholeResponse | NoResponse | None:
             nonlocal last
             if isinstance(question, Pause):
                 await self._async_sleep(question.seconds)
                 return None
-            if isinstance(last, Reply):
+            if isinstance(last, WholeResponse):
                 await last.native.aclose()
             last = await exchange.attempt_async(question.left_s)
             return last
 
-        first = First(exchange.sent_at, exchange.deadline, last)
+        first = FirstAttempt(exchange.sent_at, exchange.deadline, last)
         try:
-            ended = await arun(sender.go_on(exchange.plan, first), ask)
+            result = await arun(sender.continue_delivery(exchange.plan, first), ask)
         except BaseException:
-            if isinstance(last, Reply):
+            if isinstance(last, WholeResponse):
                 await last.native.aclose()
             raise
-        exchange.attempts, exchange.gave_up = ended.attempts, ended.gave_up
-        return exchange.told(sender.settle(exchange.plan, ended, exchange.first).native)
+        exchange.attempts, exchange.gave_up = result.attempts, result.gave_up
+        return exchange.finish_response(sender.finish(exchange.plan, result, exchange.first).native)

@@ -1,7 +1,7 @@
-"""New keys: one for each intent, made from time and chance, never from what is sent.
+"""Make idempotency keys: one per intent, from time and randomness, never from the request's body.
 
-A key that is derived from the body makes two equal orders one order, and one order with a corrected
-typo two. So a key is only ever new, and it is the intent, not the body, that it belongs to.
+A key derived from the body would merge two equal orders into one, and split one order with a
+corrected typo into two. A key belongs to the intent, not to the body.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 def uuid7(wall: float, token: bytes) -> str:
-    """RFC 9562, version 7: milliseconds, then chance. Keys of one day lie together in an index.
+    """Make a UUID version 7 (RFC 9562): milliseconds, then random bits. Keys of one day are close
+    together in an index.
 
     >>> uuid7(1_700_000_000.0, bytes(16))
     '018bcfe5-6800-7000-8000-000000000000'
     """
     ms = int(wall * 1000).to_bytes(6, "big")
-    return _versioned(ms + token[:10], 7)
+    return _format_uuid(ms + token[:10], 7)
 
 
 def uuid4(wall: float, token: bytes) -> str:
-    """RFC 9562, version 4: nothing but chance, for keys that must not tell when they were made."""
-    return _versioned(token[:16], 4)
+    """Make a UUID version 4 (RFC 9562): random only, for keys that must not reveal their time."""
+    return _format_uuid(token[:16], 4)
 
 
 def ulid(wall: float, token: bytes) -> str:
-    """Milliseconds, then chance, in 26 characters that are sorted as they were made.
+    """Make a ULID: milliseconds, then random bits, in 26 characters that sort by time.
 
     >>> ulid(1_700_000_000.0, bytes(16))
     '01HF7YAT000000000000000000'
@@ -43,7 +44,7 @@ def ulid(wall: float, token: bytes) -> str:
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))
 
 
-def _versioned(raw: bytes, version: int) -> str:
+def _format_uuid(raw: bytes, version: int) -> str:
     hex_ = raw.hex()
     variant = "89ab"[raw[8] >> 4 & 3]
     return f"{hex_[:8]}-{hex_[8:12]}-{version}{hex_[13:16]}-{variant}{hex_[17:20]}-{hex_[20:]}"
@@ -55,7 +56,7 @@ KINDS: Final[Mapping[str, MakeKey]] = MappingProxyType(
 
 
 def kind(name: str) -> MakeKey:
-    """The way of this name."""
+    """Return the function that makes keys of this kind."""
     if name not in KINDS:
-        raise Misuse(f"there are no keys of the kind {name!r}: choose from {', '.join(KINDS)}")
+        raise Misuse(f"unknown kind of keys {name!r}: choose from {', '.join(KINDS)}")
     return KINDS[name]

@@ -16,7 +16,7 @@ from oncekey._core.backoff import retry_after
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.profiles import PROFILES, render
 from oncekey.client import Retries
-from oncekey.client._classify import Again, Final, Mismatched, Reply, judge
+from oncekey.client._classify import Final, Mismatched, RetryLater, WholeResponse, classify
 from oncekey.client.keys import uuid7
 from tests.client.browser.node import Node
 from tests.client.hostile import IN_FLIGHT, Fault
@@ -88,11 +88,11 @@ EVERY_KIND: list[tuple[str, int, dict[str, str], str, float]] = [
 def test_an_answer_means_the_same_on_both_sides(node: Node, several: list[Any]) -> None:
     for case, told in zip(several, node.ask("judge", several), strict=True):
         profile, status, headers, body, wall = case
-        verdict = judge(Reply(status, headers, body.encode()), PROFILES[profile], wall)
+        verdict = classify(WholeResponse(status, headers, body.encode()), PROFILES[profile], wall)
 
-        assert told["again"] is isinstance(verdict, Again), case
+        assert told["again"] is isinstance(verdict, RetryLater), case
         assert ("mismatch" in told) is isinstance(verdict, Mismatched), case
-        if isinstance(verdict, Again):
+        if isinstance(verdict, RetryLater):
             assert told.get("retryAfterS") == verdict.retry_after_s, case
         if isinstance(verdict, Mismatched):
             assert told["mismatch"]["detail"] == verdict.problem.detail, case
