@@ -13,7 +13,7 @@ from oncekey._core.op import run
 from oncekey._core.record import State
 from oncekey._core.verbs import Sweep
 from oncekey._engine.guard import Guard
-from oncekey.cli.find import find_by_key
+from oncekey.cli.records import find_by_key
 from oncekey.stores.batching import Gatherer
 from oncekey.stores.connection import StoreConnection
 from soak import engines

@@ -6,8 +6,7 @@ import pytest
 
 from oncekey._core.verbs import Scan
 from oncekey._system.clock import SystemClock
-from oncekey.cli.doctor import Tick, clock
-from oncekey.cli.survey import Survey
+from oncekey.cli.doctor import ClockReading, Survey, compare_clocks
 from oncekey.stores.checks import Level, Size
 from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import SqliteStore
@@ -93,7 +92,9 @@ def test_what_waits_for_somebody_is_told(doctor: Doctor, seed: Seed, hour_ago: S
 
     assert found["sweep"]["level"] == "advice"
     assert "since 59 min" in found["sweep"]["seen"]
-    assert found["abandoned"]["seen"].startswith("2 lapsed, 1 of them for a recoverer, the longest")
+    assert found["abandoned"]["seen"].startswith(
+        "2 lapsed, 1 waiting for a recoverer, the longest"
+    )
     assert "oncekey recover" in found["abandoned"]["do"]
     assert (found["unknown"]["seen"], found["unknown"]["level"]) == ("1", "advice")
     assert found["clock jumps"]["level"] == "fine"
@@ -159,8 +160,8 @@ def test_a_sample_stands_for_all(seed: Seed, hour_ago: Seed, tmp_path: Path) -> 
         ((100.0, 100.0, 5.0), (101.0, 101.0, 6.0), Level.FINE, "give or take"),
         ((220.0, 100.0, 5.0), (221.0, 101.0, 6.0), Level.ADVICE, "2 min ahead of this host's"),
         ((10.0, 100.0, 5.0), (11.0, 101.0, 6.0), Level.ADVICE, "1 min 30 s behind this host's"),
-        ((100.0, 100.0, 5.0), (98.0, 101.0, 6.0), Level.ADVICE, "set by -3.0 s"),
-        ((100.0, 100.0, 5.0), (161.0, 101.0, 6.0), Level.ADVICE, "set by +60.0 s"),
+        ((100.0, 100.0, 5.0), (98.0, 101.0, 6.0), Level.ADVICE, "jumped by -3.0 s"),
+        ((100.0, 100.0, 5.0), (161.0, 101.0, 6.0), Level.ADVICE, "jumped by +60.0 s"),
         ((100.0, 100.0, 5.0), (101.0, 900.0, 6.0), Level.ADVICE, "behind this host's"),
     ],
 )
@@ -170,10 +171,11 @@ def test_p8_the_clocks_are_compared(
     level: Level,
     seen: str,
 ) -> None:
-    found = clock(Tick(*first, 0.0), Tick(*last, 0.0))
+    found = compare_clocks(ClockReading(*first, 0.0), ClockReading(*last, 0.0))
     assert found.level is level
     assert seen in found.seen
 
 
 def test_a_slow_answer_is_no_jump() -> None:
-    assert clock(Tick(100.0, 100.0, 5.0, 0.0), Tick(103.0, 101.0, 6.0, 4.0)).level is Level.FINE
+    first, last = ClockReading(100.0, 100.0, 5.0, 0.0), ClockReading(103.0, 101.0, 6.0, 4.0)
+    assert compare_clocks(first, last).level is Level.FINE

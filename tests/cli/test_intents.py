@@ -56,7 +56,7 @@ def test_what_is_too_old_to_be_sent_is_marked(oncekey: Oncekey, path: str) -> No
         journal.key("order-42/pay", origin="https://api.test:443")
         journal.learn("https://api.test:443", 600)
 
-    assert "no more: look first" in oncekey("intents", path).out
+    assert "no: too old" in oncekey("intents", path).out
     assert not oncekey("intents", "--json", path).json["intents"][0]["may_be_sent"]
 
 
@@ -106,8 +106,8 @@ def test_whose_move_it_is_stands_below_the_list(
 
     ran = oncekey("intents", path)
 
-    assert "1 may be sent again, with the same key" in ran.err
-    assert "1 may not: the server has forgotten the key" in ran.err
+    assert "1 can be sent again, with the same key" in ran.err
+    assert "1 cannot: the server has forgotten the key" in ran.err
 
 
 # ------------------------------------------------------------------------------------------ resume
@@ -139,9 +139,9 @@ def test_what_may_be_sent_is_resumed_and_settled(
     assert ran.code == 2
     assert ran.out.splitlines() == [
         "order-42/pay: resumed and settled",
-        "order-43/pay: failed, and stays: ConnectionError: no route to host",
+        "order-43/pay: failed, stays in the journal: ConnectionError: no route to host",
     ]
-    assert "1 too old to be sent" in ran.err
+    assert "1 too old to send" in ran.err
     assert [(intent.key, intent.note) for intent in resumed] == [(keys[0], "42"), (keys[1], "43")]
     assert [intent.name for intent in journal.unsettled()] == ["order-7/pay", "order-43/pay"]
 
@@ -205,7 +205,7 @@ def test_what_grows_too_old_or_is_begun_anew_meanwhile_is_left_alone(
     ran = oncekey("intents", path, "--resume", f"{__name__}:resume")
 
     assert ran.out.splitlines() == ["order-42/pay: resumed and settled"]
-    assert "1 too old to be sent" in ran.err
+    assert "1 too old to send" in ran.err
     assert [intent.name for intent in journal.unsettled()] == ["order-43/pay", "order-42/pay"]
 
 

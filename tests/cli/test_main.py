@@ -97,7 +97,7 @@ def test_a_file_of_somebody_else_is_told_and_not_touched(oncekey: Oncekey, tmp_p
     ran = oncekey("list", f"sqlite:///{path}")
 
     assert ran.code == 2
-    assert f"{path} holds no records of oncekey" in ran.err
+    assert f"{path} has no tables of oncekey" in ran.err
     assert path.read_bytes() == before
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_entered(
     ran = oncekey("list", f"sqlite:///{tmp_path / 'keys.db'}")
 
     assert ran.code == 2
-    assert "keys.db cannot be reached: Permission denied" in ran.err
+    assert "keys.db cannot be read: Permission denied" in ran.err
     assert ran.err.count("\n") == 1
 
 

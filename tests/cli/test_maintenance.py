@@ -143,7 +143,7 @@ def test_purge_does_not_touch_what_is_oncekeys_own(oncekey: Oncekey, seed: Seed)
     ran = oncekey("purge", "--tenant", "oncekey")
 
     assert ran.code == 2
-    assert "are oncekey's own" in ran.err
+    assert "belong to oncekey itself" in ran.err
     assert "unless it was made after 2000-01-01T00:00:00" in oncekey("amnesia").out
 
 

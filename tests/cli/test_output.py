@@ -39,7 +39,7 @@ def test_progress_on_a_terminal_is_one_line_that_vanishes() -> None:
 
     progress.say("1 so far")
     progress.say("2 so far")
-    progress.done()
+    progress.clear()
 
     assert stream.getvalue() == "\r\x1b[K1 so far\r\x1b[K2 so far\r\x1b[K"
 
@@ -51,6 +51,6 @@ def test_progress_in_a_log_is_rare_and_plain() -> None:
     for second in range(12):
         progress.say(f"{second} so far")
         clock.advance(1.0)
-    progress.done()
+    progress.clear()
 
     assert stream.getvalue() == "5 so far\n10 so far\n"

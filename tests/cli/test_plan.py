@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from oncekey.cli import parsing
-from oncekey.cli.costs import Cost, Measured, load
+from oncekey.cli.costs import Cost, EngineCosts, load
 from oncekey.cli.plan import ENGINES, Load, plan_for
 from tests.cli.conftest import Oncekey
 
@@ -15,11 +15,11 @@ DAY_S = 86_400.0
 BIG = Load(10_000, DAY_S, 800)
 
 
-def measured(name: str, *, units: float | None = None) -> Measured:
+def measured(name: str, *, units: float | None = None) -> EngineCosts:
     """Costs that can be reckoned in one's head."""
     short = Cost(400.0, 100.0, 1_000.0, 40.0, 50.0, units)
     long = Cost(2_400.0, 100.0, 3_000.0, 80.0, 90.0, units)
-    return Measured(name, "1.0", "synced", 10_000, 3.0, [(0, short), (2_000, long)])
+    return EngineCosts(name, "1.0", "synced", 10_000, 3.0, [(0, short), (2_000, long)])
 
 
 # ------------------------------------------------------------------------------------------- costs
@@ -39,7 +39,7 @@ def test_what_was_not_measured_lies_on_the_line(
 
 def test_between_many_lengths_the_nearest_two_count() -> None:
     points = [(size, Cost(float(size * size), None, None, None, None, None)) for size in range(5)]
-    many = Measured("sqlite", "1.0", "", 1, 0.0, points)
+    many = EngineCosts("sqlite", "1.0", "", 1, 0.0, points)
     assert [many.cost(size).stored_bytes for size in range(6)] == [0, 1, 4, 9, 16, 23]
 
 
@@ -137,7 +137,7 @@ def test_what_one_writer_cannot_do_does_not_fit() -> None:
 
 def test_longer_answers_than_were_measured_are_named() -> None:
     made = plan_for(Load(10, DAY_S, 9_000), measured("redis"))
-    assert made.notes[0] == "answers were measured up to 2,000 bytes: reckoned on"
+    assert made.notes[0] == "answers were measured up to 2,000 bytes: extrapolated"
 
 
 # ------------------------------------------------------------------------------------- the command
@@ -172,7 +172,7 @@ def test_one_engine_as_data(oncekey: Oncekey) -> None:
     ("text", "seconds"), [("90s", 90.0), ("30m", 1_800.0), ("24h", 86_400.0), ("7d", 604_800.0)]
 )
 def test_times(text: str, seconds: float) -> None:
-    assert parsing.time(text) == seconds
+    assert parsing.duration(text) == seconds
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_p12_an_operator_keeps_no_secrets_either(
     )  # fmt: skip
 
     assert ran.code == 2
-    assert "never kept" in ran.err
+    assert "never stored" in ran.err
     assert found(tmp_path, record).state is State.UNKNOWN
 
 
@@ -318,7 +318,7 @@ def test_a_user_who_has_no_name_says_who_decides(
 
     assert (ran.code, ran.err) == (
         2,
-        "oncekey: this user has no name here: say who decided, --by WHO\n",
+        "oncekey: this user has no name here: say who decided, with --by WHO\n",
     )
     assert found(tmp_path, record).state is State.UNKNOWN
     assert oncekey(*words, "--by", "alice").code == 0

@@ -109,7 +109,7 @@ def test_secrets_are_shown_by_their_ids_and_forgotten(
     assert "take it away there first" in refused.err
     monkeypatch.setenv("ONCEKEY_SECRETS", SECOND)
     shown = oncekey("secrets")
-    assert f"{old['id']}  not given here, but opens it" in shown.out
+    assert f"{old['id']}  opens it, not given here" in shown.out
     assert oncekey("secrets", "--forget", old["id"], "--json").json == {"secrets": [new]}
     monkeypatch.setenv("ONCEKEY_SECRETS", SECRET)
     assert "none of the secrets that were given opens" in oncekey("secrets").err
@@ -143,7 +143,7 @@ def test_the_guard_is_raised_shown_and_lowered(
     raised = oncekey("amnesia", "--until", "2026-01-31T12:00:00Z", "--for-s", "7200")
     assert "raised for another 2 h" in raised.out
     assert "after 2026-01-31T12:00:00+00:00 (and 300 s)" in raised.out
-    assert "processes that run heed it within 10 s" in raised.out
+    assert "running processes see this within 10 s" in raised.out
     shown = json.loads(oncekey("amnesia", "--json").out)
     assert shown["guard"] == {"until": 1769860800.0, "skew_s": 300.0}
     assert 7100 < shown["ends_in_s"] <= 7200

@@ -29,7 +29,7 @@ def test_show_by_key(oncekey: Oncekey, seed: Seed) -> None:
     assert ran.code == 0
     assert shown["id"] == record.hex()
     assert shown["state"] == "completed"
-    assert shown["that is"] == "a retry gets the kept answer"
+    assert shown["that is"] == "a retry gets the stored response"
     assert shown["answer"] == "status 201, 18 bytes  (--body shows it)"
     assert shown["retries"] == "3 replayed, 1 refused"
     assert shown["expires"] in ("in 1 d", "in 23 h 59 min")
@@ -56,7 +56,7 @@ def test_show_by_the_id_of_a_message_whatever_it_is(
     raw = oncekey("show", "--tenant", TENANT, "--operation", OPERATION, "--key", key)
 
     assert (ran.code, raw.code) == (0, 0)
-    assert "a retry gets the kept answer" in ran.out
+    assert "a retry gets the stored response" in ran.out
 
 
 def test_show_by_the_first_digits_of_an_id(oncekey: Oncekey, seed: Seed) -> None:
@@ -157,27 +157,27 @@ def test_a_lapsed_record(oncekey: Oncekey, hour_ago: Seed) -> None:
 
 def test_what_the_next_request_gets(oncekey: Oncekey, seed: Seed, hour_ago: Seed) -> None:
     means = {
-        seed.running("a").id: ("running", "an attempt runs: a retry is told to wait"),
+        seed.running("a").id: ("running", "an attempt is running: a retry is told to wait"),
         seed.completed("b", Answer(201, (), None)): (
             "completed",
-            "a retry is told that it happened; its answer was not kept",
+            "a retry learns that it was done; the response was not stored",
         ),
-        seed.released("c"): ("released", "it failed and was given back: a retry runs"),
+        seed.released("c"): ("released", "it failed and was released: a retry runs"),
         seed.released("d", no_effect=True): (
             "released",
-            "the next request with this key runs, also a different one",
+            "the next request with this key runs, even a different one",
         ),
         seed.unknown("e"): (
             "unknown",
-            "nobody knows how it ended: retries are refused until somebody finds out",
+            "nobody knows how it ended: retries are refused until an operator resolves it",
         ),
         hour_ago.completed("g", with_tombstone(ANSWER, 86_000.0)): (
             "completed",
-            "a tombstone: a retry is told that it was done, so long ago that it cannot say more",
+            "a tombstone: a retry learns that it was done; its response is gone",
         ),
         hour_ago.completed("f", retention_s=60.0): (
             "completed, expired",
-            "counts as absent: the next request runs, the next sweep removes it",
+            "counts as absent: the next request runs, and the next sweep removes the record",
         ),
     }
 

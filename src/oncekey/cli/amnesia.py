@@ -1,4 +1,4 @@
-"""`amnesia`: after a store lost records that it had acknowledged, raises and lowers the guard."""
+"""`amnesia`: raise, lower or show the guard for a store that lost acknowledged records."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ def amnesia(store: Store, args: argparse.Namespace) -> int:
     if args.lower and args.until is not None:
         raise Misuse("--until raises the guard, --lower ends it: give one of them")
     # The guard is in no cache: it can be raised and lowered while that is down.
-    with closing(StoreConnection(without_cache(store))) as line:
+    with closing(StoreConnection(without_cache(store))) as connection:
         if args.until is not None or args.lower:
             raised = None if args.lower else Amnesia(args.until, args.skew_s)
-            _write(line, raised, args.for_s)
-        [found] = line.perform([Find(NOTICE_ID)])
+            _write(connection, raised, args.for_s)
+        [found] = connection.perform([Find(NOTICE_ID)])
     guard = read_notice(found)
     ends_in_s = 0.0 if guard is None or found is None else found.expires_in_s
     if args.json:
         said = None if guard is None else {"until": guard.until, "skew_s": guard.skew_s}
         print_json({"guard": said, "ends_in_s": round(ends_in_s, 3)})
         return 0
-    print(_described(guard, ends_in_s))
+    print(_describe(guard, ends_in_s))
     if args.until is not None or args.lower:
-        print(f"processes that run heed it within {LOOK_EVERY_S:g} s, others at once")
+        print(f"running processes see this within {LOOK_EVERY_S:g} s, others at once")
     return 0
 
 
-def _write(line: StoreConnection, guard: Amnesia | None, for_s: float) -> None:
+def _write(connection: StoreConnection, guard: Amnesia | None, for_s: float) -> None:
     for _ in range(ROUNDS_MAX):
         found: Record | None
-        [found] = line.perform([Find(NOTICE_ID)])
+        [found] = connection.perform([Find(NOTICE_ID)])
         if found is None:
-            line.perform([Insert(notice_claim(AMNESIA, random_token(), for_s))])
+            connection.perform([Insert(notice_claim(AMNESIA, random_token(), for_s))])
             continue
         read_notice(found)
         swap = reserved_swap(found, encode_amnesia(guard), random_token(), for_s)
-        [outcome] = line.perform([swap])
+        [outcome] = connection.perform([swap])
         if isinstance(outcome, Done):
             return
-    raise StoreUnavailable("others keep changing the guard", sent=True)
+    raise StoreUnavailable("other commands keep changing the guard: try again", sent=True)
 
 
-def _described(guard: Amnesia | None, ends_in_s: float) -> str:
+def _describe(guard: Amnesia | None, ends_in_s: float) -> str:
     if guard is None:
         return "the amnesia guard is not raised"
     lost = datetime.fromtimestamp(guard.until, UTC).isoformat(timespec="seconds")
@@ -73,16 +73,3 @@ def _described(guard: Amnesia | None, ends_in_s: float) -> str:
         f"is not run unless it was made after {lost} (and {guard.skew_s:g} s). Its outcome is "
         "unknown: `oncekey list --unknown`"
     )
-
-
-def moment(text: str) -> float:
-    """A time as it stands in logs and in the names of backups; seconds since 1970."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError("must be a time such as 2026-01-31T12:00:00Z") from None
-    if not 1970 <= at.year < 9999:
-        raise argparse.ArgumentTypeError("must be a time that can be told, after 1969")
-    if at.tzinfo is None:
-        raise argparse.ArgumentTypeError("must name its zone, as in 2026-01-31T12:00:00Z")
-    return at.timestamp()

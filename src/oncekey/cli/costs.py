@@ -1,4 +1,4 @@
-"""What one record costs on each engine, as it was measured: costs.json, by `./dev bench`. Pure."""
+"""The measured cost of one record on each engine: costs.json, written by `./dev bench`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncekey._core.values import value
 
 @value
 class Cost:
-    """Of one record, claimed and completed. None: not measured, or there is no such thing."""
+    """The cost of one record, claimed and completed. None: not measured, or not applicable."""
 
     stored_bytes: float
     index_bytes: float | None
@@ -24,8 +24,8 @@ class Cost:
 
 
 @value
-class Measured:
-    """One engine, as it was when it was measured."""
+class EngineCosts:
+    """One engine, as it was measured."""
 
     name: str
     version: str
@@ -36,7 +36,7 @@ class Measured:
     """For answers of these lengths, shortest first."""
 
     def cost(self, answer_bytes: int) -> Cost:
-        """Between two lengths on the line between them, beyond the last on the last line."""
+        """Interpolate between two measured lengths; beyond the last, extrapolate."""
         after = next(
             (at for at, (size, _) in enumerate(self.points) if size >= answer_bytes),
             len(self.points) - 1,
@@ -61,7 +61,7 @@ class Costs:
     oncekey: str
     machine: str
     written_by: str
-    engines: dict[str, Measured]
+    engines: dict[str, EngineCosts]
 
 
 _NAMES = tuple(Cost.__annotations__)
@@ -73,15 +73,15 @@ def _fields(cost: Cost) -> tuple[float | None, ...]:
 
 @cache
 def load() -> Costs:
-    told = json.loads(resources.files("oncekey.cli").joinpath("costs.json").read_text("utf-8"))
-    engines = {name: _engine(name, each) for name, each in told["engines"].items()}
-    about = {name: told[name] for name in ("measured", "oncekey", "machine", "written_by")}
+    data = json.loads(resources.files("oncekey.cli").joinpath("costs.json").read_text("utf-8"))
+    engines = {name: _engine(name, each) for name, each in data["engines"].items()}
+    about = {name: data[name] for name in ("measured", "oncekey", "machine", "written_by")}
     return Costs(**about, engines=engines)
 
 
-def _engine(name: str, told: dict[str, Any]) -> Measured:
+def _engine(name: str, data: dict[str, Any]) -> EngineCosts:
     points = [
-        (each["answer_bytes"], Cost(*(each[name] for name in _NAMES))) for each in told["points"]
+        (each["answer_bytes"], Cost(*(each[name] for name in _NAMES))) for each in data["points"]
     ]
-    about = {key: told[key] for key in ("version", "settings", "records", "others_cpu_percent")}
-    return Measured(name=name, **about, points=points)
+    about = {key: data[key] for key in ("version", "settings", "records", "others_cpu_percent")}
+    return EngineCosts(name=name, **about, points=points)

@@ -1,6 +1,6 @@
-"""The command `oncekey`: runs what was asked for, and says in one line why it could not be done.
+"""The command `oncekey`: run a command, and say in one line why it failed.
 
-The exit codes are those of docs/cli.md: a command returns its own, here are those of what failed.
+Exit codes are listed in docs/cli.md. Each command returns its own; those for failures are here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from oncekey.cli.output import one_line
-from oncekey.cli.parser import parsed
+from oncekey.cli.parser import parse_arguments
 from oncekey.cli.store_options import url_of
 from oncekey.errors import OncekeyError
 from oncekey.stores.urls import redact
@@ -23,32 +23,32 @@ PIPE_CLOSED = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code."""
-    args = parsed(argv)
+    """Run a command and return its exit code."""
+    args = parse_arguments(argv)
     url = url_of(args)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show all characters
+        if isinstance(stream, io.TextIOWrapper):  # for a terminal that cannot show all characters
             stream.reconfigure(errors="backslashreplace")
     try:
         run: Callable[[argparse.Namespace], int] = args.run
         code = run(args)
-        print(end="", flush=True)  # knows that there may be no stdout
+        print(end="", flush=True)  # `print` allows for a missing stdout
         return code
     except OncekeyError as error:
         said = str(error).replace(url, redact(url)) if url else str(error)
         print(f"oncekey: {one_line(said)}", file=sys.stderr)
         return FAILED
-    except BrokenPipeError:  # whoever read our output has enough, as `head` does
-        _print_no_more()
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
+        _discard_stdout()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:  # such as a disk that is full, where the output goes
-        _print_no_more()
+    except OSError as error:  # such as a full disk where the output goes
+        _discard_stdout()
         print(f"oncekey: {error}", file=sys.stderr)
         return FAILED
 
 
-def _print_no_more() -> None:
-    """Else Python would try again at its end, and say how that failed."""
+def _discard_stdout() -> None:
+    """Keep Python from flushing again at exit, and from reporting that failure."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

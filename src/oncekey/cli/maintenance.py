@@ -1,4 +1,4 @@
-"""Keeping in order: `migrate`, `sweep`, `purge`."""
+"""Maintain a store: `migrate`, `sweep`, `purge`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oncekey.stores.postgres.layouts import Moved, move
 
 def migrate(store: Store, args: argparse.Namespace) -> int:
     applied = urls.migrate(store)
-    moved = None if args.layout is None else _lay_out(store, args.layout)
+    moved = None if args.layout is None else _move_answers(store, args.layout)
     if args.json:
         print_json({"applied": applied} | ({} if moved is None else {"moved": moved}))
         return 0
@@ -32,14 +32,14 @@ def migrate(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-def _lay_out(store: Store, layout: str) -> int:
-    """Move what is in another layout, with a pause after each batch that found something."""
+def _move_answers(store: Store, layout: str) -> int:
+    """Move responses that are in another layout, and pause after each batch that moved some."""
     progress, pause, before = Progress(), threading.Event(), 0
 
     def watch(moved: Moved | None) -> None:
         nonlocal before
         if moved is None:
-            progress.say("waiting for transactions that began before")
+            progress.say("waiting for transactions that began earlier")
             pause.wait(SWEEP_PAUSE_S)
             return
         progress.say(f"to {moved.to}: {moved.share:.0%}, {_records(moved.records)} moved")
@@ -50,23 +50,23 @@ def _lay_out(store: Store, layout: str) -> int:
     try:
         return move(store, layout, watch)
     finally:
-        progress.done()
+        progress.clear()
 
 
 # ------------------------------------------------------------------------ sweep
 
 
 def sweep(store: Store, args: argparse.Namespace) -> int:
-    with closing(StoreConnection(store)) as line:
+    with closing(StoreConnection(store)) as connection:
         if not args.watch:
-            _report_sweep(_sweep(line, args.limit), args)
+            _report_sweep(_sweep(connection, args.limit), args)
             return 0
-        return _watch(line, args)
+        return _watch(connection, args)
 
 
-def _watch(line: StoreConnection, args: argparse.Namespace) -> int:
-    """Round after round until interrupted. A store that is away for a while does not end it, nor
-    one that is unfit meanwhile, as while another server takes over.
+def _watch(connection: StoreConnection, args: argparse.Namespace) -> int:
+    """Sweep again and again until interrupted. A store that is unavailable for a while does not end
+    it, nor one that becomes unfit, as during a failover.
     """
     if not args.json:
         print(f"sweeping every {args.every_s:g} s; Ctrl-C ends it", file=sys.stderr)
@@ -74,7 +74,7 @@ def _watch(line: StoreConnection, args: argparse.Namespace) -> int:
     try:
         while True:
             try:
-                _report_sweep(_sweep(line, args.limit), args)
+                _report_sweep(_sweep(connection, args.limit), args)
                 was_fit = True
             except (StoreUnavailable, StoreUnfit) as error:
                 if isinstance(error, StoreUnfit) and not was_fit:
@@ -86,9 +86,9 @@ def _watch(line: StoreConnection, args: argparse.Namespace) -> int:
         return 0
 
 
-def _sweep(line: StoreConnection, limit: int) -> int:
+def _sweep(connection: StoreConnection, limit: int) -> int:
     return in_batches(
-        lambda rows: int(line.perform([Sweep(rows)])[0]), limit, "removed {:,} so far"
+        lambda rows: int(connection.perform([Sweep(rows)])[0]), limit, "removed {:,} so far"
     )
 
 
@@ -107,16 +107,16 @@ def _report_sweep(removed: int, args: argparse.Namespace) -> None:
 def purge(store: Store, args: argparse.Namespace) -> int:
     if args.tenant == OWN:
         raise Misuse(
-            f"the records of tenant {OWN!r} are oncekey's own, and no account's: without what they "
-            "say, processes would not start or would run again what is done"
+            f"the records of tenant {OWN!r} belong to oncekey itself, not to an account: without "
+            "them, processes would not start or would run finished requests again"
         )
-    with closing(StoreConnection(store)) as line:
+    with closing(StoreConnection(store)) as connection:
         blanked = in_batches(
-            lambda rows: int(line.perform([Purge(args.tenant, rows)])[0]),
+            lambda rows: int(connection.perform([Purge(args.tenant, rows)])[0]),
             args.limit,
             "blanked {:,} so far",
         )
-        [running] = line.perform([Scan(1, state=State.RUNNING, tenant=args.tenant)])
+        [running] = connection.perform([Scan(1, state=State.RUNNING, tenant=args.tenant)])
     left = bool(running) or blanked >= args.limit
     if args.json:
         print_json({"blanked": blanked, "complete": not left})
@@ -129,7 +129,7 @@ def purge(store: Store, args: argparse.Namespace) -> int:
     else:
         print(
             f"nothing to blank: tenant {args.tenant!r} has no finished records, or they are blank "
-            "already; `oncekey list` shows which tenants there are"
+            "already; `oncekey list` shows the tenants"
         )
     if left:
         print(
@@ -145,7 +145,7 @@ def purge(store: Store, args: argparse.Namespace) -> int:
 def in_batches(batch: Callable[[int], int], limit: int, says: str) -> int:
     """Call `batch` with a number of rows until it finds no more or `limit` is reached.
 
-    It pauses after each batch: whoever keeps a store in order must not keep it busy.
+    Pauses after each batch, so that maintenance does not slow the store down.
     """
     total, progress, pause = 0, Progress(), threading.Event()
     try:
@@ -157,7 +157,7 @@ def in_batches(batch: Callable[[int], int], limit: int, says: str) -> int:
             progress.say(says.format(total))
             pause.wait(SWEEP_PAUSE_S if count >= SWEEP_ROWS_MAX else 0)
     finally:
-        progress.done()
+        progress.clear()
     return total
 
 

@@ -1,4 +1,4 @@
-"""What is printed: aligned columns, times in words, progress on stderr."""
+"""Print tables, durations, JSON, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Align rows in columns; numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     columns = list(zip(header, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
@@ -34,13 +34,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines)
 
 
-def one_line(said: str, chars_max: int = 1000) -> str:
-    """What an error says, which may have several."""
-    return printable(" ".join(said.split()), chars_max)
+def one_line(text: str, chars_max: int = 1000) -> str:
+    """Put an error message on one line."""
+    return printable(" ".join(text.split()), chars_max)
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """A list of names and values, one per line."""
+    """Align names and values, one pair per line."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs)
 
@@ -50,7 +50,7 @@ def _cell(value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in at most two units; its sign is left to the words around it.
+    """Write a length of time in at most two units, without its sign.
 
     >>> [duration(s) for s in (0.25, 12.04, 75, 3600, 200_000)]
     ['0.25 s', '12 s', '1 min 15 s', '1 h', '2 d 7 h']
@@ -67,17 +67,17 @@ def duration(seconds: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One document on one line, so that several make JSON Lines."""
+    """Print one document on one line, so that several make JSON Lines."""
     print(json.dumps(value), flush=True)
 
 
 class Progress:
-    """Says how far long work is: on a terminal in one line that changes, else now and then."""
+    """Shows how far long work is: on a terminal in one line that changes, else now and then."""
 
     def __init__(self, stream: TextIO | None = None, clock: Clock | None = None) -> None:
         self._stream = stream or sys.stderr
         self._clock = clock or SystemClock()
-        self._said_at = self._clock.monotonic()
+        self._printed_at = self._clock.monotonic()
         self._line_open = False
 
     def say(self, text: str) -> None:
@@ -85,12 +85,12 @@ class Progress:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()
             self._line_open = True
-        elif self._clock.monotonic() - self._said_at >= PROGRESS_EVERY_S:
-            self._said_at = self._clock.monotonic()
+        elif self._clock.monotonic() - self._printed_at >= PROGRESS_EVERY_S:
+            self._printed_at = self._clock.monotonic()
             print(text, file=self._stream, flush=True)
 
-    def done(self) -> None:
-        """Leave nothing behind on a terminal."""
+    def clear(self) -> None:
+        """Remove the line from a terminal."""
         if self._line_open:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""The words of the command line: which commands there are, and what each of them takes."""
+"""The command line: all commands, and the options of each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from oncekey._core.policy import DEFAULTS
 from oncekey._core.record import State
 from oncekey._engine.recovery import CONCURRENCY, EVERY_S, PATIENCE_S
 from oncekey._engine.sweeper import SWEEP_EVERY_S
-from oncekey.cli import amnesia, maintenance, parsing, secrets, show
-from oncekey.cli import doctor as examining
-from oncekey.cli import intents as journals
-from oncekey.cli import plan as planning
-from oncekey.cli import recover as recovering
-from oncekey.cli import resolve as resolving
-from oncekey.cli.store_options import ENVIRONMENT, SECRETS, must_open, opened, url_of
+from oncekey.cli import (
+    amnesia,
+    doctor,
+    intents,
+    maintenance,
+    parsing,
+    plan,
+    recover,
+    resolve,
+    secrets,
+    show,
+)
+from oncekey.cli.store_options import ENVIRONMENT, SECRETS, open_named, require_secrets, url_of
 from oncekey.stores.base import Store
 from oncekey.stores.postgres.layouts import LAYOUTS
 from oncekey.stores.urls import redact
@@ -30,31 +36,31 @@ CONCURRENCY_MAX = 1_000
 Command = Callable[[Store, argparse.Namespace], int]
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # has no public name
 
-_SEALED_TOO: tuple[Command, ...] = (
+_WITHOUT_SECRETS: tuple[Command, ...] = (
     maintenance.migrate,
     maintenance.sweep,
     show.count,
     secrets.secrets,
 )
-"""What can be done without the secrets of a sealed store."""
+"""Commands that work without the secrets of a sealed store."""
 
 EXAMPLES = f"""\
-The store is named by its URL; without one, by the environment variable {ENVIRONMENT}, which keeps
-passwords out of the list of processes:
+Name the store by its URL, or by the environment variable {ENVIRONMENT}, which keeps passwords
+out of the process list:
 
   export {ENVIRONMENT}=postgresql://oncekey:secret@db.internal/shop
   oncekey list --unknown
 
-Where records are sealed, {SECRETS} holds the application's secrets, or @FILE that does.
+If records are sealed, set {SECRETS} to the application's secrets, or to @FILE.
 
-`oncekey COMMAND --help` explains each. Exit codes: 0 done, 1 nothing found, 2 could not be done.
+`oncekey COMMAND --help` explains each. Exit codes: 0 done, 1 nothing found, 2 failed.
 """
 
 
-def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What a command line says; ends the process where that makes no sense.
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; ends the process if it is wrong.
 
-    The URL may also stand last, behind options: argparse looks for it only beside RECORD.
+    The URL may also come last, after options: argparse looks for it only beside RECORD.
     """
     top = parser()
     args, rest = top.parse_known_args(argv)
@@ -66,7 +72,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Build the parser of all commands."""
     top = argparse.ArgumentParser(
         prog="oncekey",
         description="Look at a store of idempotency keys and keep it in order.",
@@ -91,8 +97,8 @@ def _command(
     examples: str,
     about: tuple[str, str] | None = None,
 ) -> argparse.ArgumentParser:
-    """A command with what all that work on a store have: its URL, behind what else it is about."""
-    added = _bare(commands, name, what, examples)
+    """Add a command that works on a store: it takes the URL, after its other argument."""
+    added = _without_store(commands, name, what, examples)
     if about is not None:
         added.add_argument(about[0].lower(), metavar=about[0], help=about[1])
     _store(added)
@@ -101,19 +107,21 @@ def _command(
 
 
 def _on_store(command: Command) -> Callable[[argparse.Namespace], int]:
-    """A command on the store that is named with it."""
+    """Wrap a command so that it gets the store that the command line names."""
 
     def run(args: argparse.Namespace) -> int:
-        store = opened(url_of(args), may_create=command is maintenance.migrate)
-        if command not in _SEALED_TOO:
-            must_open(store)
+        store = open_named(url_of(args), may_create=command is maintenance.migrate)
+        if command not in _WITHOUT_SECRETS:
+            require_secrets(store)
         return command(store, args)
 
     return run
 
 
-def _bare(commands: Commands, name: str, what: str, examples: str) -> argparse.ArgumentParser:
-    """A command with what all have: help with examples, and --json."""
+def _without_store(
+    commands: Commands, name: str, what: str, examples: str
+) -> argparse.ArgumentParser:
+    """Add a command with what all have: help with examples, and --json."""
     lines = "\n".join(f"  oncekey {line}" for line in examples.splitlines())
     added = commands.add_parser(
         name,
@@ -132,30 +140,30 @@ def _migrate(commands: Commands) -> None:
         commands,
         "migrate",
         maintenance.migrate,
-        "bring the store's tables up to date; safe to repeat, and while the application runs",
+        "create the store's tables or update them; safe to repeat, and while the application runs",
         "migrate postgresql://oncekey@db.internal/shop\nmigrate sqlite:///keys.db\n"
         "migrate --layout inline postgresql://oncekey@db.internal/shop",
     )
     added.add_argument(
         "--layout",
         choices=LAYOUTS,
-        help="where PostgreSQL keeps answers; those that are elsewhere are moved, in small batches",
+        help="where PostgreSQL keeps answers; moves those that are elsewhere, in small batches",
     )
 
 
 def _doctor(commands: Commands) -> None:
-    added = _bare(
+    added = _without_store(
         commands,
         "doctor",
-        "look at the store's settings, clock, privileges and backlog, and say what to do",
+        "check the store's settings, clock, privileges and backlog, and say what to do",
         "doctor postgresql://oncekey@db.internal/shop\ndoctor --json",
     )
     _store(added)
-    added.set_defaults(run=lambda args: examining.doctor(url_of(args), args))
+    added.set_defaults(run=lambda args: doctor.doctor(url_of(args), args))
 
 
 def _plan(commands: Commands) -> None:
-    added = _bare(
+    added = _without_store(
         commands,
         "plan",
         "size a store: records, disk, writes, CPUs, connections, parts",
@@ -172,8 +180,8 @@ def _plan(commands: Commands) -> None:
     added.add_argument(
         "--retention",
         metavar="TIME",
-        type=parsing.time,
-        default=planning.DAY_S,
+        type=parsing.duration,
+        default=plan.DAY_S,
         help="how long records are kept: 90s, 30m, 24h, 7d (default: 24h)",
     )
     added.add_argument(
@@ -183,22 +191,22 @@ def _plan(commands: Commands) -> None:
         default=800,
         help="the length of an answer's body (default: 800)",
     )
-    added.add_argument("--engine", choices=planning.ENGINES, help="only this one")
+    added.add_argument("--engine", choices=plan.ENGINES, help="only this one")
     added.add_argument(
         "--node-gb",
         metavar="N",
         type=parsing.number(1e5),
-        default=planning.NODE_GB,
-        help=f"memory of a Redis node (default: {planning.NODE_GB:g} GB)",
+        default=plan.NODE_GB,
+        help=f"memory of a Redis node (default: {plan.NODE_GB:g} GB)",
     )
     added.add_argument(
         "--process-rps",
         metavar="N",
         type=parsing.number(1e6),
-        default=planning.PROCESS_RPS,
-        help=f"requests/s that one of your processes serves (default: {planning.PROCESS_RPS:g})",
+        default=plan.PROCESS_RPS,
+        help=f"requests/s that one of your processes serves (default: {plan.PROCESS_RPS:g})",
     )
-    added.set_defaults(run=planning.plan)
+    added.set_defaults(run=plan.plan)
 
 
 def _sweep(commands: Commands) -> None:
@@ -209,8 +217,8 @@ def _sweep(commands: Commands) -> None:
         "remove expired records, in small batches; what is live or unresolved stays",
         "sweep sqlite:///keys.db\nsweep --limit 10000 redis://redis.internal/0\nsweep --watch",
     )
-    _limit(added, ROWS_MAX, ROWS_MAX, "remove at most so many")
-    added.add_argument("--watch", action="store_true", help="go on until interrupted")
+    _limit(added, ROWS_MAX, ROWS_MAX, "remove at most this many")
+    added.add_argument("--watch", action="store_true", help="repeat until interrupted")
     added.add_argument(
         "--every-s",
         metavar="S",
@@ -221,14 +229,14 @@ def _sweep(commands: Commands) -> None:
 
 
 def _recover(commands: Commands) -> None:
-    added = _bare(
+    added = _without_store(
         commands,
         "recover",
-        "finish what was abandoned when its process died and no client came back",
+        "finish requests whose process died and whose client did not come back",
         "recover shop.main:app\nrecover --once --json shop.main:app",
     )
     added.add_argument("app", metavar="MODULE:APP", help="the application, as for a server")
-    added.add_argument("--once", action="store_true", help="what is abandoned now, then end")
+    added.add_argument("--once", action="store_true", help="recover what is abandoned, then exit")
     added.add_argument(
         "--every-s",
         metavar="S",
@@ -241,25 +249,25 @@ def _recover(commands: Commands) -> None:
         metavar="N",
         type=parsing.rows(CONCURRENCY_MAX),
         default=CONCURRENCY,
-        help=f"so many at a time (default: {CONCURRENCY})",
+        help=f"how many at a time (default: {CONCURRENCY})",
     )
     added.add_argument(
         "--patience-s",
         metavar="S",
         type=parsing.seconds(),
         default=PATIENCE_S,
-        help="how long what cannot be finished here is left to its client and to other processes "
-        f"before its outcome is declared unknown (default: {PATIENCE_S:g} s)",
+        help="how long to leave what cannot be finished here to its client and to other processes, "
+        f"before declaring its outcome unknown (default: {PATIENCE_S:g} s)",
     )
-    added.set_defaults(run=recovering.recover)
+    added.set_defaults(run=recover.recover)
 
 
 def _resolve(commands: Commands) -> None:
     added = _command(
         commands,
         "resolve",
-        resolving.resolve,
-        "end an unknown outcome, after you found out what happened",
+        resolve.resolve,
+        "end an unknown outcome after you found out what happened",
         "resolve 20b1115a58cb9487 --as completed --status 201 --body @answer.json\n"
         "resolve 'acme/POST /charges/order-17' --as released --reason 'not at the provider'",
         about=("RECORD", "the digits of its id, or TENANT/OPERATION/KEY"),
@@ -294,9 +302,11 @@ def _show(commands: Commands) -> None:
     which = added.add_mutually_exclusive_group(required=True)
     which.add_argument("--id", metavar="HEX", help="the record's id, or its first digits")
     which.add_argument("--key", help="the key that the client sent; needs --tenant")
-    added.add_argument("--tenant", help="whose key (`single` where the application has one tenant)")
-    added.add_argument("--operation", help="what for; leave it out where the scope is the tenant")
-    added.add_argument("--body", action="store_true", help="show the kept headers and body")
+    added.add_argument("--tenant", help="the key's tenant (`single` if there is only one)")
+    added.add_argument(
+        "--operation", help="the key's operation; omit it if the scope is the tenant"
+    )
+    added.add_argument("--body", action="store_true", help="show the stored headers and body")
     _show_keys(added)
 
 
@@ -315,11 +325,11 @@ def _list(commands: Commands) -> None:
         dest="state",
         action="store_const",
         const=str(State.UNKNOWN),
-        help="what an operator has to resolve: --state unknown",
+        help="what you have to resolve: short for --state unknown",
     )
     added.add_argument("--tenant", type=parsing.text, help="only this tenant's records")
-    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
-    added.add_argument("--after", metavar="HEX", help="go on after this id")
+    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most this many (default: {LIST_ROWS})")
+    added.add_argument("--after", metavar="HEX", help="continue after this id")
     _show_keys(added)
 
 
@@ -332,11 +342,11 @@ def _purge(commands: Commands) -> None:
         commands,
         "purge",
         maintenance.purge,
-        "blank the keys and answers of a tenant, for good; ids stay, so that nothing runs twice",
+        "erase the keys and answers of a tenant for good; ids stay, so that nothing runs twice",
         "purge --tenant acme postgresql://oncekey@db.internal/shop",
     )
     added.add_argument("--tenant", required=True, type=parsing.text)
-    _limit(added, ROWS_MAX, ROWS_MAX, "blank at most so many")
+    _limit(added, ROWS_MAX, ROWS_MAX, "blank at most this many")
 
 
 def _secrets(commands: Commands) -> None:
@@ -344,11 +354,11 @@ def _secrets(commands: Commands) -> None:
         commands,
         "secrets",
         secrets.secrets,
-        "show by their ids which secrets open a sealed store",
+        "show which secrets open a sealed store, by their ids",
         "secrets\nsecrets --forget 9f86d081",
     )
     added.add_argument(
-        "--forget", metavar="ID", help="this one, which is given to nobody, opens it no more"
+        "--forget", metavar="ID", help="revoke this secret; no process may still be using it"
     )
 
 
@@ -357,13 +367,13 @@ def _amnesia(commands: Commands) -> None:
         commands,
         "amnesia",
         amnesia.amnesia,
-        "after the store lost records: do not run what may have run before, until it is looked at",
+        "after the store lost records: do not run again what may have run before the loss",
         "amnesia --until 2026-01-31T12:00:00Z\namnesia\namnesia --lower",
     )
     added.add_argument(
         "--until",
         metavar="TIME",
-        type=amnesia.moment,
+        type=parsing.moment,
         help="raise the guard: what was acknowledged before this time may be lost",
     )
     added.add_argument(
@@ -371,24 +381,24 @@ def _amnesia(commands: Commands) -> None:
         metavar="S",
         type=parsing.seconds(366 * 86_400),
         default=DEFAULTS.retention_s,
-        help="for so long, as long as clients may retry (default: 86400 s)",
+        help="how long the guard stays: as long as clients may retry (default: 86400 s)",
     )
     added.add_argument(
         "--skew-s",
         metavar="S",
         type=parsing.seconds(86_400),
         default=300.0,
-        help="how far ahead the clocks of clients may be that make time-ordered keys "
+        help="how far ahead the clocks of clients that make time-ordered keys may be "
         "(default: 300 s)",
     )
-    added.add_argument("--lower", action="store_true", help="end it now")
+    added.add_argument("--lower", action="store_true", help="lower the guard now")
 
 
 def _intents(commands: Commands) -> None:
-    added = _bare(
+    added = _without_store(
         commands,
         "intents",
-        "list what a client's journal holds that was begun and never settled",
+        "list the intents in a client's journal that were never settled",
         "intents intents.db\nintents intents.db --resume shop.payments:pay_again\n"
         "intents postgresql://shop@db.internal/shop --settle order-42/pay",
     )
@@ -398,15 +408,15 @@ def _intents(commands: Commands) -> None:
         help="the file that Journal(…) was given, or the URL of the database of a SqlJournal",
     )
     does = added.add_mutually_exclusive_group()
-    does.add_argument("--settle", metavar="NAME", help="end this one, after you found out")
+    does.add_argument("--settle", metavar="NAME", help="settle this one, after you found out")
     does.add_argument(
         "--resume",
         metavar="MODULE:FUNCTION",
-        help="call it with each intent that may be sent again; those it returns from are settled",
+        help="call it with each intent that may be sent again; settle those for which it returns",
     )
-    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most so many (default: {LIST_ROWS})")
+    _limit(added, LIST_ROWS, LIST_ROWS_MAX, f"at most this many (default: {LIST_ROWS})")
     _show_keys(added)
-    added.set_defaults(run=journals.intents)
+    added.set_defaults(run=intents.intents)
 
 
 def _store(added: argparse.ArgumentParser) -> None:
@@ -419,4 +429,4 @@ def _limit(added: argparse.ArgumentParser, default: int, rows_max: int, says: st
 
 
 def _show_keys(added: argparse.ArgumentParser) -> None:
-    added.add_argument("--show-keys", action="store_true", help="keys instead of their hashes")
+    added.add_argument("--show-keys", action="store_true", help="show keys instead of their hashes")

@@ -1,4 +1,4 @@
-"""Values of options: read from their text, or refused by `argparse` with what they must be."""
+"""Parse the values of options; `argparse` prints what a wrong one must be."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from datetime import datetime
 
 _DAY_S = 86_400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": _DAY_S, "w": 7 * _DAY_S}
 
 
 def text(given: str) -> str:
-    """What every store can hold."""
+    """Accept text that every store can keep."""
     try:
         given.encode()
     except UnicodeEncodeError:
@@ -21,7 +22,7 @@ def text(given: str) -> str:
 
 
 def rows(most: int) -> Callable[[str], int]:
-    """A number of rows, from 1 to `most`."""
+    """Accept a number of rows, from 1 to `most`."""
 
     def read(given: str) -> int:
         if not given.isdecimal() or not 1 <= int(given) <= most:
@@ -32,14 +33,14 @@ def rows(most: int) -> Callable[[str], int]:
 
 
 def status(given: str) -> int:
-    """The status of an answer."""
+    """Accept the status of a response."""
     if not given.isdecimal() or not 200 <= int(given) <= 599:
         raise argparse.ArgumentTypeError("must be an HTTP status from 200 to 599")
     return int(given)
 
 
 def seconds(most: int = 86_400) -> Callable[[str], float]:
-    """A time in seconds, more than 0 and at most `most`."""
+    """Accept a number of seconds, more than 0 and at most `most`."""
 
     def read(given: str) -> float:
         try:
@@ -56,7 +57,7 @@ def seconds(most: int = 86_400) -> Callable[[str], float]:
 
 
 def number(most: float, least: float = 1e-9) -> Callable[[str], float]:
-    """A number from `least` to `most`, which may be grouped: 10,000 or 10_000."""
+    """Accept a number from `least` to `most`; digits may be grouped: 10,000 or 10_000."""
 
     def read(given: str) -> float:
         try:
@@ -71,9 +72,22 @@ def number(most: float, least: float = 1e-9) -> Callable[[str], float]:
     return read
 
 
-def time(given: str) -> float:
-    """A time with its unit, in seconds: more than 0, at most ten years."""
+def duration(given: str) -> float:
+    """Read a time with its unit, in seconds: more than 0, at most ten years."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", given.strip())
     if found is None or not 0 < (time_s := float(found[1]) * _UNITS_S[found[2]]) <= 3_660 * _DAY_S:
         raise argparse.ArgumentTypeError("write it as 90s, 30m, 24h or 7d, up to ten years")
     return time_s
+
+
+def moment(given: str) -> float:
+    """Read a date and time, as in logs and in the names of backups; seconds since 1970."""
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise argparse.ArgumentTypeError("must be a time such as 2026-01-31T12:00:00Z") from None
+    if not 1970 <= at.year < 9999:
+        raise argparse.ArgumentTypeError("must be a time that can be told, after 1969")
+    if at.tzinfo is None:
+        raise argparse.ArgumentTypeError("must name its zone, as in 2026-01-31T12:00:00Z")
+    return at.timestamp()

@@ -1,4 +1,4 @@
-"""`plan`: how large a store has to be, from what one record was measured to cost."""
+"""`plan`: size a store for a load, from what one record was measured to cost."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from oncekey._core.values import value
-from oncekey.cli.costs import Cost, Costs, Measured, load
+from oncekey.cli.costs import Cost, Costs, EngineCosts, load
 from oncekey.cli.output import duration, print_json, table
 
 ENGINES = ("sqlite", "postgres", "mysql", "redis", "dynamodb")
 CONNECTIONS = {"postgres": 7, "mysql": 7, "redis": 7}
-"""Each process has at most so many."""
+"""The most that each process opens."""
 BUSY_SHARE = 0.7
 """How busy a CPU may be before requests wait for it."""
 NODE_GB = 32.0
@@ -30,7 +30,7 @@ LINE_CHARS_MAX = 110
 
 @value
 class Load:
-    """What is asked of the store."""
+    """The load to plan for."""
 
     rps: float
     retention_s: float
@@ -48,8 +48,8 @@ class Load:
 
 
 @value
-class Plan:
-    """What one engine needs for it. None: not measured, or there is no such thing."""
+class EnginePlan:
+    """What one engine needs for a load. None: not measured, or not applicable."""
 
     engine: str
     bytes_per_record: int
@@ -64,11 +64,11 @@ class Plan:
     notes: list[str]
 
 
-def plan_for(load: Load, measured: Measured) -> Plan:
-    """What an engine needs under this load, by what a record was measured to cost there."""
+def plan_for(load: Load, measured: EngineCosts) -> EnginePlan:
+    """Compute what an engine needs under this load, from the measured cost of a record."""
     cost, records = measured.cost(load.answer_bytes), load.records
     each = CONNECTIONS.get(measured.name)
-    made = Plan(
+    made = EnginePlan(
         engine=measured.name,
         bytes_per_record=round(cost.stored_bytes),
         stored_bytes=round(records * cost.stored_bytes),
@@ -109,10 +109,10 @@ def _parts(load: Load, engine: str, cost: Cost) -> int | None:
 _IN_MEMORY = "the indexes should fit in memory, or each new key reads a page from disk"
 
 
-def _notes(load: Load, measured: Measured, made: Plan) -> Iterator[str]:
-    """What the numbers mean for this engine, and where they end."""
+def _notes(load: Load, measured: EngineCosts, made: EnginePlan) -> Iterator[str]:
+    """Explain what the numbers mean for this engine, and where they end."""
     if load.answer_bytes > measured.answer_bytes_max:
-        yield f"answers were measured up to {measured.answer_bytes_max:,} bytes: reckoned on"
+        yield f"answers were measured up to {measured.answer_bytes_max:,} bytes: extrapolated"
     parts = made.parts or 0
     match measured.name:
         case "sqlite":
@@ -142,7 +142,7 @@ def _notes(load: Load, measured: Measured, made: Plan) -> Iterator[str]:
             yield _IN_MEMORY
         case "mysql":
             yield "one primary writes; nothing splits it"
-            yield "with a binary log, reckon on the log a second time"
+            yield "with a binary log, count the log twice"
         case "redis":
             nodes = "one server" if parts == 1 else f"a Cluster of {parts} primaries"
             yield (
@@ -187,7 +187,7 @@ _HEADER = (
 )
 
 
-def _row(made: Plan) -> tuple[object, ...]:
+def _row(made: EnginePlan) -> tuple[object, ...]:
     return (
         made.engine,
         f"{made.bytes_per_record:,} B",
@@ -212,27 +212,27 @@ def _size(count: float | None) -> str:
     return f"{count:.3g} TB"
 
 
-def _below(asked: Load, plans: list[Plan], costs: Costs) -> Iterator[str]:
+def _below(asked: Load, plans: list[EnginePlan], costs: Costs) -> Iterator[str]:
     for made in plans:
         for note in made.notes:
-            yield from _wrapped(f"{made.engine}: {note}")
-    yield from _wrapped(
+            yield from _wrap(f"{made.engine}: {note}")
+    yield from _wrap(
         f"connections: {asked.processes:,} processes, if each serves "
         f"{asked.process_rps:,g} requests/s (--process-rps), with up to seven each"
     )
     yield ""
-    yield from _wrapped(
+    yield from _wrap(
         f"Measured {costs.measured} with oncekey {costs.oncekey} on {costs.machine}, by "
         f"`{costs.written_by}`:"
     )
     for made in plans:
         told = costs.engines[made.engine]
-        yield from _wrapped(
+        yield from _wrap(
             f"{made.engine}: {told.version}, {told.settings}, {told.records:,} records, others "
             f"used {told.others_cpu_percent:.0f} % of the CPUs meanwhile"
         )
     yield ""
-    yield from _wrapped(_NOT_MEASURED)
+    yield from _wrap(_NOT_MEASURED)
 
 
 _NOT_MEASURED = (
@@ -245,5 +245,5 @@ _NOT_MEASURED = (
 )
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, LINE_CHARS_MAX, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""Finishing what was abandoned: `recover`."""
+"""`recover`: finish requests whose process died."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from oncekey._core.printable import printable
 from oncekey._engine.recovery import Recovered, Recoverer
 from oncekey._engine.registry import registries
 from oncekey.cli.output import duration, print_json
-from oncekey.cli.record_output import key_of
+from oncekey.cli.records import shown_key
 from oncekey.errors import Misuse
 from oncekey.web._lifespan import started
 
 INTERRUPTED_WORK = 3
-"""The exit code when recovered operations were still running at the end."""
+"""The exit code if recovered operations were still running at the end."""
 
 
 def recover(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     app = load(args.app)
     late = asyncio.run(_recover(app, args))
-    if late:  # threads that cannot be stopped would keep this process for as long as they like
+    if late:  # threads that cannot be stopped would keep this process alive
         sys.stdout.flush()
         os._exit(INTERRUPTED_WORK)
     return 0
 
 
 def load(name: str) -> Any:
-    """What `package.module:attribute` names, imported from the current folder too."""
+    """Import what `package.module:attribute` names, from the current folder too."""
     module, _, attribute = name.partition(":")
     if not module or module.startswith(".") or not attribute:
         raise Misuse(f"{name!r}: write package.module:app, as you would for a server")
@@ -45,10 +45,10 @@ def load(name: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _unimportable(module, error) from error
-        raise Misuse(f"there is no module {error.name} here: start it where there is") from None
+            raise _import_failed(module, error) from error
+        raise Misuse(f"there is no module {error.name} here: run it where there is") from None
     except Exception as error:
-        raise _unimportable(module, error) from error
+        raise _import_failed(module, error) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise Misuse(f"the module {module} has no {attribute}")
@@ -56,14 +56,14 @@ def load(name: str) -> Any:
     return found
 
 
-def _unimportable(module: str, error: Exception) -> Misuse:
-    """The application's own mistake, which its traceback tells."""
+def _import_failed(module: str, error: Exception) -> Misuse:
+    """Print the traceback: it is a mistake of the application."""
     traceback.print_exception(error)
     return Misuse(f"{module} could not be imported: {type(error).__name__}: {error}")
 
 
 async def _recover(app: Any, args: argparse.Namespace) -> int:
-    """How many were still under way when it was time to end."""
+    """Recover; return how many operations were still running at the end."""
     async with started(app):
         recoverers = _recoverers(args)
         if args.once:
@@ -93,7 +93,7 @@ def _recoverers(args: argparse.Namespace) -> list[Recoverer]:
             every_s=args.every_s,
             concurrency=args.concurrency,
             patience_s=args.patience_s,
-            report=_as_json if args.json else _as_text,
+            report=_print_json if args.json else _print_text,
         )
         for registry in found
     ]
@@ -104,17 +104,17 @@ def _stop(recoverers: list[Recoverer]) -> None:
         recoverer.stop()
 
 
-def _as_text(recovered: Recovered) -> None:
+def _print_text(recovered: Recovered) -> None:
     record = recovered.record
     print(
         f"{recovered.ending}: {printable(record.operation)} id={record.id.hex()[:16]} "
-        f"key={key_of(record, show_key=False)}: {recovered.reason} "
+        f"key={shown_key(record, show_key=False)}: {recovered.reason} "
         f"({duration(recovered.late_s)} after its lease)",
         flush=True,
     )
 
 
-def _as_json(recovered: Recovered) -> None:
+def _print_json(recovered: Recovered) -> None:
     record = recovered.record
     print_json(
         {
@@ -122,7 +122,7 @@ def _as_json(recovered: Recovered) -> None:
             "reason": recovered.reason,
             "id": record.id.hex(),
             "operation": record.operation,
-            "key_hash": key_of(record, show_key=False),
+            "key_hash": shown_key(record, show_key=False),
             "attempt": record.attempt,
             "lapses": record.lapses,
             "late_s": round(recovered.late_s, 3),

@@ -1,4 +1,4 @@
-"""Ending what nobody knew the end of: `resolve`. An operator found out, and says so."""
+"""`resolve`: end an unknown outcome after an operator found out what happened."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from oncekey._core.secrets import CLOSED
 from oncekey._core.verbs import Refused, Steps
 from oncekey._engine.guard import Guard
 from oncekey._system.clock import SystemClock
-from oncekey.cli.find import find
 from oncekey.cli.output import facts, print_json
-from oncekey.cli.record_output import facts_of, key_of, meaning_of, state_of
+from oncekey.cli.records import explain, find_record, record_lines, shown_key, state_text
 from oncekey.errors import Misuse
 from oncekey.events import Hooks
 from oncekey.metrics._logs import LoggingHook
@@ -37,14 +36,14 @@ NOT_CONFIRMED = 2
 
 def resolve(store: Store, args: argparse.Namespace) -> int:
     answer, by = _answer(args), args.by or _user()
-    with closing(StoreConnection(store)) as line:
-        record = find(line, args.record)
+    with closing(StoreConnection(store)) as connection:
+        record = find_record(connection, args.record)
         if record is None:
             print(f"there is no record {printable(args.record)}", file=sys.stderr)
             return NOTHING
-        [steps] = line.perform([Steps(record.id)])
+        [steps] = connection.perform([Steps(record.id)])
         _must_be_unknown(record)
-        if not args.yes and not _confirmed(record, steps, args, answer):
+        if not args.yes and not _confirm(record, steps, args, answer):
             print("nothing was changed", file=sys.stderr)
             return NOT_CONFIRMED
     guard = Guard(hooks=Hooks([LoggingHook()]))
@@ -52,14 +51,14 @@ def resolve(store: Store, args: argparse.Namespace) -> int:
         op = guard.resolve(record, answer, by=by, reason=args.reason)
         outcome = run(op, gatherer.ask)
     if isinstance(outcome, Refused):
-        now = "gone" if outcome.record is None else state_of(outcome.record)
-        raise Misuse(f"it changed at this moment and is {now} now: look again before you decide")
+        now = "gone" if outcome.record is None else state_text(outcome.record)
+        raise Misuse(f"the record changed just now and is {now}: look again before you decide")
     _report(record, answer, by, args)
     return 0
 
 
 def _answer(args: argparse.Namespace) -> Answer | None:
-    """What retries get from now on; None where the next one is to run."""
+    """Return what retries get from now on; None if the next one is to run."""
     if args.to == "released":
         if not args.reason:
             raise Misuse("--as released needs --reason: why may it run again?")
@@ -67,11 +66,11 @@ def _answer(args: argparse.Namespace) -> Answer | None:
             raise Misuse("--status, --body and --header belong to --as completed")
         return None
     if args.status is None or args.body is None:
-        raise Misuse("--as completed needs --status and --body: what retries are told")
+        raise Misuse("--as completed needs --status and --body: the response that retries get")
     headers = tuple(_header(text) for text in args.header)
     kept = kept_headers(headers, DEFAULTS, PROFILES["oncekey"])
     if left_out := [name.decode() for name, _ in headers if name not in dict(kept)]:
-        raise Misuse(f"--header {printable(left_out[0])}: it is never kept, and so not replayed")
+        raise Misuse(f"--header {printable(left_out[0])}: this header is never stored or replayed")
     return Answer(args.status, headers, _body(args.body))
 
 
@@ -87,7 +86,7 @@ def _header(text: str) -> tuple[bytes, bytes]:
 
 def _body(given: str) -> bytes:
     if not given.startswith("@"):
-        return os.fsencode(given)  # as it was typed, text or not
+        return os.fsencode(given)  # as typed, even if it is not text
     try:
         return Path(given[1:]).read_bytes()
     except OSError as error:
@@ -97,31 +96,31 @@ def _body(given: str) -> bytes:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # as in a container, whose user is but a number
-        raise Misuse("this user has no name here: say who decided, --by WHO") from None
+    except (KeyError, OSError):  # as in a container, whose user may be only a number
+        raise Misuse("this user has no name here: say who decided, with --by WHO") from None
 
 
 def _must_be_unknown(record: Record) -> None:
     if record.state is not State.UNKNOWN or record.expired:
         raise Misuse(
-            f"record {record.id.hex()[:16]} is {state_of(record)}, not unknown, so there is "
-            f"nothing to resolve: {meaning_of(record)}"
+            f"record {record.id.hex()[:16]} is {state_text(record)}, not unknown, so there is "
+            f"nothing to resolve: {explain(record)}"
         )
 
 
-def _confirmed(
+def _confirm(
     record: Record, steps: list[Step], args: argparse.Namespace, answer: Answer | None
 ) -> bool:
     if not sys.stdin.isatty():
-        raise Misuse("nobody is asked where there is no terminal: add --yes")
-    print(facts(facts_of(record, steps, show_key=False)), file=sys.stderr)
+        raise Misuse("without a terminal nobody can confirm: add --yes")
+    print(facts(record_lines(record, steps, show_key=False)), file=sys.stderr)
     then = "the next retry runs it" if answer is None else f"retries get {answer.status}"
     print(f"Resolve it as {args.to}: {then}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _report(record: Record, answer: Answer | None, by: str, args: argparse.Namespace) -> None:
-    """The audit line: who, when, what, why."""
+    """Print the audit line: who, when, what, why."""
     at = datetime.fromtimestamp(SystemClock.wall(), UTC).isoformat(timespec="seconds")
     audit = {
         "at": at,
@@ -141,6 +140,6 @@ def _report(record: Record, answer: Answer | None, by: str, args: argparse.Names
     print(
         f"{at} {printable(by)} resolved {record.id.hex()[:16]} "
         f"({printable(record.tenant)}, {printable(record.operation)}, "
-        f"key {key_of(record, show_key=False)}) as {args.to}{status}: "
+        f"key {shown_key(record, show_key=False)}) as {args.to}{status}: "
         f"{printable(args.reason, 1000) or 'no reason given'}"
     )

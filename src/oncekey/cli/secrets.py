@@ -1,4 +1,4 @@
-"""Which secrets open a sealed store: `secrets`, and which of them no longer should."""
+"""`secrets`: show which secrets open a sealed store, and revoke one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 from oncekey._core.op import run
 from oncekey.cli.output import print_json, table
+from oncekey.cli.store_options import SECRETS
 from oncekey.errors import Misuse
-
-ENVIRONMENT = "ONCEKEY_SECRETS"
 
 
 def secrets(store: Any, args: argparse.Namespace) -> int:
     if not hasattr(store, "secret_ids"):
-        raise Misuse(f"set {ENVIRONMENT} to the secrets of the sealed store")
+        raise Misuse(f"set {SECRETS} to the secrets of the sealed store")
     with closing(store.connect()) as connection:
         run(store.prepare(), connection.ask)
         if args.forget:
@@ -32,7 +31,7 @@ def secrets(store: Any, args: argparse.Namespace) -> int:
 
 def _role(secret_id: bytes, given: list[bytes]) -> str:
     if secret_id not in given:
-        return "not given here, but opens it"
+        return "opens it, not given here"
     return "seals" if secret_id == given[0] else "opens"
 
 
@@ -40,6 +39,4 @@ def _id(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise Misuse(
-            "--forget takes the digits of a secret's id, as `oncekey secrets` shows it"
-        ) from None
+        raise Misuse("--forget takes the id of a secret, as `oncekey secrets` shows it") from None

@@ -1,4 +1,4 @@
-"""Opening the store that a command is about: where it is, and whether it is what it should be."""
+"""Open the store that a command names, and check that it is one."""
 
 from __future__ import annotations
 
@@ -21,51 +21,50 @@ SECRETS = "ONCEKEY_SECRETS"
 
 
 def url_of(args: argparse.Namespace) -> str:
-    """Which store a command was given; empty where it was given none, or needs none."""
+    """Return the store's URL, from the command line or the environment; empty if there is none."""
     return getattr(args, "url", None) or os.environ.get(ENVIRONMENT, "")
 
 
-def opened(url: str, *, may_create: bool) -> Store:
-    """The store of a URL, sealed where the environment has its secrets."""
+def open_named(url: str, *, may_create: bool) -> Store:
+    """Open the store of a URL, with the secrets that the environment has."""
     if not url:
         raise Misuse(f"which store? Give its URL, or set {ENVIRONMENT}, as in sqlite:///keys.db")
-    # Empty is as good as unset here: `must_open` refuses what is sealed, and needs them.
+    # An empty variable counts as unset: `require_secrets` refuses a sealed store without them.
     store = open_store(url, secrets=os.environ.get(SECRETS) or Unsealed.UNSEALED)
     if store.name == "memory":
         raise Misuse("memory:// lives inside the application and cannot be seen from here")
     parts = urlsplit(url)
     if parts.scheme.lower() == "sqlite" and not may_create:
-        _must_be_there(Path(unquote(parts.path[1:])).absolute())
+        _check_file(Path(unquote(parts.path[1:])).absolute())
     return store
 
 
-def _must_be_there(path: Path) -> None:
-    """Opening a file would make it, or make it a store, and hide that the path is wrong."""
+def _check_file(path: Path) -> None:
+    """Refuse a wrong path: opening it would create the file, or make it a store."""
     try:
         path.stat()
     except FileNotFoundError:
         raise Misuse(
             f"there is no file {path}. sqlite:///x is relative to the current folder, "
-            "sqlite:////x is absolute; `oncekey migrate` makes a new one"
+            "sqlite:////x is absolute; `oncekey migrate` creates a new one"
         ) from None
     except OSError as error:
         raise Misuse(
-            f"{path} cannot be reached: {error.strerror}; run this as the user that the "
-            "application runs as"
+            f"{path} cannot be read: {error.strerror}; run this as the user of the application"
         ) from None
     if not may_hold_records(path):
         raise Misuse(
-            f"{path} holds no records of oncekey: is it the right file? If it is meant to, "
-            "`oncekey migrate` makes their tables in it"
+            f"{path} has no tables of oncekey: is it the right file? If it is, `oncekey migrate` "
+            "creates them"
         )
 
 
-def must_open(store: Store) -> None:
-    """Refuse a sealed store for which no secrets were given: nothing in it would be found, and what
-    is written beside it nobody would read.
+def require_secrets(store: Store) -> None:
+    """Refuse a sealed store without its secrets: a command would find nothing in it, and nobody
+    could read what it wrote.
     """
-    with closing(StoreConnection(store)) as line:
-        [found] = line.perform([Find(NOTICE_ID)])
+    with closing(StoreConnection(store)) as connection:
+        [found] = connection.perform([Find(NOTICE_ID)])
     try:
         read_notice(found)
     except StoreUnfit:
