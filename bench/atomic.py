@@ -67,9 +67,9 @@ def by_hand(shop: Shop) -> Any:
         complete = lifecycle.complete(held, ANSWER, retention_s=RETENTION_S)
         async with shop.transaction() as connection:
             ask = shop.asking(connection)
-            await arun(shop.way.hold(claim), ask)
+            await arun(shop.verbs.hold(claim), ask)
             number = await shop.order(connection, item)
-            await arun(shop.way.settle(claim, complete), ask)
+            await arun(shop.verbs.insert_completed(claim, complete), ask)
         await _answer(send, number)
 
     return app

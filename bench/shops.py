@@ -19,9 +19,9 @@ import asyncpg
 from bench import mysql, postgres
 from bench.limits import WAYS
 from oncekey import atomic
-from oncekey.stores.mysql import joining, transactions
-from oncekey.stores.postgres import transactions as postgres_atomic
-from oncekey.stores.way import Way
+from oncekey.stores.mysql import transactions
+from oncekey.stores.postgres import transactions as postgres_transactions
+from oncekey.stores.transactions import AsyncAsk, TransactionVerbs
 from tests.servers import start_mariadb
 from tests.servers.process import Server
 
@@ -32,7 +32,7 @@ class Shop(ABC):
     """A pool of connections to a database with a shop's tables."""
 
     name: str
-    way: Way
+    verbs: TransactionVerbs
     adapter: atomic.Adapter
 
     @staticmethod
@@ -70,7 +70,7 @@ def _next_account() -> int:
 
 class PostgresShop(Shop):
     name = "PostgreSQL"
-    way = postgres_atomic.WAY
+    verbs = postgres_transactions.VERBS
     TABLES = f"""
         CREATE TABLE accounts (id int PRIMARY KEY, balance bigint NOT NULL);
         INSERT INTO accounts SELECT n, 1000000 FROM generate_series(0, {ACCOUNTS - 1}) AS n;
@@ -139,7 +139,7 @@ class MariaShop(Shop):
     """Its foreign keys come with their indexes."""
 
     name = "MariaDB"
-    way = transactions.WAY
+    verbs = transactions.VERBS
     TABLES = (
         "CREATE TABLE accounts (id INT PRIMARY KEY, balance BIGINT NOT NULL)",
         f"INSERT INTO accounts SELECT seq, 1000000 FROM seq_0_to_{ACCOUNTS - 1}",
@@ -201,7 +201,8 @@ class MariaShop(Shop):
             await connection.commit()
 
     def asking(self, connection: Any) -> Callable[[Any], Awaitable[Any]]:
-        return joining.by_asyncmy(connection)
+        ask: AsyncAsk = transactions.join_asyncmy(connection)
+        return ask
 
     async def order(self, connection: Any, item: str) -> int:
         account = _next_account()

@@ -94,7 +94,7 @@ class Statements:
             return self._within(transaction, question.verbs)
         if question is transactions._MARK:
             return [(transaction.mark,)]
-        if question.sql is transactions._SETTLE:
+        if question.sql is transactions._INSERT_COMPLETED:
             return self._settle(transaction, question, others)
         raise AssertionError(f"a statement that the simulator does not know: {question.sql}")
 

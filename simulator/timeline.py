@@ -108,7 +108,7 @@ _STATEMENTS = {
     transactions._CLAIM: "the id, and whether there is a record",
     transactions._HOLD: "the id, and what the record says",
     transactions._MARK.sql: "whether the transaction is still the same",
-    transactions._SETTLE: "to write the record and its answer",
+    transactions._INSERT_COMPLETED: "to write the record and its answer",
 }
 
 

@@ -9,6 +9,7 @@ from oncekey._core.op import Op
 from oncekey._core.values import value
 from oncekey._core.verbs import Verb
 from oncekey.stores.memory import MemoryStore
+from oncekey.stores.postgres.transactions import TRANSACTIONS
 
 if TYPE_CHECKING:
     from simulator.task import Task
@@ -30,6 +31,7 @@ class Joined(MemoryStore):
     """The store as `Work` sees it: whatever it asks is for the transaction to answer."""
 
     name = "postgres"
+    transactions = TRANSACTIONS  # type: ignore[assignment]
 
     def perform(self, verbs: Sequence[Verb]) -> Op[list[Any]]:
         outcomes: list[Any] = yield Asked(tuple(verbs))

@@ -62,7 +62,7 @@ def test_a_rollback_publishes_nothing(desk: Desk) -> None:
 
 
 def test_nothing_is_seen_before_the_commit(desk: Desk) -> None:
-    store, shelf = desk.outbox.store, desk.outbox.shelf
+    store, shelf = desk.outbox.store, desk.outbox.table
     with closing(store.connect()) as worker:
         run(store.prepare(), worker.ask)
         with desk.connect() as connection:

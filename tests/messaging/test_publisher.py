@@ -88,7 +88,7 @@ def test_a_long_lane_costs_one_look(desk: Desk) -> None:
             desk.outbox.put_sync(connection, "orders", b"%d" % i, key="hot")
         for i in range(3):
             desk.outbox.put_sync(connection, "orders", b"other %d" % i)
-    store, shelf = desk.outbox.store, desk.outbox.shelf
+    store, shelf = desk.outbox.store, desk.outbox.table
     connection = store.connect()
     run(store.prepare(), connection.ask)
     heads = run(shelf.look(b"", 100), connection.ask)
@@ -102,7 +102,7 @@ def test_a_batch_is_bounded_in_bytes(desk: Desk) -> None:
     for _ in range(3):
         desk.put("orders", b"x" * 1000)
     batches: list[int] = []
-    drain = Drain(desk.outbox.shelf, Limits(batch_bytes_max=1500), SystemClock())
+    drain = Drain(desk.outbox.table, Limits(batch_bytes_max=1500), SystemClock())
     with_connection = desk.outbox.store.connect()
     run(desk.outbox.store.prepare(), with_connection.ask)
 
@@ -182,7 +182,7 @@ def test_a_lost_reply_is_asked_again(desk: Desk, happened: bool) -> None:
     store = desk.outbox.store
     connection = store.connect()
     run(store.prepare(), connection.ask)
-    drain = Drain(desk.outbox.shelf, Limits(), SystemClock())
+    drain = Drain(desk.outbox.table, Limits(), SystemClock())
     published: list[Message] = []
     replies = 0
 
@@ -237,14 +237,14 @@ def test_it_goes_on_after_an_error_that_nobody_foresaw(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Such as a driver's own, where a table is changed under a statement that it has prepared."""
-    look, errors = sqlite_desk.outbox.shelf.look, [RuntimeError("cached plan must not change")]
+    look, errors = sqlite_desk.outbox.table.look, [RuntimeError("cached plan must not change")]
 
     def failing(*asked: Any) -> Any:
         if errors:
             raise errors.pop()
         return look(*asked)
 
-    monkeypatch.setattr(sqlite_desk.outbox.shelf, "look", failing)
+    monkeypatch.setattr(sqlite_desk.outbox.table, "look", failing)
     sqlite_desk.put("orders", b"1")
     broker = Broker()
 

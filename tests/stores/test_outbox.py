@@ -29,19 +29,19 @@ def ask(desk: Desk) -> Iterator[Ask]:
 
 
 def claimed(desk: Desk, ask: Ask, ns: list[int], token: bytes) -> list[int]:
-    taken = ask(desk.outbox.shelf.claim(ns, token, lease_s=LEASE_S, attempts_max=5))
+    taken = ask(desk.outbox.table.claim(ns, token, lease_s=LEASE_S, attempts_max=5))
     return [row.n for row in taken]
 
 
 def heads(desk: Desk, ask: Ask) -> list[int]:
-    return [head.n for head in ask(desk.outbox.shelf.look(b"", 10))]
+    return [head.n for head in ask(desk.outbox.table.look(b"", 10))]
 
 
 def test_a_worker_whose_lease_is_over_changes_nothing_that_another_has(
     desk: Desk, ask: Ask
 ) -> None:
     desk.put("orders", b"1")
-    shelf, ns = desk.outbox.shelf, heads(desk, ask)
+    shelf, ns = desk.outbox.table, heads(desk, ask)
     assert claimed(desk, ask, ns, ONE) == ns
     assert claimed(desk, ask, ns, OTHER) == []  # the lease holds
     desk.elapse(LEASE_S)
@@ -79,7 +79,7 @@ def test_a_clock_that_is_set_back_far_holds_up_nobody(desk: Desk, ask: Ask) -> N
     assert claimed(desk, ask, ns, OTHER) == [], "as long as somebody's lease may be"
     desk.elapse(-2 * LEASE_S)
 
-    assert [head.due for head in ask(desk.outbox.shelf.look(b"", 10))] == [True]
+    assert [head.due for head in ask(desk.outbox.table.look(b"", 10))] == [True]
     assert claimed(desk, ask, ns, OTHER) == ns
 
 
@@ -87,9 +87,9 @@ def test_lanes_that_are_longer_than_what_is_looked_at_hide_nobody(desk: Desk, as
     with desk.connect() as connection:
         for i in range(20):
             desk.outbox.put_sync(connection, "orders", b"", key=f"k{i % 4}")
-    seen = ask(desk.outbox.shelf.look(b"", 3))
+    seen = ask(desk.outbox.table.look(b"", 3))
     assert len({head.lane for head in seen}) == len(seen) == 3
-    rest = ask(desk.outbox.shelf.look(seen[-1].lane, 3))
+    rest = ask(desk.outbox.table.look(seen[-1].lane, 3))
     first = sorted(heads(desk, ask))
     assert sorted(head.n for head in (*seen, *rest)) == first
     assert first == list(range(first[0], first[0] + 4))

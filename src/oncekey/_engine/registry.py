@@ -14,8 +14,7 @@ from oncekey._core.policy import Policy
 from oncekey._core.record import Record
 from oncekey._core.values import value
 from oncekey._engine.guard import Guard
-from oncekey.stores.base import Store
-from oncekey.stores.identity import identity_of
+from oncekey.stores.base import Store, location_of
 from oncekey.stores.urls import as_store
 
 
@@ -88,7 +87,7 @@ def registry_of(store: str | Store) -> Registry:
     if isinstance(store, str) and store.lower().startswith("memory:"):
         return Registry(store)
     # An object is kept alive by its registry: its id is its own for as long as that is found here.
-    name = identity_of(as_store(store))
+    name = location_of(as_store(store))
     found = _shared.get(name)
     if found is None:
         found = _shared[name] = Registry(store)

@@ -32,12 +32,11 @@ from oncekey._core.verbs import AppendStep, Done, Refused, Verb
 from oncekey._core.verbs import Steps as Read
 from oncekey._system.probes import probe
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
-from oncekey.stores import transactions
 
 if TYPE_CHECKING:
     from oncekey._engine.attempt import Attempt
     from oncekey._engine.guard import Guard
-    from oncekey.stores.base import Store
+    from oncekey.stores.base import Store, traits_of
 
 STEPS_MAX = 1_000
 STEP_BYTES_MAX = 1_048_576
@@ -161,9 +160,7 @@ class Steps:
                 "about. What it does outside of the transaction is a step of its own"
             )
         known = self._known is not None or self._attempt.attempt == 1
-        return (
-            [] if known or not transactions.has_one_writer(store) else [Read(self._attempt.held.id)]
-        )
+        return [] if known or not traits_of(store).one_writer else [Read(self._attempt.held.id)]
 
     def read(self, found: list[Step]) -> None:
         """What earlier attempts left."""

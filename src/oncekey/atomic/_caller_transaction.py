@@ -23,7 +23,7 @@ class Callers:
         self._connection = connection
 
     def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        return _Callers(self._connection, transactions.blocking(store, self._connection))
+        return _Callers(self._connection, transactions.join(store, self._connection))
 
 
 class _Callers:
@@ -60,7 +60,7 @@ class AsyncCallers:
         self._connection = connection
 
     async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        return _AsyncCallers(self._connection, await transactions.awaited(store, self._connection))
+        return _AsyncCallers(self._connection, await transactions.ajoin(store, self._connection))
 
 
 class _AsyncCallers:

@@ -10,7 +10,7 @@ from oncekey.atomic._loans_mysql import AsyncmyLoan, PyMySQLLoan
 from oncekey.atomic._loans_psycopg import AsyncPsycopgLoan, PsycopgLoan
 from oncekey.atomic._loans_sqlite import SqliteLoan
 from oncekey.errors import Misuse
-from oncekey.stores.callers import is_of
+from oncekey.stores.transactions import is_of
 
 
 def lend(driver_connection: Any) -> DriverLoan:

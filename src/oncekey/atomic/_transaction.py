@@ -16,7 +16,6 @@ Like all of the engine this is made of generators. What they yield is a `Begin`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -39,15 +38,10 @@ from oncekey._engine.decisions import (
 from oncekey._system.probes import probe
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, TooLong
 from oncekey.stores.base import Store
-from oncekey.stores.mysql import transactions
-from oncekey.stores.postgres import transactions as postgres_atomic
-from oncekey.stores.way import Held, Way
+from oncekey.stores.transactions import Hold, sql_transactions
 
 _log = logging.getLogger("oncekey")
 T = TypeVar("T")
-
-_WAYS = {"postgres": postgres_atomic.WAY, "mysql": transactions.WAY}
-_CALLERS_WAYS = {"postgres": postgres_atomic.WAY, "mysql": transactions.CALLERS_WAY}
 
 
 @value
@@ -109,7 +103,12 @@ class Work:
         self._store = store
         self._plain = plain
         self._callers = callers
-        self._way = _way(store, _CALLERS_WAYS if callers else _WAYS)
+        sql = sql_transactions(store)
+        self._sql = sql
+        self._verbs = None if sql is None else sql.callers_verbs if callers else sql.verbs
+        """None on SQLite, where whoever may begin has the id."""
+        self.first_question = None if callers or sql is None else sql.begin
+        """What a transaction of ours has to begin with, if anything. A caller's has begun."""
         self._seconds_max = seconds_max
         self._claim: Claim
         self._token = b""
@@ -218,7 +217,7 @@ class Work:
 
     def _insert(self) -> Op[Inserted | Found]:
         self._take = None
-        if self._way is None:  # replays need not wait for whoever writes
+        if self._verbs is None:  # replays need not wait for whoever writes
             found: Record | None = yield Outside(Find(self._claim.id))
             if found is not None:
                 return Found(found)
@@ -231,7 +230,7 @@ class Work:
                 return Inserted(0)
         return Found(held.record)
 
-    def _hold(self) -> Op[Held]:
+    def _hold(self) -> Op[Hold]:
         """Begin, and take the id. What fails in a transaction of a caller's may have undone all of
         it: repeated, it would go on in another one, without the rows that the caller had written.
         """
@@ -242,11 +241,11 @@ class Work:
             raise
         if held.record is None or not self._shown_early(held.record):
             return held
-        return Held(False, (yield from self._on_disk(held.record)))
+        return Hold(False, (yield from self._on_disk(held.record)))
 
     def _shown_early(self, found: Record) -> bool:
         """Whether it would be answered from what may not be on disk yet."""
-        return _has_ended(found) and getattr(self._store, "shows_early", False)
+        return _has_ended(found) and self._sql is not None and self._sql.shows_early(self._store)
 
     def _on_disk(self, found: Record) -> Op[Record]:
         """It again, by the store's own connections: what these say is on disk."""
@@ -254,16 +253,16 @@ class Work:
         again: Record | None = yield Outside(Find(found.id))
         return again or found
 
-    def _begin_and_hold(self) -> Op[Held]:
+    def _begin_and_hold(self) -> Op[Hold]:
         yield from self.close()
         self._open = yield Begin(self._claim.id, self._seconds_max)
         if not self._open:
-            return Held(False, None)
-        if self._way is not None:
-            held = yield from self._way.hold(self._claim)
+            return Hold(False, None)
+        if self._verbs is not None:
+            held = yield from self._verbs.hold(self._claim)
         else:
             [record] = yield from self._store.perform([Find(self._claim.id)])
-            held = Held(True, record)
+            held = Hold(True, record)
         self._held = held.ours
         return held
 
@@ -343,12 +342,12 @@ class Work:
         """False where the handler has ended the transaction, and may have committed. One that
         cannot be asked any more has failed as it was, or broken.
         """
-        if self._may_repeat or self._way is None or not self._open:  # SQLite lets nobody end it
+        if self._may_repeat or self._verbs is None or not self._open:  # SQLite lets nobody end it
             return True
         try:
             yield Flush()
-            ours = yield from self._way.is_ours(self._claim)
-            ours = ours or (error is not None and self._way.undoes(error))
+            ours = yield from self._verbs.is_ours(self._claim)
+            ours = ours or (error is not None and self._verbs.undoes(error))
         except Ended:  # it was seen to commit
             ours = False
         except Exception:
@@ -374,16 +373,16 @@ class Work:
     def _write(self, swap: Swap) -> Op[int | None]:
         """The record's fence, None if it is another's by now."""
         claim, perform = self._claim, self._store.perform
-        if self._way is not None:
+        if self._verbs is not None:
             new = self._take is None and swap.to is State.COMPLETED
-            if new and not self._plain and (yield from self._way.settle(claim, swap)):
+            if new and not self._plain and (yield from self._verbs.insert_completed(claim, swap)):
                 return swap.fence
-            if not (yield from self._way.is_ours(claim)):
+            if not (yield from self._verbs.is_ours(claim)):
                 raise Ended
             if new and not self._plain:
                 return None
         if self._plain:
-            if self._way is None:  # only who asks is told that there is nothing left to commit
+            if self._verbs is None:  # only who asks is told that there is nothing left to commit
                 yield from perform([Find(claim.id)])
             return swap.fence
         [taken] = yield from perform([self._take or Insert(claim)])
@@ -404,7 +403,7 @@ class Work:
         """What became of a commit that nobody acknowledged."""
         held = yield from self._hold()
         found = held.record
-        if held.ours and self._way is not None:  # look again: it looked before it held the id
+        if held.ours and self._verbs is not None:  # look again: it looked before it held the id
             [found] = yield from self._store.perform([Find(self._claim.id)])
         yield from self.close()
         if found is not None and self._shown_early(found):
@@ -416,14 +415,6 @@ class Work:
         if found is None or _free(found):
             self._undo("its commit failed")
         return Refused(found)
-
-
-def _way(store: Store, ways: Mapping[str, Way]) -> Way | None:
-    """None on SQLite, where whoever may begin has the id."""
-    way = ways.get(store.name)
-    # A store around another, as the sealed one, has its own way to ask the same.
-    around: Callable[[Way], Way] = getattr(store, "atomic_way", lambda same: same)
-    return None if way is None else around(way)
 
 
 def _free(record: Record) -> bool:

@@ -25,7 +25,6 @@ from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores import transactions
 from oncekey.stores.base import Store
 from oncekey.stores.connection import Outage
-from oncekey.stores.mysql import transactions as mysql_atomic
 from oncekey.stores.tiered.cache_calls import Cached
 
 if TYPE_CHECKING:
@@ -104,13 +103,11 @@ def _outage(adapter: Adapter) -> Outage:
 
 
 def _unproven(adapter: Adapter, store: Store) -> bool:
-    """Files are compared whenever one is opened."""
-    return adapter not in _proven and adapter.engine == store.name != "sqlite"
-
-
-def _first(adapter: Adapter) -> Any:
-    """What a transaction of ours has to begin with, if anything. A caller's has begun."""
-    return mysql_atomic.READ_COMMITTED if adapter.engine == "mysql" else None
+    """Whether its database is still to be compared; files are, whenever one is opened."""
+    if adapter in _proven:
+        return False
+    sql = transactions.sql_transactions(store)
+    return sql is not None and sql.identity is not None and adapter.engine == sql.engine
 
 
 Told = Callable[[Any, int], None]
@@ -211,7 +208,7 @@ class Unit(_Lender):
     def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
         # Before it begins: a pool may have no second connection for whoever holds one.
-        own = transactions.identity(store) if _unproven(adapter, store) else None
+        own = transactions.database_of(store) if _unproven(adapter, store) else None
         self._transaction = adapter.begin(store, record_id, seconds_max)
         if self._transaction is None:
             return False
@@ -223,10 +220,10 @@ class Unit(_Lender):
         return True
 
     def _open_up(self, transaction: Transaction, own: Any) -> None:
-        if (first := _first(self._adapter)) is not None:
+        if (first := self._work.first_question) is not None:
             transaction.ask(first)
         if own is not None:
-            transactions.prove(self._store, own, transaction.ask)
+            run(transactions.must_fit(self._store, own), transaction.ask)
             _proven.add(self._adapter)
 
     def _flush(self, transaction: Transaction | None) -> Any:
@@ -303,7 +300,7 @@ class AsyncUnit(_Lender):
         adapter, store = self._adapter, self._store
         own = None
         if _unproven(adapter, store):
-            own = await asyncio.to_thread(transactions.identity, store)
+            own = await asyncio.to_thread(transactions.database_of, store)
         self._transaction = await self._begun(record_id, seconds_max)
         if self._transaction is None:
             return False
@@ -327,13 +324,13 @@ class AsyncUnit(_Lender):
             raise
 
     async def _open_up(self, transaction: Transaction, own: Any) -> None:
-        if (first := _first(self._adapter)) is not None:
+        if (first := self._work.first_question) is not None:
             await self._do(transaction.ask, first)
         if own is not None:
             if self._threaded:
-                await self._do(transactions.prove, self._store, own, transaction.ask)
+                await self._do(run, transactions.must_fit(self._store, own), transaction.ask)
             else:
-                await transactions.aprove(self._store, own, transaction.ask)
+                await arun(transactions.must_fit(self._store, own), transaction.ask)
             _proven.add(self._adapter)
 
     async def prove(self) -> None:

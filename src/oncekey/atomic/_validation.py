@@ -7,15 +7,9 @@ from collections.abc import Callable
 from oncekey._core.policy import Policy
 from oncekey.atomic._unit_of_work import Adapter
 from oncekey.errors import Misuse
-from oncekey.stores.base import Store
+from oncekey.stores.base import Store, traits_of
+from oncekey.stores.transactions import sql_transactions
 
-ADAPTERS = {
-    "postgres": "Asyncpg(pool), Psycopg(pool), AsyncPsycopg(pool), SQLAlchemy(engine), "
-    "AsyncSQLAlchemy(engine) or Django()",
-    "mysql": "Asyncmy(pool), PyMySQL(connect), SQLAlchemy(engine), AsyncSQLAlchemy(engine) or "
-    "Django()",
-    "sqlite": "Sqlite(), SQLAlchemy(engine) or Django()",
-}
 UNUSED = "atomic=… is given, but no policy says Policy(atomic=True)"
 LEASE_SHARE = 3
 """On SQLite others renew their leases only when no atomic handler runs: a few must fit into one."""
@@ -33,8 +27,8 @@ def check(
         if adapter is not None:
             raise Misuse(UNUSED)
         return
-    fitting = ADAPTERS.get(store.name)
-    if fitting is None:
+    sql = sql_transactions(store)
+    if sql is None:
         raise Misuse(
             f"Policy(atomic=True) of {routes}: records in {store.name} cannot commit with rows of "
             "a database. Name that database as store=…: postgresql://, mysql:// or sqlite://"
@@ -42,15 +36,15 @@ def check(
     if adapter is None:
         raise Misuse(
             f"Policy(atomic=True) of {routes} needs to know where its rows are: add "
-            f"atomic=oncekey.atomic.… to the middleware, one of {fitting}"
+            f"atomic=oncekey.atomic.… to the middleware, one of {sql.adapters}"
         )
-    if adapter.engine != store.name:
+    if adapter.engine != sql.engine:
         raise Misuse(
             f"atomic={type(adapter).__name__}(…) is for {adapter.engine}, but the records are in "
-            f"{store.name}: they commit together only in one database. Use {fitting}, or name "
+            f"{store.name}: they commit together only in one database. Use {sql.adapters}, or name "
             "the other database as store=…"
         )
-    if store.name == "sqlite":
+    if traits_of(store).one_writer:
         _check_time(named)
 
 

@@ -18,6 +18,7 @@ from oncekey.atomic._loans_sqlite import SqliteLoan
 from oncekey.atomic._transaction import Denied
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import transactions
+from oncekey.stores.sqlite.transactions import must_be_same_file
 from oncekey.stores.sqlite.write_lock import Byte, Exclusive, Overdue
 
 _ENGINES = {"postgresql": "postgres"}
@@ -42,14 +43,15 @@ class Django:
         return importlib.import_module("django.db").connections[self._alias]
 
     def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _Django | None:
-        byte = Byte.take(store.place.path, record_id) if store.name == "sqlite" else None
-        if store.name == "sqlite" and byte is None:
+        one_writer = store.traits.one_writer
+        byte = Byte.take(store.place.path, record_id) if one_writer else None
+        if one_writer and byte is None:
             return None
         connection = self._connection()
         atomic = importlib.import_module("django.db.transaction").atomic(using=self._alias)
         try:
             db = _enter(store, connection, atomic)
-            ask = transactions.blocking(store, connection)
+            ask = transactions.join(store, connection)
             exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
             return _Django(connection, atomic, byte, exclusive, ask)
         except BaseException as error:
@@ -61,12 +63,12 @@ class Django:
 
 
 def _enter(store: Any, connection: Any, atomic: Any) -> sqlite3.Connection | None:
-    if store.name != "sqlite":
+    if not store.traits.one_writer:
         atomic.__enter__()
         return None
     connection.ensure_connection()
     db: sqlite3.Connection = connection.connection
-    transactions.must_be_same_file(store, db.execute)
+    must_be_same_file(store, db.execute)
     store.place.set_up(db)
     atomic.__enter__()
     db.execute(_WRITE)  # a transaction that begins by reading may find later that it cannot write

@@ -36,7 +36,7 @@ class PyMySQL:
         connection = self._connect()
         try:
             connection.autocommit(False)
-            ask = transactions.blocking(store, connection)
+            ask = transactions.join(store, connection)
         except BaseException:
             connection.close()
             raise
@@ -66,7 +66,7 @@ class Asyncmy:
         autocommit = connection.get_autocommit()
         try:
             await connection.autocommit(False)
-            ask = await transactions.awaited(store, connection)
+            ask = await transactions.ajoin(store, connection)
         except BaseException:
             connection.close()
             await pool.release(connection)

@@ -16,6 +16,7 @@ from oncekey.atomic._loans_psycopg import AsyncPsycopgLoan, PsycopgLoan
 from oncekey.errors import StoreUnavailable
 from oncekey.stores import transactions
 from oncekey.stores.base import Store
+from oncekey.stores.postgres.transactions import join_asyncpg
 
 
 class Asyncpg:
@@ -37,7 +38,7 @@ class Asyncpg:
         transaction = connection.transaction()
         try:
             await transaction.start()
-            ask = transactions.by_asyncpg(store, connection)
+            ask = join_asyncpg(connection)
         except BaseException:
             await pool.release(connection)
             raise
@@ -204,9 +205,7 @@ class Psycopg:
         try:
             if connection.autocommit:
                 connection.execute("BEGIN")
-            return Lent(
-                connection, transactions.blocking(store, connection), give_back, PsycopgLoan
-            )
+            return Lent(connection, transactions.join(store, connection), give_back, PsycopgLoan)
         except BaseException:
             give_back(False)
             raise
@@ -243,7 +242,7 @@ class AsyncPsycopg:
         try:
             if connection.autocommit:
                 await connection.execute("BEGIN")
-            ask = await transactions.awaited(store, connection)
+            ask = await transactions.ajoin(store, connection)
         except BaseException:
             await give_back(False)
             raise

@@ -28,6 +28,7 @@ from oncekey.atomic._sqlalchemy_sessions import (
 )
 from oncekey.atomic._transaction import Denied
 from oncekey.stores import transactions
+from oncekey.stores.sqlite.transactions import must_be_same_file
 from oncekey.stores.sqlite.write_lock import Byte, Exclusive, Overdue
 
 _TAKES = "SQLAlchemy(…) takes an engine, a sessionmaker, or a scoped_session such as db.session"
@@ -50,7 +51,7 @@ class SQLAlchemy:
         self.bound_to_thread = self.is_scoped
         self.engine = name_of(engine)
         watch(engine)
-        if self.engine == "sqlite":
+        if engine.dialect.name == "sqlite":
             importlib.import_module("sqlalchemy.event").listen(engine, "close", _before_close)
 
     async def session(self) -> AsyncIterator[Any]:
@@ -71,8 +72,9 @@ class SQLAlchemy:
                     await asyncio.to_thread(session.close)
 
     def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _SQLAlchemy | None:
-        byte = Byte.take(store.place.path, record_id) if self.engine == "sqlite" else None
-        if self.engine == "sqlite" and byte is None:
+        one_writer = store.traits.one_writer
+        byte = Byte.take(store.place.path, record_id) if one_writer else None
+        if one_writer and byte is None:
             return None
         offer = find_offer(self)
         if offer is not None:
@@ -85,7 +87,7 @@ class SQLAlchemy:
             session.begin()
             connection = session if hasattr(session, "exec_driver_sql") else session.connection()
             db = self._become_writer(store, connection)
-            ask = transactions.blocking(store, connection)
+            ask = transactions.join(store, connection)
             exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
             return _SQLAlchemy(self, session, connection, byte, exclusive, ask, is_shared, offer)
         except BaseException:
@@ -101,10 +103,10 @@ class SQLAlchemy:
             self._source.registry.clear()
 
     def _become_writer(self, store: Any, connection: Any) -> Any:
-        if self.engine != "sqlite":
+        if not store.traits.one_writer:
             return None
         db = connection.connection.driver_connection
-        transactions.must_be_same_file(store, db.execute)
+        must_be_same_file(store, db.execute)
         if db.in_transaction:  # by an event of the application's, and empty
             db.execute("ROLLBACK")
         store.place.set_up(db)

@@ -37,7 +37,7 @@ class AsyncSQLAlchemy:
         self._source = source
         self._open = source if callable(source) else source.connect
         self.engine = name_of(engine)
-        if self.engine == "sqlite":
+        if engine.dialect.name == "sqlite":
             raise Misuse(
                 "AsyncSQLAlchemy cannot bound a transaction of aiosqlite: use SQLAlchemy(engine) "
                 "with sqlite:///…, which serves async applications too"
@@ -69,7 +69,7 @@ class AsyncSQLAlchemy:
             if hasattr(session, "exec_driver_sql"):
                 await session.start()
             await session.begin()
-            ask = await transactions.awaited(store, session)
+            ask = await transactions.ajoin(store, session)
             connection = session
             if hasattr(session, "sync_session"):
                 connection = await session.connection()

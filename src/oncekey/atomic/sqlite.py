@@ -42,7 +42,7 @@ class Sqlite:
         try:
             file = File(store.place, _Watched)
             db: Any = file.begin()
-            ask = transactions.blocking(store, db)
+            ask = transactions.join(store, db)
             db.exclusive = Exclusive(db, seconds_max)
             return _Sqlite(file, db, byte, db.exclusive, ask)
         except BaseException:

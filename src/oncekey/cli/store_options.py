@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from oncekey._core.notice import NOTICE_ID, read_notice
 from oncekey._core.verbs import Find
 from oncekey.errors import Misuse, StoreUnfit
-from oncekey.stores.base import Store
+from oncekey.stores.base import Store, traits_of
 from oncekey.stores.connection import StoreConnection
 from oncekey.stores.sqlite.store import may_hold_records
 from oncekey.stores.urls import Unsealed, open_store
@@ -31,7 +31,7 @@ def open_named(url: str, *, may_create: bool) -> Store:
         raise Misuse(f"which store? Give its URL, or set {ENVIRONMENT}, as in sqlite:///keys.db")
     # An empty variable counts as unset: `require_secrets` refuses a sealed store without them.
     store = open_store(url, secrets=os.environ.get(SECRETS) or Unsealed.UNSEALED)
-    if store.name == "memory":
+    if traits_of(store).in_process:
         raise Misuse("memory:// lives inside the application and cannot be seen from here")
     parts = urlsplit(url)
     if parts.scheme.lower() == "sqlite" and not may_create:

@@ -18,7 +18,7 @@ from typing import Any
 
 from oncekey._core.values import value
 from oncekey.errors import Misuse
-from oncekey.stores.callers import connection_behind, is_of
+from oncekey.stores.transactions import connection_behind, is_of
 
 DIALECTS = {
     "sqlite3": "sqlite",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
@@ -18,24 +18,15 @@ from oncekey._core.message import PAYLOAD_BYTES_MAX, Message, Parked, new_messag
 from oncekey._core.op import Op, arun, run
 from oncekey._core.validation import must_be_limits
 from oncekey._system.chance import random_token
-from oncekey._system.clock import Clock, SystemClock
+from oncekey._system.clock import Clock
 from oncekey.errors import Misuse, StoreUnfit
 from oncekey.stores import transactions
-from oncekey.stores.base import Store
-from oncekey.stores.mysql.outbox import MySQLShelf
-from oncekey.stores.outbox import Shelf
-from oncekey.stores.postgres.outbox import PostgresShelf
-from oncekey.stores.sqlite.outbox import SqliteShelf
+from oncekey.stores.base import Store, outbox_of
 from oncekey.stores.urls import as_store
 
 T = TypeVar("T")
 
 LISTED_MAX = 100
-_SHELVES: dict[str, Callable[[Clock], Shelf]] = {
-    "postgres": lambda clock: PostgresShelf(),
-    "mysql": lambda clock: MySQLShelf(),
-    "sqlite": SqliteShelf,
-}
 
 
 class Outbox:
@@ -52,12 +43,13 @@ class Outbox:
     ) -> None:
         must_be_limits("Outbox", {"payload_bytes_max": payload_bytes_max})
         self.store = as_store(store)
-        if self.store.name not in _SHELVES:
+        table = outbox_of(self.store)
+        if table is None:
             raise Misuse(
                 "an outbox is a table beside your own rows, in PostgreSQL, MySQL, MariaDB or "
                 f"SQLite: {self.store.name} has no transaction that could hold both"
             )
-        self.shelf = _SHELVES[self.store.name](clock or SystemClock())
+        self.table = table if clock is None else table.with_clock(clock)
         self._payload_bytes_max = payload_bytes_max
         self._proven = False
 
@@ -78,13 +70,13 @@ class Outbox:
         are published in the order of their `put`, if their transactions did not overlap.
         """
         message = self._message(topic, payload, key, headers)
-        ask = await transactions.awaited(self.store, transaction)
+        ask = await transactions.ajoin(self.store, transaction)
         if not self._proven:  # in another database no publisher would find the message
-            own = await asyncio.to_thread(transactions.identity, self.store)
-            await arun(transactions.same_place(self.store, own), ask)
+            own = await asyncio.to_thread(transactions.database_of, self.store)
+            await arun(transactions.must_be_database(self.store, own), ask)
             self._proven = True
         with _hint(self.store):
-            await arun(self.shelf.put(message), ask)
+            await arun(self.table.put(message), ask)
         return message
 
     def put_sync(
@@ -98,12 +90,13 @@ class Outbox:
     ) -> Message:
         """Blocking `put`."""
         message = self._message(topic, payload, key, headers)
-        ask = transactions.blocking(self.store, transaction)
+        ask = transactions.join(self.store, transaction)
         if not self._proven:
-            run(transactions.same_place(self.store, transactions.identity(self.store)), ask)
+            own = transactions.database_of(self.store)
+            run(transactions.must_be_database(self.store, own), ask)
             self._proven = True
         with _hint(self.store):
-            run(self.shelf.put(message), ask)
+            run(self.table.put(message), ask)
         return message
 
     def _message(
@@ -132,17 +125,17 @@ class Outbox:
         """List messages that could not be published and wait for an operator, oldest first (like
         a dead letter queue).
         """
-        return await self._ask(self.shelf.parked(limit))
+        return await self._ask(self.table.parked(limit))
 
     def parked_sync(self, limit: int = LISTED_MAX) -> list[Parked]:
-        return self._ask_sync(self.shelf.parked(limit))
+        return self._ask_sync(self.table.parked(limit))
 
     async def retry(self, ids: Iterable[str]) -> int:
         """Publish parked messages again, as if they were new; return how many there were."""
-        return await self._ask(self.shelf.retry(_ids(ids)))
+        return await self._ask(self.table.retry(_ids(ids)))
 
     def retry_sync(self, ids: Iterable[str]) -> int:
-        return self._ask_sync(self.shelf.retry(_ids(ids)))
+        return self._ask_sync(self.table.retry(_ids(ids)))
 
     async def _ask(self, op: Op[T]) -> T:
         connection = await self.store.aconnect()

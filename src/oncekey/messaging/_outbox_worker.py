@@ -29,7 +29,7 @@ from oncekey._system.chance import chance, random_token
 from oncekey._system.clock import Clock
 from oncekey._system.probes import probe
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.outbox import DUE_S_MAX, Head, Return, Shelf, Taken
+from oncekey.stores.outbox import DUE_S_MAX, Head, OutboxTable, Return, Taken
 
 LOOK_FACTOR = 2
 """How many lanes a round looks at for each message it may take."""
@@ -149,7 +149,7 @@ class Drain:
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: OutboxTable,
         limits: Limits,
         clock: Clock,
         *,

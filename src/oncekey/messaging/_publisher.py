@@ -97,7 +97,7 @@ class Publisher:
         self._wake = threading.Event()
         self._loop_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._drain = Drain(
-            outbox.shelf,
+            outbox.table,
             limits,
             self._clock,
             is_stopping=self._stop.is_set,

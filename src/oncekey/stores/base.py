@@ -88,10 +88,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oncekey._core.op import Op
 from oncekey._core.verbs import Verb
+
+if TYPE_CHECKING:
+    from oncekey.stores.outbox import OutboxTable
 
 INSERT_ROUNDS_MAX = 5
 
@@ -135,9 +138,10 @@ class Durability:
 
 
 class Store(Protocol):
-    """What the engine needs of a store."""
+    """What the engine needs of a store. See `Capabilities` for what it may have besides."""
 
     name: str
+    """For messages and labels: nothing is decided by it."""
     durability: Durability
 
     def group(self, verb: Verb) -> Hashable:
@@ -165,3 +169,83 @@ class Store(Protocol):
 
     async def aconnect(self) -> AsyncConnection:
         """A new connection; raises `StoreUnavailable(sent=False)`."""
+
+
+# ----------------------------------------------------------------------------- capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a store differs from others, where its callers have to know."""
+
+    one_writer: bool = False
+    """One transaction writes at a time: until a caller's transaction ends, all others wait."""
+    in_process: bool = False
+    """Its records are in the memory of this process, and no other process sees them."""
+
+
+class Transactions(Protocol):
+    """Writes records in transactions of callers. `stores/transactions.py` has the one of SQL."""
+
+    def perform(self, store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
+        """Carry out verbs of `store` in the transaction that is open on `connection`."""
+
+    async def aperform(self, store: Store, connection: Any, verbs: Sequence[Verb]) -> list[Any]:
+        """The same, awaited."""
+
+    def write(self, store: Store, given: Any, token: bytes) -> None:
+        """Write what the caller hands over, for a request that has no record; nothing where the
+        caller's own commit does that. `token` is random.
+        """
+
+    async def awrite(self, store: Store, given: Any, token: bytes) -> None:
+        """The same, awaited."""
+
+
+class Capabilities(Protocol):
+    """What a store may have besides, and what is assumed where it does not.
+
+    Read them by the functions below: a store written for 0.1 has none of these attributes. A store
+    around another one passes on those of the store within (`wrapper.StoreAround`).
+    """
+
+    @property
+    def traits(self) -> Traits:
+        """Else none of them."""
+
+    @property
+    def location(self) -> Hashable:
+        """Equal for stores of the same records, however each of them was named. Host names are
+        compared as text, so two names of one server count as two. Else the store itself.
+        """
+
+    @property
+    def transactions(self) -> Transactions | None:
+        """How records commit together with rows of the caller's. Else they cannot."""
+
+    @property
+    def outbox(self) -> OutboxTable | None:
+        """The table of messages beside the caller's rows. Else there is none."""
+
+
+_NO_TRAITS = Traits()
+
+
+def traits_of(store: Store) -> Traits:
+    traits: Traits = getattr(store, "traits", _NO_TRAITS)
+    return traits
+
+
+def location_of(store: Store) -> Hashable:
+    location: Hashable = getattr(store, "location", id(store))
+    return location
+
+
+def transactions_of(store: Store) -> Transactions | None:
+    transactions: Transactions | None = getattr(store, "transactions", None)
+    return transactions
+
+
+def outbox_of(store: Store) -> OutboxTable | None:
+    outbox: OutboxTable | None = getattr(store, "outbox", None)
+    return outbox

@@ -35,7 +35,7 @@ from oncekey._core.verbs import (
     When,
 )
 from oncekey._system.clock import Clock, SystemClock
-from oncekey.stores.base import Durability
+from oncekey.stores.base import Durability, Traits
 from oncekey.stores.checks import Examination, Sample, Size, advice, first_by_id
 
 
@@ -117,6 +117,9 @@ class MemoryStore:
     """Records in a dictionary, safe for threads."""
 
     name = "memory"
+    traits = Traits(in_process=True)
+    transactions = None
+    outbox = None
     durability = Durability(False, False, False, "kept in this process only")
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -126,6 +129,10 @@ class MemoryStore:
         # comes twice.
         self._fence_floor = 0
         self._mutex = threading.Lock()
+
+    @property
+    def location(self) -> Hashable:
+        return id(self)
 
     def group(self, verb: Verb) -> Hashable:
         return "all"

@@ -1,8 +1,8 @@
-"""The shelf: the outbox's table, as the publisher asks of it.
+"""The outbox's table, as the publisher queries it.
 
-`Shelf` is the same for every database; `outbox_postgres`, `outbox_mysql` and `outbox_sqlite` are
-how it is asked. Everything is a generator (`oncekey._core.op`): it yields questions in the store's
-own language.
+`OutboxTable` is the same for every database; `outbox.py` in an engine's folder is how its database
+is asked. Everything is a generator (`oncekey._core.op`): it yields questions in the store's own
+language.
 
 Look, then claim
     `look` only reads: the first row of each lane, from some lane on. It is a hint. `claim` decides,
@@ -23,6 +23,7 @@ from typing import Protocol
 from oncekey._core.message import Message, Parked
 from oncekey._core.op import Op
 from oncekey._core.values import value
+from oncekey._system.clock import Clock
 
 DIED = "it was begun too often without an end: its workers died"
 DUE_S_MAX = 3_600.0
@@ -65,8 +66,11 @@ class Return:
     parked: bool
 
 
-class Shelf(Protocol):
+class OutboxTable(Protocol):
     """The outbox's table in one kind of database."""
+
+    def with_clock(self, clock: Clock) -> OutboxTable:
+        """The same by another clock, where the time is this process's."""
 
     def put(self, message: Message) -> Op[None]:
         """Write a message, in whatever transaction the questions are asked in."""

@@ -225,6 +225,14 @@ def _choice() -> str:
     return f"Stores, each with an example: {'; '.join(examples)}"
 
 
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1", ""})
+
+
+def canonical_host(host: str) -> str:
+    """A host name as it is compared with others: names of this machine are one."""
+    return "localhost" if host.lower() in _LOCAL else host.lower().rstrip(".")
+
+
 # ------------------------------------------------------------------------ passwords
 
 _SECRET_FIELD = re.compile(

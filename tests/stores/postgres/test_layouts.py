@@ -199,7 +199,7 @@ def test_atomic_mode_and_a_joined_completion_write_where_the_layout_says(
 
         held = run(transactions.hold(claim), ask)
         assert (held.ours, held.record) == (True, None)
-        assert run(transactions.settle(claim, complete), ask)
+        assert run(transactions.insert_completed(claim, complete), ask)
         assert run(store.perform([case.complete(joined)]), ask) == [Done(joined.fence)]
         assert case.ask(Find(claim.id)) is None
         assert case.find(joined.id).state is State.RUNNING
@@ -331,5 +331,5 @@ def test_p6_a_key_is_used_again_in_atomic_mode_on_the_day_its_answer_was_swept(
             return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
         assert run(transactions.hold(claim), ask).ours
-        assert run(transactions.settle(claim, complete), ask)
+        assert run(transactions.insert_completed(claim, complete), ask)
     assert by_day.find(claim.id).answer == answer

@@ -95,7 +95,7 @@ def settle(case: Case, url: str) -> None:
             return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
         assert run(transactions.hold(claim), ask).ours
-        assert run(transactions.settle(claim, complete), ask)
+        assert run(transactions.insert_completed(claim, complete), ask)
 
 
 def test_inline_rows_stay_readable_for_the_release_before_until_the_layout_is_said_again(

@@ -144,7 +144,7 @@ def test_atomic_mode_leaves_out_the_same(case: Case, db: Connection, url: str, l
                 return caller.execute(asked.sql.encode(), asked.args).fetchall()
 
             assert run(transactions.hold(claim), ask).ours
-            assert run(transactions.settle(claim, complete), ask)
+            assert run(transactions.insert_completed(claim, complete), ask)
         assert as_given(case.ask(Find(claim.id)), claim)
         assert case.ask(Find(claim.id)).beat == 0
     numbers = "SELECT count(*) FROM oncekey_claims WHERE key_uuid IS NOT NULL"

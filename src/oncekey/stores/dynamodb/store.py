@@ -26,7 +26,7 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse, StoreUnavailable
-from oncekey.stores.base import AGAIN, Durability
+from oncekey.stores.base import AGAIN, Durability, Traits
 from oncekey.stores.checks import Examination, Sample
 from oncekey.stores.dynamodb.connection import AsyncDynamoConnection, Driver, DynamoConnection
 from oncekey.stores.dynamodb.leases import Sightings, sightings_of
@@ -34,7 +34,7 @@ from oncekey.stores.dynamodb.scan import Walker
 from oncekey.stores.dynamodb.server_date import Dates
 from oncekey.stores.dynamodb.statements import Call
 from oncekey.stores.dynamodb.table import Table
-from oncekey.stores.dynamodb.transactions import Joined, alone
+from oncekey.stores.dynamodb.transactions import ItemTransactions, Joined, alone
 from oncekey.stores.dynamodb.verbs import Verbs
 from oncekey.stores.sql import check_waits
 
@@ -56,6 +56,9 @@ class DynamoStore:
     """Records in one table. `open_url` makes one of a URL."""
 
     name = "dynamodb"
+    traits = Traits()
+    transactions = ItemTransactions()
+    outbox = None
 
     def __init__(
         self,
@@ -109,6 +112,10 @@ class DynamoStore:
 
     def __repr__(self) -> str:
         return f"DynamoStore({self._address!r})"
+
+    @property
+    def location(self) -> Hashable:
+        return self.name, repr(self)
 
     # ------------------------------------------------------------------------------------ verbs
 

@@ -78,33 +78,6 @@ def _items(store: Any, given: Any) -> Any:
     )
 
 
-def perform(store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
-    """Carry out a completion together with the items that are given."""
-    joined = store.joined(_items(store, given), verbs)
-    with closing(store.connect()) as own:
-        run(store.prepare(), own.ask)
-
-        def ask(question: Any) -> Any:
-            return joined.answer(question, own.ask(joined.question(question)))
-
-        return run(store.perform(verbs), ask)
-
-
-async def aperform(store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
-    """The same, awaited."""
-    joined = store.joined(_items(store, given), verbs)
-    own = await store.aconnect()
-    try:
-        await arun(store.prepare(), own.ask)
-
-        async def ask(question: Any) -> Any:
-            return joined.answer(question, await own.ask(joined.question(question)))
-
-        return await arun(store.perform(verbs), ask)
-    finally:
-        await own.close()
-
-
 # --------------------------------------------------------------- where there is no completion
 
 
@@ -122,20 +95,50 @@ def _judge(answer: Any) -> None:
         raise answer
 
 
-def write(store: Any, given: Any, token: bytes) -> None:
-    """Write the items that are given, all or none."""
-    question = store.alone(_items(store, given), token)
-    if question:
+# ------------------------------------------------------------------------------ both together
+
+
+class ItemTransactions:
+    """The `Transactions` of DynamoDB: what is given are items."""
+
+    def perform(self, store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
+        """Carry out a completion together with the items that are given."""
+        joined = store.joined(_items(store, given), verbs)
         with closing(store.connect()) as own:
-            _judge(own.ask(question)[0])
+            run(store.prepare(), own.ask)
 
+            def ask(question: Any) -> Any:
+                return joined.answer(question, own.ask(joined.question(question)))
 
-async def awrite(store: Any, given: Any, token: bytes) -> None:
-    """The same, awaited."""
-    question = store.alone(_items(store, given), token)
-    if question:
+            return run(store.perform(verbs), ask)
+
+    async def aperform(self, store: Any, given: Any, verbs: Sequence[Verb]) -> list[Any]:
+        """The same, awaited."""
+        joined = store.joined(_items(store, given), verbs)
         own = await store.aconnect()
         try:
-            _judge((await own.ask(question))[0])
+            await arun(store.prepare(), own.ask)
+
+            async def ask(question: Any) -> Any:
+                return joined.answer(question, await own.ask(joined.question(question)))
+
+            return await arun(store.perform(verbs), ask)
         finally:
             await own.close()
+
+    def write(self, store: Any, given: Any, token: bytes) -> None:
+        """Write the items that are given, all or none."""
+        question = store.alone(_items(store, given), token)
+        if question:
+            with closing(store.connect()) as own:
+                _judge(own.ask(question)[0])
+
+    async def awrite(self, store: Any, given: Any, token: bytes) -> None:
+        """The same, awaited."""
+        question = store.alone(_items(store, given), token)
+        if question:
+            own = await store.aconnect()
+            try:
+                _judge((await own.ask(question))[0])
+            finally:
+                await own.close()

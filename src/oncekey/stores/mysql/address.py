@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from oncekey.errors import Misuse
-from oncekey.stores.urls import redact, scrub
+from oncekey.stores.urls import canonical_host, redact, scrub
 
 _PORT = 3306
 
@@ -43,6 +44,13 @@ class Address:
         if self.tls is not None:
             given["ssl"] = self.tls
         return given
+
+    @property
+    def location(self) -> tuple[Hashable, ...]:
+        """The server and the database, however they were named."""
+        where = self.driver()
+        server = where.get("unix_socket") or (canonical_host(where["host"]), where["port"])
+        return server, where["database"]
 
     def scrub(self, text: str) -> str:
         """The text without the password, should a driver have quoted it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
 from oncekey._core.op import Op
+from oncekey._system.clock import Clock
 from oncekey.stores.mysql.statements import CLOCK, Question, Value, later, literal, micros
 from oncekey.stores.outbox import DIED, DUE_S_MAX, Head, Return, Taken
 
@@ -59,8 +60,11 @@ RETRY = (
 )
 
 
-class MySQLShelf:
-    """A `Shelf` in MySQL or MariaDB."""
+class MySQLOutboxTable:
+    """An `OutboxTable` in MySQL or MariaDB."""
+
+    def with_clock(self, clock: Clock) -> MySQLOutboxTable:
+        return self  # the time is the server's
 
     def put(self, message: Message) -> Op[None]:
         where = (message.id, lane(message), message.topic, message.key)

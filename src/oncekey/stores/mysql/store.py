@@ -36,13 +36,15 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import Verb
 from oncekey._system.clock import SystemClock
 from oncekey.errors import StoreError, StoreUnavailable, StoreUnfit, TooLong
-from oncekey.stores.base import Durability
+from oncekey.stores.base import Durability, Traits
 from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.connection import AnswerTimer
 from oncekey.stores.mysql import checks, durability
 from oncekey.stores.mysql import verbs as mysql_sql
 from oncekey.stores.mysql.address import Address, read
+from oncekey.stores.mysql.outbox import MySQLOutboxTable
 from oncekey.stores.mysql.statements import Question, Reply
+from oncekey.stores.mysql.transactions import TRANSACTIONS
 from oncekey.stores.mysql.writes import Limits
 from oncekey.stores.sql import check_schema, check_waits, migrations
 from oncekey.stores.sql_batch import CHORE_TIMEOUT_S, Denied, RowHeld, group
@@ -71,6 +73,9 @@ class MySQLStore:
     """Records in MySQL or MariaDB."""
 
     name = "mysql"
+    traits = Traits()
+    transactions = TRANSACTIONS
+    outbox = MySQLOutboxTable()
 
     def __init__(
         self,
@@ -91,6 +96,10 @@ class MySQLStore:
 
     def __repr__(self) -> str:
         return f"MySQLStore({self.address.shown!r})"
+
+    @property
+    def location(self) -> Hashable:
+        return self.name, *self.address.location
 
     def group(self, verb: Verb) -> Hashable:
         return group(verb)

@@ -18,23 +18,51 @@ It decides nothing: the unique id of the records does.
 
 Nothing outlasts the transaction. The mark, a savepoint with the name of the attempt, tells whether
 the handler, or a deadlock, has ended it.
+
+On a connection of the caller's statements go one by one, for it need not take several at once. No
+statement is repeated after a deadlock, which has rolled back the caller's rows too. The clock is
+read so that the session's time zone does not matter. A caller's transaction is mostly REPEATABLE
+READ: what decides is read under a lock, which shows the newest there too. MariaDB can refuse that
+instead, and does since 11.6 unless told otherwise. It is told, for our statements alone: a
+heartbeat may renew the record at any time, and the caller's rows would never be committed.
 """
 
 # ruff: noqa: S608  (every value in a statement is a `literal`)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from oncekey._core.op import Op
 from oncekey._core.record import Claim, Record, State
 from oncekey._core.verbs import Swap
-from oncekey.errors import StoreUnavailable
-from oncekey.stores.mysql.statements import CLOCK, Question, Value, later, literal, micros
+from oncekey.errors import Misuse, StoreUnavailable, TooLong
+from oncekey.stores.mysql.statements import (
+    CLOCK,
+    CLOCK_OF_ANY_SESSION,
+    Question,
+    Reply,
+    Value,
+    later,
+    literal,
+    micros,
+)
 from oncekey.stores.mysql.writes import answer_row, claim_row, records
 from oncekey.stores.sql_batch import RowHeld
-from oncekey.stores.way import Held, Way
+from oncekey.stores.transactions import (
+    Ask,
+    AsyncAsk,
+    Hold,
+    SqlTransactions,
+    TransactionVerbs,
+    is_of,
+    not_begun,
+)
 
 READ_COMMITTED = Question(("SET TRANSACTION ISOLATION LEVEL READ COMMITTED",))
 """For the transaction that begins with the next statement, and no other."""
@@ -64,10 +92,10 @@ def _mark(claim: Claim) -> str:
     return f"oncekey_{claim.token.hex()}"
 
 
-def _hold(claim: Claim, *, callers: bool) -> Op[Held]:
+def _hold(claim: Claim, *, callers: bool) -> Op[Hold]:
     found = (yield from records([claim.id])).get(claim.id)
-    if found is not None and _ended(found):
-        return Held(False, found)
+    if found is not None and _has_ended(found):
+        return Hold(False, found)
     given, mark = literal(claim.id), _mark(claim)
     take = _TAKE if callers else _LOOK_AND_TAKE
     statements = (f"SAVEPOINT {mark}", take.format(id=given), _LET_GO.format(id=given))
@@ -76,11 +104,11 @@ def _hold(claim: Claim, *, callers: bool) -> Op[Held]:
     except RowHeld:
         if callers:  # with innodb_rollback_on_timeout their rows are gone, and they must hear of it
             yield Question((f"RELEASE SAVEPOINT {mark}",))
-        return Held(False, found)
-    return Held(True, found)
+        return Hold(False, found)
+    return Hold(True, found)
 
 
-def _ended(record: Record) -> bool:
+def _has_ended(record: Record) -> bool:
     return record.state in (State.COMPLETED, State.UNKNOWN) and not record.expired
 
 
@@ -94,7 +122,7 @@ def is_ours(claim: Claim) -> Op[bool]:
     return True
 
 
-def settle(claim: Claim, complete: Swap) -> Op[bool]:
+def insert_completed(claim: Claim, complete: Swap) -> Op[bool]:
     """Write a record that did not exist, completed. False if there is one after all, be it one that
     this transaction cannot see, or if the transaction is not the one that took the id.
     """
@@ -105,7 +133,7 @@ def settle(claim: Claim, complete: Swap) -> Op[bool]:
     return (yield from _insert(claim, columns, source))
 
 
-def _settle_in(claim: Claim, complete: Swap) -> Op[bool]:
+def _insert_completed_in(claim: Claim, complete: Swap) -> Op[bool]:
     """The same in a transaction that may be REPEATABLE READ: there a statement that writes would
     lock the fences that it reads, and nobody could sweep until the caller's commit. They are read
     before, and need not be the newest: a fence is never presented without its token.
@@ -154,7 +182,191 @@ def undoes(error: BaseException) -> bool:
     return False
 
 
-WAY = Way(partial(_hold, callers=False), is_ours, settle, undoes)
-"""In a transaction of atomic mode, which is READ COMMITTED."""
-CALLERS_WAY = Way(partial(_hold, callers=True), is_ours, _settle_in, undoes)
-"""In a transaction of a caller's."""
+# ------------------------------------------------------------------- on a caller's connection
+
+_IN_TRANSACTION = 1
+"""The bit of a server's status that says so."""
+_IDENTITY = Question(
+    ("SELECT DATABASE(), @@hostname, @@port, (SELECT MIN(applied) FROM oncekey_schema)",)
+)
+
+
+def identity() -> Op[Any]:
+    """What tells the store's database from any other."""
+    [reply] = yield _IDENTITY
+    [row] = reply.rows
+    return tuple(row)
+
+
+def join(store: Any, connection: Any) -> Ask | None:
+    """How to ask on a connection of PyMySQL."""
+    return (
+        join_pymysql(connection) if is_of(connection, "pymysql.connections", "Connection") else None
+    )
+
+
+def ajoin(store: Any, connection: Any) -> AsyncAsk | None:
+    """How to ask on a connection of asyncmy."""
+    return (
+        join_asyncmy(connection) if is_of(connection, "asyncmy.connection", "Connection") else None
+    )
+
+
+def _must_have_begun(connection: Any) -> None:
+    """Both drivers begin by themselves before the next statement, unless in autocommit."""
+    if not connection.server_status & _IN_TRANSACTION and connection.get_autocommit():
+        raise not_begun("connection.begin()")
+
+
+_KNOW_SNAPSHOT = (((10, 6, 18), (10, 7)), ((10, 11, 8), (11, 0)), ((11, 4, 2), (99,)))
+"""From which version on, and before which, MariaDB can be told to let us see the newest."""
+_READS_OR_WRITES = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_HURRY = (
+    "SET @oncekey_wait_s = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 1"
+)
+_CALM = "SET SESSION innodb_lock_wait_timeout = @oncekey_wait_s"
+_PACKET = "SELECT @@SESSION.max_allowed_packet"
+_SHORT_BYTES_MAX = 65_536
+"""What is longer is sent only after a look at how much the server takes: on what is too long for it
+the server hangs up, and the caller's rows are gone too.
+"""
+
+
+class Server:
+    """How our statements are put to one server: so that they see the newest, and where they are to
+    wait for nobody, do not. What is set for that counts for our statements alone.
+    """
+
+    def __init__(self, version: str) -> None:
+        found = re.search(r"(\d+)\.(\d+)\.(\d+)-MariaDB", version)  # 5.5.5- may stand before it
+        numbers = tuple(map(int, found.groups())) if found else ()
+        self._is_mariadb = found is not None
+        knows = any(first <= numbers < end for first, end in _KNOW_SNAPSHOT)
+        self._always = ["innodb_snapshot_isolation = OFF"] if knows else []
+
+    def put(self, question: Question) -> list[str]:
+        """The statements of a question."""
+        settings = [*self._always]
+        if question.at_once and self._is_mariadb:
+            settings.append("innodb_lock_wait_timeout = 0")
+        first = f"SET STATEMENT {', '.join(settings)} FOR " if settings else ""
+        return [
+            f"{first}{_by_any_clock(each)}" if each.startswith(_READS_OR_WRITES) else each
+            for each in (*question.statements, *question.after)
+        ]
+
+    def around(self, question: Question) -> tuple[list[str], list[str]]:
+        """What goes before and after it, whatever becomes of it. MySQL has no settings for single
+        statements, and counts in whole seconds.
+        """
+        hurries = question.at_once and not self._is_mariadb
+        return ([_HURRY], [_CALM]) if hurries else ([], [])
+
+
+def join_pymysql(connection: Any) -> Callable[[Question], Any]:
+    _must_have_begun(connection)
+    pymysql, server = sys.modules["pymysql"], Server(connection.get_server_info())
+
+    def ask(question: Question) -> list[Reply]:
+        before, after = server.around(question)
+        replies = []
+        with connection.cursor(pymysql.cursors.Cursor) as cursor:
+            try:
+                for statement in before:
+                    cursor.execute(statement)
+                for statement in server.put(question):
+                    if len(statement) > _SHORT_BYTES_MAX:
+                        cursor.execute(_PACKET)
+                        _check_fits(statement, cursor.fetchall())
+                    cursor.execute(statement)
+                    replies.append(Reply(cursor.fetchall(), cursor.rowcount))
+            except pymysql.MySQLError as error:
+                raise _translate(error, question) from error
+            finally:
+                with contextlib.suppress(pymysql.MySQLError):  # a lost one has no settings left
+                    for statement in after:
+                        cursor.execute(statement)
+        return replies
+
+    return ask
+
+
+def join_asyncmy(connection: Any) -> Callable[[Question], Awaitable[Any]]:
+    _must_have_begun(connection)
+    errors, cursors = sys.modules["asyncmy.errors"], sys.modules["asyncmy.cursors"]
+    server = Server(connection.get_server_info())
+
+    async def ask(question: Question) -> list[Reply]:
+        before, after = server.around(question)
+        replies = []
+        async with connection.cursor(cursors.Cursor) as cursor:
+            try:
+                for statement in before:
+                    await cursor.execute(statement)
+                for statement in server.put(question):
+                    if len(statement) > _SHORT_BYTES_MAX:
+                        await cursor.execute(_PACKET)
+                        _check_fits(statement, await cursor.fetchall())
+                    await cursor.execute(statement)
+                    replies.append(Reply(await cursor.fetchall(), cursor.rowcount))
+            except errors.MySQLError as error:
+                raise _translate(error, question) from error
+            finally:
+                with contextlib.suppress(errors.MySQLError):  # a lost one has no settings left
+                    for statement in after:
+                        await cursor.execute(statement)
+        return replies
+
+    return ask
+
+
+def _check_fits(statement: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Raise `TooLong` before the server hangs up on what is longer than a packet of its own."""
+    bytes_max = int(rows[0][0])
+    if len(statement) >= bytes_max:
+        raise TooLong(
+            f"this needs a packet of {len(statement)} bytes, the server takes {bytes_max}: raise "
+            "max_allowed_packet there, or keep shorter answers"
+        )
+
+
+def _by_any_clock(statement: str) -> str:
+    return statement.replace(CLOCK, CLOCK_OF_ANY_SESSION)  # values are digits: none can hold it
+
+
+def _translate(error: Any, question: Question) -> Exception:
+    match error.args[0] if error.args else None:
+        case 1146:  # no such table
+            return Misuse(
+                f"{error}: this connection's database has no oncekey tables. Records commit with "
+                "your rows only where they are in the same database: name that one as store=…, and "
+                "run `oncekey migrate URL` with its URL"
+            )
+        case 1205 | 3572 if question.at_once:  # waited for long enough; does not wait
+            return RowHeld("another transaction holds the id", sent=True)
+        case 1568:  # its isolation cannot be set any more
+            return Misuse(
+                f"{error}: a transaction was open on this connection before atomic mode began its "
+                "own. Lend it connections on which nothing was asked yet: no SELECT when one is "
+                "opened or a session begins, no transaction.atomic() around it"
+            )
+        case 1305:  # no such savepoint
+            return TransactionOver(str(error), sent=True)
+    other: Exception = error
+    return other
+
+
+VERBS = TransactionVerbs(partial(_hold, callers=False), is_ours, insert_completed, undoes)
+TRANSACTIONS = SqlTransactions(
+    "mysql",
+    "Asyncmy(pool), PyMySQL(connect), SQLAlchemy(engine), AsyncSQLAlchemy(engine) or Django()",
+    join,
+    ajoin,
+    identity=identity,
+    begin=READ_COMMITTED,
+    verbs=VERBS,
+    callers_verbs=TransactionVerbs(
+        partial(_hold, callers=True), is_ours, _insert_completed_in, undoes
+    ),
+    shows_early=lambda store: bool(store.shows_early),
+)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from oncekey.errors import Misuse
-from oncekey.stores.urls import redact, scrub
+from oncekey.stores.urls import canonical_host, redact, scrub
 
 _OWN = ("pgbouncer", "allow", "timeout_s", "connect_timeout_s")
 
@@ -39,6 +40,20 @@ class Address:
     def shown(self) -> str:
         return redact(self.libpq.partition("?")[0])
 
+    @property
+    def location(self) -> tuple[Hashable, ...]:
+        """The servers and the database, however they were named."""
+        parts = urlsplit(self.libpq)
+        options = dict(parse_qsl(parts.query))
+        given = parts.netloc.rpartition("@")[2].split(",")
+        hosts = options["host"].split(",") if "host" in options else [_host(each) for each in given]
+        ports = options["port"].split(",") if "port" in options else [_port(each) for each in given]
+        if len(ports) < len(hosts):
+            ports = ports[:1] * len(hosts)
+        name = options.get("dbname") or unquote(parts.path[1:]) or unquote(parts.username or "")
+        servers = [(canonical_host(h), p or "5432") for h, p in zip(hosts, ports, strict=False)]
+        return *sorted(servers), name, options.get("options")
+
     def scrub(self, text: str) -> str:
         """The text without the password, should a driver have quoted it."""
         return scrub(self.libpq, text)
@@ -61,6 +76,15 @@ def named(url: str) -> str:
     if not any(pair.startswith("application_name=") for pair in pairs):
         pairs.append("application_name=oncekey")
     return f"{base}?{'&'.join(pairs)}"
+
+
+def _host(given: str) -> str:
+    """The host of `host:port` or `[::1]:port`."""
+    return given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+
+
+def _port(given: str) -> str:
+    return given.rpartition("]")[2].rpartition(":")[2] if ":" in given else ""
 
 
 def _without(url: str, names: frozenset[str]) -> str:

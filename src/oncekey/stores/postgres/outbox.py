@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from oncekey._core.message import Message, Parked, decode_headers, encode_headers, lane
 from oncekey._core.op import Op
+from oncekey._system.clock import Clock
 from oncekey.stores.outbox import DIED, DUE_S_MAX, Head, Return, Taken
 from oncekey.stores.postgres.verbs import Question, column
 
@@ -74,8 +75,11 @@ WHERE parked AND id = ANY($1::uuid[]) RETURNING n
 """
 
 
-class PostgresShelf:
-    """A `Shelf` in PostgreSQL."""
+class PostgresOutboxTable:
+    """An `OutboxTable` in PostgreSQL."""
+
+    def with_clock(self, clock: Clock) -> PostgresOutboxTable:
+        return self  # the time is the server's
 
     def put(self, message: Message) -> Op[None]:
         headers = encode_headers(message.headers)

@@ -36,14 +36,16 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import Verb
 from oncekey._system.clock import SystemClock
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.base import Durability
+from oncekey.stores.base import Durability, Traits
 from oncekey.stores.checks import Examination, Risk, Sample, allowed, first_by_id, insist
 from oncekey.stores.connection import AnswerTimer
 from oncekey.stores.postgres import checks
 from oncekey.stores.postgres import verbs as postgres_sql
 from oncekey.stores.postgres.address import Address, named, split
 from oncekey.stores.postgres.layouts import begin_inline
+from oncekey.stores.postgres.outbox import PostgresOutboxTable
 from oncekey.stores.postgres.statements import STATEMENTS
+from oncekey.stores.postgres.transactions import TRANSACTIONS
 from oncekey.stores.postgres.verbs import Limits, Question
 from oncekey.stores.sql import Migration, check_waits, migrations
 from oncekey.stores.sql_batch import Denied, FunctionGone, RowHeld, group
@@ -93,6 +95,9 @@ class PostgresStore:
     """Records in PostgreSQL."""
 
     name = "postgres"
+    traits = Traits()
+    transactions = TRANSACTIONS
+    outbox = PostgresOutboxTable()
 
     def __init__(
         self,
@@ -126,6 +131,10 @@ class PostgresStore:
             why = str(error)
         if why:
             raise Misuse(f"{address.shown}: {address.scrub(why).strip()}")
+
+    @property
+    def location(self) -> Hashable:
+        return self.name, *self.address.location
 
     def group(self, verb: Verb) -> Hashable:
         return group(verb)

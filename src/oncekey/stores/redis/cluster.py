@@ -144,6 +144,11 @@ class ClusterStore(RedisStore):
         self._checked: dict[Address, Durability] = {}
         self._schema_checked = False
 
+    @property
+    def location(self) -> Hashable:
+        """Compare several servers as they are named."""
+        return self.name, repr(self), self.endpoint.options["db"]
+
     # --------------------------------------------------------------------------- keys and nodes
 
     def group(self, verb: Verb) -> Hashable:

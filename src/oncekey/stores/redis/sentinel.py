@@ -7,7 +7,7 @@ outdated information.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -51,6 +51,11 @@ class SentinelStore(RedisStore):
         self._address = f"{self.endpoint.kind}+sentinel://{places}/{service}"
         login = {"username": sentinel_username, "password": sentinel_password, "db": 0}
         self._sentinel_endpoint = replace(self.endpoint, options={**self.endpoint.options, **login})
+
+    @property
+    def location(self) -> Hashable:
+        """Compare several servers as they are named."""
+        return self.name, repr(self), self.endpoint.options["db"]
 
     # Commands go to the server that was the primary when the last connection was made. If it no
     # longer is, it refuses them or does not answer.

@@ -35,7 +35,7 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import AppendStep, Find, Insert, Peek, Requested, Steps, Swap, Verb
 from oncekey._system.warn_once import warn
 from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
-from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability
+from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Durability, Traits
 from oncekey.stores.checks import Examination, Sample, allowed
 from oncekey.stores.redis import checks
 from oncekey.stores.redis.connection import (
@@ -51,7 +51,7 @@ from oncekey.stores.redis.connection import (
 from oncekey.stores.redis.scan import Scanner
 from oncekey.stores.redis.verbs import COMMANDS, OUTCOMES, SCRIPTS, Command, call
 from oncekey.stores.sql import check_waits
-from oncekey.stores.urls import must_be_readable
+from oncekey.stores.urls import canonical_host, must_be_readable
 
 _LOADS: list[Command] = [("SCRIPT", "LOAD", text) for text in SCRIPTS.values()]
 
@@ -74,6 +74,9 @@ class RedisStore:
     """Keep records on one Redis or Valkey server. `open_url` creates one from a URL."""
 
     name = "redis"
+    traits = Traits()
+    transactions = None
+    outbox = None
     durability: Durability = checks.UNCERTAIN
     """What the server's settings guarantee; known once a connection has checked it."""
 
@@ -131,6 +134,12 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address!r}, prefix={self.prefix!r})"
+
+    @property
+    def location(self) -> Hashable:
+        options = self.endpoint.options
+        server = options.get("path") or (canonical_host(str(options["host"])), options["port"])
+        return self.name, server, options["db"], self.prefix
 
     # ------------------------------------------------------------------------------------ verbs
 

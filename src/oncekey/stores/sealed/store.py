@@ -40,16 +40,23 @@ from oncekey._core.verbs import (
     Verb,
 )
 from oncekey.errors import Misuse, StoreError, StoreUnfit
-from oncekey.stores.base import AGAIN, AsyncConnection, Connection, Store
+from oncekey.stores.base import (
+    AGAIN,
+    AsyncConnection,
+    Connection,
+    Store,
+    Transactions,
+    transactions_of,
+)
 from oncekey.stores.sealed.keyring import find_book, forget, open_book, read_book, read_wraps
 from oncekey.stores.sealed.verbs import Seal, resumable
-from oncekey.stores.way import Held, Way
-from oncekey.stores.wrapper import Around
+from oncekey.stores.transactions import Hold, SqlTransactions, TransactionVerbs
+from oncekey.stores.wrapper import StoreAround
 
 _LOOK = Find(NOTICE_ID)
 
 
-class SealedStore(Around):
+class SealedStore(StoreAround):
     """The records of another store, sealed."""
 
     def __init__(self, store: Store, secrets: str | Sequence[str]) -> None:
@@ -163,23 +170,34 @@ class SealedStore(Around):
 
     # --------------------------------------------------------------------------------- atomic
 
-    def atomic_way(self, way: Way) -> Way:
-        """The same way, for records that are sealed."""
-        hold, settle = partial(self._hold, way.hold), partial(self._settle, way.settle)
-        return Way(hold, way.is_ours, settle)
+    @property
+    def transactions(self) -> Transactions | None:
+        """Those of the store within, for records that are sealed."""
+        found = transactions_of(self.inner)
+        if not isinstance(found, SqlTransactions):
+            return found
+        verbs, callers_verbs = map(self._seal_verbs, (found.verbs, found.callers_verbs))
+        return replace(found, verbs=verbs, callers_verbs=callers_verbs)
 
-    def _hold(self, hold: Callable[[Claim], Op[Held]], claim: Claim) -> Op[Held]:
+    def _seal_verbs(self, verbs: TransactionVerbs | None) -> TransactionVerbs | None:
+        if verbs is None:
+            return None
+        hold = partial(self._hold, verbs.hold)
+        insert_completed = partial(self._insert_completed, verbs.insert_completed)
+        return replace(verbs, hold=hold, insert_completed=insert_completed)
+
+    def _hold(self, hold: Callable[[Claim], Op[Hold]], claim: Claim) -> Op[Hold]:
         seal = yield from self.seal()
         held = yield from hold(replace(claim, id=seal.id(claim.id)))
         if held.record is None:
             return held
-        return Held(held.ours, seal.record(held.record, claim.id, claim.tenant))
+        return Hold(held.ours, seal.record(held.record, claim.id, claim.tenant))
 
-    def _settle(
-        self, settle: Callable[[Claim, Swap], Op[bool]], claim: Claim, complete: Swap
+    def _insert_completed(
+        self, insert: Callable[[Claim, Swap], Op[bool]], claim: Claim, complete: Swap
     ) -> Op[bool]:
         seal = yield from self.seal()
-        return (yield from settle(seal.claim(claim), _swap(seal, complete)))
+        return (yield from insert(seal.claim(claim), _swap(seal, complete)))
 
 
 def _in_order(asked: Sequence[Any]) -> list[int]:

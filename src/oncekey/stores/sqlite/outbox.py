@@ -57,11 +57,14 @@ WHERE parked = 1 AND id = ?
 """
 
 
-class SqliteShelf:
-    """A `Shelf` in SQLite."""
+class SqliteOutboxTable:
+    """An `OutboxTable` in SQLite."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+
+    def with_clock(self, clock: Clock) -> SqliteOutboxTable:
+        return SqliteOutboxTable(clock)
 
     def put(self, message: Message) -> Op[None]:
         where = (message.id, lane(message), message.topic, message.key)

@@ -20,12 +20,14 @@ from oncekey._core.op import Op
 from oncekey._core.verbs import Count, Purge, Scan, Verb
 from oncekey._system.clock import Clock, SystemClock
 from oncekey.errors import Misuse
-from oncekey.stores.base import Durability
+from oncekey.stores.base import Durability, Traits
 from oncekey.stores.checks import Examination, Finding, Sample, allowed, first_by_id, insist, schema
 from oncekey.stores.sql import check_schema, migrations
 from oncekey.stores.sqlite import checks
 from oncekey.stores.sqlite.async_connection import AsyncSqliteConnection, Brief
 from oncekey.stores.sqlite.connection import Busy, Execute, File, Place, SqliteConnection
+from oncekey.stores.sqlite.outbox import SqliteOutboxTable
+from oncekey.stores.sqlite.transactions import TRANSACTIONS
 from oncekey.stores.sqlite.verbs import (
     UNDONE,
     WRITES,
@@ -51,6 +53,8 @@ class SqliteStore:
     """Records in one file, on a disk of this machine."""
 
     name = "sqlite"
+    traits = Traits(one_writer=True)
+    transactions = TRANSACTIONS
 
     def __init__(
         self,
@@ -79,10 +83,15 @@ class SqliteStore:
             absolute = absolute[1:]
         self.place = Place(absolute, timeout_s, synchronous)
         self._clock = clock or SystemClock()
+        self.outbox = SqliteOutboxTable(self._clock)
         self._opened = False
 
     def __repr__(self) -> str:
         return f"SqliteStore({self.place.path!r})"
+
+    @property
+    def location(self) -> Hashable:
+        return self.name, os.path.realpath(self.place.path)
 
     def group(self, verb: Verb) -> Hashable:
         """All share their commits; what may read through many records makes nobody else wait."""

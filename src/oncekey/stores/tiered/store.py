@@ -45,7 +45,7 @@ from oncekey.stores.tiered.cache_calls import Cached
 from oncekey.stores.tiered.connection import AsyncTieredConnection, Cache, TieredConnection
 from oncekey.stores.tiered.entry import EPOCH_BYTES, decode_entry, encode_entry, lasts_s
 from oncekey.stores.urls import open_store
-from oncekey.stores.wrapper import Around
+from oncekey.stores.wrapper import StoreAround
 
 ENTRY_BYTES_MAX = 65_536
 """A larger entry is not made: the truth serves those."""
@@ -64,7 +64,7 @@ _STOP = b"-"
 _REMOVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', KEYS[1]) end"
 
 
-class TieredStore(Around):
+class TieredStore(StoreAround):
     """The records of another store, with completed ones at hand in a Redis."""
 
     is_cache = True

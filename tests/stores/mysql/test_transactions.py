@@ -15,8 +15,8 @@ import pytest
 from oncekey._core.record import Record, State, Step
 from oncekey._core.verbs import AppendStep, Done, Refused, Steps
 from oncekey.stores import transactions
-from oncekey.stores.mysql import joining
-from oncekey.stores.mysql.joining import Server
+from oncekey.stores.mysql import transactions as mysql_transactions
+from oncekey.stores.mysql.transactions import Server, ajoin, join
 from oncekey.stores.mysql.statements import Question
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
@@ -178,9 +178,10 @@ async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver closes such a connection: it has no settings to get back."""
-    monkeypatch.setattr(joining, "Server", lambda version: Server("9.7.4"))
+    monkeypatch.setattr(mysql_transactions, "Server", lambda version: Server("9.7.4"))
     async with by_asyncmy(mariadb_url) as joinable:
-        ask = joining.by_asyncmy(joinable.connection)
+        ask = ajoin(None, joinable.connection)
+        assert ask is not None
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(SLOW), 0.2)
 
@@ -189,10 +190,13 @@ async def test_who_is_cancelled_in_a_hurry_hears_that_and_nothing_else(
 def test_who_loses_its_connection_in_a_hurry_hears_why(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(joining, "Server", lambda version: Server("9.7.4"))
+    monkeypatch.setattr(mysql_transactions, "Server", lambda version: Server("9.7.4"))
     with mysql_connection(mariadb_url) as other, mysql_connection(mariadb_url) as db:
+        db.begin()
+        ask = join(None, db)
+        assert ask is not None
         kill = threading.Timer(0.2, other.cursor().execute, [f"KILL {db.thread_id()}"])
         kill.start()
         with pytest.raises(pymysql.MySQLError, match=r"Lost connection|was killed"):
-            joining.by_pymysql(db)(SLOW)
+            ask(SLOW)
         kill.join()
