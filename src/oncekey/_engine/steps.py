@@ -32,11 +32,12 @@ from oncekey._core.verbs import AppendStep, Done, Refused, Verb
 from oncekey._core.verbs import Steps as Read
 from oncekey._system.probes import probe
 from oncekey.errors import LeaseLost, Misuse, OutcomeUnknown, StepsChanged
+from oncekey.stores.base import traits_of
 
 if TYPE_CHECKING:
     from oncekey._engine.attempt import Attempt
     from oncekey._engine.guard import Guard
-    from oncekey.stores.base import Store, traits_of
+    from oncekey.stores.base import Store
 
 STEPS_MAX = 1_000
 STEP_BYTES_MAX = 1_048_576

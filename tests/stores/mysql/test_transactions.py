@@ -16,8 +16,8 @@ from oncekey._core.record import Record, State, Step
 from oncekey._core.verbs import AppendStep, Done, Refused, Steps
 from oncekey.stores import transactions
 from oncekey.stores.mysql import transactions as mysql_transactions
-from oncekey.stores.mysql.transactions import Server, ajoin, join
 from oncekey.stores.mysql.statements import Question
+from oncekey.stores.mysql.transactions import Server, ajoin, join
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import SyncFace
 from tests.servers.mariadb import mysql_connection

@@ -22,7 +22,7 @@ _IN = ["unshare", "--user", "--map-root-user", "--time"]
 # What another process does with the record of this id: it claims it, or looks and would take over.
 _OTHER = """
 import pathlib, sys, time
-from oncekey import clock
+from oncekey._system import clock
 from oncekey._core import lifecycle
 from oncekey._core.verbs import Done, Find, Insert
 from oncekey.stores.batching import Gatherer
