@@ -297,7 +297,7 @@ def test_p11_the_patience_with_dynamodb_has_an_end(given: str) -> None:
 
 @pytest.mark.parametrize("url", ["redis://h/shop", "rediss://h/-1", "redis+cluster://h/shop"])
 def test_a_database_of_redis_that_is_no_number_is_not_the_first_one(url: str) -> None:
-    with pytest.raises(Misuse, match="no number"):
+    with pytest.raises(Misuse, match="not a number"):
         open_store(url)
 
 
