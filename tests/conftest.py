@@ -1,8 +1,10 @@
 """Options, servers and house rules for the whole suite."""
 
+import gc
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -45,16 +47,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--long", action="store_true", help="run only what takes minutes")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _is_wanted(config: pytest.Config, marks: set[str]) -> bool:
     fast, long = config.getoption("--fast"), config.getoption("--long")
+    return ("long" in marks) == long and not (fast and "slow" in marks)
 
-    def wanted(item: pytest.Item) -> bool:
-        is_long = item.get_closest_marker("long") is not None
-        return is_long == long and not (fast and item.get_closest_marker("slow"))
 
-    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
-    items[:] = [item for item in items if wanted(item)]
-    if long:  # else all the others are done and wait for these
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among tens of thousands of tests: all of them stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, obj: object
+) -> list[pytest.Item] | None:
+    """Make no tests of what is left out as a whole: making them takes longer than to leave them out.
+
+    Whoever names a test is told that it was left out, rather than that there is none.
+    """
+    if not isinstance(obj, FunctionType | type):
+        return None
+    config = collector.config
+    marks = {mark.name for mark in getattr(obj, "pytestmark", ())}
+    marks |= {name for name in ("slow", "long") if collector.get_closest_marker(name)}
+    if config.getoption("--long"):  # some of its cases may be long
+        marks.add("long")
+    if _is_wanted(config, marks) or any("::" in each for each in config.args):
+        return None
+    return []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted, unwanted = [], []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        (wanted if _is_wanted(config, marks) else unwanted).append(item)
+    config.hook.pytest_deselected(items=unwanted)
+    items[:] = wanted
+    if config.getoption("--long"):  # else all the others are done and wait for these
         items.sort(key=_takes_longest, reverse=True)
 
 
