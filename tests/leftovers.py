@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from oncekey._engine.sweeper import Sweeper
 from oncekey.messaging._publisher import Publisher
-from payments.periodic import Chore
-from payments.webhooks.worker import Courier
+from payments.background import PeriodicTask
+from payments.webhooks.worker import DeliveryWorker
 
 ENDS_S = 20.0
 """How long threads that were told to end may take, on a machine that is busy."""
@@ -23,7 +23,10 @@ WAITING = (
     *("oncekey-writes", "webhook_", "wire"),
 )
 """By their names, those that only do what somebody hands them."""
-LOOPS = {each.__code__ for each in (Publisher.run_sync, Courier.run, Courier.drain, Chore._run)}
+LOOPS = {
+    each.__code__
+    for each in (Publisher.run_sync, DeliveryWorker.run, DeliveryWorker.drain, PeriodicTask._run)
+}
 """What must not have been handed to one of them and go on."""
 LOOK_S = 0.02
 OWN = ("memory", "sqlite")

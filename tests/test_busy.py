@@ -17,7 +17,7 @@ LOOPS = 2
 SECONDS_MAX = 540
 WAITING = (
     "tests/payments/webhooks/test_worker.py",
-    "tests/payments/webhooks/test_outage.py",
+    "tests/payments/test_background.py",
     "tests/messaging/test_publisher.py",
     "tests/stores/test_contract.py",
     "tests/stores/test_batching_sync.py",

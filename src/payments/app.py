@@ -16,13 +16,14 @@ import oncekey
 from oncekey import Policy, Recoverer, atomic
 from oncekey.web.asgi import IdempotencyMiddleware
 from payments.access.accounts import Account
-from payments.access.concurrency_limit import Room
-from payments.access.middleware import App, Receive, Scope, Send, front, in_api
+from payments.access.concurrency_limit import ConcurrencyLimit
+from payments.access.middleware import App, Receive, Scope, Send, guard_access, in_api
 from payments.api import (
     balance,
     charges,
     customers,
     errors,
+    events,
     openapi,
     payment_intents,
     payment_methods,
@@ -30,19 +31,18 @@ from payments.api import (
     refunds,
     webhook_endpoints,
 )
-from payments.api.known_cards import KnownCards
+from payments.api.card_filter import CardFilter
+from payments.background import PeriodicTask
 from payments.demo import checkout, pages
-from payments.demo.trace import Watch
-from payments.money.unfinished import Finisher
+from payments.demo.trace import TraceLog
+from payments.money.finisher import Finisher
 from payments.network import Network
-from payments.periodic import Chore
 from payments.settings import API_VERSION, Settings
 from payments.storage import ids
 from payments.storage.database import Database
-from payments.webhooks import events
 from payments.webhooks.senders import Senders
-from payments.webhooks.sweeper import Sweeper
-from payments.webhooks.worker import Courier
+from payments.webhooks.sweeper import EventSweeper
+from payments.webhooks.worker import DeliveryWorker
 
 ROWS_ONLY = (
     "POST /v1/charges/{id}",
@@ -86,13 +86,13 @@ NOT_SEARCHED = ("charges", "customers", "payment_intents")
 def create_app(settings: Settings, network: Network | None = None) -> App:
     """The payments API as an ASGI application. Its tables must be there: `payments migrate`."""
     database = Database(settings)
-    watch = Watch() if settings.shows_demo else None
+    watch = TraceLog() if settings.shows_demo else None
     hooks = [watch] if watch else []
     api = create_api(settings, database, network or Network(settings.network_url, hooks=hooks))
     if watch is not None:
         checkout.add(api, watch)
     if not settings.idempotent:
-        return front(KnownCards(api), settings, database, _knows_nothing)
+        return guard_access(CardFilter(api), settings, database, _knows_nothing)
     guarded = IdempotencyMiddleware(
         api,
         store=database.url,
@@ -106,13 +106,13 @@ def create_app(settings: Settings, network: Network | None = None) -> App:
         ),
         routes=_policies(settings.lease_s),
         hooks=hooks,
-        atomic=atomic.SQLAlchemy(database.lent),
-        inside=[Room.__name__],  # a replay needs no room
+        atomic=atomic.SQLAlchemy(database.atomic_engine),
+        inside=[ConcurrencyLimit.__name__],  # a replay needs no room
     )
-    let_in: App = KnownCards(KeyForAll(guarded, api))
+    let_in: App = CardFilter(GeneratedKeys(guarded, api))
     if watch is None:
-        return front(let_in, settings, database, guarded.state_of)
-    return watch.outside(front(watch.inside(let_in), settings, database, guarded.state_of))
+        return guard_access(let_in, settings, database, guarded.state_of)
+    return watch.outside(guard_access(watch.inside(let_in), settings, database, guarded.state_of))
 
 
 def _policies(lease_s: float) -> dict[str, Policy]:
@@ -140,7 +140,7 @@ def create_api(settings: Settings, database: Database, network: Network) -> Fast
     api.state.settings, api.state.database, api.state.network = settings, database, network
     api.state.held = [network, database]
     errors.add_handlers(api)
-    api.add_middleware(Room, threads_max=settings.threads_max)
+    api.add_middleware(ConcurrencyLimit, threads_max=settings.threads_max)
     api.state.senders = Senders(settings)
     for kind in NOT_SEARCHED:  # before the routes to which any name is an id
         api.add_route(f"/v1/{kind}/search", _not_here, include_in_schema=False)
@@ -176,9 +176,12 @@ async def _meanwhile(api: FastAPI) -> AsyncIterator[None]:
     """
     settings: Settings = api.state.settings
     database: Database = api.state.database
-    chores: list[Chore | Courier] = []
+    chores: list[PeriodicTask | DeliveryWorker] = []
     if settings.deliver:
-        chores += [Courier(database, api.state.senders), Sweeper(database, settings.events_kept_s)]
+        chores += [
+            DeliveryWorker(database, api.state.senders),
+            EventSweeper(database, settings.events_kept_s),
+        ]
     if settings.recover:
         chores.append(Finisher(database, api.state.network, settings.patience_s))
     for chore in chores:
@@ -195,7 +198,7 @@ async def _knows_nothing(_: Scope) -> str | None:
     return None
 
 
-class KeyForAll:
+class GeneratedKeys:
     """Gives a POST to the API that brings no key one of its own. Nobody can retry under it, but
     there is only one way to move money, and the recoverer finishes what such a client abandons too.
     Pages belong to no account, and need no key.
@@ -212,6 +215,6 @@ class KeyForAll:
         if scope["type"] == "http" and scope["method"] == "POST":
             headers: list[tuple[bytes, bytes]] = scope["headers"]
             if not any(name == b"idempotency-key" for name, _ in headers):
-                key = (b"idempotency-key", ids.own_key().encode("ascii"))
+                key = (b"idempotency-key", ids.generated_key().encode("ascii"))
                 scope = {**scope, "headers": [*headers, key]}
         await self._app(scope, receive, send)

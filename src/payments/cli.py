@@ -21,14 +21,14 @@ from payments.access.accounts import (
     LOCAL_KEY,
     OVERLAP_S,
     Account,
+    AccountNotFoundError,
     Accounts,
     Key,
-    NoSuchAccount,
 )
 from payments.access.rate_limits import Rates
 from payments.api.errors import StripeError
 from payments.money import reconcile
-from payments.server import CannotServe, Listening, greeting, migrate, serve
+from payments.server import CannotServeError, ListenOptions, greeting, migrate, serve
 from payments.settings import Settings, make_folder
 from payments.storage import rows
 from payments.storage.database import Database
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
     try:
         command: int = said.command(said)
         return command
-    except (CannotServe, NoSuchAccount, StripeError) as error:
+    except (CannotServeError, AccountNotFoundError, StripeError) as error:
         print(error, file=sys.stderr)
     except (sqlalchemy.exc.DBAPIError, oncekey.StoreError) as error:
         print(
@@ -93,7 +93,7 @@ def _serve(said: argparse.Namespace) -> int:
         wait_s=said.wait_s,
         events_kept_s=said.events_kept,
     )
-    listening = Listening(
+    listening = ListenOptions(
         host=said.host,
         port=said.port,
         workers=said.workers,
@@ -203,8 +203,8 @@ def parser() -> argparse.ArgumentParser:
     tables = commands.add_parser("migrate", description="Create the tables that are missing.")
     tables.set_defaults(command=_migrate)
     _add_where(tables)
-    again = commands.add_parser("resend", description="Deliver an event once more.")
-    _describe_resend(again)
+    replay_body = commands.add_parser("resend", description="Deliver an event once more.")
+    _describe_resend(replay_body)
     account = commands.add_parser("account", description="Accounts and their keys.")
     _describe_account(account.add_subparsers(required=True, metavar="COMMAND"))
     return top
@@ -213,7 +213,7 @@ def parser() -> argparse.ArgumentParser:
 def _describe_serve(sub: argparse.ArgumentParser) -> None:
     sub.set_defaults(command=_serve)
     _add_where(sub)
-    usual = Listening()
+    usual = ListenOptions()
     sub.add_argument("--host", default=usual.host, help="address to listen on [%(default)s]")
     sub.add_argument("--port", type=int, default=usual.port, help="[%(default)s]")
     sub.add_argument("--workers", type=int, default=1, metavar="N", help="processes [%(default)s]")
@@ -276,7 +276,7 @@ def _add_bounds(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--drain-s-max",
         type=int,
-        default=Listening().drain_s_max,
+        default=ListenOptions().drain_s_max,
         metavar="N",
         help="how long SIGTERM waits for requests that are under way [%(default)s]",
     )

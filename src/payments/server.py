@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from payments.access.accounts import LOCAL_KEY
-from payments.access.rate_limits import pool_of
+from payments.access.rate_limits import connection_pool
 from payments.app import create_app
 from payments.demo import webhook_listener
 from payments.settings import Settings, make_folder
@@ -42,12 +42,12 @@ FAILED_TO_START = 3
 """The exit status of a uvicorn worker whose application did not start."""
 
 
-class CannotServe(Exception):
+class CannotServeError(Exception):
     """Something that must be put right first; the text says what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
+class ListenOptions:
     """Where and how the server listens."""
 
     host: str = "127.0.0.1"
@@ -120,7 +120,7 @@ class Workers(Multiprocess):
         super().terminate_all()
 
 
-def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -> int:
+def serve(settings: Settings, listening: ListenOptions, ready: Callable[[], None]) -> int:
     """Serve until a signal ends it; `ready` is called once the port is ours. The exit status."""
     check(settings, listening)
     if settings.keeps_files:
@@ -130,7 +130,7 @@ def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -
     try:
         sockets = [config.bind_socket()]
     except SystemExit:  # its reason has been logged
-        raise CannotServe(
+        raise CannotServeError(
             f"Cannot listen on {listening.host} port {listening.port}: choose another one with "
             "--port, or end whoever has it."
         ) from None
@@ -151,7 +151,7 @@ def serve(settings: Settings, listening: Listening, ready: Callable[[], None]) -
         return 0
 
 
-def configure(settings: Settings, listening: Listening) -> uvicorn.Config:
+def configure(settings: Settings, listening: ListenOptions) -> uvicorn.Config:
     return uvicorn.Config(
         Application(settings),
         factory=True,
@@ -173,32 +173,32 @@ def configure(settings: Settings, listening: Listening) -> uvicorn.Config:
     )
 
 
-def check(settings: Settings, listening: Listening) -> None:
+def check(settings: Settings, listening: ListenOptions) -> None:
     """Find what cannot work before anything is started."""
     if (listening.certificate is None) != (listening.private_key is None):
-        raise CannotServe("HTTPS needs both --certificate FILE and --private-key FILE.")
+        raise CannotServeError("HTTPS needs both --certificate FILE and --private-key FILE.")
     if listening.certificate is not None:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(listening.certificate, listening.private_key)
         except OSError as error:  # an ssl.SSLError is one
-            raise CannotServe(
+            raise CannotServeError(
                 f"{listening.certificate} and {listening.private_key} are no certificate and its "
                 f"private key in PEM form that can be read: {error}"
             ) from None
     if not 0 <= listening.port <= PORT_MAX:
-        raise CannotServe(f"--port takes a number from 0 up to {PORT_MAX}.")
+        raise CannotServeError(f"--port takes a number from 0 up to {PORT_MAX}.")
     for option, number in (
         ("--workers", listening.workers),
         ("--body-bytes-max", settings.body_bytes_max),
         ("--drain-s-max", listening.drain_s_max),
     ):
         if number < 1:
-            raise CannotServe(f"{option} takes a number from 1 up.")
+            raise CannotServeError(f"{option} takes a number from 1 up.")
     if not _is_address(settings.network_url):
-        raise CannotServe("--network takes the card network's address: http://127.0.0.1:8001")
+        raise CannotServeError("--network takes the card network's address: http://127.0.0.1:8001")
     if settings.redis_url is not None:
-        pool_of(settings.redis_url)  # workers would find out, each by itself and for ever
+        connection_pool(settings.redis_url)  # workers would find out, each by itself and for ever
     elif listening.workers > 1:
         log.warning(
             "%d workers without --redis: each counts for itself, so that up to %d times the limits "
@@ -223,7 +223,7 @@ def migrate(settings: Settings) -> None:
         database.close()
 
 
-def greeting(settings: Settings, listening: Listening) -> str:
+def greeting(settings: Settings, listening: ListenOptions) -> str:
     """What to do with a server that was started."""
     if not settings.takes_local_key:
         return (

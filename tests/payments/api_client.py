@@ -21,7 +21,7 @@ from payments.access.accounts import LOCAL_KEY
 from payments.access.rate_limits import Rates
 from payments.app import create_app
 from payments.network import Network, NetworkDown, NetworkRefused
-from payments.network.book import SCHEMA, Book, Refused, checked
+from payments.network.book import SCHEMA, Book, RequestRefused, validate_fields
 from payments.settings import Settings
 from payments.storage.database import Database
 from payments.storage.tables import metadata
@@ -84,8 +84,8 @@ class NearNetwork(Network):
         kind = KINDS[path]
         try:
             with self._turn:
-                done = self._book.carry_out(kind, key, checked(kind, fields), lambda: None)
-        except Refused as error:
+                done = self._book.carry_out(kind, key, validate_fields(kind, fields), lambda: None)
+        except RequestRefused as error:
             raise NetworkRefused(error.code, str(error)) from None
         if self.down:
             self.down -= 1

@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx2
 
 from payments.access.accounts import LOCAL_KEY
-from payments.demo.subprocess import Child
+from payments.demo.child_process import ChildProcess
 from tests.servers.process import free_port
 
 START_S_MAX = 60.0
@@ -27,7 +27,7 @@ class ApiProcess:
         told = json.dumps({"data": str(data), "port": self.port, **settings})
         command = [sys.executable, "-m", "tests.payments.api_server", told]
         with open(self.log, "ab") as log:
-            self.child = Child("api", [*command, point] if point else command, output=log)
+            self.child = ChildProcess("api", [*command, point] if point else command, output=log)
         self.client = httpx2.Client(
             base_url=f"{self.url}/v1/",
             headers={"authorization": f"Bearer {LOCAL_KEY}"},
@@ -38,7 +38,7 @@ class ApiProcess:
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_S_MAX
-        while self.child.ended is None and time.monotonic() < deadline:
+        while self.child.exit_status is None and time.monotonic() < deadline:
             try:
                 self.client.get("balance")
             except httpx2.TransportError:

@@ -18,18 +18,19 @@ from typing import Any
 import uvicorn
 
 from oncekey._system import probes
+from payments.api import transactions
 from payments.app import create_app
-from payments.money import orders, work
+from payments.money import orders
 from payments.settings import Settings
 from payments.storage.database import Database
 from tests.payments.api_client import UNLIMITED, NearNetwork
 
 POINTS = {
-    "before_pending": (work.Work, "begin", "before"),
-    "after_pending": (work.Work, "begin", "after"),
+    "before_pending": (transactions.ResumableRequest, "begin", "before"),
+    "after_pending": (transactions.ResumableRequest, "begin", "after"),
     "after_authorise": (orders, "authorise", "after"),
-    "before_commit_of_the_end": (work, "encode", "after"),
-    "after_commit_of_the_end": (work, "answer", "before"),
+    "before_commit_of_the_end": (transactions, "encode", "after"),
+    "after_commit_of_the_end": (transactions, "answer", "before"),
 }
 
 

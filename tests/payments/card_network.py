@@ -8,7 +8,7 @@ from typing import Self
 
 import httpx2
 
-from payments.demo.subprocess import Child
+from payments.demo.child_process import ChildProcess
 from payments.network import Network
 from tests.servers.process import free_port
 
@@ -28,7 +28,7 @@ class CardNetwork:
 
     def restart(self, *, wait: bool = True) -> None:
         """After it crashed, on the same file and port."""
-        assert self.child.ended is not None
+        assert self.child.exit_status is not None
         self.child = self._launched()
         if wait:
             self._await()
@@ -50,15 +50,15 @@ class CardNetwork:
     def close(self) -> None:
         self.child.kill()
 
-    def _launched(self) -> Child:
+    def _launched(self) -> ChildProcess:
         command = [sys.executable, "-m", "payments.network.server"]
         command += ["--file", str(self.file), "--port", str(self.port)]
         with open(self.log, "ab") as log:
-            return Child("network", command, output=log)
+            return ChildProcess("network", command, output=log)
 
     def _await(self) -> None:
         deadline = time.monotonic() + START_S_MAX
-        while self.child.ended is None and time.monotonic() < deadline:
+        while self.child.exit_status is None and time.monotonic() < deadline:
             try:
                 httpx2.get(f"{self.url}/tally", trust_env=False)
             except httpx2.TransportError:

@@ -52,13 +52,13 @@ async def lost_answer(stage: Stage) -> None:
         lost=True,
     )
     stage.clock.advance(1.5)
-    again = Sent(a, KEY)
+    replay_body = Sent(a, KEY)
     stage.show(
         "The client asks again, with the same key.",
         "It cannot know whether the first request arrived. It need not know.",
-        **again.arrow,
+        **replay_body.arrow,
     )
-    answer = await again.answer()
+    answer = await replay_body.answer()
     assert answer["answer"]["headers"]["idempotent-replayed"] == "true"
     stage.show(
         "It gets the recorded answer. Nothing runs.",

@@ -10,7 +10,7 @@ from typing import Any
 import oncekey
 from oncekey.web.asgi import IdempotencyMiddleware
 from payments.access.accounts import LOCAL, LOCAL_KEY, Account, Accounts
-from payments.access.middleware import Scope, account_of, front
+from payments.access.middleware import Scope, account_of, guard_access
 from payments.access.rate_limits import Rates
 from payments.settings import Settings
 from payments.storage.database import Database
@@ -41,7 +41,7 @@ class Gated:
         self.middleware = IdempotencyMiddleware(
             self._handle, store=self.settings.database, tenant=tenant_of, profile="stripe"
         )
-        self.app = front(
+        self.app = guard_access(
             self.middleware, self.settings, self.database, state_of=self.middleware.state_of
         )
 

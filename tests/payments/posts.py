@@ -21,9 +21,9 @@ from payments.storage.tables import deliveries, delivery_attempts, webhook_endpo
 from payments.storage.tables import events as event_rows
 from payments.webhooks import events
 from payments.webhooks.senders import Senders
-from payments.webhooks.worker import Courier, Pace
+from payments.webhooks.worker import DeliveryWorker, WorkerSettings
 
-PACE = Pace(schedule=Schedule(retries_s=(10.0, 100.0), spread=0.0), poll_s=0.05)
+PACE = WorkerSettings(schedule=Schedule(retries_s=(10.0, 100.0), spread=0.0), poll_s=0.05)
 
 
 class Post:
@@ -35,7 +35,7 @@ class Post:
         self.database.create_tables()
         self.tenant = f"acct_{uuid.uuid4().hex}/test"
         self.ahead_s = 0.0
-        self._couriers: list[Courier] = []
+        self._couriers: list[DeliveryWorker] = []
         with self.database.begin() as connection:
             for table in (deliveries, delivery_attempts, event_rows):
                 connection.execute(table.delete())  # what other tests have left
@@ -43,8 +43,8 @@ class Post:
     def now(self) -> float:
         return clock.wall() + self.ahead_s
 
-    def courier(self, senders: Senders | None = None, **pace: Any) -> Courier:
-        courier = Courier(
+    def courier(self, senders: Senders | None = None, **pace: Any) -> DeliveryWorker:
+        courier = DeliveryWorker(
             self.database,
             senders or Senders(self.settings),
             pace=replace(PACE, **pace),

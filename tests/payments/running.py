@@ -32,7 +32,7 @@ def children_of(pid: int) -> dict[str, int]:
         except (OSError, ValueError):
             continue
         if parent == pid:
-            name = re.search(r"payments\.(network|shopper)|serve", command)
+            name = re.search(r"payments\.(?:demo\.load\.)?(network|shopper)|serve", command)
             found[(name[1] or name[0]) if name else command] = int(stat.parent.name)
     return found
 

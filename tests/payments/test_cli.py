@@ -38,9 +38,9 @@ def test_an_account_from_its_first_key_to_its_last(
     new = say(capsys, "account", "rotate", account, "--overlap", "30m", "--data", data)
     assert "sk_test_" in new
     assert "work until" in new
-    ended = say(capsys, "account", "revoke", account, f"sk_test_…{key[-4:]}", "--data", data)
-    assert f"revoked  sk_test_…{key[-4:]}" in ended
-    assert "within 2 seconds" in ended
+    output = say(capsys, "account", "revoke", account, f"sk_test_…{key[-4:]}", "--data", data)
+    assert f"revoked  sk_test_…{key[-4:]}" in output
+    assert "within 2 seconds" in output
     listed = say(capsys, "account", "list", "--data", data)
     assert len(re.findall("revoked 2", listed)) == 1
     say(capsys, "account", "revoke", account, "--all", "--data", data)

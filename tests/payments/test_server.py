@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from payments.access.accounts import LOCAL_KEY, Accounts
-from payments.server import Listening, configure
+from payments.server import ListenOptions, configure
 from payments.settings import Settings
 from payments.storage.database import Database
 from tests.payments.card_network import CardNetwork
@@ -98,9 +98,9 @@ def test_what_it_says_at_the_start_is_so(serve: Serve, network: CardNetwork) -> 
     serving = serve("--network", network.url)
     assert f"{serving.url}/docs" in serving.said()
     assert LOCAL_KEY in serving.said()
-    first, again = serving.charge("k1"), serving.charge("k1")
-    assert (first.status_code, again.content) == (200, first.content)
-    assert again.headers["Idempotent-Replayed"] == "true"
+    first, replay_body = serving.charge("k1"), serving.charge("k1")
+    assert (first.status_code, replay_body.content) == (200, first.content)
+    assert replay_body.headers["Idempotent-Replayed"] == "true"
     same_port = ["serve", "--port", str(serving.port), "--data", str(serving.data)]
     second = subprocess.run(
         [sys.executable, "-m", "payments", *same_port], capture_output=True, text=True, timeout=50
@@ -165,9 +165,9 @@ def test_workers_on_postgresql_and_redis_share_accounts_keys_and_limits(
         account, key = accounts.create("Tea shop")
         first = one.charge("k1", key)
         assert first.status_code == 200
-        again = other.charge("k1", accounts.rotate(account))
-        assert (again.status_code, again.content) == (200, first.content)
-        assert again.headers["Idempotent-Replayed"] == "true"
+        replay_body = other.charge("k1", accounts.rotate(account))
+        assert (replay_body.status_code, replay_body.content) == (200, first.content)
+        assert replay_body.headers["Idempotent-Replayed"] == "true"
     assert one.charge("k9").status_code == 401  # the local key is for the embedded database
     servers = (one, other, one, other)
     rest = [server.charge(f"n{n}", key).status_code for n, server in enumerate(servers)]
@@ -217,6 +217,6 @@ def workers_of(pid: int) -> list[int]:
 
 def test_proxies_are_believed_only_if_named() -> None:
     settings = Settings()
-    assert configure(settings, Listening()).proxy_headers is False
-    named = configure(settings, Listening(proxies="10.0.0.7"))
+    assert configure(settings, ListenOptions()).proxy_headers is False
+    named = configure(settings, ListenOptions(proxies="10.0.0.7"))
     assert (named.proxy_headers, named.forwarded_allow_ips) == (True, "10.0.0.7")

@@ -67,7 +67,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class AccountSummary:
     """An account as the operator sees it."""
 
     id: str
@@ -76,7 +76,7 @@ class Listed:
     keys: list[Key] = field(default_factory=list)
 
 
-class NoSuchAccount(LookupError):
+class AccountNotFoundError(LookupError):
     """There is no account of that id, or no key of it that would be meant."""
 
 
@@ -94,14 +94,16 @@ class Accounts:
             connection.execute(sa.insert(accounts), created)
             return account, _add_key(connection, account)
 
-    def all(self) -> list[Listed]:
+    def all(self) -> list[AccountSummary]:
         """All accounts with all their keys, oldest first."""
         keys: dict[str, list[Key]] = defaultdict(list)
         with self._database.read() as connection:
             for row in connection.execute(sa.select(api_keys).order_by(api_keys.c.created)):
                 keys[row.account].append(_key(row))
             found = connection.execute(sa.select(accounts).order_by(accounts.c.id))
-            return [Listed(row.id, row.name or "", row.created, keys[row.id]) for row in found]
+            return [
+                AccountSummary(row.id, row.name or "", row.created, keys[row.id]) for row in found
+            ]
 
     def find_key(self, digest: bytes) -> Key | None:
         """What is known of a key, be it valid or not."""
@@ -135,7 +137,7 @@ class Accounts:
             _require(connection, account.id)
             ended = connection.execute(sa.select(api_keys).where(meant)).all()
             if not ended:
-                raise NoSuchAccount(
+                raise AccountNotFoundError(
                     f"{account.id} has no such key in {account.mode} mode that is not revoked "
                     "already. Its keys are listed by: ./dev payments account list"
                 )
@@ -155,7 +157,7 @@ def hint(key: str) -> str:
 
 
 def _add_key(connection: Connection, account: Account) -> str:
-    key = f"sk_{account.mode}_{ids.letters(SECRET_CHARS)}"
+    key = f"sk_{account.mode}_{ids.random_letters(SECRET_CHARS)}"
     row = {
         "digest": digest(key),
         "account": account.id,
@@ -174,7 +176,7 @@ def _of(account: Account) -> sa.ColumnElement[bool]:
 def _require(connection: Connection, account_id: str) -> None:
     if connection.execute(sa.select(accounts.c.id).where(accounts.c.id == account_id)).first():
         return
-    raise NoSuchAccount(
+    raise AccountNotFoundError(
         f"There is no account {account_id}. Those that exist: ./dev payments account list"
     )
 

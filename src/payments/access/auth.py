@@ -28,7 +28,7 @@ _FORWARDED = (b"forwarded", b"x-forwarded", b"x-real-ip", b"x-client-ip", b"via"
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class InvalidKey:
     """Somebody without a valid key, and what to tell them."""
 
     message: str
@@ -43,7 +43,7 @@ class Keys:
         self._local = local
         self._seen: dict[bytes, tuple[Key, float]] = {}
 
-    def recall(self, key: str, scope: Mapping[str, Any]) -> Account | Stranger | None:
+    def recall(self, key: str, scope: Mapping[str, Any]) -> Account | InvalidKey | None:
         """Whose key it is, if that is known without looking; None if it must be looked up."""
         if key == LOCAL_KEY:
             return self._local_account(scope)
@@ -58,47 +58,49 @@ class Keys:
         """Whether it was a valid key when last looked up: its owner is no stranger."""
         return digest(key) in self._seen
 
-    async def look_up(self, key: str) -> Account | Stranger:
+    async def look_up(self, key: str) -> Account | InvalidKey:
         """Ask the database whose key it is."""
         looked_at, known_by = clock.monotonic(), digest(key)
         found = await asyncio.to_thread(self._accounts.find_key, known_by)
         if found is None:
             self._seen.pop(known_by, None)
-            return Stranger(f"Invalid API Key provided: {hint(key)[:40]}")
+            return InvalidKey(f"Invalid API Key provided: {hint(key)[:40]}")
         if not found.works(clock.wall()):
             self._seen.pop(known_by, None)
             how = "revoked" if found.revoked is not None else "rotated, and its time is over"
-            return Stranger(f"Expired API Key provided: {found.hint} was {how}.", "api_key_expired")
+            return InvalidKey(
+                f"Expired API Key provided: {found.hint} was {how}.", "api_key_expired"
+            )
         if len(self._seen) >= KEYS_REMEMBERED_MAX:
             self._seen.clear()
         self._seen[known_by] = found, looked_at
         return found.account
 
-    def _local_account(self, scope: Mapping[str, Any]) -> Account | Stranger:
+    def _local_account(self, scope: Mapping[str, Any]) -> Account | InvalidKey:
         if not self._local:
-            return Stranger(
+            return InvalidKey(
                 f"{LOCAL_KEY} is not in use on this server. Make a key of your own: "
                 "./dev payments account create NAME"
             )
         if is_local(scope):
             return LOCAL
-        return Stranger(
+        return InvalidKey(
             f"{LOCAL_KEY} works only on the machine that the server runs on, at http://127.0.0.1 "
             "or http://localhost and not through a proxy. Make a key of your own: "
             "./dev payments account create NAME"
         )
 
 
-def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | Stranger:
+def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | InvalidKey:
     """The key that a request brings in its Authorization header."""
     lines = [content for name, content in headers if name == b"authorization"]
     if not lines:
-        return Stranger(
+        return InvalidKey(
             "You did not provide an API key. Send it in the Authorization header, as in "
             "'Authorization: Bearer YOUR_SECRET_KEY', or as the user name of Basic authentication."
         )
     if len(lines) > 1:
-        return Stranger("There are several Authorization headers. Send one.")
+        return InvalidKey("There are several Authorization headers. Send one.")
     scheme, _, credentials = lines[0].decode("latin-1").strip().partition(" ")
     key: str | None = credentials.strip()
     if scheme.lower() == "basic":
@@ -106,7 +108,7 @@ def read_key(headers: Iterable[tuple[bytes, bytes]]) -> str | Stranger:
     elif scheme.lower() != "bearer":
         key = None
     if not key or len(key) > KEY_CHARS_MAX or not key.isascii() or not key.isprintable():
-        return Stranger(
+        return InvalidKey(
             "The Authorization header holds no API key. Send 'Authorization: Bearer "
             "YOUR_SECRET_KEY', or the key as the user name of Basic authentication."
         )

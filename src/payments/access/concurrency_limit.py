@@ -12,13 +12,13 @@ import oncekey
 from payments.access.middleware import App, Receive, Scope, Send, refuse
 from payments.access.rate_limits import READS
 
-FOR_LOOKING = 0.25
+READS_SHARE = 0.25
 """The part of the threads that is left to others."""
-PLACE_S_MAX = 10.0
+WAIT_S_MAX = 10.0
 """How long one waits for a place."""
 
 
-class Room:
+class ConcurrencyLimit:
     """Lets at most the other threads' worth of changes run at once. The rest wait their turn,
     without a thread, and not for ever.
 
@@ -28,15 +28,15 @@ class Room:
 
     def __init__(self, app: App, threads_max: int) -> None:
         self._app = app
-        self._places = asyncio.Semaphore(max(1, int(threads_max * (1 - FOR_LOOKING))))
+        self._slots = asyncio.Semaphore(max(1, int(threads_max * (1 - READS_SHARE))))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in READS or _in_transaction():
             await self._app(scope, receive, send)
             return
         try:
-            async with asyncio.timeout(PLACE_S_MAX):
-                await self._places.acquire()
+            async with asyncio.timeout(WAIT_S_MAX):
+                await self._slots.acquire()
         except TimeoutError:
             message = (
                 "Too many requests wait for the card network. Retry with the same Idempotency-Key: "
@@ -47,7 +47,7 @@ class Room:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._places.release()
+            self._slots.release()
 
 
 def _in_transaction() -> bool:

@@ -16,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 import oncekey
 from payments import clock
 from payments.access.accounts import Account, Accounts
-from payments.access.auth import Keys, Stranger, read_key
-from payments.access.rate_limits import READS, Counters, Full, Limits
+from payments.access.auth import InvalidKey, Keys, read_key
+from payments.access.rate_limits import READS, Counters, LimitExceeded, RateLimits
 from payments.settings import API_VERSION, Settings
 from payments.storage import ids
 from payments.storage.database import Database
@@ -40,12 +40,12 @@ _REPLAYED = (b"idempotent-replayed", b"true")
 _MEANT_FOR = (b"stripe-account", b"stripe-context")
 
 
-def front(app: App, settings: Settings, database: Database, state_of: StateOf) -> App:
+def guard_access(app: App, settings: Settings, database: Database, state_of: StateOf) -> App:
     """The whole gate before an application. `state_of` is that of oncekey's middleware, which
     tells what became of a key without claiming it.
     """
     keys = Keys(Accounts(database), local=settings.takes_local_key)
-    limits = Limits(settings.rates, Counters(settings.redis_url))
+    limits = RateLimits(settings.rates, Counters(settings.redis_url))
     guarded = BodyLimit(app, settings.body_bytes_max)
     return Health(RequestIds(Admission(guarded, keys=keys, limits=limits, state_of=state_of)))
 
@@ -101,15 +101,15 @@ class RequestIds:
             return
         request_id = new_request_id()
         scope["state"] = {**scope.get("state", {}), "request_id": request_id}
-        await self._app(scope, receive, _stamping(send, request_id))
+        await self._app(scope, receive, _with_headers(send, request_id))
 
 
 def new_request_id() -> str:
-    return f"req_{ids.letters(REQUEST_ID_CHARS)}"
+    return f"req_{ids.random_letters(REQUEST_ID_CHARS)}"
 
 
-def _stamping(send: Send, request_id: str) -> Send:
-    async def stamping(message: Message) -> None:
+def _with_headers(send: Send, request_id: str) -> Send:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers: list[Header] = list(message.get("headers", ()))
             names = {name for name, _ in headers}
@@ -119,7 +119,7 @@ def _stamping(send: Send, request_id: str) -> Send:
             message["headers"] = headers
         await send(message)
 
-    return stamping
+    return send_with_headers
 
 
 # ------------------------------------------------------------------------------- who, how often
@@ -130,7 +130,7 @@ class Admission:
     pages and documentation do not.
     """
 
-    def __init__(self, app: App, *, keys: Keys, limits: Limits, state_of: StateOf) -> None:
+    def __init__(self, app: App, *, keys: Keys, limits: RateLimits, state_of: StateOf) -> None:
         self._app = app
         self._keys = keys
         self._limits = limits
@@ -138,7 +138,7 @@ class Admission:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, self._closing(send))
+            await self._app(scope, receive, self._closing_limits(send))
             return
         if not in_api(scope):
             await self._app(scope, receive, send)
@@ -150,9 +150,9 @@ class Admission:
             message = "Keys cannot be looked up at the moment. Nothing was done; try again."
             await refuse(send, 503, message, type="api_error")
             return
-        if isinstance(account, Stranger):
+        if isinstance(account, InvalidKey):
             await refuse(send, 401, account.message, code=account.code, headers=[_CHALLENGE])
-        elif isinstance(account, Full):
+        elif isinstance(account, LimitExceeded):
             await _refuse_full(send, account)
         elif (other := _other_account(scope, account)) is not None:
             message = f"This key acts for {account.id} alone, not for {other[:100]!r}."
@@ -166,9 +166,9 @@ class Admission:
             scope.setdefault("state", {})["account"] = account
             await self._admit(account.tenant, scope, receive, send)
 
-    async def _identify(self, scope: Scope) -> Account | Stranger | Full:
+    async def _identify(self, scope: Scope) -> Account | InvalidKey | LimitExceeded:
         key = read_key(scope["headers"])
-        if isinstance(key, Stranger):
+        if isinstance(key, InvalidKey):
             return await self._limits.admit_stranger(_address(scope)) or key
         found = self._keys.recall(key, scope)
         if found is None:
@@ -178,7 +178,7 @@ class Admission:
                 if full is not None:
                     return full
             found = await self._keys.look_up(key)
-        if isinstance(found, Stranger):
+        if isinstance(found, InvalidKey):
             return await self._limits.admit_stranger(_address(scope)) or found
         return found
 
@@ -196,7 +196,7 @@ class Admission:
             else:
                 await self._app(scope, receive, send)
         elif may_replay:
-            answered, began = _Watching(send), clock.monotonic()
+            answered, began = _ReplayDetector(send), clock.monotonic()
             await self._app(scope, receive, answered)
             if answered.replayed:
                 took_s = clock.monotonic() - began
@@ -211,16 +211,16 @@ class Admission:
         except oncekey.StoreError:
             return False
 
-    def _closing(self, send: Send) -> Send:
-        async def closing(message: Message) -> None:
+    def _closing_limits(self, send: Send) -> Send:
+        async def send_and_close(message: Message) -> None:
             if message["type"].startswith("lifespan.shutdown."):
                 await self._limits.close()
             await send(message)
 
-        return closing
+        return send_and_close
 
 
-class _Watching:
+class _ReplayDetector:
     """A `send` that notices whether what it sends is a replay."""
 
     def __init__(self, send: Send) -> None:
@@ -275,10 +275,10 @@ class BodyLimit:
                 f"The request's body is larger than {self._bytes_max} bytes.",
                 code="request_too_large",
             )
-        elif not isinstance(body, _Left):
-            await self._app(scope, again(body, receive), send)
+        elif not isinstance(body, _Disconnected):
+            await self._app(scope, replay_body(body, receive), send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | _Left | None:
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | _Disconnected | None:
         for name, content in scope["headers"]:
             if name == b"content-length" and content.isdigit() and int(content) > self._bytes_max:
                 return None
@@ -286,7 +286,7 @@ class BodyLimit:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return _Left()
+                return _Disconnected()
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > self._bytes_max:
@@ -295,18 +295,18 @@ class BodyLimit:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-class _Left:
+class _Disconnected:
     """The client left before it had said what it wants."""
 
 
-def again(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """A `receive` that gives a whole body that was read already, then what comes after it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Message:
+    async def replay_body() -> Message:
         return pending.pop() if pending else await receive()
 
-    return again
+    return replay_body
 
 
 # ---------------------------------------------------------------------------------- refusals
@@ -314,7 +314,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="payments"')
 
 
-async def _refuse_full(send: Send, full: Full) -> None:
+async def _refuse_full(send: Send, full: LimitExceeded) -> None:
     message = (
         f"Request rate limit exceeded ({full.reason}). Nothing was done; try again with the same "
         f"idempotency key in {full.retry_after_s} s."
@@ -337,15 +337,15 @@ async def refuse(
     headers: list[Header] | None = None,
 ) -> None:
     """An error in Stripe's shape."""
-    told = {"type": type, "code": code, "message": message, "param": param}
-    error = {name: value for name, value in told.items() if value is not None}
+    content = {"type": type, "code": code, "message": message, "param": param}
+    error = {name: value for name, value in content.items() if value is not None}
     await _send_json(send, status, {"error": error}, headers)
 
 
 async def _send_json(
-    send: Send, status: int, told: object, headers: list[Header] | None = None
+    send: Send, status: int, content: object, headers: list[Header] | None = None
 ) -> None:
-    body = json.dumps(told).encode()
+    body = json.dumps(content).encode()
     lines = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -116,7 +116,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class LimitExceeded:
     """A bucket has nothing left for this request."""
 
     reason: str
@@ -138,7 +138,7 @@ class Counters:
         self._redis_s_max = redis_s_max
         self._rest_until = 0.0
         if redis_url is not None:
-            self._pool = pool_of(redis_url)
+            self._pool = connection_pool(redis_url)
             storage = RedisStorage(
                 f"async+{redis_url}",
                 implementation="redispy",
@@ -147,24 +147,24 @@ class Counters:
             )
             self._together = FixedWindowRateLimiter(storage)
 
-    async def draw(self, bucket: Bucket, cost: int = 1) -> Full | None:
+    async def draw(self, bucket: Bucket, cost: int = 1) -> LimitExceeded | None:
         """Take one from a bucket, or say when there will be more. A negative cost gives back."""
         rate = bucket.rate
         if rate is None or await self._ask(lambda on: on.hit(rate, *bucket.who, cost=cost)):
             return None
         return await self._full(bucket, rate)
 
-    async def look(self, bucket: Bucket) -> Full | None:
+    async def look(self, bucket: Bucket) -> LimitExceeded | None:
         """Whether a bucket is empty; takes nothing."""
         rate = bucket.rate
         if rate is None or await self._ask(lambda on: on.test(rate, *bucket.who)):
             return None
         return await self._full(bucket, rate)
 
-    async def _full(self, bucket: Bucket, rate: RateLimitItem) -> Full:
+    async def _full(self, bucket: Bucket, rate: RateLimitItem) -> LimitExceeded:
         window = await self._ask(lambda on: on.get_window_stats(rate, *bucket.who))
         left_s = math.ceil(window.reset_time - clock.wall())
-        return Full(bucket.reason, max(1, min(left_s, rate.get_expiry())))
+        return LimitExceeded(bucket.reason, max(1, min(left_s, rate.get_expiry())))
 
     async def _ask(self, question: Callable[[FixedWindowRateLimiter], Awaitable[T]]) -> T:
         if self._together is None or clock.monotonic() < self._rest_until:
@@ -201,7 +201,7 @@ class Counters:
             await self._pool.aclose()
 
 
-def pool_of(url: str) -> redis.asyncio.ConnectionPool:
+def connection_pool(url: str) -> redis.asyncio.ConnectionPool:
     """Connections to this Redis, none of them open yet; ValueError if it cannot be meant."""
     try:
         return redis.asyncio.ConnectionPool.from_url(url)
@@ -212,21 +212,21 @@ def pool_of(url: str) -> redis.asyncio.ConnectionPool:
         ) from None
 
 
-class Limits:
+class RateLimits:
     """The rates, and what of them is used."""
 
     def __init__(self, rates: Rates, counters: Counters) -> None:
         self._counters = counters
         self._items = {name: _item(rate) for name, rate in rates._all()}
 
-    async def admit(self, tenant: str, method: str, path: str) -> Full | None:
+    async def admit(self, tenant: str, method: str, path: str) -> LimitExceeded | None:
         """Draw for one request of an account; the first bucket that is empty refuses it."""
         for bucket in self._buckets(tenant, method, path):
             if (full := await self._counters.draw(bucket)) is not None:
                 return full
         return None
 
-    async def admit_replay(self, tenant: str) -> Full | None:
+    async def admit_replay(self, tenant: str) -> LimitExceeded | None:
         """Draw for a request that can only be replayed."""
         return await self._counters.draw(self._replays(tenant))
 
@@ -244,11 +244,11 @@ class Limits:
             if bucket.rate is not None and took_s < bucket.rate.get_expiry():
                 await self._counters.draw(bucket, cost=-1)
 
-    async def look_at_stranger(self, address: str) -> Full | None:
+    async def look_at_stranger(self, address: str) -> LimitExceeded | None:
         """Whether an address has used up what it may ask without a valid key; takes nothing."""
         return await self._counters.look(self._strangers(address))
 
-    async def admit_stranger(self, address: str) -> Full | None:
+    async def admit_stranger(self, address: str) -> LimitExceeded | None:
         """Draw for a request without a valid key."""
         return await self._counters.draw(self._strangers(address))
 
@@ -268,7 +268,7 @@ class Limits:
         return Bucket("replay-rate", self._items["replays"], ("replays", tenant))
 
     def _strangers(self, address: str) -> Bucket:
-        who = ("strangers", network_of(address))
+        who = ("strangers", address_network(address))
         return Bucket("address-rate", self._items["strangers"], who)
 
 
@@ -277,7 +277,7 @@ def resource_of(path: str) -> str:
     return path.removeprefix("/v1/").partition("/")[0][:RESOURCE_CHARS_MAX]
 
 
-def network_of(address: str) -> str:
+def address_network(address: str) -> str:
     """Whose address it is: an IPv6 customer has a whole /64 of them."""
     try:
         ip = ipaddress.ip_address(address)

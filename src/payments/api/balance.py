@@ -9,7 +9,7 @@ from payments.api import objects, schemas
 from payments.api.expand import check
 from payments.api.openapi import answers, asks
 from payments.api.parameters import Nothing
-from payments.api.reading import Looking, tenant
+from payments.api.requests import NoQuery, tenant_of
 from payments.api.responses import answer
 from payments.money import ledger
 from payments.storage.database import Database
@@ -18,10 +18,10 @@ router = APIRouter(prefix="/v1/balance", tags=["balance"])
 
 
 @router.get("", **answers(schemas.Balance), **asks(Nothing))
-def retrieve_balance(request: Request, asked: Looking) -> Response:
+def retrieve_balance(request: Request, params: NoQuery) -> Response:
     database: Database = request.app.state.database
-    whose = tenant(request)
-    check("balance", asked.expand)
+    tenant = tenant_of(request)
+    check("balance", params.expand)
     with database.read() as connection:
-        amounts = ledger.balances(connection, whose)
-    return answer(request, objects.balance(whose, amounts))
+        amounts = ledger.balances(connection, tenant)
+    return answer(request, objects.balance(tenant, amounts))

@@ -111,7 +111,7 @@ def card(number: str, exp_month: int = 12, exp_year: int = 2034, name: str | Non
     }
 
 
-def past(year: int, month: int, at_s: float) -> Literal["year", "month"] | None:
+def expired_part(year: int, month: int, at_s: float) -> Literal["year", "month"] | None:
     """Which part of a card's expiry was over at this time; None for a card that was still good."""
     at = datetime.fromtimestamp(at_s, UTC)
     if year < at.year:
@@ -119,7 +119,7 @@ def past(year: int, month: int, at_s: float) -> Literal["year", "month"] | None:
     return "month" if (year, month) < (at.year, at.month) else None
 
 
-def named(id_: str) -> Card | None:
+def find_test_card(id_: str) -> Card | None:
     """The card behind a documented token or payment method, None where there is none."""
     number = TOKENS.get(id_) or METHODS.get(id_)
     return None if number is None else card(number)

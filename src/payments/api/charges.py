@@ -12,18 +12,17 @@ from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 from payments.api import lists, objects, schemas, sources
-from payments.api.errors import invalid, refused
+from payments.api.errors import invalid, not_allowed
 from payments.api.objects import Object
 from payments.api.openapi import answers, asks, takes
 from payments.api.parameters import ChargeCapture, ChargeCreate, ChargeList, ChargeUpdate, Nothing
-from payments.api.reading import Looking, body_as, query_as
+from payments.api.requests import NoQuery, body_as, query_as
+from payments.api.transactions import ResumableRequest, write_rows
 from payments.money import orders, settlement
-from payments.money.amounts import MINIMUM, shown
+from payments.money.amounts import MINIMUM, format_amount
 from payments.money.orders import Order
-from payments.money.work import Work
 from payments.storage import rows
 from payments.storage.tables import charges
-from payments.storage.transactions import written
 
 router = APIRouter(prefix="/v1/charges", tags=["charges"])
 
@@ -33,36 +32,38 @@ router = APIRouter(prefix="/v1/charges", tags=["charges"])
 
 @router.post("", **answers(schemas.Charge, writes=True), **takes(ChargeCreate))
 def create_charge(
-    request: Request, asked: Annotated[ChargeCreate, Depends(body_as(ChargeCreate))]
+    request: Request, params: Annotated[ChargeCreate, Depends(body_as(ChargeCreate))]
 ) -> Response:
-    check_amount(asked.amount, asked.currency)
-    work = Work(request, asked, "charge")
-    whose = work.tenant
+    check_amount(params.amount, params.currency)
+    work = ResumableRequest(request, params, "charge")
+    tenant = work.tenant
 
-    def pending(connection: Connection) -> Order:
-        source = sources.of_charge(connection, whose, asked.source, asked.customer)
-        given = asked.given()
+    def insert(connection: Connection) -> Order:
+        source = sources.of_charge(connection, tenant, params.source, params.customer)
+        given = params.explicit_values()
         return orders.insert_pending(
             connection,
             work,
             source,
-            amount=asked.amount,
-            currency=asked.currency,
-            capture=asked.capture,
-            customer=asked.customer,
-            description=asked.description,
-            receipt_email=asked.receipt_email,
-            statement_descriptor=asked.statement_descriptor,
-            metadata=rows.merged(None, given.get("metadata")),
+            amount=params.amount,
+            currency=params.currency,
+            capture=params.capture,
+            customer=params.customer,
+            description=params.description,
+            receipt_email=params.receipt_email,
+            statement_descriptor=params.statement_descriptor,
+            metadata=rows.merge_metadata(None, given.get("metadata")),
         )
 
-    order = work.begin("pending", pending)
-    work.made(order["reference"])
+    order = work.begin("pending", insert)
+    work.set_resource_id(order["reference"])
     said = orders.authorise(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        charge = settlement.authorised(connection, whose, order["reference"], said, work.request_id)
-        return told(charge)
+        charge = settlement.record_authorisation(
+            connection, tenant, order["reference"], said, work.request_id
+        )
+        return render_outcome(charge)
 
     return work.end(settle)
 
@@ -72,13 +73,15 @@ def check_amount(amount: int, currency: str) -> None:
     least = MINIMUM.get(currency, 1)
     if amount < least:
         raise invalid(
-            f"Amount must be at least {shown(least, currency)}.", "amount", "amount_too_small"
+            f"Amount must be at least {format_amount(least, currency)}.",
+            "amount",
+            "amount_too_small",
         )
     orders.check_step(amount, currency, "amount")
 
 
-def told(charge: Row[Any]) -> tuple[int, Object]:
-    """What a client is told of a settled charge."""
+def render_outcome(charge: Row[Any]) -> tuple[int, Object]:
+    """Return the status and body for a charge the network has decided about."""
     if charge.status == "failed":
         return 402, {"error": settlement.payment_error(charge)}
     return 200, objects.charge(charge)
@@ -89,25 +92,27 @@ def told(charge: Row[Any]) -> tuple[int, Object]:
 
 @router.post("/{id}/capture", **answers(schemas.Charge, writes=True), **takes(ChargeCapture))
 def capture_charge(
-    request: Request, id: str, asked: Annotated[ChargeCapture, Depends(body_as(ChargeCapture))]
+    request: Request, id: str, params: Annotated[ChargeCapture, Depends(body_as(ChargeCapture))]
 ) -> Response:
-    work = Work(request, asked, "charge")
-    whose = work.tenant
+    work = ResumableRequest(request, params, "charge")
+    tenant = work.tenant
 
     def reserve(connection: Connection) -> Order:
-        charge = rows.get(connection, charges, whose, id, lock=True)
+        charge = rows.get(connection, charges, tenant, id, lock=True)
         if charge.payment_intent is not None:
-            raise refused(
+            raise not_allowed(
                 f"This charge belongs to {charge.payment_intent}: capture that payment intent."
             )
-        return orders.begin_capture(connection, work, charge, asked.amount, "amount")
+        return orders.begin_capture(connection, work, charge, params.amount, "amount")
 
     order = work.begin("capture", reserve)
-    work.made(id)
+    work.set_resource_id(id)
     never = orders.settle(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        charge = settlement.settled(connection, whose, order, never is None, work.request_id)
+        charge = settlement.record_settlement(
+            connection, tenant, order, never is None, work.request_id
+        )
         return (never.status, never.body) if never else (200, objects.charge(charge))
 
     return work.end(settle)
@@ -118,26 +123,26 @@ def capture_charge(
 
 @router.get("", **answers(schemas.Charge, many=True), **asks(ChargeList))
 def list_charges(
-    request: Request, asked: Annotated[ChargeList, Depends(query_as(ChargeList))]
+    request: Request, params: Annotated[ChargeList, Depends(query_as(ChargeList))]
 ) -> Response:
     names = "customer", "payment_intent"
-    return lists.many(request, asked, charges, objects.charge, *names)
+    return lists.many(request, params, charges, objects.charge, *names)
 
 
 @router.get("/{id}", **answers(schemas.Charge), **asks(Nothing))
-def retrieve_charge(request: Request, id: str, asked: Looking) -> Response:
-    return lists.one(request, asked, charges, id, objects.charge)
+def retrieve_charge(request: Request, id: str, params: NoQuery) -> Response:
+    return lists.one(request, params, charges, id, objects.charge)
 
 
 @router.post("/{id}", **answers(schemas.Charge, writes=True), **takes(ChargeUpdate))
 def update_charge(
-    request: Request, id: str, asked: Annotated[ChargeUpdate, Depends(body_as(ChargeUpdate))]
+    request: Request, id: str, params: Annotated[ChargeUpdate, Depends(body_as(ChargeUpdate))]
 ) -> Response:
-    def write(connection: Connection, whose: str) -> Object:
-        charge = rows.get(connection, charges, whose, id, lock=True)
-        given = asked.given()
+    def write(connection: Connection, tenant: str) -> Object:
+        charge = rows.get(connection, charges, tenant, id, lock=True)
+        given = params.explicit_values()
         if given.get("customer") is not None:
-            sources.existing_customer(connection, whose, given["customer"])
+            sources.existing_customer(connection, tenant, given["customer"])
         return objects.charge(rows.update(connection, charges, charge, given))
 
-    return written(request, asked, write, "charge.updated")
+    return write_rows(request, params, write, "charge.updated")

@@ -24,7 +24,7 @@ log = logging.getLogger("payments")
 
 class StripeError(Exception):
     """An answer that is an error. `no_effect`: nothing was done, the key is not spent.
-    `again`: clients are advised to send the same request again.
+    `replay_body`: clients are advised to send the same request again.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class StripeError(Exception):
         code: str | None = None,
         param: str | None = None,
         no_effect: bool = False,
-        again: bool = False,
+        replay_body: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.no_effect = no_effect
-        self.again = again
-        told = {"type": kind, "code": code, "message": message, "param": param, **more}
-        self.body = {"error": {name: value for name, value in told.items() if value is not None}}
+        self.replay_body = replay_body
+        fields = {"type": kind, "code": code, "message": message, "param": param, **more}
+        self.body = {"error": {name: value for name, value in fields.items() if value is not None}}
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> StripeError:
@@ -54,7 +54,7 @@ def invalid(message: str, param: str | None, code: str | None = None) -> StripeE
     )
 
 
-def refused(message: str, code: str | None = None, param: str | None = None) -> StripeError:
+def not_allowed(message: str, code: str | None = None, param: str | None = None) -> StripeError:
     """A request that was understood, and that the state of things does not allow."""
     return StripeError(400, "invalid_request_error", message, code=code, param=param)
 
@@ -69,11 +69,11 @@ def busy(what: str) -> StripeError:
         f"Another request is at work on this {what}. Try again in a moment.",
         code="lock_timeout",
         no_effect=True,
-        again=True,
+        replay_body=True,
     )
 
 
-def missing(kind: str, id_: str, param: str = "id") -> StripeError:
+def not_found(kind: str, id_: str, param: str = "id") -> StripeError:
     """There is no such object, or it is not this account's: nobody is told which."""
     return StripeError(
         404 if param == "id" else 400,
@@ -87,27 +87,27 @@ def missing(kind: str, id_: str, param: str = "id") -> StripeError:
 
 def add_handlers(app: FastAPI) -> None:
     """Let every error of the application leave it in Stripe's shape."""
-    app.add_exception_handler(StripeError, _told)
-    app.add_exception_handler(HTTPException, _by_framework)
+    app.add_exception_handler(StripeError, _render_error)
+    app.add_exception_handler(HTTPException, _render_http_error)
     app.add_exception_handler(NetworkDown, _network_down)
     app.add_exception_handler(sqlalchemy.exc.OperationalError, _database_down)
     app.add_exception_handler(sqlalchemy.exc.TimeoutError, _database_down)
     app.add_exception_handler(oncekey.StoreUnavailable, _database_down)
     app.add_exception_handler(oncekey.LeaseLost, _taken_over)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, _render_unexpected)
 
 
-def _told(request: Request, error: Exception) -> Response:
+def _render_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StripeError)  # noqa: S101  (what it is registered for)
     attempt = oncekey.current_or_none()
     # A recovered request has no client that could put it right: this is how it ended.
     if error.no_effect and attempt is not None and not attempt.recovering:
         attempt.no_effect()
-    advice = [(b"stripe-should-retry", b"true")] if error.again else []
+    advice = [(b"stripe-should-retry", b"true")] if error.replay_body else []
     return answer(request, error.body, error.status, advice)
 
 
-def _by_framework(request: Request, error: Exception) -> Response:
+def _render_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     message = str(error.detail)
     if error.status_code in (404, 405):
@@ -116,7 +116,7 @@ def _by_framework(request: Request, error: Exception) -> Response:
             f"Unrecognized request URL ({request.method}: {path}). See /docs for what is here."
         )
     made = StripeError(error.status_code, "invalid_request_error", message, no_effect=True)
-    return _told(request, made)
+    return _render_error(request, made)
 
 
 def _network_down(request: Request, error: Exception) -> Response:
@@ -142,7 +142,7 @@ def _unavailable(request: Request, what: str) -> Response:
     return answer(request, error.body, error.status)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+def _render_unexpected(request: Request, error: Exception) -> Response:
     message = (
         "An error occurred on our side. Retry with the same Idempotency-Key: what was begun is "
         "continued, not repeated."

@@ -48,7 +48,7 @@ def check(kind: str, paths: Sequence[str] | None) -> None:
             here = fields[part]
 
 
-def expanded(
+def expand(
     connection: Connection, tenant: str, shown: Object, paths: Sequence[str] | None
 ) -> Object:
     """The object, with what is asked for in place of its ids."""

@@ -19,7 +19,7 @@ _MAPS = frozenset({"metadata"})
 """Parameters whose names are the client's own, also where they are numbers."""
 
 
-class Malformed(Exception):
+class FormError(Exception):
     """The form cannot be read; `param` is where."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -38,7 +38,7 @@ def parse(encoded: bytes) -> dict[str, Any]:
             max_num_fields=PAIRS_MAX,
         )
     except ValueError:
-        raise Malformed(
+        raise FormError(
             "Invalid form: expected name=value pairs in percent-encoded UTF-8, joined by '&', "
             f"at most {PAIRS_MAX} of them."
         ) from None
@@ -50,18 +50,18 @@ def parse(encoded: bytes) -> dict[str, Any]:
 
 
 def _put(root: dict[str, Any], name: str, value: str) -> None:
-    written = _NAME.fullmatch(name)
-    parts = [written[1], *_PART.findall(written[2])] if written else []
+    write_rows = _NAME.fullmatch(name)
+    parts = [write_rows[1], *_PART.findall(write_rows[2])] if write_rows else []
     if not 1 <= len(parts) <= DEPTH_MAX:
-        raise Malformed(f"Invalid parameter name: {name[:100]!r}.", name[:100])
+        raise FormError(f"Invalid parameter name: {name[:100]!r}.", name[:100])
     place = root
     for part in parts[:-1]:
         place = place.setdefault(part or str(len(place)), {})
         if not isinstance(place, dict):
-            raise Malformed(f"{name[:100]!r} is given both as a value and with brackets.", parts[0])
+            raise FormError(f"{name[:100]!r} is given both as a value and with brackets.", parts[0])
     last = parts[-1] or str(len(place))
     if last in place:
-        raise Malformed(f"{name[:100]!r} is given twice.", parts[0])
+        raise FormError(f"{name[:100]!r} is given twice.", parts[0])
     place[last] = value
 
 

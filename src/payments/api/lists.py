@@ -10,9 +10,9 @@ from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
-from payments.api.expand import check, expanded
+from payments.api.expand import check, expand
 from payments.api.parameters import Created, Page, Parameters
-from payments.api.reading import tenant as tenant_of
+from payments.api.requests import tenant_of
 from payments.api.responses import answer
 from payments.storage import rows
 from payments.storage.database import Database
@@ -24,31 +24,31 @@ def page(
     connection: Connection,
     table: sa.Table,
     tenant: str,
-    asked: Page,
+    params: Page,
     shape: Shape,
     url: str,
     *conditions: sa.ColumnElement[bool],
 ) -> dict[str, Any]:
     """One page of a tenant's objects. Ids sort as the objects were made, so a cursor is an id."""
-    paths = [path.removeprefix("data.") for path in asked.expand or ()]
+    paths = [path.removeprefix("data.") for path in params.expand or ()]
     check(table.name.removesuffix("s"), paths)
-    query = sa.select(table).where(table.c.tenant == tenant, *conditions, *_span(table, asked))
-    backwards = asked.ending_before is not None
-    if asked.starting_after is not None:
-        rows.get(connection, table, tenant, asked.starting_after, "starting_after")
-        query = query.where(table.c.id < asked.starting_after)
-    if asked.ending_before is not None:
-        rows.get(connection, table, tenant, asked.ending_before, "ending_before")
-        query = query.where(table.c.id > asked.ending_before)
+    query = sa.select(table).where(table.c.tenant == tenant, *conditions, *_span(table, params))
+    backwards = params.ending_before is not None
+    if params.starting_after is not None:
+        rows.get(connection, table, tenant, params.starting_after, "starting_after")
+        query = query.where(table.c.id < params.starting_after)
+    if params.ending_before is not None:
+        rows.get(connection, table, tenant, params.ending_before, "ending_before")
+        query = query.where(table.c.id > params.ending_before)
     order = table.c.id.asc() if backwards else table.c.id.desc()
-    found = list(connection.execute(query.order_by(order).limit(asked.limit + 1)))
-    more = len(found) > asked.limit
-    del found[asked.limit :]
+    found = list(connection.execute(query.order_by(order).limit(params.limit + 1)))
+    more = len(found) > params.limit
+    del found[params.limit :]
     if backwards:
         found.reverse()
     return {
         "object": "list",
-        "data": [expanded(connection, tenant, shape(row), paths) for row in found],
+        "data": [expand(connection, tenant, shape(row), paths) for row in found],
         "has_more": more,
         "url": url,
     }
@@ -56,7 +56,7 @@ def page(
 
 def many(
     request: Request,
-    asked: Page,
+    params: Page,
     table: sa.Table,
     shape: Shape,
     *names: str,
@@ -66,7 +66,7 @@ def many(
     """One page of an account's objects: of those alone that have, in the columns with these names,
     what is asked for under the same names.
     """
-    said = ((table.c[name], getattr(asked, name)) for name in names)
+    said = ((table.c[name], getattr(params, name)) for name in names)
     wanted = [column == value for column, value in said if value is not None]
     database: Database = request.app.state.database
     with database.read() as connection:
@@ -74,7 +74,7 @@ def many(
             connection,
             table,
             tenant_of(request),
-            asked,
+            params,
             shape,
             url or f"/v1/{table.name}",
             *wanted,
@@ -83,19 +83,19 @@ def many(
     return answer(request, found)
 
 
-def one(request: Request, asked: Parameters, table: sa.Table, id_: str, shape: Shape) -> Response:
+def one(request: Request, params: Parameters, table: sa.Table, id_: str, shape: Shape) -> Response:
     """One object, as it is now."""
-    whose = tenant_of(request)
-    check(table.name.removesuffix("s"), asked.expand)
+    tenant = tenant_of(request)
+    check(table.name.removesuffix("s"), params.expand)
     database: Database = request.app.state.database
     with database.read() as connection:
-        found = shape(rows.get(connection, table, whose, id_))
-        return answer(request, expanded(connection, whose, found, asked.expand))
+        found = shape(rows.get(connection, table, tenant, id_))
+        return answer(request, expand(connection, tenant, found, params.expand))
 
 
-def _span(table: sa.Table, asked: Page) -> list[sa.ColumnElement[bool]]:
+def _span(table: sa.Table, params: Page) -> list[sa.ColumnElement[bool]]:
     created = table.c.created
-    match asked.created:
+    match params.created:
         case Created(gt=gt, gte=gte, lt=lt, lte=lte):
             limits = [
                 (gt, created.__gt__),

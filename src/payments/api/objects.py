@@ -27,7 +27,7 @@ def charge(row: Row[Any]) -> Object:
         "amount_captured": row.amount_captured,
         "amount_refunded": row.amount_refunded,
         "balance_transaction": None,
-        "billing_details": _billing(None),
+        "billing_details": _billing_details(None),
         "captured": row.captured,
         "currency": row.currency,
         "customer": row.customer,
@@ -125,7 +125,7 @@ def customer(row: Row[Any]) -> Object:
 
 def payment_method(row: Row[Any]) -> Object:
     return _common(row, "payment_method") | {
-        "billing_details": _billing(row.billing_details),
+        "billing_details": _billing_details(row.billing_details),
         "card": _card(row.card),
         "customer": row.customer,
         "metadata": row.metadata or {},
@@ -208,7 +208,7 @@ def _card(kept: Object) -> Object:
     return {name: kept[name] for name in seen}
 
 
-def _billing(given: Object | None) -> Object:
+def _billing_details(given: Object | None) -> Object:
     given = given or {}
     address = dict.fromkeys(("city", "country", "line1", "line2", "postal_code", "state"))
     return {

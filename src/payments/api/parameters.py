@@ -26,28 +26,28 @@ from payments.money.amounts import AMOUNT_MAX, CURRENCIES
 METADATA_MAX = 50
 OVERLAP_S = 86_400
 OVERLAP_S_MAX = 7 * 86_400
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_TRUTH = {"true": True, "false": False, "True": True, "False": False}
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_BOOLEANS = {"true": True, "false": False, "True": True, "False": False}
 """As forms write it; with a capital, Stripe's clients for Python before 12.1."""
 
 
-def _whole(value: object) -> object:
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
+def _parse_integer(value: object) -> object:
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     raise PydanticCustomError("parameter_invalid_integer", "Invalid integer: {said}", _said(value))
 
 
-def _boolean(value: object) -> object:
+def _parse_boolean(value: object) -> object:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value in _TRUTH:
-        return _TRUTH[value]
+    if isinstance(value, str) and value in _BOOLEANS:
+        return _BOOLEANS[value]
     raise PydanticCustomError("parameter_invalid", "Invalid boolean: {said}", _said(value))
 
 
-def _currency(value: object) -> object:
+def _parse_currency(value: object) -> object:
     if isinstance(value, str) and value.lower() in CURRENCIES:
         return value.lower()
     raise PydanticCustomError(
@@ -68,13 +68,15 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
-Amount = Annotated[int, Field(ge=1, le=AMOUNT_MAX, examples=[2000]), BeforeValidator(_whole)]
-Truth = Annotated[bool, BeforeValidator(_boolean)]
+Integer = Annotated[int, BeforeValidator(_parse_integer)]
+Amount = Annotated[
+    int, Field(ge=1, le=AMOUNT_MAX, examples=[2000]), BeforeValidator(_parse_integer)
+]
+Boolean = Annotated[bool, BeforeValidator(_parse_boolean)]
 Currency = Annotated[
     str,
     Field(json_schema_extra={"enum": sorted(CURRENCIES)}, examples=["eur"]),
-    BeforeValidator(_currency),
+    BeforeValidator(_parse_currency),
 ]
 Text = Annotated[str, StringConstraints(max_length=5000)]
 Short = Annotated[str, StringConstraints(max_length=255)]
@@ -107,7 +109,7 @@ class Parameters(Part):
     expand: Expand | None = None
     """Ids in the answer in whose place the object itself is wanted."""
 
-    def given(self) -> dict[str, Any]:
+    def explicit_values(self) -> dict[str, Any]:
         """What was said, by name."""
         said: dict[str, Any] = self.model_dump(include=self.model_fields_set - {"expand"})
         return said
@@ -125,14 +127,14 @@ class CardNumber(Part):
 
     object: Literal["card"] | None = None
     number: str = Field(pattern="^[0-9 -]{12,30}$")
-    exp_month: Annotated[int, Field(ge=1, le=12), BeforeValidator(_whole)]
-    exp_year: Annotated[int, Field(ge=1970, le=2100), BeforeValidator(_whole)]
+    exp_month: Annotated[int, Field(ge=1, le=12), BeforeValidator(_parse_integer)]
+    exp_year: Annotated[int, Field(ge=1970, le=2100), BeforeValidator(_parse_integer)]
     cvc: str | None = Field(None, pattern="^[0-9]{3,4}$")
     name: Short | None = None
 
     @field_validator("number")
     @classmethod
-    def _known(cls, number: str) -> str:
+    def _check_known(cls, number: str) -> str:
         digits = re.sub("[ -]", "", number)
         if digits not in cards.NUMBERS:
             raise PydanticCustomError("incorrect_number", cards.UNKNOWN)
@@ -204,7 +206,7 @@ class ChargeCreate(Parameters):
     currency: Currency
     source: Id | CardNumber | None = Field(None, examples=["tok_visa"])
     customer: Id | None = None
-    capture: Truth = True
+    capture: Boolean = True
     description: Text | None = None
     metadata: Metadata | None = None
     receipt_email: Email | None = None
@@ -238,7 +240,7 @@ class MetadataUpdate(Parameters):
 
 
 class AutomaticMethods(Part):
-    enabled: Truth
+    enabled: Boolean
     allow_redirects: Literal["always", "never"] | None = None
 
 
@@ -252,16 +254,16 @@ class _Paying(Parameters):
     payment_method_types: Annotated[list[Literal["card"]], Field(max_length=5)] | None = None
     receipt_email: Email | None = None
     return_url: Annotated[str, Field(max_length=2048)] | None = None
-    off_session: Truth | None = None
+    off_session: Boolean | None = None
     setup_future_usage: Literal["off_session", "on_session"] | None = None
-    error_on_requires_action: Truth | None = None
+    error_on_requires_action: Boolean | None = None
 
 
 class IntentCreate(_Paying):
     amount: Amount
     currency: Currency
     customer: Id | None = None
-    confirm: Truth = False
+    confirm: Boolean = False
     capture_method: Literal["automatic", "automatic_async", "manual"] = "automatic"
     confirmation_method: Literal["automatic", "manual"] = "automatic"
     automatic_payment_methods: AutomaticMethods | None = None
@@ -328,7 +330,7 @@ class EndpointCreate(Parameters):
 class EndpointUpdate(Parameters):
     url: Url | None = None
     enabled_events: EventTypes | None = None
-    disabled: Truth | None = None
+    disabled: Boolean | None = None
     description: Text | None = None
     metadata: Metadata | None = None
 
@@ -336,7 +338,7 @@ class EndpointUpdate(Parameters):
 class EndpointRoll(Parameters):
     """How long the old secret signs too."""
 
-    overlap_s: Annotated[Whole, Field(ge=0, le=OVERLAP_S_MAX)] = OVERLAP_S
+    overlap_s: Annotated[Integer, Field(ge=0, le=OVERLAP_S_MAX)] = OVERLAP_S
 
 
 class EventRetry(Parameters):
@@ -349,19 +351,19 @@ class EventRetry(Parameters):
 class Created(Part):
     """A span of time."""
 
-    gt: Whole | None = None
-    gte: Whole | None = None
-    lt: Whole | None = None
-    lte: Whole | None = None
+    gt: Integer | None = None
+    gte: Integer | None = None
+    lt: Integer | None = None
+    lte: Integer | None = None
 
 
 class Page(Parameters):
     """Which part of a list."""
 
-    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(_whole)] = 10
+    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(_parse_integer)] = 10
     starting_after: Id | None = None
     ending_before: Id | None = None
-    created: Whole | Created | None = None
+    created: Integer | Created | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> Page:

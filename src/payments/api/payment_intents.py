@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, Row
 from payments import clock
 from payments.api import lists, objects, schemas, sources
 from payments.api.charges import check_amount
-from payments.api.errors import StripeError, busy, invalid, refused
+from payments.api.errors import StripeError, busy, invalid, not_allowed
 from payments.api.objects import Object
 from payments.api.openapi import answers, asks, takes
 from payments.api.parameters import (
@@ -27,20 +27,19 @@ from payments.api.parameters import (
     IntentUpdate,
     Nothing,
 )
-from payments.api.reading import Looking, body_as, query_as
+from payments.api.requests import NoQuery, body_as, query_as
 from payments.api.sources import Source
+from payments.api.transactions import ResumableRequest, write_rows
 from payments.money import orders, settlement
 from payments.money.orders import Order
-from payments.money.work import Work
 from payments.storage import ids, rows
 from payments.storage.tables import charges, payment_intents
-from payments.storage.transactions import written
 from payments.webhooks import events
 
 router = APIRouter(prefix="/v1/payment_intents", tags=["payment_intents"])
 
 _OPEN = ("requires_payment_method", "requires_confirmation")
-_SAID = (
+_COPIED = (
     "amount",
     "currency",
     "customer",
@@ -58,81 +57,81 @@ _ANSWER = answers(schemas.PaymentIntent, writes=True)
 
 @router.post("", **_ANSWER, **takes(IntentCreate))
 def create_payment_intent(
-    request: Request, asked: Annotated[IntentCreate, Depends(body_as(IntentCreate))]
+    request: Request, params: Annotated[IntentCreate, Depends(body_as(IntentCreate))]
 ) -> Response:
-    check_amount(asked.amount, asked.currency)
-    if asked.confirm and asked.payment_method is None and asked.payment_method_data is None:
+    check_amount(params.amount, params.currency)
+    if params.confirm and params.payment_method is None and params.payment_method_data is None:
         raise invalid(
             "To confirm a payment intent, give a payment_method.",
             "payment_method",
             "parameter_missing",
         )
-    work = Work(request, asked, "payment_intent")
-    whose = work.tenant
+    work = ResumableRequest(request, params, "payment_intent")
+    tenant = work.tenant
 
     def insert(connection: Connection) -> Order:
-        intent, source = _insert(connection, whose, asked, work.request_id)
-        if not asked.confirm or source is None:
+        intent, source = _insert(connection, tenant, params, work.request_id)
+        if not params.confirm or source is None:
             return {"reference": None, "intent": intent.id}
         return _begin_paying(connection, work, intent, source)
 
-    return _pay(work, whose, work.begin("pending", insert))
+    return _pay(work, tenant, work.begin("pending", insert))
 
 
 def _insert(
-    connection: Connection, whose: str, asked: IntentCreate, request: str
+    connection: Connection, tenant: str, params: IntentCreate, request: str
 ) -> tuple[Row[Any], Source | None]:
-    if asked.customer is not None:
-        sources.existing_customer(connection, whose, asked.customer)
+    if params.customer is not None:
+        sources.existing_customer(connection, tenant, params.customer)
     source = sources.of_intent(
-        connection, whose, asked.payment_method, asked.payment_method_data, asked.customer
+        connection, tenant, params.payment_method, params.payment_method_data, params.customer
     )
     id_ = ids.new("pi")
     row = {
-        "tenant": whose,
+        "tenant": tenant,
         "id": id_,
         "created": clock.now_s(),
         "status": "requires_confirmation" if source else "requires_payment_method",
         "payment_method": source.payment_method if source else None,
-        "client_secret": f"{id_}_secret_{ids.letters(24)}",
-        "metadata": rows.merged(None, asked.metadata),
+        "client_secret": f"{id_}_secret_{ids.random_letters(24)}",
+        "metadata": rows.merge_metadata(None, params.metadata),
     }
-    row |= {name: getattr(asked, name) for name in _SAID}
+    row |= {name: getattr(params, name) for name in _COPIED}
     intent = connection.execute(payment_intents.insert().returning(payment_intents), row).one()
-    _tell(connection, intent, "payment_intent.created", request)
+    _record_event(connection, intent, "payment_intent.created", request)
     return intent, source
 
 
 @router.post("/{id}/confirm", **_ANSWER, **takes(IntentConfirm))
 def confirm_payment_intent(
-    request: Request, id: str, asked: Annotated[IntentConfirm, Depends(body_as(IntentConfirm))]
+    request: Request, id: str, params: Annotated[IntentConfirm, Depends(body_as(IntentConfirm))]
 ) -> Response:
-    work = Work(request, asked, "payment_intent")
-    whose = work.tenant
+    work = ResumableRequest(request, params, "payment_intent")
+    tenant = work.tenant
 
     def begin(connection: Connection) -> Order:
-        intent = rows.get(connection, payment_intents, whose, id, lock=True)
-        method = asked.payment_method or intent.payment_method
+        intent = rows.get(connection, payment_intents, tenant, id, lock=True)
+        method = params.payment_method or intent.payment_method
         source = sources.of_intent(
-            connection, whose, method, asked.payment_method_data, intent.customer
+            connection, tenant, method, params.payment_method_data, intent.customer
         )
         if intent.status not in _OPEN:
-            raise _unexpected(intent, "confirm")
+            raise _unexpected_state(intent, "confirm")
         if source is None:
-            raise refused(
+            raise not_allowed(
                 "You cannot confirm this payment intent because it is missing a payment method.",
                 "payment_intent_unexpected_state",
                 "payment_method",
             )
-        given = {"receipt_email": asked.receipt_email, "capture_method": asked.capture_method}
+        given = {"receipt_email": params.receipt_email, "capture_method": params.capture_method}
         changes = {name: value for name, value in given.items() if value is not None}
         return _begin_paying(connection, work, intent, source, **changes)
 
-    return _pay(work, whose, work.begin("pending", begin))
+    return _pay(work, tenant, work.begin("pending", begin))
 
 
 def _begin_paying(
-    connection: Connection, work: Work, intent: Row[Any], source: Source, **changes: Any
+    connection: Connection, work: ResumableRequest, intent: Row[Any], source: Source, **changes: Any
 ) -> Order:
     """The intent becomes `processing`, with a charge that is pending."""
     taken = rows.change(
@@ -147,7 +146,7 @@ def _begin_paying(
         **changes,
     )
     if taken is None:
-        raise _unexpected(intent, "confirm")
+        raise _unexpected_state(intent, "confirm")
     order = orders.insert_pending(
         connection,
         work,
@@ -164,28 +163,30 @@ def _begin_paying(
     )
     charge = order["reference"]
     taken = rows.change(connection, payment_intents, taken.tenant, taken.id, latest_charge=charge)
-    _tell(connection, taken, "payment_intent.processing", work.request_id)
+    _record_event(connection, taken, "payment_intent.processing", work.request_id)
     return order | {"intent": intent.id}
 
 
-def _tell(connection: Connection, intent: Row[Any] | None, kind: str, request: str) -> None:
+def _record_event(connection: Connection, intent: Row[Any] | None, kind: str, request: str) -> None:
     assert intent is not None  # noqa: S101  (it is locked, or new)
     events.record(connection, intent.tenant, kind, objects.payment_intent(intent), request)
 
 
-def _pay(work: Work, whose: str, order: Order) -> Response:
+def _pay(work: ResumableRequest, tenant: str, order: Order) -> Response:
     """Ask the network, if there is something to ask, and tell how the intent stands now."""
     intent_id = order.pop("intent")
-    work.made(intent_id)
+    work.set_resource_id(intent_id)
     charge_id = order["reference"]
     said = orders.authorise(work.network, order) if charge_id is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
         failed = None
         if said is not None:
-            charge = settlement.authorised(connection, whose, charge_id, said, work.request_id)
+            charge = settlement.record_authorisation(
+                connection, tenant, charge_id, said, work.request_id
+            )
             failed = charge if charge.status == "failed" else None
-        intent = objects.payment_intent(rows.get(connection, payment_intents, whose, intent_id))
+        intent = objects.payment_intent(rows.get(connection, payment_intents, tenant, intent_id))
         if failed is not None:
             return 402, {"error": settlement.payment_error(failed) | {"payment_intent": intent}}
         return 200, intent
@@ -193,11 +194,11 @@ def _pay(work: Work, whose: str, order: Order) -> Response:
     return work.end(settle)
 
 
-def _unexpected(intent: Row[Any], verb: str) -> StripeError:
+def _unexpected_state(intent: Row[Any], verb: str) -> StripeError:
     if intent.status == "processing":
         return busy("payment intent")
     doing = {"confirm": "confirmed", "capture": "captured", "cancel": "canceled"}.get(verb, verb)
-    return refused(
+    return not_allowed(
         f"This PaymentIntent could not be {doing} because it has a status of {intent.status}.",
         "payment_intent_unexpected_state",
     )
@@ -208,61 +209,61 @@ def _unexpected(intent: Row[Any], verb: str) -> StripeError:
 
 @router.post("/{id}/capture", **_ANSWER, **takes(IntentCapture))
 def capture_payment_intent(
-    request: Request, id: str, asked: Annotated[IntentCapture, Depends(body_as(IntentCapture))]
+    request: Request, id: str, params: Annotated[IntentCapture, Depends(body_as(IntentCapture))]
 ) -> Response:
-    work = Work(request, asked, "payment_intent")
-    whose = work.tenant
+    work = ResumableRequest(request, params, "payment_intent")
+    tenant = work.tenant
 
     def reserve(connection: Connection) -> Order:
         # Not locked: charges are locked before their intents, here as at the end.
-        intent = rows.get(connection, payment_intents, whose, id)
+        intent = rows.get(connection, payment_intents, tenant, id)
         if intent.status != "requires_capture":
-            raise _unexpected(intent, "capture")
-        charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
-        amount = asked.amount_to_capture
+            raise _unexpected_state(intent, "capture")
+        charge = rows.get(connection, charges, tenant, intent.latest_charge, lock=True)
+        amount = params.amount_to_capture
         return orders.begin_capture(connection, work, charge, amount, "amount_to_capture")
 
     order = work.begin("capture", reserve)
-    work.made(id)
-    return _settle(work, whose, id, order)
+    work.set_resource_id(id)
+    return _settle(work, tenant, id, order)
 
 
 @router.post("/{id}/cancel", **_ANSWER, **takes(IntentCancel))
 def cancel_payment_intent(
-    request: Request, id: str, asked: Annotated[IntentCancel, Depends(body_as(IntentCancel))]
+    request: Request, id: str, params: Annotated[IntentCancel, Depends(body_as(IntentCancel))]
 ) -> Response:
-    work = Work(request, asked, "payment_intent")
-    whose = work.tenant
+    work = ResumableRequest(request, params, "payment_intent")
+    tenant = work.tenant
 
     def begin(connection: Connection) -> Order | None:
-        intent = rows.get(connection, payment_intents, whose, id)
-        reason = asked.cancellation_reason
+        intent = rows.get(connection, payment_intents, tenant, id)
+        reason = params.cancellation_reason
         if intent.status == "requires_capture":
-            charge = rows.get(connection, charges, whose, intent.latest_charge, lock=True)
+            charge = rows.get(connection, charges, tenant, intent.latest_charge, lock=True)
             order = orders.begin_void(connection, work, charge)
-            rows.change(connection, payment_intents, whose, id, cancellation_reason=reason)
+            rows.change(connection, payment_intents, tenant, id, cancellation_reason=reason)
             return order
         if intent.status == "processing":
             raise busy("payment intent")
-        if settlement.cancelled(connection, whose, id, _OPEN, work.request_id, reason) is None:
-            raise _unexpected(rows.get(connection, payment_intents, whose, id), "cancel")
+        if settlement.cancel_intent(connection, tenant, id, _OPEN, work.request_id, reason) is None:
+            raise _unexpected_state(rows.get(connection, payment_intents, tenant, id), "cancel")
         return None
 
     order = work.begin("cancel", begin)
-    work.made(id)
-    return _settle(work, whose, id, order)
+    work.set_resource_id(id)
+    return _settle(work, tenant, id, order)
 
 
-def _settle(work: Work, whose: str, id_: str, order: Order | None) -> Response:
+def _settle(work: ResumableRequest, tenant: str, id_: str, order: Order | None) -> Response:
     """Let the network capture or void, if it must, and tell how the intent stands now."""
     never = orders.settle(work.network, order) if order is not None else None
 
     def settle(connection: Connection) -> tuple[int, Object]:
         if order is not None:
-            settlement.settled(connection, whose, order, never is None, work.request_id)
+            settlement.record_settlement(connection, tenant, order, never is None, work.request_id)
         if never is not None:
             return never.status, never.body
-        return 200, objects.payment_intent(rows.get(connection, payment_intents, whose, id_))
+        return 200, objects.payment_intent(rows.get(connection, payment_intents, tenant, id_))
 
     return work.end(settle)
 
@@ -272,32 +273,32 @@ def _settle(work: Work, whose: str, id_: str, order: Order | None) -> Response:
 
 @router.get("", **answers(schemas.PaymentIntent, many=True), **asks(IntentList))
 def list_payment_intents(
-    request: Request, asked: Annotated[IntentList, Depends(query_as(IntentList))]
+    request: Request, params: Annotated[IntentList, Depends(query_as(IntentList))]
 ) -> Response:
-    return lists.many(request, asked, payment_intents, objects.payment_intent, "customer")
+    return lists.many(request, params, payment_intents, objects.payment_intent, "customer")
 
 
 @router.get("/{id}", **answers(schemas.PaymentIntent), **asks(Nothing))
-def retrieve_payment_intent(request: Request, id: str, asked: Looking) -> Response:
-    return lists.one(request, asked, payment_intents, id, objects.payment_intent)
+def retrieve_payment_intent(request: Request, id: str, params: NoQuery) -> Response:
+    return lists.one(request, params, payment_intents, id, objects.payment_intent)
 
 
 @router.post("/{id}", **_ANSWER, **takes(IntentUpdate))
 def update_payment_intent(
-    request: Request, id: str, asked: Annotated[IntentUpdate, Depends(body_as(IntentUpdate))]
+    request: Request, id: str, params: Annotated[IntentUpdate, Depends(body_as(IntentUpdate))]
 ) -> Response:
-    def write(connection: Connection, whose: str) -> Object:
-        intent = rows.get(connection, payment_intents, whose, id, lock=True)
-        changes = _changes(connection, intent, asked)
+    def write(connection: Connection, tenant: str) -> Object:
+        intent = rows.get(connection, payment_intents, tenant, id, lock=True)
+        changes = _changes(connection, intent, params)
         return objects.payment_intent(rows.update(connection, payment_intents, intent, changes))
 
-    return written(request, asked, write, "payment_intent.updated")
+    return write_rows(request, params, write, "payment_intent.updated")
 
 
-def _changes(connection: Connection, intent: Row[Any], asked: IntentUpdate) -> Object:
-    given = asked.given()
+def _changes(connection: Connection, intent: Row[Any], params: IntentUpdate) -> Object:
+    given = params.explicit_values()
     if intent.status not in _OPEN and given.keys() - {"metadata", "description", "receipt_email"}:
-        raise _unexpected(intent, "updated")
+        raise _unexpected_state(intent, "updated")
     for name in ("amount", "currency"):
         if given.get(name, ...) is None:
             raise invalid(f"{name} cannot be empty.", name, "parameter_invalid_empty")

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, Row
 
 from payments import clock
 from payments.api import cards, lists, objects, schemas, sources
-from payments.api.errors import refused
+from payments.api.errors import not_allowed
 from payments.api.objects import Object
 from payments.api.openapi import answers, asks, takes
 from payments.api.parameters import (
@@ -21,11 +21,11 @@ from payments.api.parameters import (
     Nothing,
     TokenCreate,
 )
-from payments.api.reading import Looking, body_as, query_as, tenant
+from payments.api.requests import NoQuery, body_as, query_as, tenant_of
+from payments.api.transactions import write_rows
 from payments.storage import ids, rows
 from payments.storage.database import Database
 from payments.storage.tables import payment_methods, tokens
-from payments.storage.transactions import written
 
 router = APIRouter(prefix="/v1", tags=["payment_methods"])
 
@@ -34,41 +34,41 @@ _METHOD = answers(schemas.PaymentMethod, writes=True)
 
 @router.post("/tokens", **answers(schemas.Token, writes=True), **takes(TokenCreate))
 def create_token(
-    request: Request, asked: Annotated[TokenCreate, Depends(body_as(TokenCreate))]
+    request: Request, params: Annotated[TokenCreate, Depends(body_as(TokenCreate))]
 ) -> Response:
-    card = sources.by_number(asked.card)
+    card = sources.by_number(params.card)
 
-    def write(connection: Connection, whose: str) -> Object:
-        row = {"tenant": whose, "id": ids.new("tok"), "created": clock.now_s(), "card": card}
+    def write(connection: Connection, tenant: str) -> Object:
+        row = {"tenant": tenant, "id": ids.new("tok"), "created": clock.now_s(), "card": card}
         return objects.token(connection.execute(tokens.insert().returning(tokens), row).one())
 
-    return written(request, asked, write)
+    return write_rows(request, params, write)
 
 
 @router.get("/tokens/{id}", **answers(schemas.Token), **asks(Nothing))
-def retrieve_token(request: Request, id: str, asked: Looking) -> Response:
-    return lists.one(request, asked, tokens, id, objects.token)
+def retrieve_token(request: Request, id: str, params: NoQuery) -> Response:
+    return lists.one(request, params, tokens, id, objects.token)
 
 
 @router.post("/payment_methods", **_METHOD, **takes(MethodCreate))
 def create_payment_method(
-    request: Request, asked: Annotated[MethodCreate, Depends(body_as(MethodCreate))]
+    request: Request, params: Annotated[MethodCreate, Depends(body_as(MethodCreate))]
 ) -> Response:
-    billing = asked.billing_details.model_dump() if asked.billing_details else None
+    billing = params.billing_details.model_dump() if params.billing_details else None
 
-    def write(connection: Connection, whose: str) -> Object:
-        card = sources.card_of(connection, whose, asked.card)
-        made = sources.add_method(connection, whose, card, billing, asked.metadata)
+    def write(connection: Connection, tenant: str) -> Object:
+        card = sources.card_of(connection, tenant, params.card)
+        made = sources.add_method(connection, tenant, card, billing, params.metadata)
         return objects.payment_method(made)
 
-    return written(request, asked, write)
+    return write_rows(request, params, write)
 
 
 @router.get("/payment_methods", **answers(schemas.PaymentMethod, many=True), **asks(MethodList))
 def list_payment_methods(
-    request: Request, asked: Annotated[MethodList, Depends(query_as(MethodList))]
+    request: Request, params: Annotated[MethodList, Depends(query_as(MethodList))]
 ) -> Response:
-    return lists.many(request, asked, payment_methods, objects.payment_method, "customer")
+    return lists.many(request, params, payment_methods, objects.payment_method, "customer")
 
 
 @router.get(
@@ -77,14 +77,14 @@ def list_payment_methods(
     **asks(MethodList),
 )
 def list_customer_payment_methods(
-    request: Request, id: str, asked: Annotated[MethodList, Depends(query_as(MethodList))]
+    request: Request, id: str, params: Annotated[MethodList, Depends(query_as(MethodList))]
 ) -> Response:
     database: Database = request.app.state.database
     with database.read() as connection:
-        sources.existing_customer(connection, tenant(request), id, "id")
+        sources.existing_customer(connection, tenant_of(request), id, "id")
     return lists.many(
         request,
-        asked,
+        params,
         payment_methods,
         objects.payment_method,
         where=[payment_methods.c.customer == id],
@@ -93,50 +93,50 @@ def list_customer_payment_methods(
 
 
 @router.get("/payment_methods/{id}", **answers(schemas.PaymentMethod), **asks(Nothing))
-def retrieve_payment_method(request: Request, id: str, asked: Looking) -> Response:
-    return lists.one(request, asked, payment_methods, id, objects.payment_method)
+def retrieve_payment_method(request: Request, id: str, params: NoQuery) -> Response:
+    return lists.one(request, params, payment_methods, id, objects.payment_method)
 
 
 @router.post("/payment_methods/{id}", **_METHOD, **takes(MethodUpdate))
 def update_payment_method(
-    request: Request, id: str, asked: Annotated[MethodUpdate, Depends(body_as(MethodUpdate))]
+    request: Request, id: str, params: Annotated[MethodUpdate, Depends(body_as(MethodUpdate))]
 ) -> Response:
-    def write(connection: Connection, whose: str) -> Object:
-        method = rows.get(connection, payment_methods, whose, id, lock=True)
-        given = asked.given()
-        if asked.billing_details is not None:
-            said = asked.billing_details.model_dump(exclude_unset=True)
+    def write(connection: Connection, tenant: str) -> Object:
+        method = rows.get(connection, payment_methods, tenant, id, lock=True)
+        given = params.explicit_values()
+        if params.billing_details is not None:
+            said = params.billing_details.model_dump(exclude_unset=True)
             given["billing_details"] = _with(method.billing_details, said)
         return objects.payment_method(rows.update(connection, payment_methods, method, given))
 
-    return written(request, asked, write, "payment_method.updated")
+    return write_rows(request, params, write, "payment_method.updated")
 
 
 @router.post("/payment_methods/{id}/attach", **_METHOD, **takes(MethodAttach))
 def attach_payment_method(
-    request: Request, id: str, asked: Annotated[MethodAttach, Depends(body_as(MethodAttach))]
+    request: Request, id: str, params: Annotated[MethodAttach, Depends(body_as(MethodAttach))]
 ) -> Response:
-    def write(connection: Connection, whose: str) -> Object:
-        sources.existing_customer(connection, whose, asked.customer)
-        method = _own(connection, whose, id)
-        attached = sources.attach(connection, whose, method.id, asked.customer)
+    def write(connection: Connection, tenant: str) -> Object:
+        sources.existing_customer(connection, tenant, params.customer)
+        method = _own(connection, tenant, id)
+        attached = sources.attach(connection, tenant, method.id, params.customer)
         return objects.payment_method(attached)
 
-    return written(request, asked, write, "payment_method.attached")
+    return write_rows(request, params, write, "payment_method.attached")
 
 
 @router.post("/payment_methods/{id}/detach", **_METHOD, **takes(Nothing))
 def detach_payment_method(
-    request: Request, id: str, asked: Annotated[Nothing, Depends(body_as(Nothing))]
+    request: Request, id: str, params: Annotated[Nothing, Depends(body_as(Nothing))]
 ) -> Response:
-    def write(connection: Connection, whose: str) -> Object:
-        method = rows.get(connection, payment_methods, whose, id, lock=True)
+    def write(connection: Connection, tenant: str) -> Object:
+        method = rows.get(connection, payment_methods, tenant, id, lock=True)
         if method.customer is None:
-            raise refused("The payment method you provided is not attached to a customer.")
+            raise not_allowed("The payment method you provided is not attached to a customer.")
         changed = rows.update(connection, payment_methods, method, {"customer": None})
         return objects.payment_method(changed)
 
-    return written(request, asked, write, "payment_method.detached")
+    return write_rows(request, params, write, "payment_method.detached")
 
 
 def _with(old: Object | None, said: Object) -> Object:
@@ -148,9 +148,9 @@ def _with(old: Object | None, said: Object) -> Object:
     return both
 
 
-def _own(connection: Connection, whose: str, id_: str) -> Row[Any]:
+def _own(connection: Connection, tenant: str, id_: str) -> Row[Any]:
     """A payment method; one of the documented test methods becomes one of the account's own."""
-    named = cards.named(id_) if id_.startswith("pm_") else None
+    named = cards.find_test_card(id_) if id_.startswith("pm_") else None
     if named is not None:
-        return sources.add_method(connection, whose, named)
-    return rows.get(connection, payment_methods, whose, id_, lock=True)
+        return sources.add_method(connection, tenant, named)
+    return rows.get(connection, payment_methods, tenant, id_, lock=True)

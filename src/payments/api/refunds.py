@@ -17,18 +17,17 @@ from sqlalchemy.engine import Connection, Row
 
 from payments import clock
 from payments.api import lists, objects, schemas
-from payments.api.errors import StripeError, busy, invalid, refused
+from payments.api.errors import StripeError, busy, invalid, not_allowed
 from payments.api.objects import Object
 from payments.api.openapi import answers, asks, takes
 from payments.api.parameters import MetadataUpdate, Nothing, RefundCreate, RefundList
-from payments.api.reading import Looking, body_as, query_as
+from payments.api.requests import NoQuery, body_as, query_as
+from payments.api.transactions import ResumableRequest, write_rows
 from payments.money import orders, settlement
-from payments.money.amounts import shown as money
+from payments.money.amounts import format_amount
 from payments.money.orders import Order
-from payments.money.work import Work
 from payments.storage import ids, rows
 from payments.storage.tables import charges, payment_intents, refunds
-from payments.storage.transactions import written
 from payments.webhooks import events
 
 router = APIRouter(prefix="/v1/refunds", tags=["refunds"])
@@ -38,66 +37,66 @@ Settle = Callable[[Connection], tuple[int, Object]]
 
 @router.post("", **answers(schemas.Refund, writes=True), **takes(RefundCreate))
 def create_refund(
-    request: Request, asked: Annotated[RefundCreate, Depends(body_as(RefundCreate))]
+    request: Request, params: Annotated[RefundCreate, Depends(body_as(RefundCreate))]
 ) -> Response:
-    if (asked.charge is None) == (asked.payment_intent is None):
+    if (params.charge is None) == (params.payment_intent is None):
         raise invalid("Give the charge or the payment_intent to refund, one of them.", "charge")
-    work = Work(request, asked, "refund")
-    whose = work.tenant
+    work = ResumableRequest(request, params, "refund")
+    tenant = work.tenant
 
     def reserve(connection: Connection) -> dict[str, Any]:
-        charge = _charge_of(connection, whose, asked)
+        charge = _charge_of(connection, tenant, params)
         if charge.status == "pending" or charge.settling is not None:
             raise busy("charge")
         id_ = ids.new("re")
         if charge.captured:
-            amount, key = _reserve(connection, charge, asked.amount), work.key("refund", id_)
-            row = _insert(connection, work, charge, id_, amount, key, asked)
+            amount, key = _reserve(connection, charge, params.amount), work.key("refund", id_)
+            row = _insert(connection, work, charge, id_, amount, key, params)
             order = orders.of_refund(row, charge.authorisation)
         else:
-            _check_whole(charge, asked.amount)
+            _check_whole(charge, params.amount)
             order = orders.begin_void(connection, work, charge)
-            _insert(connection, work, charge, id_, charge.amount, order["key"], asked)
+            _insert(connection, work, charge, id_, charge.amount, order["key"], params)
         return {"id": id_, "order": order, "lets_go": not charge.captured}
 
     begun = work.begin("reserve", reserve)
-    work.made(begun["id"])
+    work.set_resource_id(begun["id"])
     end = _let_go if begun["lets_go"] else _give_back
     return work.end(end(work, begun["id"], begun["order"]))
 
 
-def _give_back(work: Work, id_: str, order: Order) -> Settle:
+def _give_back(work: ResumableRequest, id_: str, order: Order) -> Settle:
     given = orders.give_back(work.network, order)
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        refund = settlement.refunded(connection, work.tenant, id_, given, work.request_id)
+        refund = settlement.record_refund(connection, work.tenant, id_, given, work.request_id)
         return 200, objects.refund(refund)
 
     return settle
 
 
-def _let_go(work: Work, id_: str, order: Order) -> Settle:
+def _let_go(work: ResumableRequest, id_: str, order: Order) -> Settle:
     """Of what was only authorised, nothing was taken: its refund is the end of the hold."""
     done = orders.settle(work.network, order) is None
 
     def settle(connection: Connection) -> tuple[int, Object]:
-        settlement.settled(connection, work.tenant, order, done, work.request_id)
+        settlement.record_settlement(connection, work.tenant, order, done, work.request_id)
         return 200, objects.refund(rows.get(connection, refunds, work.tenant, id_))
 
     return settle
 
 
-def _charge_of(connection: Connection, whose: str, asked: RefundCreate) -> Row[Any]:
-    if asked.charge is not None:
-        return rows.get(connection, charges, whose, asked.charge, "charge", lock=True)
+def _charge_of(connection: Connection, tenant: str, params: RefundCreate) -> Row[Any]:
+    if params.charge is not None:
+        return rows.get(connection, charges, tenant, params.charge, "charge", lock=True)
     intent = rows.get(
-        connection, payment_intents, whose, asked.payment_intent or "", "payment_intent"
+        connection, payment_intents, tenant, params.payment_intent or "", "payment_intent"
     )
     if intent.latest_charge is None:
-        raise refused(
+        raise not_allowed(
             f"The payment intent {intent.id} has no charge to refund.", None, "payment_intent"
         )
-    return rows.get(connection, charges, whose, intent.latest_charge, lock=True)
+    return rows.get(connection, charges, tenant, intent.latest_charge, lock=True)
 
 
 def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> int:
@@ -123,12 +122,12 @@ def _reserve(connection: Connection, charge: Row[Any], amount: int | None) -> in
 
 def _check_whole(charge: Row[Any], amount: int | None) -> None:
     if charge.payment_intent is not None:
-        raise refused(
+        raise not_allowed(
             f"Nothing was taken for {charge.payment_intent} yet: cancel that payment intent.",
             "charge_not_refundable",
         )
     if amount not in (None, charge.amount):
-        raise refused(
+        raise not_allowed(
             "A charge that was not captured is refunded as a whole, or captured in part.",
             "charge_not_refundable",
             "amount",
@@ -137,10 +136,12 @@ def _check_whole(charge: Row[Any], amount: int | None) -> None:
 
 def _too_much(charge: Row[Any], left: int) -> StripeError:
     if left <= 0:
-        return refused(f"Charge {charge.id} has already been refunded.", "charge_already_refunded")
-    return refused(
+        return not_allowed(
+            f"Charge {charge.id} has already been refunded.", "charge_already_refunded"
+        )
+    return not_allowed(
         f"Refund amount is greater than the unrefunded amount on the charge, "
-        f"{money(left, charge.currency)}.",
+        f"{format_amount(left, charge.currency)}.",
         "amount_too_large",
         "amount",
     )
@@ -148,12 +149,12 @@ def _too_much(charge: Row[Any], left: int) -> StripeError:
 
 def _insert(
     connection: Connection,
-    work: Work,
+    work: ResumableRequest,
     charge: Row[Any],
     id_: str,
     amount: int,
     key: str,
-    asked: RefundCreate,
+    params: RefundCreate,
 ) -> dict[str, Any]:
     row = {
         "tenant": charge.tenant,
@@ -164,8 +165,8 @@ def _insert(
         "charge": charge.id,
         "payment_intent": charge.payment_intent,
         "status": "pending",
-        "reason": asked.reason,
-        "metadata": rows.merged(None, asked.metadata),
+        "reason": params.reason,
+        "metadata": rows.merge_metadata(None, params.metadata),
         "network_key": key,
     }
     refund = connection.execute(refunds.insert().returning(refunds), row).one()
@@ -179,22 +180,22 @@ def _insert(
 
 @router.get("", **answers(schemas.Refund, many=True), **asks(RefundList))
 def list_refunds(
-    request: Request, asked: Annotated[RefundList, Depends(query_as(RefundList))]
+    request: Request, params: Annotated[RefundList, Depends(query_as(RefundList))]
 ) -> Response:
-    return lists.many(request, asked, refunds, objects.refund, "charge", "payment_intent")
+    return lists.many(request, params, refunds, objects.refund, "charge", "payment_intent")
 
 
 @router.get("/{id}", **answers(schemas.Refund), **asks(Nothing))
-def retrieve_refund(request: Request, id: str, asked: Looking) -> Response:
-    return lists.one(request, asked, refunds, id, objects.refund)
+def retrieve_refund(request: Request, id: str, params: NoQuery) -> Response:
+    return lists.one(request, params, refunds, id, objects.refund)
 
 
 @router.post("/{id}", **answers(schemas.Refund, writes=True), **takes(MetadataUpdate))
 def update_refund(
-    request: Request, id: str, asked: Annotated[MetadataUpdate, Depends(body_as(MetadataUpdate))]
+    request: Request, id: str, params: Annotated[MetadataUpdate, Depends(body_as(MetadataUpdate))]
 ) -> Response:
-    def write(connection: Connection, whose: str) -> Object:
-        refund = rows.get(connection, refunds, whose, id, lock=True)
-        return objects.refund(rows.update(connection, refunds, refund, asked.given()))
+    def write(connection: Connection, tenant: str) -> Object:
+        refund = rows.get(connection, refunds, tenant, id, lock=True)
+        return objects.refund(rows.update(connection, refunds, refund, params.explicit_values()))
 
-    return written(request, asked, write, "refund.updated")
+    return write_rows(request, params, write, "refund.updated")

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, Row
 
 from payments import clock
 from payments.api import cards
-from payments.api.errors import StripeError, invalid, missing, refused
+from payments.api.errors import StripeError, invalid, not_allowed, not_found
 from payments.api.parameters import CardNumber, CardToken, MethodData
 from payments.storage import ids, rows
 from payments.storage.tables import customers, payment_methods, tokens
@@ -26,7 +26,7 @@ class Source:
 
 def by_id(connection: Connection, tenant: str, id_: str, param: str) -> Source:
     """A token or payment method: a documented one, or one that was made here."""
-    named = cards.named(id_)
+    named = cards.find_test_card(id_)
     if named is not None:
         return Source(named)
     if id_.startswith("tok_"):
@@ -37,7 +37,7 @@ def by_id(connection: Connection, tenant: str, id_: str, param: str) -> Source:
 
 def by_number(said: CardNumber) -> cards.Card:
     """A card as somebody types it. One whose expiry is past is taken for a mistake."""
-    part = cards.past(said.exp_year, said.exp_month, clock.now_s())
+    part = cards.expired_part(said.exp_year, said.exp_month, clock.now_s())
     if part is not None:
         raise StripeError(
             402,
@@ -55,7 +55,9 @@ def _use_token(connection: Connection, tenant: str, id_: str, param: str) -> car
     token = rows.change(connection, tokens, tenant, id_, tokens.c.used.is_(False), used=True)
     if token is None:
         rows.get(connection, tokens, tenant, id_, param)
-        raise refused(f"You cannot use a token more than once: {id_}.", "token_already_used", param)
+        raise not_allowed(
+            f"You cannot use a token more than once: {id_}.", "token_already_used", param
+        )
     card: cards.Card = token.card
     return card
 
@@ -128,7 +130,7 @@ def card_of(connection: Connection, tenant: str, said: CardNumber | CardToken) -
     if isinstance(said, CardNumber):
         return by_number(said)
     if not said.token.startswith("tok_"):
-        raise missing("token", said.token, "card[token]")
+        raise not_found("token", said.token, "card[token]")
     return by_id(connection, tenant, said.token, "card[token]").card
 
 
@@ -150,7 +152,7 @@ def add_method(
             "customer": customer,
             "card": card,
             "billing_details": billing_details,
-            "metadata": rows.merged(None, metadata),
+            "metadata": rows.merge_metadata(None, metadata),
         },
     ).one()
 
@@ -161,7 +163,7 @@ def attach(connection: Connection, tenant: str, method: str, customer: str) -> R
     free = sa.or_(of.is_(None), of == customer)
     attached = rows.change(connection, payment_methods, tenant, method, free, customer=customer)
     if attached is None:
-        raise refused("The payment method you provided is attached to another customer.")
+        raise not_allowed("The payment method you provided is attached to another customer.")
     return attached
 
 
@@ -171,5 +173,5 @@ def existing_customer(
     """A customer that was not deleted."""
     found = rows.get(connection, customers, tenant, id_, param)
     if found.deleted:
-        raise missing("customer", id_, param)
+        raise not_found("customer", id_, param)
     return found

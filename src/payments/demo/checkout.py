@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from payments.access.accounts import LOCAL
 from payments.access.auth import is_local
-from payments.demo.trace import Watch
+from payments.demo.trace import TraceLog
 from payments.demo.webhook_listener import LOST_ANSWER, PATH, Listener
 from payments.network import FAULTS, Network, NetworkDown
 from payments.settings import Settings
@@ -42,30 +42,30 @@ NOTICE_CHARS_MAX = 18
 NO_STORE = {"Cache-Control": "no-store"}
 
 
-def add(api: FastAPI, watch: Watch) -> None:
+def add(api: FastAPI, trace: TraceLog) -> None:
     """Add the routes to an application that has a database and a network in its state."""
     database: Database = api.state.database
     network: Network = api.state.network
     settings: Settings = api.state.settings
-    listener = Listener(database, settings.data / "listener.db", watch)
+    listener = Listener(database, settings.data / "listener.db", trace)
     api.state.held.append(listener)
 
     async def notices(request: Request) -> Response:
         if not is_local(request.scope):
             return _elsewhere()
-        if watch.full:
+        if trace.full:
             return JSONResponse({"error": "Too many listeners."}, 503, NO_STORE)
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        stream = watch.stream(_notice(after))
+        stream = trace.stream(_notice(after))
         return StreamingResponse(stream, media_type="text/event-stream", headers=NO_STORE)
 
     def tally(request: Request) -> Response:
         order, key = (request.query_params.get(name, "") for name in ("order", "key"))
         with database.read() as connection:
-            told = _kept(connection, order[:ID_CHARS_MAX], key[:ID_CHARS_MAX])
+            told = _read_database(connection, order[:ID_CHARS_MAX], key[:ID_CHARS_MAX])
             told["listener"] = listener.told(connection, told.pop("event_ids"))
-        told |= _charged(network, told.pop("references"))
-        return JSONResponse({**told, "requests": watch.requests_of(key)}, headers=NO_STORE)
+        told |= _read_network(network, told.pop("references"))
+        return JSONResponse({**told, "requests": trace.requests_of(key)}, headers=NO_STORE)
 
     def faults(_: Request) -> Response:
         listed = [*network.faults(), *listener.faults()]
@@ -90,7 +90,7 @@ def add(api: FastAPI, watch: Watch) -> None:
 
 
 def _local(ask: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    def asked(request: Request) -> Response:
+    def handle_local(request: Request) -> Response:
         if not is_local(request.scope):
             return _elsewhere()
         try:
@@ -98,7 +98,7 @@ def _local(ask: Callable[[Request], Response]) -> Callable[[Request], Response]:
         except NetworkDown:
             return JSONResponse({"error": "The card network is down."}, 503, NO_STORE)
 
-    return asked
+    return handle_local
 
 
 async def _arm(arm: Callable[[Request, int], Response], request: Request) -> Response:
@@ -141,7 +141,7 @@ def _elsewhere() -> Response:
 # ------------------------------------------------------------------------------------ the tally
 
 
-def _kept(connection: Connection, order: str, key: str) -> dict[str, Any]:
+def _read_database(connection: Connection, order: str, key: str) -> dict[str, Any]:
     """What our own database has of an order: charges, ledger entries, events, deliveries."""
     recent = (
         sa.select(charges.c.id, charges.c.metadata)
@@ -178,7 +178,7 @@ def _kept(connection: Connection, order: str, key: str) -> dict[str, Any]:
     }
 
 
-def _charged(network: Network, references: list[str]) -> dict[str, Any]:
+def _read_network(network: Network, references: list[str]) -> dict[str, Any]:
     """What the card network has of it, None while it is down. It counts by itself, in a file of its
     own.
     """

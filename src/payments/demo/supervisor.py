@@ -23,12 +23,12 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from payments import clock
 from payments.access.accounts import LOCAL_KEY
-from payments.demo.load.crowd import Crowd, Shop, own_key
-from payments.demo.progress import Ticker
-from payments.demo.subprocess import Child
+from payments.demo.child_process import ChildProcess
+from payments.demo.load.crowd import Crowd, Shop, generated_key
 from payments.settings import Settings, make_folder
 from payments.storage import ids
 from payments.storage.database import Database
@@ -42,7 +42,10 @@ DRAIN_S_MAX = 40.0
 NETWORK_STOP_S_MAX = 15.0
 
 
-class CannotRun(Exception):
+_REDRAW = "\r\x1b[K"
+
+
+class CannotRunError(Exception):
     """Something that must be put right first; the text says what."""
 
 
@@ -88,7 +91,7 @@ class Plan:
         return {**os.environ, **where}
 
 
-class Keeper:
+class SupervisedProcess:
     """Keeps one program running, and remembers how often it had to."""
 
     def __init__(
@@ -113,7 +116,7 @@ class Keeper:
         self._again_at = None
         self._started = clock.monotonic()
         with open(self.log, "ab") as log:
-            self.child = Child(
+            self.child = ChildProcess(
                 self.name,
                 self._command,
                 output=log,
@@ -128,7 +131,7 @@ class Keeper:
             if now >= self._again_at:
                 self.start()
             return None
-        status = self.child.ended
+        status = self.child.exit_status
         if status is None:
             return None
         # At once the first time. What ends again and again must not take the machine with it.
@@ -161,15 +164,17 @@ def main(argv: list[str] | None = None) -> int:
                 said.key or ("" if said.database else LOCAL_KEY),
             )
             if said.traffic and not plan.api_key:
-                raise CannotRun(
+                raise CannotRunError(
                     f"{LOCAL_KEY} does not work on a database of your own. Make a key with "
                     "`./dev payments account create crowd`, and give it by --key."
                 )
             _check_free(plan.port, "--port")
             if plan.network_port == plan.port:  # each would get some of the other's requests
-                raise CannotRun(f"Port {plan.port} is the API's: choose another by --network-port.")
+                raise CannotRunError(
+                    f"Port {plan.port} is the API's: choose another by --network-port."
+                )
             return _run(plan, kept=said.data is not None, traffic=said.traffic)
-    except CannotRun as error:
+    except CannotRunError as error:
         print(error, file=sys.stderr)
         return 1
 
@@ -205,7 +210,7 @@ def _folder(data: Path | None) -> Iterator[Path]:
         try:
             make_folder(data)
         except ValueError as error:
-            raise CannotRun(error) from None
+            raise CannotRunError(error) from None
         yield data.absolute()
         return
     made = Path(tempfile.mkdtemp(prefix="payments-"))
@@ -236,23 +241,25 @@ def _why_not(port: int) -> str | None:
 
 def _check_free(port: int, option: str) -> None:
     if why := _why_not(port):
-        raise CannotRun(f"Port {port} {why} by {option}.")
+        raise CannotRunError(f"Port {port} {why} by {option}.")
 
 
 def _free_port_after(port: int) -> int:
     return next((p for p in range(port + 1, min(port + 100, 65_536)) if _is_free(p)), port + 1)
 
 
-def _await(keeper: Keeper, url: str, signals: Signals) -> None:
+def _await(process: SupervisedProcess, url: str, signals: Signals) -> None:
     """Until it answers."""
     deadline = clock.monotonic() + START_S_MAX
     while not _answers(url):
         if signals.came:
             return
-        if keeper.child.ended is not None:
-            raise CannotRun(f"{keeper.name} did not start:\n{keeper.said()}")
+        if process.child.exit_status is not None:
+            raise CannotRunError(f"{process.name} did not start:\n{process.said()}")
         if clock.monotonic() >= deadline:
-            raise CannotRun(f"{keeper.name} gave no answer in {START_S_MAX:g} s:\n{keeper.said()}")
+            raise CannotRunError(
+                f"{process.name} gave no answer in {START_S_MAX:g} s:\n{process.said()}"
+            )
         time.sleep(TICK_S)
 
 
@@ -283,74 +290,106 @@ class Signals:
             raise SystemExit(128 + number)
 
 
+class ProgressLine:
+    """Writes to a terminal; or to a file or pipe, where a line every few seconds is enough."""
+
+    def __init__(self, stream: TextIO, *, every_s: float = 5.0) -> None:
+        self._stream = stream
+        self._lively = stream.isatty()
+        self._every_s = every_s
+        self._next = float("-inf")
+        self._drawn = False
+
+    def show(self, text: str, now: float) -> None:
+        """How it stands now."""
+        if self._lively:
+            room = shutil.get_terminal_size().columns - 1  # a line that wraps cannot be redrawn
+            self._write(f"{_REDRAW}{text[:room]}")
+            self._drawn = True
+        elif now >= self._next:
+            self._next = now + self._every_s
+            self._write(f"{text}\n")
+
+    def say(self, text: str) -> None:
+        """Something that is to stay."""
+        self._write(f"{_REDRAW if self._drawn else ''}{text}\n")
+        self._drawn = False
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
 def _run(plan: Plan, *, kept: bool, traffic: bool) -> int:
     signals = Signals()
     with contextlib.ExitStack() as children:
-        network = Keeper(
+        network = SupervisedProcess(
             "the card network",
             plan.network_command(),
             plan.data / "network.log",
             death_signal=signal.SIGKILL,
         )
-        children.callback(_ended, network, NETWORK_STOP_S_MAX)
-        api = Keeper(
+        children.callback(_stop, network, NETWORK_STOP_S_MAX)
+        api = SupervisedProcess(
             "the API",
             plan.api_command(),
             plan.data / "api.log",
             death_signal=signal.SIGTERM,
             environment=plan.environment(),
         )
-        children.callback(_ended, api, DRAIN_S_MAX)
+        children.callback(_stop, api, DRAIN_S_MAX)
         _await(network, f"{plan.network_url}/tally", signals)
         _await(api, f"{plan.url}/v1/balance", signals)
-        ticker = Ticker(sys.stdout)
+        ticker = ProgressLine(sys.stdout)
         if not signals.came:
             ticker.say(greeting(plan, kept))
         if traffic:
             _with_crowd(plan, [network, api], signals, ticker)
         else:
-            _keep([network, api], signals, ticker)
+            _watch([network, api], signals, ticker)
         ticker.say("Ending: requests that are under way are answered first.")
     return 0
 
 
-def _ended(keeper: Keeper, within_s: float) -> None:
+def _stop(process: SupervisedProcess, within_s: float) -> None:
     """However we leave, no child stays behind."""
     try:
-        keeper.child.stop(within_s)
+        process.child.stop(within_s)
     except BaseException:
-        keeper.child.kill()
+        process.child.kill()
         raise
 
 
-def _keep(keepers: list[Keeper], signals: Signals, ticker: Ticker) -> None:
+def _watch(processes: list[SupervisedProcess], signals: Signals, ticker: ProgressLine) -> None:
     while not signals.came:
-        _look(keepers, ticker)
+        _restart_ended(processes, ticker)
         time.sleep(TICK_S)
 
 
-def _look(keepers: list[Keeper], ticker: Ticker) -> None:
-    for keeper in keepers:
-        happened = keeper.look()
+def _restart_ended(processes: list[SupervisedProcess], ticker: ProgressLine) -> None:
+    for process in processes:
+        happened = process.look()
         if happened:
             ticker.say(f"  {happened}")
 
 
-def _with_crowd(plan: Plan, keepers: list[Keeper], signals: Signals, ticker: Ticker) -> None:
+def _with_crowd(
+    plan: Plan, processes: list[SupervisedProcess], signals: Signals, ticker: ProgressLine
+) -> None:
     settings = Settings(data=plan.data, database_url=plan.database)
     with contextlib.closing(Database(settings)) as database:
-        key = own_key(database) if plan.api_key == LOCAL_KEY else plan.api_key
+        key = generated_key(database) if plan.api_key == LOCAL_KEY else plan.api_key
         crowd = Crowd(Shop(plan.url, key, plan.network_url), plan.data, database)
         try:
             while not signals.came:
-                _look(keepers, ticker)
+                _restart_ended(processes, ticker)
                 crowd.tick()
                 ticker.show(crowd.line, clock.monotonic())
                 time.sleep(TICK_S)
             ticker.say("The crowd finishes what it has begun.")
             crowd.leave()
-            while crowd.leaving:
-                _look(keepers, ticker)
+            while crowd.is_leaving:
+                _restart_ended(processes, ticker)
                 time.sleep(TICK_S)
         finally:
             crowd.close()
@@ -373,7 +412,7 @@ def greeting(plan: Plan, kept: bool) -> str:
         "",
         "  Charge a card, and send the very same again: the second answer says it is a replay.",
         f"    curl -i {plan.url}/v1/charges -u {key}: \\",
-        f"      -H 'Idempotency-Key: {ids.letters(12)}' \\",
+        f"      -H 'Idempotency-Key: {ids.random_letters(12)}' \\",
         "      -d amount=500 -d currency=usd -d source=tok_visa",
         "  The network charged the card once:",
         f"    curl {plan.network_url}/tally",

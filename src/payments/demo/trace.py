@@ -37,7 +37,7 @@ SETTLED = (200, 402)
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class TraceEntry:
     """One thing that happened."""
 
     number: int
@@ -51,21 +51,21 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TracedRequest:
     """The request that something happens for."""
 
     request: int
     key: str | None
 
 
-_trace: ContextVar[Trace | None] = ContextVar("payments_trace", default=None)
+_trace: ContextVar[TracedRequest | None] = ContextVar("payments_trace", default=None)
 
 
-class Watch:
+class TraceLog:
     """Keeps the last notices, and tells them to whoever listens."""
 
     def __init__(self) -> None:
-        self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
+        self._notices: deque[TraceEntry] = deque(maxlen=NOTICES_MAX)
         self._numbers = itertools.count(1)
         self._requests = itertools.count(1)
         self._seen: OrderedDict[str, int] = OrderedDict()
@@ -75,11 +75,11 @@ class Watch:
         """How many requests have come with this key."""
         return self._seen.get(key, 0)
 
-    def tell(self, part: str, kind: str, says: str, *, key: str | None = None) -> None:
+    def add(self, part: str, kind: str, says: str, *, key: str | None = None) -> None:
         """From any thread. `key`: whose it is, where that is not the request that is under way."""
         trace = _trace.get()
         request, key = (trace.request, trace.key) if trace else (None, key)
-        self._notices.append(Notice(next(self._numbers), request, key, part, kind, says))
+        self._notices.append(TraceEntry(next(self._numbers), request, key, part, kind, says))
         for event, loop in list(self._listeners.items()):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
@@ -89,44 +89,46 @@ class Watch:
     def outside(self, app: App) -> App:
         """In front of everything: a request comes, an answer goes."""
 
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def traced_app(scope: Scope, receive: Receive, send: Send) -> None:
             if not _concerns(scope):
                 return await app(scope, receive, send)
             key = _key(scope)
-            reset = _trace.set(Trace(next(self._requests), key))
+            reset = _trace.set(TracedRequest(next(self._requests), key))
             try:
                 self._count(key)
-                self.tell("client", "busy", "a request arrives")
-                await app(scope, receive, self._telling(send))
+                self.add("client", "busy", "a request arrives")
+                await app(scope, receive, self._tracing(send))
             finally:
                 _trace.reset(reset)
 
-        return watched
+        return traced_app
 
     def inside(self, app: App) -> App:
         """Behind the gate: whoever comes here was let in."""
 
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        async def traced_app(scope: Scope, receive: Receive, send: Send) -> None:
             if _trace.get() is not None:
-                self.tell("limiter", "good", "let in: known, and within the limits")
+                self.add("limiter", "good", "let in: known, and within the limits")
             await app(scope, receive, send)
 
-        return watched
+        return traced_app
 
-    def _telling(self, send: Send) -> Send:
-        async def telling(message: Message) -> None:
+    def _tracing(self, send: Send) -> Send:
+        async def send_traced(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.start":
-                self._answered(message["status"], dict(message["headers"]))
+                self._trace_status(message["status"], dict(message["headers"]))
 
-        return telling
+        return send_traced
 
-    def _answered(self, status: int, headers: dict[bytes, bytes]) -> None:
+    def _trace_status(self, status: int, headers: dict[bytes, bytes]) -> None:
         if status == 429:
-            self.tell("limiter", "warn", "refused: too many requests. No key is spent")
-        again = headers.get(b"idempotent-replayed") == b"true"
+            self.add("limiter", "warn", "refused: too many requests. No key is spent")
+        replay_body = headers.get(b"idempotent-replayed") == b"true"
         kind = "good" if status < 400 else "warn" if status < 500 else "bad"
-        self.tell("client", kind, f"is answered {status}{', the kept answer' if again else ''}")
+        self.add(
+            "client", kind, f"is answered {status}{', the kept answer' if replay_body else ''}"
+        )
 
     def _count(self, key: str | None) -> None:
         if key is None:
@@ -145,33 +147,33 @@ class Watch:
             case Attempted():
                 self._asked_network(event)
             case events.Started(attempt=attempt, fence=fence):
-                self.tell("key", "good", f"claimed: attempt {attempt}, fence {fence}")
-                self.tell("handler", "busy", "runs")
+                self.add("key", "good", f"claimed: attempt {attempt}, fence {fence}")
+                self.add("handler", "busy", "runs")
             case events.TakenOver():
-                self.tell("key", "warn", "taken over from an attempt that died")
+                self.add("key", "warn", "taken over from an attempt that died")
             case events.Completed(status=status):
-                self.tell("handler", "good", f"done: {status}, recorded together with its rows")
+                self.add("handler", "good", f"done: {status}, recorded together with its rows")
                 if status in SETTLED:
-                    self.tell("webhook", "busy", "an event is written, together with the charge")
+                    self.add("webhook", "busy", "an event is written, together with the charge")
             case events.Replayed():
-                self.tell("key", "good", "known: the kept answer, nothing runs")
+                self.add("key", "good", "known: the kept answer, nothing runs")
             case events.Declined(reason=reason):
-                self.tell("key", "warn", f"refused: {reason}")
+                self.add("key", "warn", f"refused: {reason}")
             case events.Released():
-                self.tell("handler", "warn", "could not end: a retry continues it")
+                self.add("handler", "warn", "could not end: a retry continues it")
             case events.LeaseWasLost():
-                self.tell("key", "warn", "an attempt was too late: its writes are refused")
+                self.add("key", "warn", "an attempt was too late: its writes are refused")
 
     def _asked_network(self, event: Attempted) -> None:
-        again = "" if event.retry_in_s is None else "; asked again, with the same key"
+        replay_body = "" if event.retry_in_s is None else "; asked again, with the same key"
         if event.status is None:
-            self.tell("network", "bad", f"no answer ({event.error}){again}")
+            self.add("network", "bad", f"no answer ({event.error}){replay_body}")
         elif event.status >= 400:
-            self.tell("network", "bad", f"answers {event.status}{again}")
+            self.add("network", "bad", f"answers {event.status}{replay_body}")
         elif event.replayed:
-            self.tell("network", "good", "knows this key: charged before, not again")
+            self.add("network", "good", "knows this key: charged before, not again")
         else:
-            self.tell("network", "good", "charges the card")
+            self.add("network", "good", "charges the card")
 
     # ------------------------------------------------------------------------------ for who listens
 

@@ -24,11 +24,11 @@ from oncekey.webhooks import Event, Receipt, Receiver, new_secret
 from payments import clock
 from payments.access.accounts import LOCAL
 from payments.api.webhook_endpoints import has_room
-from payments.demo.trace import Watch
+from payments.demo.trace import TraceLog
 from payments.settings import Settings, file_url
 from payments.storage.database import Database
 from payments.storage.tables import deliveries, webhook_endpoints
-from payments.webhooks.deliveries import signing
+from payments.webhooks.deliveries import current_secrets
 from payments.webhooks.senders import Senders
 
 ENDPOINT = "we_checkout"
@@ -78,10 +78,10 @@ def _endpoint(url: str) -> dict[str, Any]:
 class Listener:
     """Receives at `PATH`. Its file is made when it is first needed."""
 
-    def __init__(self, database: Database, file: Path, watch: Watch) -> None:
+    def __init__(self, database: Database, file: Path, trace: TraceLog) -> None:
         self._database = database
         self._path = file
-        self._watch = watch
+        self._trace = trace
         self._runtime = oncekey.Runtime(file_url(file))
 
     def close(self) -> None:
@@ -105,9 +105,9 @@ class Listener:
 
     def _tell(self, receipt: Receipt, event: dict[str, Any], lost: bool) -> None:
         with self._database.read() as connection:
-            attempts = sum(row.attempts for row in _sent(connection, [event["id"]]))
+            attempts = sum(row.attempts for row in _find_deliveries(connection, [event["id"]]))
         key = event["request"]["idempotency_key"]
-        tell = partial(self._watch.tell, "webhook", key=key)
+        tell = partial(self._trace.add, "webhook", key=key)
         tell("busy", f"delivered, signed: attempt {attempts}")
         match receipt.outcome:
             case Handled():
@@ -123,7 +123,7 @@ class Listener:
 
     def told(self, connection: Connection, events: list[str]) -> dict[str, Any] | None:
         """What became of events here; None if they were for nobody here."""
-        sent = _sent(connection, events)
+        sent = _find_deliveries(connection, events)
         if not sent:
             return None
         pending = [row for row in sent if row.status == "pending"]
@@ -131,10 +131,10 @@ class Listener:
             "status": "pending" if pending else sent[-1].status,
             "attempts": sum(row.attempts for row in sent),
             "failed": any(row.last_error is not None for row in pending),
-            "processed": self._processed(events),
+            "processed": self._count_processed(events),
         }
 
-    def _processed(self, events: list[str]) -> int:
+    def _count_processed(self, events: list[str]) -> int:
         marks = ", ".join("?" * len(events))
         query = f"SELECT count(*) FROM processed WHERE event IN ({marks})"  # noqa: S608  (marks only)
         with self._file() as file:
@@ -179,10 +179,10 @@ def _secrets(connection: Connection) -> list[str]:
     query = sa.select(webhook_endpoints.c.secrets).where(
         *_THIS, webhook_endpoints.c.status == "enabled"
     )
-    return list(signing(connection.execute(query).scalar_one_or_none() or [], clock.wall()))
+    return list(current_secrets(connection.execute(query).scalar_one_or_none() or [], clock.wall()))
 
 
-def _sent(connection: Connection, events: list[str]) -> list[Any]:
+def _find_deliveries(connection: Connection, events: list[str]) -> list[Any]:
     """The deliveries of events to this endpoint, oldest first: several if somebody asked for it."""
     query = (
         sa.select(deliveries)

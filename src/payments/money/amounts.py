@@ -29,7 +29,7 @@ MINIMUM = {"usd": 50, "eur": 50, "gbp": 30, "jpy": 50}
 """What a charge must at least be; 1 where nothing is said."""
 
 
-def shown(amount: int, currency: str) -> str:
+def format_amount(amount: int, currency: str) -> str:
     """An amount as people write it: `$` is left out, the code is clear."""
     digits = 0 if currency in ZERO_DECIMAL else 3 if currency in THREE_DECIMAL else 2
     if not digits:

@@ -18,7 +18,7 @@ from payments.storage.tables import ledger_entries
 CLEARING = "network:clearing"
 
 
-class Unbalanced(AssertionError):
+class UnbalancedError(AssertionError):
     """A transaction does not sum to zero: nothing of it may be committed."""
 
 
@@ -63,7 +63,7 @@ def check(connection: Connection, transaction: str) -> None:
     """Refuse a transaction that does not sum to zero, before it is committed."""
     total = connection.execute(_SUM, {"name": transaction}).scalar_one()
     if total != 0:
-        raise Unbalanced(f"the entries of {transaction} sum to {total!r}, not to zero")
+        raise UnbalancedError(f"the entries of {transaction} sum to {total!r}, not to zero")
 
 
 def balances(connection: Connection, tenant: str) -> dict[str, int]:

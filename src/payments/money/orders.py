@@ -16,12 +16,11 @@ from sqlalchemy.engine import Connection, Row
 
 from payments import clock
 from payments.api import objects
-from payments.api.cards import past
-from payments.api.errors import StripeError, busy, invalid, refused
+from payments.api.cards import expired_part
+from payments.api.errors import StripeError, busy, invalid, not_allowed
 from payments.api.sources import Source
-from payments.money.amounts import STEP
-from payments.money.amounts import shown as money
-from payments.money.work import Work
+from payments.api.transactions import ResumableRequest
+from payments.money.amounts import STEP, format_amount
 from payments.network import Authorised, Declined, Network, NetworkRefused
 from payments.storage import ids, rows
 from payments.storage.tables import charges
@@ -36,10 +35,12 @@ _AUTHORISES = ("reference", "key", "card", "amount", "currency", "capture")
 # --------------------------------------------------------------------------------- authorise
 
 
-def insert_pending(connection: Connection, work: Work, source: Source, **values: Any) -> Order:
+def insert_pending(
+    connection: Connection, work: ResumableRequest, source: Source, **values: Any
+) -> Order:
     """Write down that a card is about to be asked, and what it is asked."""
     id_, now = ids.new("ch"), clock.now_s()
-    ran_out = past(source.card["exp_year"], source.card["exp_month"], now) is not None
+    ran_out = expired_part(source.card["exp_year"], source.card["exp_month"], now) is not None
     row = {
         "tenant": work.tenant,
         "id": id_,
@@ -101,22 +102,22 @@ def check_step(amount: int, currency: str, param: str) -> None:
 
 
 def begin_capture(
-    connection: Connection, work: Work, charge: Row[Any], amount: int | None, param: str
+    connection: Connection, work: ResumableRequest, charge: Row[Any], amount: int | None, param: str
 ) -> Order:
     """Take a charge that was authorised only, so that nobody else captures or voids it."""
     taken = charge.amount if amount is None else amount
     if amount is not None:
         check_step(amount, charge.currency, param)
     if taken > charge.amount:
-        raise refused(
-            f"Only {money(charge.amount, charge.currency)} were authorised.",
+        raise not_allowed(
+            f"Only {format_amount(charge.amount, charge.currency)} were authorised.",
             "amount_too_large",
             param,
         )
     return _begin_settling(connection, charge, work.key("capture", charge.id), taken)
 
 
-def begin_void(connection: Connection, work: Work, charge: Row[Any]) -> Order:
+def begin_void(connection: Connection, work: ResumableRequest, charge: Row[Any]) -> Order:
     """Take a charge that was authorised only, to let go of it."""
     return _begin_settling(connection, charge, work.key("void", charge.id), 0)
 
@@ -143,13 +144,13 @@ def _begin_settling(connection: Connection, charge: Row[Any], key: str, amount: 
 
 def _not_to_be_settled(charge: Row[Any]) -> StripeError:
     if charge.captured:
-        return refused("This charge has already been captured.", "charge_already_captured")
+        return not_allowed("This charge has already been captured.", "charge_already_captured")
     if charge.amount_refunded:
-        return refused(
+        return not_allowed(
             "This charge was refunded: nothing is held any more.", "charge_already_refunded"
         )
     if charge.status == "failed":
-        return refused("This charge was not authorised.", "charge_not_authorised")
+        return not_allowed("This charge was not authorised.", "charge_not_authorised")
     return busy("charge")  # it is being authorised, captured or released
 
 
@@ -169,7 +170,7 @@ def settle(network: Network, order: Order) -> StripeError | None:
     try:
         ask(**order)
     except NetworkRefused as error:
-        return refused(f"The card network refused: {error}", "processing_error")
+        return not_allowed(f"The card network refused: {error}", "processing_error")
     return None
 
 

@@ -37,7 +37,7 @@ Moved = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class LedgerState:
     """Our side."""
 
     moved: Moved
@@ -52,7 +52,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class NetworkState:
     """The network's side."""
 
     moved: Moved
@@ -64,7 +64,7 @@ class Book:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Line:
+class Difference:
     """One thing on which the sides do not agree."""
 
     what: str
@@ -77,8 +77,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    differences: list[Line]
-    pending: list[Line]
+    differences: list[Difference]
+    pending: list[Difference]
     movements: int
     """How many were compared."""
     totals: dict[str, int]
@@ -88,12 +88,14 @@ class Report:
 # ------------------------------------------------------------------------------------- comparing
 
 
-def compare(ledger: Ledger, book: Book, *, now_s: int, pending_s: int = PENDING_S) -> Report:
+def compare(
+    ledger: LedgerState, book: NetworkState, *, now_s: int, pending_s: int = PENDING_S
+) -> Report:
     """Every difference, and apart from them what is still under way."""
-    differences: list[Line] = []
-    pending: list[Line] = []
+    differences: list[Difference] = []
+    pending: list[Difference] = []
 
-    def tell(source: str, line: Line) -> None:
+    def tell(source: str, line: Difference) -> None:
         begun = ledger.unfinished.get(source)
         waits = begun is not None and now_s - max(begun, book.seen.get(source, 0)) < pending_s
         (pending if waits else differences).append(line)
@@ -103,20 +105,20 @@ def compare(ledger: Ledger, book: Book, *, now_s: int, pending_s: int = PENDING_
         there = book.moved.get((source, currency), 0)
         if here != there:
             sides = _amount(here, currency, "posted"), _amount(there, currency, "taken")
-            tell(source, Line(source, *sides))
+            tell(source, Difference(source, *sides))
     for source in sorted(ledger.holds.keys() | book.holds.keys()):
         mine, granted = ledger.holds.get(source), book.holds.get(source, [])
         if [mine] != granted:
             said = f"authorised as {mine}" if mine else "not authorised"
-            tell(source, Line(source, said, _granted(granted)))
+            tell(source, Difference(source, said, _describe_grants(granted)))
     for source in sorted(ledger.released ^ book.released):
         sides = ("let go", "still held") if source in ledger.released else ("still held", "let go")
-        tell(source, Line(source, *sides))
+        tell(source, Difference(source, *sides))
     told = {line.what for line in (*pending, *differences)}
     for source in sorted(ledger.unfinished.keys() - told):
-        tell(source, Line(source, "begun, not finished", "agrees so far"))
+        tell(source, Difference(source, "begun, not finished", "agrees so far"))
     for name, total in sorted(ledger.unbalanced.items()):
-        differences.append(Line(name, f"entries sum to {total}, not to 0", "-"))
+        differences.append(Difference(name, f"entries sum to {total}, not to 0", "-"))
     return Report(differences, pending, len(book.moved), _totals(book.moved))
 
 
@@ -124,7 +126,7 @@ def _amount(amount: int, currency: str, done: str) -> str:
     return f"{amount} {currency} {done}" if amount else f"nothing {done}"
 
 
-def _granted(ids: list[str]) -> str:
+def _describe_grants(ids: list[str]) -> str:
     if not ids:
         return "not authorised"
     return f"authorised as {ids[0]}" if len(ids) == 1 else f"authorised {len(ids)} times: {ids}"
@@ -140,7 +142,7 @@ def _totals(moved: Moved) -> dict[str, int]:
 # --------------------------------------------------------------------------------------- looking
 
 
-def read_ledger(database: Database) -> Ledger:
+def read_ledger(database: Database) -> LedgerState:
     """Our side, as of one moment."""
     entry, charge, refund = ledger_entries.c, charges.c, refunds.c
     amount = sa.func.sum(entry.amount)
@@ -171,7 +173,7 @@ def read_ledger(database: Database) -> Ledger:
                 sa.select(refund.id, refund.created).where(refund.status == "pending")
             ),
         ]
-        return Ledger(
+        return LedgerState(
             {(source, currency): int(total) for source, currency, total in moved if total},
             {id_: str(authorisation) for id_, authorisation in holds},
             {id_ for (id_,) in released},
@@ -180,9 +182,9 @@ def read_ledger(database: Database) -> Ledger:
         )
 
 
-def read_book(lines: Iterable[Transaction]) -> Book:
+def read_book(lines: Iterable[Transaction]) -> NetworkState:
     """The network's side."""
-    book = Book({}, {}, set(), {})
+    book = NetworkState({}, {}, set(), {})
     signs = {"capture": 1, "refund": -1}
     for line in lines:
         book.seen[line.reference] = line.created
@@ -198,7 +200,7 @@ def read_book(lines: Iterable[Transaction]) -> Book:
     return book
 
 
-def lines_of_file(path: Path) -> Iterator[Transaction]:
+def read_file(path: Path) -> Iterator[Transaction]:
     """The book of a network that does not run."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         for row in file.execute("SELECT * FROM transactions ORDER BY number"):
@@ -217,17 +219,19 @@ def reconcile(
     They cannot be looked at in the same moment, so what happens between the two looks differs. A
     difference counts if it is there, unchanged, whenever one looks.
     """
-    report = _look(database, lines, pending_s)
+    report = _compare_once(database, lines, pending_s)
     for _ in range(LOOKS_MAX - 1):
         if not report.differences:
             break
         pause(BETWEEN_LOOKS_S)
-        before, report = set(report.differences), _look(database, lines, pending_s)
+        before, report = set(report.differences), _compare_once(database, lines, pending_s)
         report.differences[:] = [line for line in report.differences if line in before]
     return report
 
 
-def _look(database: Database, lines: Callable[[], Iterable[Transaction]], pending_s: int) -> Report:
+def _compare_once(
+    database: Database, lines: Callable[[], Iterable[Transaction]], pending_s: int
+) -> Report:
     ledger = read_ledger(database)
     return compare(ledger, read_book(lines()), now_s=clock.now_s(), pending_s=pending_s)
 
@@ -261,24 +265,26 @@ def main(argv: list[str] | None = None) -> int:
     try:
         database = Database(settings)
     except ValueError as error:
-        return _unread("the ledger", "--data or --database", error)
+        return _report_unreadable("the ledger", "--data or --database", error)
     with closing(database):
         try:
-            return _told(_reconciled(database, settings.network_url, said.pending_s))
+            return _print_report(_run(database, settings.network_url, said.pending_s))
         except (NetworkDown, sqlite3.Error) as error:
-            return _unread(f"the network's book ({settings.network_url})", "--network", error)
+            return _report_unreadable(
+                f"the network's book ({settings.network_url})", "--network", error
+            )
         except sa.exc.DBAPIError as error:
-            return _unread("the ledger", "--data or --database", error)
+            return _report_unreadable("the ledger", "--data or --database", error)
 
 
-def _reconciled(database: Database, network: str, pending_s: int) -> Report:
+def _run(database: Database, network: str, pending_s: int) -> Report:
     if not network.startswith("http"):
-        return reconcile(database, lambda: lines_of_file(Path(network)), pending_s=pending_s)
+        return reconcile(database, lambda: read_file(Path(network)), pending_s=pending_s)
     with Network(network) as client:
         return reconcile(database, client.transactions, pending_s=pending_s)
 
 
-def _told(report: Report) -> int:
+def _print_report(report: Report) -> int:
     for word, lines in (("pending", report.pending), ("DIFFERENCE", report.differences)):
         for line in lines:
             print(f"{word}  {line}")
@@ -290,6 +296,6 @@ def _told(report: Report) -> int:
     return 1 if report.differences else 0
 
 
-def _unread(what: str, option: str, error: Exception) -> int:
+def _report_unreadable(what: str, option: str, error: Exception) -> int:
     print(f"Not compared: {what} cannot be read: {error}\nCheck {option}.", file=sys.stderr)
     return 2

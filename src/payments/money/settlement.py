@@ -23,12 +23,16 @@ from payments.storage.tables import charges, payment_intents, refunds
 from payments.webhooks import events
 
 
-def authorised(
-    connection: Connection, tenant: str, id_: str, said: Authorised | Declined, request: str | None
+def record_authorisation(
+    connection: Connection,
+    tenant: str,
+    id_: str,
+    outcome: Authorised | Declined,
+    request: str | None,
 ) -> Row[Any]:
     """The network has answered for a charge that was pending."""
     charge = rows.change(
-        connection, charges, tenant, id_, charges.c.status == "pending", **_outcome(said)
+        connection, charges, tenant, id_, charges.c.status == "pending", **_outcome(outcome)
     )
     if charge is None:
         return rows.get(connection, charges, tenant, id_)
@@ -41,16 +45,20 @@ def authorised(
     return charge
 
 
-def _outcome(said: Authorised | Declined) -> dict[str, Any]:
-    if isinstance(said, Authorised):
+def _outcome(outcome: Authorised | Declined) -> dict[str, Any]:
+    if isinstance(outcome, Authorised):
         taken = sa.case((charges.c.capture, charges.c.amount), else_=0)
         return {
             "status": "succeeded",
-            "authorisation": said.id,
+            "authorisation": outcome.id,
             "captured": charges.c.capture,
             "amount_captured": taken,
         }
-    failure = {"code": said.code, "decline_code": said.decline_code, "message": said.message}
+    failure = {
+        "code": outcome.code,
+        "decline_code": outcome.decline_code,
+        "message": outcome.message,
+    }
     return {"status": "failed", "failure": failure}
 
 
@@ -89,7 +97,7 @@ def payment_error(charge: Row[Any]) -> Object:
     }
 
 
-def settled(
+def record_settlement(
     connection: Connection, tenant: str, order: Order, done: bool, request: str | None
 ) -> Row[Any]:
     """The network has captured an authorised charge or, where the order has no amount, has let go
@@ -114,11 +122,11 @@ def settled(
             unsaid = {"cancellation_reason": None}
             rows.change(connection, payment_intents, tenant, charge.payment_intent, **unsaid)
     if done and charge.captured:
-        _tell_captured(connection, charge, request)
+        _record_capture(connection, charge, request)
     elif done:
         events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
         if charge.payment_intent is not None:
-            cancelled(connection, tenant, charge.payment_intent, ("requires_capture",), request)
+            cancel_intent(connection, tenant, charge.payment_intent, ("requires_capture",), request)
     return charge
 
 
@@ -128,7 +136,7 @@ def _effect(order: Order) -> dict[str, Any]:
     return {"amount_refunded": charges.c.amount}
 
 
-def _tell_captured(connection: Connection, charge: Row[Any], request: str | None) -> None:
+def _record_capture(connection: Connection, charge: Row[Any], request: str | None) -> None:
     tenant, taken = charge.tenant, charge.amount_captured
     ledger.post(connection, tenant, "capture", charge.id, taken, charge.currency)
     events.record(connection, tenant, "charge.captured", objects.charge(charge), request)
@@ -153,10 +161,10 @@ def _end_refund(
     id_ = connection.execute(this).scalar()
     if id_ is not None:
         refund = rows.change(connection, refunds, charge.tenant, id_, status=status)
-        _tell_refund(connection, refund, request)
+        _record_refund_event(connection, refund, request)
 
 
-def cancelled(
+def cancel_intent(
     connection: Connection,
     tenant: str,
     intent_id: str,
@@ -182,7 +190,7 @@ def cancelled(
     return intent
 
 
-def refunded(
+def record_refund(
     connection: Connection, tenant: str, id_: str, network_id: str | None, request: str | None
 ) -> Row[Any]:
     """The network has given back what a refund had reserved; or, without an id, never will."""
@@ -212,11 +220,13 @@ def refunded(
     if given:
         ledger.post(connection, tenant, "refund", id_, -given, refund.currency)
         events.record(connection, tenant, "charge.refunded", objects.charge(charge), request)
-    _tell_refund(connection, refund, request)
+    _record_refund_event(connection, refund, request)
     return refund
 
 
-def _tell_refund(connection: Connection, refund: Row[Any] | None, request: str | None) -> None:
+def _record_refund_event(
+    connection: Connection, refund: Row[Any] | None, request: str | None
+) -> None:
     if refund is not None:
         kind = "refund.updated" if refund.status == "succeeded" else "refund.failed"
         events.record(connection, refund.tenant, kind, objects.refund(refund), request)

@@ -57,7 +57,7 @@ FIELDS: dict[str, dict[str, type]] = {
 Fields = dict[str, Any]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request cannot be carried out as it is; nothing was written."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -84,19 +84,21 @@ def open_file(path: Path | str) -> sqlite3.Connection:
     return file
 
 
-def checked(kind: str, said: object) -> Fields:
+def validate_fields(kind: str, said: object) -> Fields:
     """The fields of a request; Refused if they are not what they must be."""
     wanted = FIELDS[kind]
     if not isinstance(said, dict) or said.keys() != wanted.keys():
-        raise Refused(400, "fields", f"A {kind} says exactly: {', '.join(wanted)}.")
+        raise RequestRefused(400, "fields", f"A {kind} says exactly: {', '.join(wanted)}.")
     for name, kind_of in wanted.items():
         value = said[name]
         if type(value) is not kind_of:
-            raise Refused(400, name, f"{name} must be {kind_of.__name__}.")
+            raise RequestRefused(400, name, f"{name} must be {kind_of.__name__}.")
         if isinstance(value, str) and not (value.isascii() and 1 <= len(value) <= TEXT_CHARS_MAX):
-            raise Refused(400, name, f"{name} must have 1 to {TEXT_CHARS_MAX} ASCII characters.")
+            raise RequestRefused(
+                400, name, f"{name} must have 1 to {TEXT_CHARS_MAX} ASCII characters."
+            )
     if not 1 <= said.get("amount", 1) <= AMOUNT_MAX:
-        raise Refused(400, "amount", f"amount must be 1 to {AMOUNT_MAX}, in minor units.")
+        raise RequestRefused(400, "amount", f"amount must be 1 to {AMOUNT_MAX}, in minor units.")
     return said
 
 
@@ -111,15 +113,15 @@ class Book:
     ) -> Answer:
         """Do it, or say again what came of it when it was done."""
         if not 1 <= len(key) <= KEY_CHARS_MAX:
-            raise Refused(400, "key", "Idempotency-Key must have 1 to 255 characters.")
+            raise RequestRefused(400, "key", "Idempotency-Key must have 1 to 255 characters.")
         request = hashlib.sha256(json.dumps([kind, fields], sort_keys=True).encode()).hexdigest()
         self._file.execute("BEGIN IMMEDIATE")
         try:
-            kept = self._kept(key, request)
+            kept = self._stored_answer(key, request)
             if kept is not None:
                 self._file.execute("ROLLBACK")
                 return Answer(kept, replayed=True)
-            answer = json.dumps(_DOES[kind](self, fields))
+            answer = json.dumps(_HANDLERS[kind](self, fields))
             self._file.execute("INSERT INTO keys VALUES (?, ?, ?)", (key, request, answer))
             before_commit()
             self._file.execute("COMMIT")
@@ -160,13 +162,15 @@ class Book:
 
     # ------------------------------------------------------------------------- within a transaction
 
-    def _kept(self, key: str, request: str) -> str | None:
+    def _stored_answer(self, key: str, request: str) -> str | None:
         row = self._file.execute("SELECT request, answer FROM keys WHERE key = ?", (key,))
         found = row.fetchone()
         if found is None:
             return None
         if found[0] != request:
-            raise Refused(422, "key_reused", "This key was sent before with another request.")
+            raise RequestRefused(
+                422, "key_reused", "This key was sent before with another request."
+            )
         answer: str = found[1]
         return answer
 
@@ -189,28 +193,30 @@ class Book:
         return {"id": id_, "approved": True}
 
     def _capture(self, fields: Fields) -> Fields:
-        card, authorised, currency, done = self._standing(fields["authorisation"])
+        card, authorised, currency, done = self._read_authorisation(fields["authorisation"])
         captured = done.get("capture", 0)
         if "void" in done:
-            raise Refused(409, "voided", "This authorisation was voided.")
+            raise RequestRefused(409, "voided", "This authorisation was voided.")
         if captured + fields["amount"] > authorised:
-            raise Refused(409, "over_capture", f"Captured {captured} of {authorised} before.")
-        return self._part("capture", fields, card, fields["amount"], currency)
+            raise RequestRefused(
+                409, "over_capture", f"Captured {captured} of {authorised} before."
+            )
+        return self._write_part("capture", fields, card, fields["amount"], currency)
 
     def _void(self, fields: Fields) -> Fields:
-        card, authorised, currency, done = self._standing(fields["authorisation"])
+        card, authorised, currency, done = self._read_authorisation(fields["authorisation"])
         if done:
-            raise Refused(409, "not_open", f"This authorisation has a {min(done)} already.")
-        return self._part("void", fields, card, authorised, currency)
+            raise RequestRefused(409, "not_open", f"This authorisation has a {min(done)} already.")
+        return self._write_part("void", fields, card, authorised, currency)
 
     def _refund(self, fields: Fields) -> Fields:
-        card, _, currency, done = self._standing(fields["authorisation"])
+        card, _, currency, done = self._read_authorisation(fields["authorisation"])
         captured, refunded = done.get("capture", 0), done.get("refund", 0)
         if refunded + fields["amount"] > captured:
-            raise Refused(409, "over_refund", f"Refunded {refunded} of {captured} before.")
-        return self._part("refund", fields, card, fields["amount"], currency)
+            raise RequestRefused(409, "over_refund", f"Refunded {refunded} of {captured} before.")
+        return self._write_part("refund", fields, card, fields["amount"], currency)
 
-    def _standing(self, authorisation: str) -> tuple[str, int, str, dict[str, int]]:
+    def _read_authorisation(self, authorisation: str) -> tuple[str, int, str, dict[str, int]]:
         """An authorisation's card, amount and currency, and what was done with it since."""
         found = self._file.execute(
             "SELECT card, amount, currency FROM transactions"
@@ -218,14 +224,18 @@ class Book:
             (authorisation,),
         ).fetchone()
         if found is None:
-            raise Refused(404, "authorisation", f"There is no authorisation {authorisation!r}.")
+            raise RequestRefused(
+                404, "authorisation", f"There is no authorisation {authorisation!r}."
+            )
         done = self._file.execute(
             "SELECT kind, sum(amount) FROM transactions WHERE authorisation = ? GROUP BY kind",
             (authorisation,),
         )
         return (*found, dict(done))
 
-    def _part(self, kind: str, fields: Fields, card: str, amount: int, currency: str) -> Fields:
+    def _write_part(
+        self, kind: str, fields: Fields, card: str, amount: int, currency: str
+    ) -> Fields:
         reference = fields["reference"]
         id_ = self._write(kind, fields["authorisation"], reference, card, amount, currency)
         return {"id": id_, "approved": True}
@@ -250,7 +260,7 @@ class Book:
         return id_
 
 
-_DOES: dict[str, Callable[[Book, Fields], Fields]] = {
+_HANDLERS: dict[str, Callable[[Book, Fields], Fields]] = {
     "authorisation": Book._authorise,
     "capture": Book._capture,
     "void": Book._void,

@@ -189,15 +189,15 @@ class Network:
 
     def faults(self) -> list[dict[str, Any]]:
         """What can be armed: `fault`, `explains`, and the `times` that are left of it."""
-        return self._listed(self._ask("GET", "/faults"))
+        return self._data(self._ask("GET", "/faults"))
 
     def arm(self, fault: str, times: int = 1) -> list[dict[str, Any]]:
         """Let the next `times` requests meet this fault; 0 disarms it."""
-        return self._listed(self._ask("POST", "/faults", json={"fault": fault, "times": times}))
+        return self._data(self._ask("POST", "/faults", json={"fault": fault, "times": times}))
 
     def disarm(self) -> list[dict[str, Any]]:
         """From now on all goes well."""
-        return self._listed(self._ask("DELETE", "/faults"))
+        return self._data(self._ask("DELETE", "/faults"))
 
     def close(self) -> None:
         self._client.close()
@@ -226,6 +226,6 @@ class Network:
         return said
 
     @staticmethod
-    def _listed(said: dict[str, Any]) -> list[dict[str, Any]]:
+    def _data(said: dict[str, Any]) -> list[dict[str, Any]]:
         listed: list[dict[str, Any]] = said["data"]
         return listed

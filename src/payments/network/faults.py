@@ -52,11 +52,11 @@ FAULTS = {
 }
 
 
-class Unknown(ValueError):
+class UnknownFault(ValueError):
     """No such fault, or not so many times; the text says what there is."""
 
 
-class Armed:
+class ArmedFaults:
     """The faults that are waiting for a request."""
 
     def __init__(self, file: sqlite3.Connection) -> None:
@@ -77,9 +77,9 @@ class Armed:
     def arm(self, name: str, times: int = 1) -> None:
         """Let the next `times` requests fail in this way; 0 disarms."""
         if name not in FAULTS:
-            raise Unknown(f"There is no fault {name!r}. There are: {', '.join(FAULTS)}.")
+            raise UnknownFault(f"There is no fault {name!r}. There are: {', '.join(FAULTS)}.")
         if not 0 <= times <= TIMES_MAX:
-            raise Unknown(f"times={times}: give 0 to {TIMES_MAX}.")
+            raise UnknownFault(f"times={times}: give 0 to {TIMES_MAX}.")
         if times == 0:
             self._times.pop(name, None)
             self._file.execute("DELETE FROM faults WHERE name = ?", (name,))

@@ -28,8 +28,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from payments.network.book import Book, Fields, Refused, checked, open_file
-from payments.network.faults import FAULTS, SLOW_S, Armed, Fault, Unknown
+from payments.network.book import Book, Fields, RequestRefused, open_file, validate_fields
+from payments.network.faults import FAULTS, SLOW_S, ArmedFaults, Fault, UnknownFault
 
 CRASH_STATUS = 70
 BODY_BYTES_MAX = 65_536
@@ -41,7 +41,7 @@ HOSTS = ["127.0.0.1", "localhost"]
 _RESET = struct.pack("ii", 1, 0)  # linger on, for no time: closing sends a reset
 
 
-class Exposed(HttpToolsProtocol):
+class TransportExposingProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which shows the connection to the faults that have to break it."""
 
     def on_message_begin(self) -> None:
@@ -55,13 +55,13 @@ class CardNetwork:
     def __init__(self, path: Path | str) -> None:
         self._file = open_file(path)
         self._book = Book(self._file)
-        self._armed = Armed(self._file)
+        self._armed = ArmedFaults(self._file)
 
     def app(self) -> Starlette:
         kinds = ("authorisation", "capture", "void", "refund")
         return Starlette(
             routes=[
-                *(Route(f"/{kind}s", self._mover(kind), methods=["POST"]) for kind in kinds),
+                *(Route(f"/{kind}s", self._make_handler(kind), methods=["POST"]) for kind in kinds),
                 Route("/transactions", self._transactions, methods=["GET"]),
                 Route("/tally", self._tally, methods=["GET"]),
                 Route("/faults", self._faults, methods=["GET"]),
@@ -77,13 +77,13 @@ class CardNetwork:
 
     # ------------------------------------------------------------------------------ moving money
 
-    def _mover(self, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    def _make_handler(self, kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def move(request: Request) -> Response:
             try:
-                fields = checked(kind, await _body(request))
+                fields = validate_fields(kind, await _body(request))
                 fault = self._armed.take()
                 return await self._move(request, kind, fields, fault)
-            except Refused as refused:
+            except RequestRefused as refused:
                 return _error(refused.status, refused.code, str(refused))
 
         return move
@@ -95,7 +95,7 @@ class CardNetwork:
             return await _fail(fault, request)
         middle = fault is not None and fault.moment == "middle"
         key = request.headers.get("idempotency-key", "")
-        answer = self._book.carry_out(kind, key, fields, _exit if middle else _nothing)
+        answer = self._book.carry_out(kind, key, fields, _exit if middle else _do_nothing)
         if middle:  # it was a replay, and had nothing to commit
             _exit()
         if fault is not None and fault.does == "wait":
@@ -140,11 +140,11 @@ class CardNetwork:
             said = await _body(request)
             fault, times = (said.get("fault"), said.get("times", 1)) if said else (None, 1)
             if not isinstance(fault, str) or type(times) is not int:
-                raise Unknown('Send {"fault": name, "times": number}.')
+                raise UnknownFault('Send {"fault": name, "times": number}.')
             self._armed.arm(fault, times)
-        except Unknown as unknown:
+        except UnknownFault as unknown:
             return _error(400, "fault", str(unknown))
-        except Refused as refused:
+        except RequestRefused as refused:
             return _error(refused.status, refused.code, str(refused))
         return await self._faults(request)
 
@@ -172,24 +172,24 @@ def _exit() -> None:
     os._exit(CRASH_STATUS)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Before a commit that goes well."""
 
 
 async def _body(request: Request) -> Fields:
     if "origin" in request.headers:
-        raise Refused(403, "origin", "A page in a browser may not ask for this.")
+        raise RequestRefused(403, "origin", "A page in a browser may not ask for this.")
     text = b""
     async for part in request.stream():
         text += part
         if len(text) > BODY_BYTES_MAX:
-            raise Refused(413, "body", f"At most {BODY_BYTES_MAX} bytes.")
+            raise RequestRefused(413, "body", f"At most {BODY_BYTES_MAX} bytes.")
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
-        raise Refused(400, "body", "The body must be JSON.") from None
+        raise RequestRefused(400, "body", "The body must be JSON.") from None
     if not isinstance(said, dict):
-        raise Refused(400, "body", "The body must be a JSON object.")
+        raise RequestRefused(400, "body", "The body must be a JSON object.")
     return said
 
 
@@ -208,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
         network.app(),
         host="127.0.0.1",
         port=said.port,
-        http=Exposed,
+        http=TransportExposingProtocol,
         lifespan="off",
         access_log=False,
         log_level="warning",
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     # uvicorn drains on these, and raises them again when it is done.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_cleanly)
     try:
         uvicorn.Server(config).run()
     finally:
@@ -225,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit_cleanly(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 
 import oncekey
 from payments.settings import Settings
-from payments.storage import estimates
+from payments.storage import sqlite_statistics
 from payments.storage.tables import metadata
 
 TIMEOUT_S = 15.0
@@ -34,18 +34,18 @@ class Database:
     def __init__(self, settings: Settings) -> None:
         self.url = settings.database
         self.engine = _engine(self.url, settings.threads_max)
-        self._writing = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._write_engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
         # SQLite lets its writers poll for their turn; within this process they queue.
-        self._turn: AbstractContextManager[Any] = (
+        self._write_lock: AbstractContextManager[Any] = (
             threading.Lock() if self.url.startswith("sqlite:") else contextlib.nullcontext()
         )
-        self.lent = self.engine.execution_options(begin=None)
+        self.atomic_engine = self.engine.execution_options(begin=None)
         """For oncekey's atomic mode, which begins transactions itself."""
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """A transaction that may write. Commits at the end, rolls back when something is raised."""
-        with self._turn, self._writing.begin() as connection:
+        with self._write_lock, self._write_engine.begin() as connection:
             yield connection
 
     def read(self) -> AbstractContextManager[Connection]:
@@ -71,27 +71,27 @@ class Database:
         while servers run; those that write to a table wait until an index on it is built.
         """
         oncekey.migrate(self.url)
-        with self._migrating() as connection:
+        with self._migration() as connection:
             metadata.create_all(connection)
         while self._create_index():
             """A transaction for each: with one table in hand, waiting for the next, it could wait
             for somebody who has written to them in another order, and who waits for it."""
         if self.url.startswith("sqlite:"):
             with self.begin() as connection:
-                estimates.tell(connection)
+                sqlite_statistics.tell(connection)
 
     def _create_index(self) -> bool:
         """Create one of those that a newer release brings to tables that are there, which
         `create_all` passes by. False: there was none.
         """
-        with self._migrating() as connection:
+        with self._migration() as connection:
             index = next(_missing_indexes(connection), None)
             if index is not None:
                 index.create(connection)
         return index is not None
 
     @contextmanager
-    def _migrating(self) -> Iterator[Connection]:
+    def _migration(self) -> Iterator[Connection]:
         with self.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(7277616)"))
@@ -101,7 +101,7 @@ class Database:
         self.engine.dispose()
 
 
-def take_turns(connection: Connection, what: str) -> None:
+def lock_for_transaction(connection: Connection, what: str) -> None:
     """From here to the end of the transaction nobody else is who calls this with the same words.
     SQLite lets only one write anyway.
     """

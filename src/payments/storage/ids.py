@@ -17,32 +17,32 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _TIME_CHARS = 9
 _CHANCE_CHARS = 15
 
-_OWN = "-7a70-8a70-"
+_GENERATED = "-7a70-8a70-"
 """Where a UUID has its version, and else mere chance."""
-_OWN_KEY = re.compile(f"[0-9a-f]{{8}}-[0-9a-f]{{4}}{_OWN}[0-9a-f]{{12}}")
+_GENERATED_KEY = re.compile(f"[0-9a-f]{{8}}-[0-9a-f]{{4}}{_GENERATED}[0-9a-f]{{12}}")
 
-_LOTS = random.Random()  # noqa: S311  (spreads retries, protects nothing)
+_RANDOM = random.Random()  # noqa: S311  (spreads retries, protects nothing)
 
 
 def new(prefix: str) -> str:
     """A new id: `ch_` and 24 letters and digits."""
-    return f"{prefix}_{_in_digits(int(clock.wall() * 1e6))}{letters(_CHANCE_CHARS)}"
+    return f"{prefix}_{_in_digits(int(clock.wall() * 1e6))}{random_letters(_CHANCE_CHARS)}"
 
 
-def own_key() -> str:
+def generated_key() -> str:
     """An idempotency key for a request that brings none: a UUID of version 7, by which oncekey
     knows that it is new, also after the database lost what was there before.
     """
     ms = f"{int(clock.wall() * 1000):012x}"
-    return f"{ms[:8]}-{ms[8:]}{_OWN}{secrets.token_hex(6)}"
+    return f"{ms[:8]}-{ms[8:]}{_GENERATED}{secrets.token_hex(6)}"
 
 
-def is_own_key(key: str) -> bool:
+def is_generated_key(key: str) -> bool:
     """Whether a key was made here, not by a client."""
-    return _OWN_KEY.fullmatch(key) is not None
+    return _GENERATED_KEY.fullmatch(key) is not None
 
 
-def letters(count: int) -> str:
+def random_letters(count: int) -> str:
     """Letters and digits that nobody can guess."""
     drawn = int.from_bytes(secrets.token_bytes(count), "big")
     text = ""
@@ -52,9 +52,9 @@ def letters(count: int) -> str:
     return text
 
 
-def spread() -> float:
+def jitter() -> float:
     """A number from 0 up to 1, to spread what would otherwise come at once."""
-    return _LOTS.random()
+    return _RANDOM.random()
 
 
 def _in_digits(number: int) -> str:

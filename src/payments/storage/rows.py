@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from payments.api.errors import invalid, missing
+from payments.api.errors import invalid, not_found
 from payments.api.parameters import METADATA_MAX
 
 _KINDS = {
@@ -43,7 +43,7 @@ def get(
     # Text that no database takes is no id either.
     found = connection.execute(query).first() if _sane(id_) else None
     if found is None:
-        raise missing(_KINDS[table.name], id_, param)
+        raise not_found(_KINDS[table.name], id_, param)
     return found
 
 
@@ -74,7 +74,7 @@ def update(
     """A row that is locked, with what is given in its columns; metadata is merged."""
     values = dict(given)
     if "metadata" in values:
-        values["metadata"] = merged(row.metadata, values["metadata"])
+        values["metadata"] = merge_metadata(row.metadata, values["metadata"])
     if not values:
         return row
     changed = change(connection, table, row.tenant, row.id, **values)
@@ -82,7 +82,9 @@ def update(
     return changed
 
 
-def merged(old: dict[str, str] | None, given: dict[str, str | None] | None) -> dict[str, str]:
+def merge_metadata(
+    old: dict[str, str] | None, given: dict[str, str | None] | None
+) -> dict[str, str]:
     """Metadata: what is given replaces what is there, an empty value removes it."""
     if given is None:
         return {}

@@ -46,7 +46,7 @@ def _objects(name: str, *columns: Any) -> sa.Table:
     )
 
 
-def _unfinished(name: str, table: sa.Table, condition: sa.ColumnElement[bool]) -> None:
+def _index_unfinished(name: str, table: sa.Table, condition: sa.ColumnElement[bool]) -> None:
     """What somebody is working on, found without reading all that is done."""
     where: dict[str, Any] = {"postgresql_where": condition, "sqlite_where": condition}
     sa.Index(f"{name}_unfinished", table.c.created, **where)
@@ -129,7 +129,7 @@ charges = _objects(
     sa.Index("charges_of_intent", "tenant", "payment_intent", "id"),
     sa.Index("charges_of_customer", "tenant", "customer", "id"),
 )
-_unfinished(
+_index_unfinished(
     "charges", charges, sa.or_(charges.c.status == "pending", charges.c.settling.is_not(None))
 )
 
@@ -169,7 +169,7 @@ refunds = _objects(
     sa.Index("refunds_of_charge", "tenant", "charge", "id"),
     sa.Index("refunds_of_intent", "tenant", "payment_intent", "id"),
 )
-_unfinished("refunds", refunds, refunds.c.status == "pending")
+_index_unfinished("refunds", refunds, refunds.c.status == "pending")
 
 ledger_entries = sa.Table(
     "ledger_entries",

@@ -26,7 +26,7 @@ from payments.api import objects
 from payments.storage import ids
 from payments.storage.tables import deliveries, delivery_attempts, webhook_endpoints
 from payments.webhooks import events
-from payments.webhooks.delivery_slots import Places
+from payments.webhooks.delivery_slots import DeliverySlots
 
 CANCELED_MAX = 256
 """By one claim, of what waits for endpoints that are gone."""
@@ -37,7 +37,7 @@ DIED = "it was begun too often without an end: its workers died"
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedDelivery:
     """A delivery that is this worker's until its lease is over."""
 
     tenant: str
@@ -51,7 +51,7 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class DeliveryOutcome:
     """What an attempt means for its delivery."""
 
     status: str
@@ -112,35 +112,35 @@ def claim(
     connection: Connection,
     now: float,
     *,
-    places: Places,
+    slots: DeliverySlots,
     lease_s: float,
     attempts_max: int,
-) -> list[Claimed]:
-    """Take deliveries that are due, as far as there are `places` for them, which are taken too.
+) -> list[ClaimedDelivery]:
+    """Take deliveries that are due, as far as there are `slots` for them, which are taken too.
     What cannot be sent any more ends here.
     """
-    taken: list[Claimed] = []
+    taken: list[ClaimedDelivery] = []
     connection.execute(deliveries.update().where(*_IS_FAR).values(due=now), {"now": now})
-    for row in _due(connection, now, places):
+    for row in _due(connection, now, slots):
         if row.attempts >= attempts_max:
             _end(connection, row, "failed", DIED)
-        elif places.take(row.tenant, row.endpoint):
+        elif slots.take(row.tenant, row.endpoint):
             _change(connection, row, row.attempts, attempts=row.attempts + 1, due=now + lease_s)
-            taken.append(_claimed(row, now))
+            taken.append(_as_claimed(row, now))
     return taken
 
 
-def _due(connection: Connection, now: float, places: Places) -> list[Row[Any]]:
+def _due(connection: Connection, now: float, slots: DeliverySlots) -> list[Row[Any]]:
     """What is due, oldest first: a few of each endpoint that has a place, while there are places.
     What waits for one that is gone ends.
     """
     waiting = connection.execute(_WAITING, {"now": now}).all()
-    having = [each.endpoint for each in waiting if places.has_one(each.tenant, each.endpoint)]
+    having = [each.endpoint for each in waiting if slots.has_one(each.tenant, each.endpoint)]
     found: list[Row[Any]] = []
-    wanted, canceled = places.free, 0
+    wanted, canceled = slots.free, 0
     for endpoint in having:
         values = {"endpoint": endpoint, "now": now}
-        its = connection.execute(_DUE.limit(places.per_endpoint_max), values).all()
+        its = connection.execute(_DUE.limit(slots.per_endpoint_max), values).all()
         if any(row.endpoint_status != "enabled" for row in its):
             ending = connection.execute(_DUE.limit(CANCELED_MAX - canceled), values).all()
             canceled += len(ending)
@@ -158,19 +158,19 @@ def _end(connection: Connection, row: Row[Any], status: str, reason: str) -> Non
     _change(connection, row, row.attempts, due=None, status=status, last_error=reason)
 
 
-def _claimed(row: Row[Any], now: float) -> Claimed:
-    return Claimed(
+def _as_claimed(row: Row[Any], now: float) -> ClaimedDelivery:
+    return ClaimedDelivery(
         row.tenant,
         row.id,
         row.attempts + 1,
         row.event,
         row.endpoint,
         row.url,
-        list(signing(row.secrets, now)),
+        list(current_secrets(row.secrets, now)),
     )
 
 
-def signing(secrets: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
+def current_secrets(secrets: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
     """The secrets that an endpoint's deliveries are signed with now: while one is being replaced,
     both.
     """
@@ -188,24 +188,30 @@ def _change(connection: Connection, row: Any, known: int, **values: Any) -> int:
 # ------------------------------------------------------------------------------------- settling
 
 
-def judge(sent: Sent, attempts: int, schedule: Schedule, now: float, chance: float) -> Ending:
+def decide_outcome(
+    sent: Sent, attempts: int, schedule: Schedule, now: float, chance: float
+) -> DeliveryOutcome:
     """What becomes of a delivery after this attempt."""
     asked_s = None
     if isinstance(sent, Answered):
         if sent.is_delivered:
-            return Ending("delivered", None)
+            return DeliveryOutcome("delivered", None)
         if sent.is_gone:
-            return Ending("failed", None, is_gone=True)
+            return DeliveryOutcome("failed", None, is_gone=True)
         asked_s = sent.retry_after_s
     wait_s = schedule.delay_s(attempts, chance, asked_s=asked_s)
-    return Ending("failed", None) if wait_s is None else Ending("pending", now + wait_s)
+    return (
+        DeliveryOutcome("failed", None)
+        if wait_s is None
+        else DeliveryOutcome("pending", now + wait_s)
+    )
 
 
-def settle(
+def record_attempt(
     connection: Connection,
-    claimed: Claimed,
+    claimed: ClaimedDelivery,
     sent: Sent,
-    ending: Ending,
+    ending: DeliveryOutcome,
     now: float,
     *,
     dead_s: float,
@@ -235,7 +241,7 @@ def settle(
         last_error=error,
     )
     if changed:
-        _remember(connection, claimed, ending, now, dead_s)
+        _update_endpoint(connection, claimed, ending, now, dead_s)
     return changed == 1
 
 
@@ -246,8 +252,12 @@ def _reason(sent: Sent) -> str:
     return f"it answered {sent.status}: {said}"[:ERROR_CHARS_MAX]
 
 
-def _remember(
-    connection: Connection, claimed: Claimed, ending: Ending, now: float, dead_s: float
+def _update_endpoint(
+    connection: Connection,
+    claimed: ClaimedDelivery,
+    ending: DeliveryOutcome,
+    now: float,
+    dead_s: float,
 ) -> None:
     """How the endpoint fares: one that fails for too long, or asks for it, is sent nothing more."""
     this = webhook_endpoints.update().where(_e.tenant == claimed.tenant, _e.id == claimed.endpoint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Places:
+class DeliverySlots:
     """Those of one courier."""
 
     count: int
@@ -42,8 +42,8 @@ class Places:
         self._accounts -= Counter([account])  # drops those at zero
         self._endpoints -= Counter([endpoint])
 
-    def copy(self) -> Places:
+    def copy(self) -> DeliverySlots:
         """The same places, to try out what could be taken."""
-        return Places(
+        return DeliverySlots(
             self.count, self.per_endpoint_max, Counter(self._accounts), Counter(self._endpoints)
         )

@@ -6,26 +6,16 @@ wanted to know of it then. Workers send them afterwards.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends, Request
-from fastapi.responses import Response
 from sqlalchemy.engine import Connection, Row
 
 import oncekey
 from payments import clock
-from payments.api import lists, objects, schemas
-from payments.api.expand import check
-from payments.api.openapi import answers, asks
-from payments.api.parameters import EventList, Nothing
-from payments.api.reading import Looking, query_as, tenant
-from payments.api.responses import answer
+from payments.api import objects
 from payments.storage import ids, rows
-from payments.storage.database import Database
 from payments.storage.tables import deliveries, events, webhook_endpoints
-
-router = APIRouter(prefix="/v1/events", tags=["events"])
 
 _ENDPOINTS = sa.select(webhook_endpoints.c.id, webhook_endpoints.c.enabled_events).where(
     webhook_endpoints.c.tenant == sa.bindparam("whose"),
@@ -34,7 +24,7 @@ _ENDPOINTS = sa.select(webhook_endpoints.c.id, webhook_endpoints.c.enabled_event
 
 
 def record(
-    connection: Connection, whose: str, kind: str, changed: objects.Object, request: str | None
+    connection: Connection, tenant: str, kind: str, changed: objects.Object, request: str | None
 ) -> str:
     """Write an event and its deliveries; gives its id. `request` is what caused it."""
     id_, now = ids.new("evt"), clock.wall()
@@ -43,25 +33,25 @@ def record(
     connection.execute(
         events.insert(),
         {
-            "tenant": whose,
+            "tenant": tenant,
             "id": id_,
             "created": int(now),
             "type": kind,
             "data": changed,
             "request": request,
-            "idempotency_key": None if key is None or ids.is_own_key(key) else key,
+            "idempotency_key": None if key is None or ids.is_generated_key(key) else key,
         },
     )
     wanted = [
         {
-            "tenant": whose,
+            "tenant": tenant,
             "id": ids.new("dlv"),
             "created": int(now),
             "event": id_,
             "endpoint": endpoint.id,
             "due": now,
         }
-        for endpoint in connection.execute(_ENDPOINTS, {"whose": whose})
+        for endpoint in connection.execute(_ENDPOINTS, {"whose": tenant})
         if wants(endpoint.enabled_events, kind)
     ]
     if wanted:
@@ -74,46 +64,12 @@ def wants(enabled: list[str], kind: str) -> bool:
     return "*" in enabled or kind in enabled
 
 
-# -------------------------------------------------------------------------------- the routes
-
-
-@router.get("", **answers(schemas.Event, many=True), **asks(EventList))
-def list_events(
-    request: Request, asked: Annotated[EventList, Depends(query_as(EventList))]
-) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    wanted = [_is_of(kind) for kind in (*(asked.types or ()), asked.type) if kind is not None]
-    conditions = [sa.or_(*wanted)] if wanted else []
-    with database.read() as connection:
-        shape = lambda row: _shaped(connection, row)  # noqa: E731
-        found = lists.page(connection, events, whose, asked, shape, "/v1/events", *conditions)
-    return answer(request, found)
-
-
-def _is_of(kind: str) -> sa.ColumnElement[bool]:
-    """Of this type; `charge.*` is any that begins so."""
-    if not kind.endswith("*"):
-        return events.c.type == kind
-    start = kind.removesuffix("*")
-    return sa.func.substr(events.c.type, 1, len(start)) == start
-
-
-@router.get("/{id}", **answers(schemas.Event), **asks(Nothing))
-def retrieve_event(request: Request, id: str, asked: Looking) -> Response:
-    database: Database = request.app.state.database
-    whose = tenant(request)
-    check("event", asked.expand)
-    with database.read() as connection:
-        return answer(request, shown(connection, whose, id))
-
-
-def shown(connection: Connection, whose: str, id_: str) -> objects.Object:
+def retrieve(connection: Connection, tenant: str, id_: str) -> objects.Object:
     """An event as it is retrieved, and as it is delivered."""
-    return _shaped(connection, rows.get(connection, events, whose, id_))
+    return render(connection, rows.get(connection, events, tenant, id_))
 
 
-def _shaped(connection: Connection, row: Row[Any]) -> objects.Object:
+def render(connection: Connection, row: Row[Any]) -> objects.Object:
     waiting = sa.select(sa.func.count()).where(
         deliveries.c.tenant == row.tenant,
         deliveries.c.event == row.id,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from payments import clock
-from payments.periodic import Chore
+from payments.background import PeriodicTask
 from payments.storage.database import Database
 from payments.storage.tables import deliveries, delivery_attempts, events
 
@@ -30,7 +30,7 @@ _REMOVABLE: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
 """In this order: an event goes after its last delivery."""
 
 
-class Sweeper(Chore):
+class EventSweeper(PeriodicTask):
     """Removes what is older than `kept_s`."""
 
     every_s = 60.0
@@ -40,14 +40,14 @@ class Sweeper(Chore):
         self._database = database
         self._kept_s = kept_s
 
-    def do(self) -> int:
+    def run_once(self) -> int:
         """Remove all that is old; how many rows that were."""
         before = clock.now_s() - self._kept_s
         return sum(self._remove(table, may_go, before) for table, may_go in _REMOVABLE)
 
     def _remove(self, table: sa.Table, may_go: sa.ColumnElement[bool], before: float) -> int:
         removed = 0
-        while not self.ends.is_set():
+        while not self.stopping.is_set():
             with self._database.read() as connection:
                 if not _any(connection, table, may_go, before):
                     break
@@ -56,7 +56,7 @@ class Sweeper(Chore):
             if not gone:  # others are at them
                 break
             removed += gone
-            self.ends.wait(PAUSE_S)
+            self.stopping.wait(PAUSE_S)
         return removed
 
 

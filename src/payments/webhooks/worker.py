@@ -19,12 +19,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from oncekey.webhooks import Schedule, Sent, signed_headers
 from payments import clock
 from payments.api.responses import encode
+from payments.background import Outage
 from payments.storage import ids
 from payments.storage.database import Database
 from payments.webhooks import deliveries, events
-from payments.webhooks.deliveries import Claimed
-from payments.webhooks.delivery_slots import Places
-from payments.webhooks.outage import Outage
+from payments.webhooks.deliveries import ClaimedDelivery
+from payments.webhooks.delivery_slots import DeliverySlots
 from payments.webhooks.senders import Senders
 
 log = logging.getLogger("payments")
@@ -33,7 +33,7 @@ USER_AGENT = "payments-webhooks/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class WorkerSettings:
     """How much at once, how long, how often."""
 
     concurrency_max: int = 32
@@ -48,7 +48,7 @@ class Pace:
     schedule: Schedule = field(default_factory=Schedule)
 
 
-class Courier:
+class DeliveryWorker:
     """Delivers webhooks from one database."""
 
     def __init__(
@@ -56,19 +56,19 @@ class Courier:
         database: Database,
         senders: Senders,
         *,
-        pace: Pace | None = None,
+        pace: WorkerSettings | None = None,
         now: Callable[[], float] = clock.wall,
-        chance: Callable[[], float] = ids.spread,
+        chance: Callable[[], float] = ids.jitter,
     ) -> None:
         self._database = database
-        self._pace = pace or Pace()
+        self._pace = pace or WorkerSettings()
         self._senders = senders
         self._now = now
         self._chance = chance
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._places = Places(self._pace.concurrency_max, self._pace.per_endpoint_max)
-        self._places_guard = threading.Lock()
+        self._slots = DeliverySlots(self._pace.concurrency_max, self._pace.per_endpoint_max)
+        self._slots_lock = threading.Lock()
         self._outage = Outage("deliveries cannot be handed out", "deliveries are handed out again")
         self._connections = threading.BoundedSemaphore(self._pace.connections_max)
         self._thread: threading.Thread | None = None
@@ -96,7 +96,7 @@ class Courier:
         with self._threads() as threads:
             while not self._stop.is_set():
                 self._wake.clear()
-                if not self._round(threads):
+                if not self._claim_and_submit(threads):
                     # Not all workers at the same moment.
                     pause_s = self._outage.pause_s(self._pace.poll_s)
                     self._wake.wait(pause_s * (0.5 + self._chance() / 2))
@@ -107,11 +107,11 @@ class Courier:
         with self._threads() as threads:
             while not self._stop.is_set():
                 self._wake.clear()
-                taken = self._round(threads)
+                taken = self._claim_and_submit(threads)
                 total += taken
                 if not taken:
-                    with self._places_guard:
-                        if self._places.free == self._places.count:
+                    with self._slots_lock:
+                        if self._slots.free == self._slots.count:
                             break
                     self._wake.wait(self._outage.pause_s(self._pace.poll_s))
         return total
@@ -121,37 +121,37 @@ class Courier:
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._pace.concurrency_max, thread_name_prefix="webhook")
 
-    def _round(self, threads: ThreadPoolExecutor) -> int:
+    def _claim_and_submit(self, threads: ThreadPoolExecutor) -> int:
         """Claim what there is room for and hand it out: how many."""
         try:
             taken = self._claim()
             for claimed in taken:
-                self._hand_out(claimed, threads)
+                self._submit(claimed, threads)
         except Exception as error:
             # Also what is no outage, as where no thread can be started: nobody else does this here,
             # so it goes on. What was claimed is sent when its lease ends.
-            self._outage.failed(error, is_known=isinstance(error, SQLAlchemyError))
+            self._outage.record_failure(error, is_known=isinstance(error, SQLAlchemyError))
             return 0
-        self._outage.succeeded()
+        self._outage.record_success()
         return len(taken)
 
-    def _hand_out(self, claimed: Claimed, threads: ThreadPoolExecutor) -> None:
-        with self._places_guard:
-            self._places.take(claimed.tenant, claimed.endpoint)
+    def _submit(self, claimed: ClaimedDelivery, threads: ThreadPoolExecutor) -> None:
+        with self._slots_lock:
+            self._slots.take(claimed.tenant, claimed.endpoint)
         try:
             threads.submit(self._deliver, claimed)
         except Exception:
-            self._done_with(claimed)
+            self._release(claimed)
             raise
 
-    def _done_with(self, claimed: Claimed) -> None:
-        with self._places_guard:
-            self._places.give_back(claimed.tenant, claimed.endpoint)
+    def _release(self, claimed: ClaimedDelivery) -> None:
+        with self._slots_lock:
+            self._slots.give_back(claimed.tenant, claimed.endpoint)
 
-    def _claim(self) -> list[Claimed]:
-        with self._places_guard:
-            places = self._places.copy()
-        if not places.free:
+    def _claim(self) -> list[ClaimedDelivery]:
+        with self._slots_lock:
+            slots = self._slots.copy()
+        if not slots.free:
             return []
         with self._database.read() as connection:
             if not deliveries.any_due(connection, self._now()):
@@ -160,34 +160,34 @@ class Courier:
             return deliveries.claim(
                 connection,
                 self._now(),
-                places=places,
+                slots=slots,
                 lease_s=self._pace.lease_s,
                 attempts_max=self._pace.schedule.attempts_max,
             )
 
-    def _deliver(self, claimed: Claimed) -> None:
+    def _deliver(self, claimed: ClaimedDelivery) -> None:
         try:
             self._record(claimed, self._send(claimed))
         except Exception:
             # The lease ends, and it is tried again: by this worker or by another.
             log.exception("delivery %s was not recorded and will be sent again", claimed.id)
         finally:
-            self._done_with(claimed)
+            self._release(claimed)
             self.wake()
 
-    def _send(self, claimed: Claimed) -> Sent:
+    def _send(self, claimed: ClaimedDelivery) -> Sent:
         with self._connections, self._database.read() as connection:
-            body = encode(events.shown(connection, claimed.tenant, claimed.event))
+            body = encode(events.retrieve(connection, claimed.tenant, claimed.event))
         headers = signed_headers(claimed.event, body, claimed.secrets, self._now())
         headers |= {"Content-Type": "application/json; charset=utf-8", "User-Agent": USER_AGENT}
         return self._senders.of(claimed.tenant).send(claimed.url, headers, body)
 
-    def _record(self, claimed: Claimed, sent: Sent) -> None:
+    def _record(self, claimed: ClaimedDelivery, sent: Sent) -> None:
         now, schedule = self._now(), self._pace.schedule
-        ending = deliveries.judge(sent, claimed.attempts, schedule, now, self._chance())
+        ending = deliveries.decide_outcome(sent, claimed.attempts, schedule, now, self._chance())
         with self._connections, self._database.begin() as connection:
             dead_s = self._pace.dead_s
-            deliveries.settle(connection, claimed, sent, ending, now, dead_s=dead_s)
+            deliveries.record_attempt(connection, claimed, sent, ending, now, dead_s=dead_s)
         log.info(
             "delivery %s of %s, attempt %d: %s",
             *(claimed.id, claimed.event, claimed.attempts, ending.status),

@@ -70,8 +70,8 @@ def test_a_charge_is_refunded_in_parts_and_never_more_than_it_was(sdk: Sdk) -> N
     assert too_much.kind == "InvalidRequestError"
     rest = sdk.ask("refunds.create", params={"charge": made["id"]})
     assert rest["amount"] == 1500
-    again = refused(sdk, "refunds.create", params={"charge": made["id"]})
-    assert again.code == "charge_already_refunded"
+    replay_body = refused(sdk, "refunds.create", params={"charge": made["id"]})
+    assert replay_body.code == "charge_already_refunded"
     assert sdk.ask("charges.retrieve", made["id"])["refunded"] is True
     assert sdk.pages("refunds.list", {"charge": made["id"]}) == [rest["id"], part["id"]]
 
@@ -186,13 +186,13 @@ def test_a_decline_is_a_card_error_and_stays_one(
 ) -> None:
     params, key = {**CHARGE, "source": source}, new_key()
     first = refused(sdk, "charges.create", params=params, key=key)
-    again = refused(sdk, "charges.create", params=params, key=key)
-    for error in (first, again):
+    replay_body = refused(sdk, "charges.create", params=params, key=key)
+    for error in (first, replay_body):
         assert error.kind == "CardError"
         assert (error.status, error.code, error.decline_code) == (402, code, decline_code)
-    assert first.message.endswith(again.message.partition(": ")[2])
-    assert again.headers["idempotent-replayed"] == "true"
-    assert again.headers["original-request"] == first.headers["request-id"]
+    assert first.message.endswith(replay_body.message.partition(": ")[2])
+    assert replay_body.headers["idempotent-replayed"] == "true"
+    assert replay_body.headers["original-request"] == first.headers["request-id"]
 
 
 def test_a_declined_intent_can_be_paid_with_another_card(sdk: Sdk) -> None:
@@ -209,13 +209,13 @@ def test_a_declined_intent_can_be_paid_with_another_card(sdk: Sdk) -> None:
 def test_one_key_is_one_charge_and_the_replay_says_so(sdk: Sdk, shop: Shop) -> None:
     key = new_key()
     first = sdk.ask("charges.create", params=CHARGE, key=key)
-    again = sdk.ask("charges.create", params=CHARGE, key=key)
+    replay_body = sdk.ask("charges.create", params=CHARGE, key=key)
     assert first.headers["idempotency-key"] == key
     assert not first.replayed
-    assert again.replayed
-    assert again["id"] == first["id"]
-    assert again.headers["original-request"] == first.headers["request-id"]
-    assert again.headers["request-id"] != first.headers["request-id"]
+    assert replay_body.replayed
+    assert replay_body["id"] == first["id"]
+    assert replay_body.headers["original-request"] == first.headers["request-id"]
+    assert replay_body.headers["request-id"] != first.headers["request-id"]
     assert taken(shop, first["id"]) == [2000]
 
 

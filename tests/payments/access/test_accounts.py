@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from payments import clock
-from payments.access.accounts import Account, Accounts, NoSuchAccount, digest, hint
+from payments.access.accounts import Account, AccountNotFoundError, Accounts, digest, hint
 from payments.settings import Settings
 from payments.storage.database import Database
 
@@ -78,7 +78,7 @@ def test_a_key_is_revoked_in_full_or_by_its_hint_or_with_all_others(database: Da
     ]
     assert works == [False, False, True, True]
     assert len(accounts.revoke(account)) == 2
-    with pytest.raises(NoSuchAccount, match="account list"):
+    with pytest.raises(AccountNotFoundError, match="account list"):
         accounts.revoke(account)
 
 
@@ -95,13 +95,13 @@ def test_a_revoked_key_does_not_come_back_by_a_rotation(database: Database) -> N
 def test_the_key_of_another_account_is_not_revoked(database: Database) -> None:
     accounts = Accounts(database)
     (one, _), (_, others) = accounts.create("One"), accounts.create("Other")
-    with pytest.raises(NoSuchAccount):
+    with pytest.raises(AccountNotFoundError):
         accounts.revoke(one, others)
 
 
 def test_an_account_that_is_not_there(database: Database) -> None:
     for refused in (Accounts(database).rotate, Accounts(database).revoke):
-        with pytest.raises(NoSuchAccount, match="There is no account acct_none"):
+        with pytest.raises(AccountNotFoundError, match="There is no account acct_none"):
             refused(Account("acct_none"))
 
 

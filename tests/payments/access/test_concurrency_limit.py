@@ -49,7 +49,7 @@ def test_so_is_who_only_writes_rows(tmp_path: Path) -> None:
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with crowded(tmp_path, PLACES) as (api, together):
-        monkeypatch.setattr("payments.access.concurrency_limit.PLACE_S_MAX", 0.01)
+        monkeypatch.setattr("payments.access.concurrency_limit.WAIT_S_MAX", 0.01)
         full = api.post("charges", CHARGE, "late")
         assert (full.status_code, full.json()["error"]["type"]) == (503, "api_error")
         assert full.headers["request-id"].startswith("req_")

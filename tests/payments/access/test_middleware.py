@@ -372,8 +372,8 @@ async def test_replays_give_back_what_they_drew(make: Make) -> None:
 async def test_a_completed_key_is_replayed_even_when_the_writes_are_used_up(make: Make) -> None:
     gated = make(rates=rates(writes="1/hour"))
     first = await gated.ask("k1")
-    again = await gated.ask("k1")
-    assert (again.status, again.replayed, again.body) == (200, True, first.body)
+    replay_body = await gated.ask("k1")
+    assert (replay_body.status, replay_body.replayed, replay_body.body) == (200, True, first.body)
     assert_limited(await gated.ask("k2"), "endpoint-rate")
     assert (await gated.ask("k1", b'{"other": 1}')).status == 400  # a mismatch runs nothing
     assert len(gated.runs) == 1

@@ -15,10 +15,10 @@ from payments.access.rate_limits import (
     REDIS_REST_S,
     RESOURCES,
     Counters,
-    Full,
-    Limits,
+    LimitExceeded,
+    RateLimits,
     Rates,
-    network_of,
+    address_network,
     resource_of,
 )
 from tests.payments.api_client import Api
@@ -31,13 +31,13 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def counting(changed: Rates, redis_url: str | None = None) -> AsyncIterator[Limits]:
-    limits = Limits(changed, Counters(redis_url, redis_s_max=20.0))
+async def counting(changed: Rates, redis_url: str | None = None) -> AsyncIterator[RateLimits]:
+    limits = RateLimits(changed, Counters(redis_url, redis_s_max=20.0))
     yield limits
     await limits.close()
 
 
-async def admitted(limits: Limits, count: int) -> int:
+async def admitted(limits: RateLimits, count: int) -> int:
     """How many of so many charges are let through."""
     answers = [await limits.admit("acct_1/test", "POST", "/v1/charges") for _ in range(count)]
     return answers.count(None)
@@ -110,7 +110,7 @@ def test_the_resource_of_a_path(path: str, resource: str) -> None:
     ],
 )
 def test_whose_address_it_is(address: str, network: str) -> None:
-    assert network_of(address) == network
+    assert address_network(address) == network
 
 
 # ------------------------------------------------------------------------------------ counting
@@ -125,7 +125,7 @@ async def test_a_full_bucket_says_when_to_come_back() -> None:
     async with counting(rates(writes="1/hour")) as limits:
         assert await admitted(limits, 1) == 1
         full = await limits.admit("acct_1/test", "POST", "/v1/charges")
-    assert isinstance(full, Full)
+    assert isinstance(full, LimitExceeded)
     assert 3500 < full.retry_after_s <= 3600
 
 
@@ -178,7 +178,7 @@ async def test_processes_that_share_a_redis_share_the_limits(empty_redis: str) -
         await other.was_replay("acct_1/test", "POST", "/v1/charges", 0.1)
         full = [await one.admit("acct_1/test", "POST", "/v1/charges") for _ in range(3)]
     assert full[0] is None
-    assert isinstance(full[-1], Full)
+    assert isinstance(full[-1], LimitExceeded)
     assert 0 < full[-1].retry_after_s <= 3600
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from payments.api.form import PAIRS_MAX, Malformed, parse
+from payments.api.form import PAIRS_MAX, FormError, parse
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,6 @@ def test_brackets_become_nested_values(encoded: bytes, said: object) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_its_name(encoded: bytes, param: str | None) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(FormError) as refused:
         parse(encoded)
     assert refused.value.param == param

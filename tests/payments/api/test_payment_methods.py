@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from payments import clock
 from payments.api import schemas
 from payments.money import orders
-from payments.money.unfinished import Finisher
+from payments.money.finisher import Finisher
 from payments.storage import ids
 from payments.storage.tables import charges
 from tests.payments.api_client import Api
@@ -199,7 +199,7 @@ def test_a_charge_by_a_release_that_did_not_look_is_ended_as_the_network_says(
         assert fresh.post("charges", said, "old").status_code == 503
     with fresh.database.begin() as connection:
         connection.execute(charges.update().values(created=clock.now_s()))
-    assert Finisher(fresh.database, fresh.network, patience_s=-1).do() == 1
+    assert Finisher(fresh.database, fresh.network, patience_s=-1).run_once() == 1
     assert fresh.post("charges", said, "old").json()["paid"] is True
 
 

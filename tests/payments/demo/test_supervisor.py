@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from payments.demo.supervisor import Keeper, Plan, greeting
+from payments.demo.supervisor import Plan, SupervisedProcess, greeting
 from payments.network import Network
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
 from tests.servers.process import free_port
@@ -164,7 +164,7 @@ def test_what_ends_again_and_again_is_started_ever_less_often(
 ) -> None:
     now = 100.0
     monkeypatch.setattr("payments.clock.monotonic", lambda: now)
-    keeper = Keeper("it", ["false"], tmp_path / "log", death_signal=signal.SIGKILL)
+    keeper = SupervisedProcess("it", ["false"], tmp_path / "log", death_signal=signal.SIGKILL)
     waits = []
     for _ in range(7):
         keeper.child.wait(WAIT_S_MAX)

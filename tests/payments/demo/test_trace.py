@@ -10,7 +10,7 @@ import pytest
 
 from payments.access.accounts import Accounts
 from payments.demo import trace as watch
-from payments.demo.trace import Watch
+from payments.demo.trace import TraceLog
 from tests.payments.api_client import Api, serving
 
 CHARGE = {"amount": 500, "currency": "eur", "source": "tok_visa"}
@@ -21,7 +21,7 @@ def heard(lines: list[bytes]) -> list[dict[str, Any]]:
     return [json.loads(each) for each in data if each]
 
 
-async def listened(watch: Watch, after: int | None, count: int) -> list[dict[str, Any]]:
+async def listened(watch: TraceLog, after: int | None, count: int) -> list[dict[str, Any]]:
     """The first so many notices of a stream."""
     lines: list[bytes] = []
     stream = watch.stream(after)
@@ -34,26 +34,26 @@ async def listened(watch: Watch, after: int | None, count: int) -> list[dict[str
 
 
 @pytest.fixture
-def noticing(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
+def noticing(monkeypatch: pytest.MonkeyPatch) -> list[TraceLog]:
     """The watches of applications that are made from now on."""
-    made: list[Watch] = []
+    made: list[TraceLog] = []
 
-    class Noticed(Watch):
+    class Noticed(TraceLog):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr("payments.app.Watch", Noticed)
+    monkeypatch.setattr("payments.app.TraceLog", Noticed)
     return made
 
 
 @pytest.fixture
-def api(tmp_path_factory: pytest.TempPathFactory, noticing: list[Watch]) -> Any:
+def api(tmp_path_factory: pytest.TempPathFactory, noticing: list[TraceLog]) -> Any:
     with serving(tmp_path_factory.mktemp("watched")) as api:
         yield api
 
 
-def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[Watch]) -> None:
+def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[TraceLog]) -> None:
     api.post("charges", CHARGE, key="k1")
     api.post("charges", CHARGE, key="k1")
     api.post("charges", {**CHARGE, "amount": 501}, key="k1")
@@ -80,7 +80,7 @@ def test_a_charge_is_seen_on_its_way(api: Api, noticing: list[Watch]) -> None:
     assert noticing[0].requests_of("k1") == 3
 
 
-def test_what_others_buy_is_not_watched(api: Api, noticing: list[Watch]) -> None:
+def test_what_others_buy_is_not_watched(api: Api, noticing: list[TraceLog]) -> None:
     """Their keys would push out those that the page asks for."""
     _, other = Accounts(api.database).create("another shop")
     headers = {"authorization": f"Bearer {other}", "idempotency-key": "k2"}
@@ -90,21 +90,21 @@ def test_what_others_buy_is_not_watched(api: Api, noticing: list[Watch]) -> None
 
 
 def test_whoever_comes_back_misses_nothing() -> None:
-    told = Watch()
+    told = TraceLog()
     for number in range(5):
-        told.tell("key", "good", str(number))
+        told.add("key", "good", str(number))
 
     assert [each["says"] for each in asyncio.run(listened(told, 3, 2))] == ["3", "4"]
 
 
 def test_whoever_was_told_by_another_process_is_told_by_this_one() -> None:
-    told = Watch()
-    told.tell("key", "good", "first")
+    told = TraceLog()
+    told.add("key", "good", "first")
 
     async def main() -> list[dict[str, Any]]:
         stream = told.stream(1000)
         lines = [await anext(stream)]
-        told.tell("key", "good", "second")
+        told.add("key", "good", "second")
         lines.append(await anext(stream))
         await stream.aclose()
         return heard(lines)
@@ -113,12 +113,12 @@ def test_whoever_was_told_by_another_process_is_told_by_this_one() -> None:
 
 
 def test_who_listens_is_told_from_any_thread() -> None:
-    told = Watch()
+    told = TraceLog()
 
     async def main() -> list[dict[str, Any]]:
         stream = told.stream(None)
         first = await anext(stream)
-        await asyncio.to_thread(told.tell, "network", "good", "from a thread")
+        await asyncio.to_thread(told.add, "network", "good", "from a thread")
         second = await anext(stream)
         await stream.aclose()
         return heard([first, second])
@@ -128,7 +128,7 @@ def test_who_listens_is_told_from_any_thread() -> None:
 
 def test_a_stream_ends_so_that_a_server_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "STREAM_S", 0.01)
-    told = Watch()
+    told = TraceLog()
 
     async def main() -> list[bytes]:
         return [line async for line in told.stream(None)]
@@ -140,9 +140,9 @@ def test_a_stream_ends_so_that_a_server_can(monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "KEYS_MAX", 3)
     monkeypatch.setattr(watch, "LISTENERS_MAX", 1)
-    told = Watch()
+    told = TraceLog()
     for number in range(watch.NOTICES_MAX + 10):
-        told.tell("key", "good", "again")
+        told.add("key", "good", "again")
         told._count(f"k{number}")
 
     assert len(told._notices) == watch.NOTICES_MAX
@@ -160,7 +160,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nobody_watches_where_the_local_key_does_not_work(
-    tmp_path_factory: pytest.TempPathFactory, noticing: list[Watch]
+    tmp_path_factory: pytest.TempPathFactory, noticing: list[TraceLog]
 ) -> None:
     with serving(tmp_path_factory.mktemp("unwatched"), demo=False) as api:
         api.post("charges", CHARGE, key="k1")

@@ -16,14 +16,14 @@ from oncekey.webhooks import LOOPBACK, Answered, Schedule, Sent, signed_headers
 from payments import clock
 from payments.access.accounts import LOCAL, LOCAL_KEY
 from payments.app import create_app
-from payments.demo.trace import Watch
+from payments.demo.trace import TraceLog
 from payments.demo.webhook_listener import ENDPOINT, LOST_ANSWER, PATH, register
 from payments.server import migrate
 from payments.settings import Settings
 from payments.storage.database import Database
 from payments.storage.tables import webhook_endpoints
 from payments.webhooks.senders import Senders
-from payments.webhooks.worker import Courier, Pace
+from payments.webhooks.worker import DeliveryWorker, WorkerSettings
 from tests.payments.card_network import CardNetwork
 
 pytestmark = pytest.mark.slow
@@ -46,15 +46,15 @@ class ToTheApi(Senders):
         return Answered(reply.status_code, reply.content, None, 0.0)
 
 
-class Told(Watch):
+class Told(TraceLog):
     """Remembers what it was told of webhooks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.says: list[tuple[str, str]] = []
 
-    def tell(self, part: str, kind: str, says: str, *, key: str | None = None) -> None:
-        super().tell(part, kind, says, key=key)
+    def add(self, part: str, kind: str, says: str, *, key: str | None = None) -> None:
+        super().add(part, kind, says, key=key)
         if key is not None:
             self.says.append((key, says))
 
@@ -68,8 +68,8 @@ class Stage:
         self.watch = watch
         self.now = clock.wall()
         self.database = Database(settings)
-        pace = Pace(schedule=Schedule(retries_s=(1.0, 1.0), spread=0.0))
-        self._courier = Courier(
+        pace = WorkerSettings(schedule=Schedule(retries_s=(1.0, 1.0), spread=0.0))
+        self._courier = DeliveryWorker(
             self.database, ToTheApi(client), pace=pace, now=lambda: self.now, chance=lambda: 0.0
         )
         register(settings, URL)
@@ -111,7 +111,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CardNetwork]:
 @pytest.fixture
 def stage(tmp_path: Path, network: CardNetwork, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     watch = Told()
-    monkeypatch.setattr("payments.app.Watch", lambda: watch)
+    monkeypatch.setattr("payments.app.TraceLog", lambda: watch)
     settings = Settings(
         data=tmp_path, network_url=network.url, deliver=False, webhook_networks=LOOPBACK
     )

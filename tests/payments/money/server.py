@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 from oncekey.webhooks import LOOPBACK
-from payments.server import Listening, serve
+from payments.server import ListenOptions, serve
 from payments.settings import Settings
 
 
 def main(told: str) -> int:
     said = json.loads(told)
-    listening = Listening(port=said.pop("port"), workers=said.pop("workers"))
+    listening = ListenOptions(port=said.pop("port"), workers=said.pop("workers"))
     said["data"] = Path(said["data"])
     settings = Settings(local_key=True, demo=False, webhook_networks=LOOPBACK, **said)
     return serve(settings, listening, lambda: None)

@@ -19,7 +19,7 @@ import httpx2
 
 from oncekey.client import Retries
 from payments.access.accounts import LOCAL_KEY
-from payments.demo.subprocess import Child
+from payments.demo.child_process import ChildProcess
 from payments.network import FAULTS, Network, NetworkDown
 from tests.payments.card_network import CardNetwork
 from tests.payments.serving import until
@@ -40,7 +40,7 @@ class System:
         self.network = CardNetwork(folder)
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
-        self._told = json.dumps(
+        self._print_report = json.dumps(
             {
                 "data": str(folder),
                 "port": self._port,
@@ -61,23 +61,25 @@ class System:
 
     # ------------------------------------------------------------------------------ its parts
 
-    def _child(self, name: str, words: list[str], **environment: str) -> Child:
+    def _child(self, name: str, words: list[str], **environment: str) -> ChildProcess:
         # What is started from here dies with this process.
         with open(self.folder / f"{name}.log", "ab") as log:
             command = [sys.executable, *words]
-            return Child(name, command, output=log, environment={**os.environ, **environment})
+            return ChildProcess(
+                name, command, output=log, environment={**os.environ, **environment}
+            )
 
-    def _serve(self) -> Child:
-        return self._child("api", ["-m", "tests.payments.money.server", self._told])
+    def _serve(self) -> ChildProcess:
+        return self._child("api", ["-m", "tests.payments.money.server", self._print_report])
 
-    def _receive(self) -> Child:
+    def _receive(self) -> ChildProcess:
         words = [str(ROOT / "examples" / "webhook_receiver.py")]
         words += ["--port", str(self._receiver_port), "--data", str(self.folder)]
         return self._child("receiver", words, WEBHOOK_SECRET=self._secret)
 
     def answers(self) -> bool:
         """Whether some worker serves."""
-        assert self.api.ended is None, self.log("api")
+        assert self.api.exit_status is None, self.log("api")
         try:
             return httpx2.get(f"{self.url}/healthz", trust_env=False).status_code == 200
         except httpx2.TransportError:
@@ -121,11 +123,11 @@ class System:
 
     def mend(self) -> None:
         """Start again whatever has ended."""
-        if self.network.child.ended is not None:
+        if self.network.child.exit_status is not None:
             self.network.restart(wait=False)
-        if self.receiver.ended is not None:
+        if self.receiver.exit_status is not None:
             self.receiver = self._receive()
-        if self.api.ended is not None:
+        if self.api.exit_status is not None:
             self.api = self._serve()
 
     def end_api(self) -> int:

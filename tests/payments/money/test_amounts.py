@@ -1,6 +1,6 @@
 import pytest
 
-from payments.money.amounts import CURRENCIES, shown
+from payments.money.amounts import CURRENCIES, format_amount
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from payments.money.amounts import CURRENCIES, shown
     ],
 )
 def test_amounts_are_shown_as_people_write_them(amount: int, currency: str, text: str) -> None:
-    assert shown(amount, currency) == text
+    assert format_amount(amount, currency) == text
 
 
 def test_currencies_are_iso_codes_in_lower_case() -> None:

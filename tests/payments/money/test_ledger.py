@@ -47,7 +47,7 @@ def test_entries_that_do_not_sum_to_zero_are_never_committed(database: Database)
             connection.execute(sa.update(ledger_entries).values(amount=1))
             ledger.check(connection, name)
 
-    with pytest.raises(ledger.Unbalanced):
+    with pytest.raises(ledger.UnbalancedError):
         post_wrongly()
     with database.read() as connection:
         assert ledger.balances(connection, "acct_a/test") == {}

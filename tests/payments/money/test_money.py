@@ -20,13 +20,13 @@ import sqlalchemy as sa
 
 from oncekey.webhooks import LOOPBACK
 from payments import clock
-from payments.demo.subprocess import Child
-from payments.money.reconcile import lines_of_file
+from payments.demo.child_process import ChildProcess
+from payments.money.reconcile import read_file
 from payments.settings import Settings
 from payments.storage.database import Database
 from payments.storage.tables import deliveries
 from payments.webhooks.senders import Senders
-from payments.webhooks.worker import Courier, Pace
+from payments.webhooks.worker import DeliveryWorker, WorkerSettings
 from tests.payments.money.books import Told, check_events, check_money, counted, unfinished
 from tests.payments.money.system import Killer, System, read_told
 from tests.payments.serving import until
@@ -85,7 +85,7 @@ def run(plan: Plan, folder: Path, database_url: str, redis_url: str) -> None:
         deliver_the_rest(database, settings)
         forget_some(database)
         deliver_the_rest(database, settings)
-        book = list(lines_of_file(system.network.file))
+        book = list(read_file(system.network.file))
         print(f"\n{plan}: killed {dict(killer.done)}: {counted(database, book, told)}")  # noqa: T201
         check_money(database, book, told)
         check_events(database, system.booked())
@@ -97,15 +97,15 @@ def shop(system: System, killer: Killer, plan: Plan) -> Told:
     command = [sys.executable, "-m", "tests.payments.money.buyers"]
     command += [system.url, str(plan.seed), str(plan.buyers)]
     with open(path, "wb") as told, open(system.folder / "buyers.log", "wb") as log:
-        buyers = Child("buyers", command, output=told, errors=log)
+        buyers = ChildProcess("buyers", command, output=told, errors=log)
     try:
         killer.rage(plan.seconds)
         buyers.signal(signal.SIGTERM)
         deadline = clock.monotonic() + FINISH_S_MAX
-        while buyers.ended is None and clock.monotonic() < deadline:
+        while buyers.exit_status is None and clock.monotonic() < deadline:
             system.mend()  # a fault that was armed may yet end the network
             time.sleep(0.05)
-        assert buyers.ended == 0, f"{system.log('buyers')}\n{system.log('api')}"
+        assert buyers.exit_status == 0, f"{system.log('buyers')}\n{system.log('api')}"
     finally:
         buyers.kill()
     return read_told(path)
@@ -114,7 +114,9 @@ def shop(system: System, killer: Killer, plan: Plan) -> Told:
 def deliver_the_rest(database: Database, settings: Settings) -> None:
     """All who could be sending have ended, so no lease is worth waiting for, and no pause."""
     pending = deliveries.c.status == "pending"
-    courier = Courier(database, Senders(settings), pace=Pace(per_endpoint_max=8, poll_s=0.05))
+    courier = DeliveryWorker(
+        database, Senders(settings), pace=WorkerSettings(per_endpoint_max=8, poll_s=0.05)
+    )
     for _ in range(ROUNDS_MAX):
         with database.begin() as connection:
             left = connection.execute(deliveries.update().where(pending).values(due=clock.wall()))

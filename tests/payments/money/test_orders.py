@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from payments.money.unfinished import Finisher
+from payments.money.finisher import Finisher
 from tests.payments.api_client import Api
 from tests.payments.test_races import Together
 from tests.stores import elapse
@@ -36,15 +36,15 @@ def test_a_key_that_is_used_anew_after_days_is_a_new_charge(fresh: Api) -> None:
     pass_days(fresh)
     second = fresh.post("charges", CHARGE, "order-17")
     assert (second.status_code, second.json()["status"]) == (200, "succeeded"), second.text
-    again = fresh.post("refunds", {"charge": first["id"], "amount": 100}, "refund-17").json()
-    assert again["status"] == "succeeded"
+    replay_body = fresh.post("refunds", {"charge": first["id"], "amount": 100}, "refund-17").json()
+    assert replay_body["status"] == "succeeded"
     assert [reference for reference, _ in fresh.network.rows("capture")] == [
         first["id"],
         second.json()["id"],
     ]
     assert [reference for reference, _ in fresh.network.rows("refund")] == [
         refund["id"],
-        again["id"],
+        replay_body["id"],
     ]
 
 
@@ -78,8 +78,8 @@ def test_what_is_refused_does_not_keep_the_others_unfinished(fresh: Api) -> None
     forget(fresh, held)
     fresh.network.file.execute("DELETE FROM keys")
     finisher = Finisher(fresh.database, fresh.network, patience_s=-1)
-    assert finisher.do() == 2
-    assert finisher.do() == 0
+    assert finisher.run_once() == 2
+    assert finisher.run_once() == 0
 
 
 def test_a_row_that_cannot_be_finished_does_not_keep_the_others_from_it(
@@ -98,8 +98,8 @@ def test_a_row_that_cannot_be_finished_does_not_keep_the_others_from_it(
 
     monkeypatch.setattr(fresh.network, "_post", fails_once)
     finisher = Finisher(fresh.database, fresh.network, patience_s=-1)
-    assert finisher.do() == 1
-    assert finisher.do() == 1
+    assert finisher.run_once() == 1
+    assert finisher.run_once() == 1
 
 
 def test_a_capture_that_meets_another_one_is_not_decided_by_it(fresh: Api) -> None:

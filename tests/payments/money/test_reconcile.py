@@ -9,7 +9,7 @@ import pytest
 
 from payments import clock
 from payments.money import ledger, reconcile
-from payments.money.reconcile import Book, Ledger, Line, compare
+from payments.money.reconcile import Difference, LedgerState, NetworkState, compare
 from payments.network import Authorised, Network
 from payments.network.book import Book as NetworkBook
 from payments.network.book import open_file
@@ -27,9 +27,9 @@ VISA = "4242424242424242"
 # ------------------------------------------------------------------------------------- comparing
 
 
-def agreed() -> tuple[Ledger, Book]:
-    here = Ledger({("ch_1", "usd"): 500, ("re_1", "usd"): -200}, {"ch_1": "ntx_1"}, set(), {})
-    there = Book(dict(here.moved), {"ch_1": ["ntx_1"]}, set(), {"ch_1": NOW - 9})
+def agreed() -> tuple[LedgerState, NetworkState]:
+    here = LedgerState({("ch_1", "usd"): 500, ("re_1", "usd"): -200}, {"ch_1": "ntx_1"}, set(), {})
+    there = NetworkState(dict(here.moved), {"ch_1": ["ntx_1"]}, set(), {"ch_1": NOW - 9})
     return here, there
 
 
@@ -44,53 +44,53 @@ def test_sides_that_agree() -> None:
     [
         pytest.param(
             lambda here, there: there.moved.pop(("ch_1", "usd")),
-            Line("ch_1", "500 usd posted", "nothing taken"),
+            Difference("ch_1", "500 usd posted", "nothing taken"),
             id="posted but not taken",
         ),
         pytest.param(
             lambda here, there: here.moved.pop(("re_1", "usd")),
-            Line("re_1", "nothing posted", "-200 usd taken"),
+            Difference("re_1", "nothing posted", "-200 usd taken"),
             id="given back but not posted",
         ),
         pytest.param(
             lambda here, there: there.moved.update({("ch_1", "usd"): 1000}),
-            Line("ch_1", "500 usd posted", "1000 usd taken"),
+            Difference("ch_1", "500 usd posted", "1000 usd taken"),
             id="taken twice",
         ),
         pytest.param(
             lambda here, there: there.holds["ch_1"].append("ntx_2"),
-            Line("ch_1", "authorised as ntx_1", "authorised 2 times: ['ntx_1', 'ntx_2']"),
+            Difference("ch_1", "authorised as ntx_1", "authorised 2 times: ['ntx_1', 'ntx_2']"),
             id="authorised twice",
         ),
         pytest.param(
             lambda here, there: here.holds.clear(),
-            Line("ch_1", "not authorised", "authorised as ntx_1"),
+            Difference("ch_1", "not authorised", "authorised as ntx_1"),
             id="held for nobody",
         ),
         pytest.param(
             lambda here, there: there.holds.clear(),
-            Line("ch_1", "authorised as ntx_1", "not authorised"),
+            Difference("ch_1", "authorised as ntx_1", "not authorised"),
             id="an authorisation that never was",
         ),
         pytest.param(
             lambda here, there: here.released.add("ch_1"),
-            Line("ch_1", "let go", "still held"),
+            Difference("ch_1", "let go", "still held"),
             id="let go by us alone",
         ),
         pytest.param(
             lambda here, there: there.released.add("ch_1"),
-            Line("ch_1", "still held", "let go"),
+            Difference("ch_1", "still held", "let go"),
             id="let go by the network alone",
         ),
         pytest.param(
             lambda here, there: here.unbalanced.update({"charge:ch_1": 7}),
-            Line("charge:ch_1", "entries sum to 7, not to 0", "-"),
+            Difference("charge:ch_1", "entries sum to 7, not to 0", "-"),
             id="unbalanced",
         ),
     ],
 )
 def test_every_difference_is_a_line_with_both_sides(
-    breaks: Callable[[Ledger, Book], object], line: Line
+    breaks: Callable[[LedgerState, NetworkState], object], line: Difference
 ) -> None:
     here, there = agreed()
     breaks(here, there)
@@ -171,10 +171,8 @@ def test_the_files_of_both_sides(
     assert "2 movements, 1000 usd: 0 differences, 2 pending\n" in capsys.readouterr().out
     with database.begin() as connection:
         connection.execute(charges.delete().where(charges.c.id == "ch_2"))
-    looked = reconcile.reconcile(
-        database, lambda: reconcile.lines_of_file(file), pause=lambda _: None
-    )
-    assert Line("ch_2", "nothing posted", "500 usd taken") in looked.differences
+    looked = reconcile.reconcile(database, lambda: reconcile.read_file(file), pause=lambda _: None)
+    assert Difference("ch_2", "nothing posted", "500 usd taken") in looked.differences
 
 
 def test_what_happens_between_two_looks_is_no_difference(
@@ -189,7 +187,7 @@ def test_what_happens_between_two_looks_is_no_difference(
 
     authorisation = sale(file, "ch_1")
     report = reconcile.reconcile(
-        database, lambda: reconcile.lines_of_file(file), pause=posted_meanwhile
+        database, lambda: reconcile.read_file(file), pause=posted_meanwhile
     )
     assert (report.differences, len(waited)) == ([], 1)
 
@@ -241,7 +239,7 @@ def test_the_ledger_is_that_of_the_server_where_the_environment_names_it(
 def test_a_ledger_on_postgresql(
     tmp_path: Path, postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    schema = f"reconcile_{ids.letters(12).lower()}"
+    schema = f"reconcile_{ids.random_letters(12).lower()}"
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"CREATE SCHEMA {schema}".encode())
         url = f"{postgres_url}?options=-csearch_path%3D{schema}"

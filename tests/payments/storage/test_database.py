@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from payments.money.reconcile import lines_of_file
+from payments.money.reconcile import read_file
 from payments.settings import Settings
 from payments.storage import ids
 from payments.storage.database import Database
@@ -30,7 +30,7 @@ def test_all_that_is_embedded_is_in_its_folder_whatever_its_name(tmp_path: Path,
         api.made("customers", {"name": "in one transaction with its record"})
         with closing(sqlite3.connect(folder / "network.db")) as book:
             api.network.file.backup(book)
-        lines = list(lines_of_file(folder / "network.db"))
+        lines = list(read_file(folder / "network.db"))
     assert [line.reference for line in lines] == [charge["id"]] * 2
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

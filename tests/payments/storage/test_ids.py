@@ -16,11 +16,11 @@ def test_ids_sort_as_they_were_made_and_never_repeat() -> None:
 
 def test_a_key_of_our_own_tells_when_it_was_made_and_that_it_is_ours() -> None:
     before = clock.wall()
-    made = [ids.own_key() for _ in range(2000)]
+    made = [ids.generated_key() for _ in range(2000)]
     assert len(set(made)) == len(made)
-    assert all(ids.is_own_key(key) for key in made)
+    assert all(ids.is_generated_key(key) for key in made)
     told = key_time(made[0])
     assert told is not None
     assert before - 0.001 <= told <= clock.wall()
     others = ("order-17", "auto-1", uuid7(before, bytes(10)), made[0] + "x", made[0].upper())
-    assert not any(ids.is_own_key(key) for key in others)
+    assert not any(ids.is_generated_key(key) for key in others)

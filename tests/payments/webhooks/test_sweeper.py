@@ -15,7 +15,7 @@ from payments.storage.tables import deliveries as delivery_rows
 from payments.storage.tables import delivery_attempts
 from payments.storage.tables import events as event_rows
 from payments.webhooks import deliveries, sweeper
-from payments.webhooks.sweeper import Sweeper
+from payments.webhooks.sweeper import EventSweeper
 from tests.payments.api_client import serving
 from tests.payments.posts import Post, post, post_on
 from tests.payments.serving import until
@@ -64,7 +64,7 @@ def test_what_is_old_goes_and_what_is_younger_stays(post: Post, status: str) -> 
         told(post, days * DAY_S, status)
     young = {told(post, days * DAY_S, status) for days in (0, 29)}
 
-    assert Sweeper(post.database, KEPT_S).do() == 6
+    assert EventSweeper(post.database, KEPT_S).run_once() == 6
 
     assert kept(post) == {"events": young, "deliveries": young, "attempts": 2}
 
@@ -74,7 +74,7 @@ def test_an_event_that_nobody_wanted_goes_too(post: Post) -> None:
     with post.database.begin() as connection:
         connection.execute(event_rows.update().where(event_rows.c.id == event).values(created=1))
 
-    assert Sweeper(post.database, KEPT_S).do() == 1
+    assert EventSweeper(post.database, KEPT_S).run_once() == 1
 
     assert post.events() == []
 
@@ -84,7 +84,7 @@ def test_what_waits_to_be_delivered_stays_and_so_does_its_event(post: Post) -> N
     post.endpoint(URL)
     waits = {told(post, 60 * DAY_S, "pending")}
 
-    Sweeper(post.database, KEPT_S).do()
+    EventSweeper(post.database, KEPT_S).run_once()
 
     assert kept(post) == {"events": waits, "deliveries": waits, "attempts": 0}
 
@@ -101,7 +101,7 @@ def test_it_goes_in_small_transactions(post: Post, monkeypatch: pytest.MonkeyPat
             removed.append(cursor.rowcount)
 
     sa.event.listen(post.database.engine, "after_cursor_execute", count)
-    Sweeper(post.database, KEPT_S).do()
+    EventSweeper(post.database, KEPT_S).run_once()
 
     assert sorted(removed) == [1, 1, 1, 2, 2, 2, 2, 2, 2]
     assert kept(post) == {"events": set(), "deliveries": set(), "attempts": 0}
@@ -110,16 +110,16 @@ def test_it_goes_in_small_transactions(post: Post, monkeypatch: pytest.MonkeyPat
 def test_one_that_is_told_to_stop_leaves_the_rest(post: Post) -> None:
     post.endpoint(URL)
     old = {told(post, 31 * DAY_S, "delivered")}
-    stopped = Sweeper(post.database, KEPT_S)
+    stopped = EventSweeper(post.database, KEPT_S)
     stopped.stop()
 
-    assert stopped.do() == 0
+    assert stopped.run_once() == 0
 
     assert kept(post)["events"] == old
 
 
 def test_a_server_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sweeper, "every_s", 0.01)
+    monkeypatch.setattr(EventSweeper, "every_s", 0.01)
     with serving(tmp_path) as api:
         api.made("customers")
         assert api.count("events") == 1
@@ -136,9 +136,9 @@ def test_an_event_that_is_being_sent_again_stays(on_postgres: Post) -> None:
     with post.database.begin() as connection:
         row = rows.get(connection, event_rows, post.tenant, event, lock=True)
         deliveries.send_again(connection, post.tenant, row, None, clock.wall())
-        Sweeper(post.database, KEPT_S).do()
+        EventSweeper(post.database, KEPT_S).run_once()
         assert [row.id for row in post.events()] == [event]
 
-    Sweeper(post.database, KEPT_S).do()
+    EventSweeper(post.database, KEPT_S).run_once()
 
     assert kept(post) == {"events": {event}, "deliveries": {event}, "attempts": 0}

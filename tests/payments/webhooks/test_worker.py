@@ -25,7 +25,7 @@ from payments.storage import ids, rows
 from payments.storage.tables import deliveries as delivery_rows
 from payments.storage.tables import events as event_rows
 from payments.webhooks import deliveries
-from payments.webhooks.delivery_slots import Places
+from payments.webhooks.delivery_slots import DeliverySlots
 from payments.webhooks.senders import Senders
 from tests.payments.posts import Post, post, post_on, until
 from tests.webhooks.listeners import PATIENCE_S, Listener, listening
@@ -274,12 +274,12 @@ def test_a_delivery_that_kills_its_workers_ends(post: Post) -> None:
 
 
 def _claim(
-    post: Post, connection: object, places: Places | None = None
-) -> list[deliveries.Claimed]:
+    post: Post, connection: object, slots: DeliverySlots | None = None
+) -> list[deliveries.ClaimedDelivery]:
     return deliveries.claim(
         connection,  # type: ignore[arg-type]
         post.now(),
-        places=places or Places(10, 10),
+        slots=slots or DeliverySlots(10, 10),
         lease_s=90.0,
         attempts_max=3,
     )
@@ -355,17 +355,17 @@ def test_p11_what_waits_for_a_busy_endpoint_is_not_looked_at(tmp_path: Path) -> 
         busy, well = post.endpoint("http://127.0.0.1:1/", "charge.failed"), post.endpoint(OTHER)
         at = {"tenant": post.tenant, "created": 1, "event": "evt_1", "due": post.now() - 10.0}
         made = [{**at, "id": ids.new("dlv"), "endpoint": busy} for _ in range(waiting)]
-        places = Places(32, 1)
+        slots = DeliverySlots(32, 1)
         with post.database.begin() as connection:
             connection.execute(delivery_rows.delete())
             connection.execute(delivery_rows.insert(), made)
-            [first] = _claim(post, connection, places)
+            [first] = _claim(post, connection, slots)
             assert first.endpoint == busy
             due = {"id": "dlv_1", "endpoint": well}
             connection.execute(delivery_rows.insert(), [at | due])
             driver: Any = connection.connection.driver_connection
             driver.set_progress_handler(step, 10)
-            [claimed] = _claim(post, connection, places)
+            [claimed] = _claim(post, connection, slots)
             driver.set_progress_handler(None, 0)
         assert claimed.endpoint == well
         return steps
@@ -497,16 +497,19 @@ def test_a_worker_that_was_too_slow_changes_nothing_that_another_has_begun(post:
     with post.database.begin() as connection:
         [other] = _claim(post, connection)
 
-    late, ending = NotSent("nobody listens", 80.0), deliveries.Ending("failed", None, is_gone=True)
+    late, ending = (
+        NotSent("nobody listens", 80.0),
+        deliveries.DeliveryOutcome("failed", None, is_gone=True),
+    )
     with post.database.begin() as connection:
-        assert not deliveries.settle(connection, slow, late, ending, post.now(), dead_s=0.0)
+        assert not deliveries.record_attempt(connection, slow, late, ending, post.now(), dead_s=0.0)
     [delivery] = post.deliveries()
     assert (delivery.status, delivery.attempts, delivery.last_error) == ("pending", 2, None)
     assert post.endpoints()[0].status == "enabled"
 
-    done, ending = Answered(200, b"", None, 1.0), deliveries.Ending("delivered", None)
+    done, ending = Answered(200, b"", None, 1.0), deliveries.DeliveryOutcome("delivered", None)
     with post.database.begin() as connection:
-        assert deliveries.settle(connection, other, done, ending, post.now(), dead_s=0.0)
+        assert deliveries.record_attempt(connection, other, done, ending, post.now(), dead_s=0.0)
     assert post.deliveries()[0].status == "delivered"
     assert [row.status for row in post.attempts()] == [None, 200]  # both are in the log
 

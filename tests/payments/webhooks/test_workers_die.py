@@ -69,7 +69,7 @@ def work(post: Post, *deaths: tuple[str, int]) -> list[int]:
     """Couriers at once, each until its death or until nothing is due."""
     settings = post.settings
     given = (str(settings.data), settings.database, str(LEASE_S))
-    module = "tests.payments.courier_child"
+    module = "tests.payments.delivery_worker_process"
     processes = [
         subprocess.Popen([sys.executable, "-m", module, *given, point, str(count)], cwd=ROOT)
         for point, count in deaths

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from oncekey.client import Retries
 from payments import clock
-from payments.access.accounts import Account, Accounts, NoSuchAccount
+from payments.access.accounts import Account, AccountNotFoundError, Accounts
+from payments.demo.child_process import ChildProcess
 from payments.demo.load.inspector import Inspector
-from payments.demo.load.shopper import PAID, WORDS, chosen
-from payments.demo.subprocess import Child
+from payments.demo.load.shopper import PAID, WORDS, pick
 from payments.network import FAULTS, Network, NetworkDown
 from payments.storage import ids
 from payments.storage.database import Database
@@ -41,14 +41,14 @@ class Shop:
     network_url: str
 
 
-def own_key(database: Database) -> str:
+def generated_key(database: Database) -> str:
     """A new key of the crowd's own account: what it buys is not among the checkout page's orders.
     The account stays the same, so that what is in the journals goes on under it.
     """
     accounts = Accounts(database)
     try:
         return accounts.rotate(CROWD, overlap_s=0)
-    except NoSuchAccount:
+    except AccountNotFoundError:
         return accounts.create("The crowd", id_=CROWD.id)[1]
 
 
@@ -58,7 +58,7 @@ class Crowd:
     def __init__(self, shop: Shop, folder: Path, database: Database) -> None:
         # Asked once: whoever starts a network that is down must not wait for it here.
         self._network = Network(shop.network_url, retries=Retries(attempts_max=1))
-        self._seats = [_Seat(number, folder, shop) for number in range(SHOPPERS)]
+        self._shoppers = [_ShopperProcess(number, folder, shop) for number in range(SHOPPERS)]
         self._inspector = Inspector(shop.network_url, database)
         self._inspector.start()
         self._counts: Counter[str] = Counter()
@@ -68,11 +68,11 @@ class Crowd:
 
     def tick(self) -> None:
         """Count what was told, and let happen what is due."""
-        for seat in self._seats:
-            self._hear(seat)
-            seat.fill()
+        for shopper in self._shoppers:
+            self._read_output(shopper)
+            shopper.start_if_ended()
         self._now_and_then(self._kill, KILL_EVERY_S)
-        self._now_and_then(self._spoil, FAULT_EVERY_S)
+        self._now_and_then(self._arm_fault, FAULT_EVERY_S)
 
     @property
     def line(self) -> str:
@@ -93,43 +93,46 @@ class Crowd:
     def leave(self) -> None:
         """Everybody may finish what is in hand, and go."""
         self._leave_by = clock.monotonic() + LEAVE_S_MAX
-        for seat in self._seats:
-            seat.leave()
+        for shopper in self._shoppers:
+            shopper.leave()
 
     @property
-    def leaving(self) -> bool:
+    def is_leaving(self) -> bool:
         """Whether somebody is still there, or the last look is not over."""
-        if any(seat.taken for seat in self._seats) and clock.monotonic() < self._leave_by:
+        if (
+            any(shopper.is_running for shopper in self._shoppers)
+            and clock.monotonic() < self._leave_by
+        ):
             return True
-        for seat in self._seats:
-            seat.kill()
-            self._hear(seat)
+        for shopper in self._shoppers:
+            shopper.kill()
+            self._read_output(shopper)
         self._inspector.finish()
         return self._inspector.is_alive()
 
     def close(self) -> None:
         """However it came: nobody stays behind."""
-        for seat in self._seats:
-            seat.close()
+        for shopper in self._shoppers:
+            shopper.close()
         self._inspector.finish()
         self._network.close()
 
-    def _hear(self, seat: _Seat) -> None:
-        for word in seat.read():
+    def _read_output(self, shopper: _ShopperProcess) -> None:
+        for word in shopper.read():
             if word in WORDS:
                 self._counts[word] += 1
             elif word.startswith(PAID):
-                self._inspector.told(word.removeprefix(PAID))
+                self._inspector.add_acknowledged(word.removeprefix(PAID))
 
     # ------------------------------------------------------------------------------ what goes wrong
 
     def _kill(self) -> None:
-        chosen(*self._seats).kill()
+        pick(*self._shoppers).kill()
         self._kills += 1
 
-    def _spoil(self) -> None:
+    def _arm_fault(self) -> None:
         try:
-            self._network.arm(chosen(*FAULTS))
+            self._network.arm(pick(*FAULTS))
         except NetworkDown:
             return
 
@@ -137,10 +140,10 @@ class Crowd:
         now = clock.monotonic()
         if now >= self._due.setdefault(action, now + every_s):
             action()
-            self._due[action] = now + every_s * (0.5 + ids.spread())
+            self._due[action] = now + every_s * (0.5 + ids.jitter())
 
 
-class _Seat:
+class _ShopperProcess:
     """A place in the crowd: whoever dies in it is followed by another one with the same journal."""
 
     def __init__(self, number: int, folder: Path, shop: Shop) -> None:
@@ -149,20 +152,20 @@ class _Seat:
         self._command = [sys.executable, "-m", "payments.demo.load.shopper", "--url", shop.url]
         self._command += ["--journal", str(folder / f"intents-{number}.db")]
         self._environment = {**os.environ, "SHOPPER_KEY": shop.api_key}
-        self._child: Child | None = None
+        self._child: ChildProcess | None = None
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
 
     @property
-    def taken(self) -> bool:
-        return self._child is not None and self._child.ended is None
+    def is_running(self) -> bool:
+        return self._child is not None and self._child.exit_status is None
 
-    def fill(self) -> None:
+    def start_if_ended(self) -> None:
         """Let somebody sit here."""
-        if self.taken:
+        if self.is_running:
             return
         with open(self._log, "ab") as log:
-            self._child = Child(
+            self._child = ChildProcess(
                 self._name,
                 self._command,
                 output=self._write,

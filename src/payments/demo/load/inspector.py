@@ -44,7 +44,7 @@ class Inspector(threading.Thread):
         self.lost = 0
         """Charges that somebody was told of, and the network never heard of."""
 
-    def told(self, charge: str) -> None:
+    def add_acknowledged(self, charge: str) -> None:
         """Somebody was told that this was paid."""
         with self._alone:
             self._acknowledged.add(charge)

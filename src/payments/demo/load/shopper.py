@@ -63,9 +63,9 @@ class Purchase:
         }
 
 
-def chosen(*among: Any) -> Any:
+def pick(*among: Any) -> Any:
     """One of them, by lot."""
-    return among[int(ids.spread() * len(among))]
+    return among[int(ids.jitter() * len(among))]
 
 
 class Shopper:
@@ -85,7 +85,7 @@ class Shopper:
             profile="stripe",
             retries=RETRIES,
             budget=RetryBudget(tokens_max=1000.0, tokens_per_s=100.0),
-            hooks=[self._attempted],
+            hooks=[self._count_attempt],
             **options,
         )
         self._careless = httpx2.Client(**options)
@@ -110,13 +110,13 @@ class Shopper:
                 return
 
     def _shop(self) -> None:
-        while not self.stopping.wait(ids.spread() * THINK_S_MAX):
-            source = chosen(*["tok_visa"] * 9, "tok_chargeDeclinedInsufficientFunds")
-            amount = 100 + int(ids.spread() * 9900)
-            purchase = Purchase(f"purchase {ids.letters(12)}", amount, source)
+        while not self.stopping.wait(ids.jitter() * THINK_S_MAX):
+            source = pick(*["tok_visa"] * 9, "tok_chargeDeclinedInsufficientFunds")
+            amount = 100 + int(ids.jitter() * 9900)
+            purchase = Purchase(f"purchase {ids.random_letters(12)}", amount, source)
             key = self._journal.key(purchase.name, note=json.dumps(asdict(purchase)))
             self._say("purchases")
-            chosen(*MANNERS)(self, purchase, key)
+            pick(*MANNERS)(self, purchase, key)
             if not self._settle(purchase, key):
                 return
 
@@ -137,10 +137,10 @@ class Shopper:
         if answer.status_code == 200:
             charge = answer.json()["id"]
             self._say(f"{PAID}{charge}")
-            chosen(*AFTERWARDS)(self, purchase, key, charge)
+            pick(*AFTERWARDS)(self, purchase, key, charge)
         return True
 
-    def _attempted(self, event: Any) -> None:
+    def _count_attempt(self, event: Any) -> None:
         if isinstance(event, Attempted):
             self._say("requests")
             if event.replayed:
@@ -172,7 +172,7 @@ class Shopper:
 
     def _cut_short(self, purchase: Purchase, key: str) -> None:
         """The line breaks in the middle of the request."""
-        self._send_raw(purchase, key, part=ids.spread())
+        self._send_raw(purchase, key, part=ids.jitter())
 
     def _click(self, purchase: Purchase, key: str, timeout_s: float = TIMEOUT_S) -> str | None:
         """One press of the button; the id of the charge that it is answered with, if any."""

@@ -52,23 +52,23 @@ def add(api: FastAPI, settings: Settings) -> None:
     def checkout(request: Request) -> Response:
         # It pays with the key that works on this machine only, so it is of no use elsewhere.
         if settings.shows_demo and is_local(request.scope):
-            return _sent(request, file_of("checkout.html"))
+            return _respond(request, file_of("checkout.html"))
         return RedirectResponse("/explain")
 
     def explain(request: Request) -> Response:
-        return _sent(request, file_of("explain.html"))
+        return _respond(request, file_of("explain.html"))
 
-    def part(request: Request) -> Response:
+    def page_file(request: Request) -> Response:
         name: str = request.path_params["name"]
-        return _sent(request, file_of(name)) if name in names() else Response(status_code=404)
+        return _respond(request, file_of(name)) if name in names() else Response(status_code=404)
 
     def module(request: Request) -> Response:
         found = browser.module()
-        return _sent(request, File(found.body, found.headers))
+        return _respond(request, File(found.body, found.headers))
 
     api.add_route("/", checkout, include_in_schema=False)
     api.add_route("/explain", explain, include_in_schema=False)
-    api.add_route("/pages/{name}", part, include_in_schema=False)
+    api.add_route("/pages/{name}", page_file, include_in_schema=False)
     api.add_route("/oncekey.js", module, include_in_schema=False)
 
 
@@ -87,7 +87,7 @@ def file_of(name: str) -> File:
     return File(body, {**SAFE, "Content-Type": TYPES[path.suffix], "ETag": etag})
 
 
-def _sent(request: Request, file: File) -> Response:
+def _respond(request: Request, file: File) -> Response:
     if request.headers.get("if-none-match") == file.headers["ETag"]:
         return Response(status_code=304, headers=file.headers)
     return Response(file.body, headers=file.headers)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from payments.access.accounts import LOCAL, Accounts, digest
-from payments.demo.load.crowd import CROWD, own_key
+from payments.demo.load.crowd import CROWD, generated_key
 from payments.money import reconcile
 from tests.payments.api_client import Api
 from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, until
@@ -17,7 +17,7 @@ from tests.payments.running import WAIT_S_MAX, Running, children_of, is_gone, un
 COUNTS = re.compile(r"(\w+) (\d+)")
 
 
-def counted(said: str) -> dict[str, int]:
+def parse_counts(said: str) -> dict[str, int]:
     """The last line that counts."""
     [*_, last] = [line for line in said.splitlines() if line.startswith("differences")] or [""]
     return {name: int(number) for name, number in COUNTS.findall(last)}
@@ -30,16 +30,19 @@ def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) 
     try:
         until(lambda: "shopper" in children_of(running.process.pid), "shoppers")
         seen = ("purchases", "clicks", "requests", "charges", "replays", "refused", "kills")
-        until(lambda: all(counted(running.said()).get(name) for name in seen), "all to be counted")
+        until(
+            lambda: all(parse_counts(running.said()).get(name) for name in seen),
+            "all to be counted",
+        )
         family = children_of(running.process.pid)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(2 * WAIT_S_MAX) == 0, running.said()
         assert all(map(is_gone, family.values()))
     finally:
         running.close()
-    told = counted(running.said())
-    assert told["differences"] == 0, running.said()
-    assert told["clicks"] > told["purchases"], "nobody clicked twice"
+    counts = parse_counts(running.said())
+    assert counts["differences"] == 0, running.said()
+    assert counts["clicks"] > counts["purchases"], "nobody clicked twice"
     with closing(sqlite3.connect(running.data / "payments.db")) as rows:
         [[charged, wanted]] = rows.execute(
             "SELECT count(*), count(DISTINCT description) FROM charges WHERE status = 'succeeded'"
@@ -54,7 +57,7 @@ def test_a_crowd_that_misbehaves_is_charged_once_for_everything(tmp_path: Path) 
 def test_the_crowd_has_an_account_of_its_own_and_keeps_it(api: Api) -> None:
     """What its journals hold goes on under it; the next start gives it a new key."""
     accounts = Accounts(api.database)
-    keys = [accounts.find_key(digest(own_key(api.database))) for _ in range(2)]
+    keys = [accounts.find_key(digest(generated_key(api.database))) for _ in range(2)]
     assert [key.account for key in keys if key] == [CROWD, CROWD]
     assert CROWD.tenant != LOCAL.tenant
     [listed] = [each for each in accounts.all() if each.id == CROWD.id]

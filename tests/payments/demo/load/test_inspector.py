@@ -56,11 +56,11 @@ def test_double_charges_and_lost_ones_are_found(tmp_path: Path) -> None:
     with CardNetwork(tmp_path) as network, closing(Database(Settings(data=tmp_path))) as database:
         database.create_tables()
 
-        def inspected(*told: str) -> tuple[int, int]:
+        def inspected(*charges: str) -> tuple[int, int]:
             """Charges, and differences, after what somebody was told."""
             inspector = Inspector(network.url, database)
-            for charge in told:
-                inspector.told(charge)
+            for charge in charges:
+                inspector.add_acknowledged(charge)
             inspector.finish()
             inspector.start()
             inspector.join(60)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from payments.api.card_number import is_in
+from payments.api.card_filter import contains_card_number
 from tests.payments.api_client import Api
 
 PRICE = {"amount": 500, "currency": "usd"}
@@ -100,7 +100,9 @@ def test_p12_nor_is_one_where_nobody_looks_for_it(
     [number] = [
         number
         for digit in range(10)
-        if is_in(number := f"4{len(str(said)):03}{len(path):03}{len(key or ''):03}71881{digit}")
+        if contains_card_number(
+            number := f"4{len(str(said)):03}{len(path):03}{len(key or ''):03}71881{digit}"
+        )
     ]
     said = {name.format(number): str(value).format(number) for name, value in said.items()}
     refused = api.post(path.format(number), said, key and key.format(number))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from payments.periodic import Chore
+from payments.background import PeriodicTask
 from payments.webhooks.deliveries import any_due
-from payments.webhooks.worker import Courier
+from payments.webhooks.worker import DeliveryWorker
 from tests.payments.posts import post_on
 from tests.stores.postgres.kit import database
 
@@ -36,7 +36,7 @@ class Paused(threading.Event):
         return self.is_set()
 
 
-def watched(courier: Courier, then: Callable[[int], object]) -> Paused:
+def watched(courier: DeliveryWorker, then: Callable[[int], object]) -> Paused:
     paused = Paused(then)
     courier._wake = paused
     return paused
@@ -89,11 +89,11 @@ def test_p11_a_courier_whose_database_was_dropped(
 
 
 def test_p11_a_chore(caplog: pytest.LogCaptureFixture) -> None:
-    class Sweeping(Chore):
+    class Sweeping(PeriodicTask):
         every_s = 0.2
         done = 0
 
-        def do(self) -> None:
+        def run_once(self) -> None:
             self.done += 1
             if self.done <= REFUSED:
                 raise ZeroDivisionError(f"failure {self.done}")
@@ -103,11 +103,11 @@ def test_p11_a_chore(caplog: pytest.LogCaptureFixture) -> None:
             paused.set()
 
     chore, paused = Sweeping(), Paused(then)
-    chore.ends = paused
+    chore.stopping = paused
     chore._run()
     assert paused.waits == [0.2, *DOUBLED, 0.2, 0.2]
     assert caplog.messages == [
-        "Sweeping fails, and is tried again: failure 1",
+        "Sweeping fails and will retry: failure 1",
         "Sweeping works again",
     ]
     assert caplog.records[0].exc_info is not None

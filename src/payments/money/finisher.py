@@ -17,9 +17,9 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, ProgrammingError
 
 from payments import clock
+from payments.background import PeriodicTask
 from payments.money import orders, settlement
 from payments.network import Network, NetworkDown
-from payments.periodic import Chore
 from payments.storage import rows
 from payments.storage.database import Database
 from payments.storage.tables import charges as charge_rows
@@ -32,7 +32,7 @@ Finish = Callable[[Database, Network, Row[Any]], None]
 ROWS_MAX = 100
 
 
-class Finisher(Chore):
+class Finisher(PeriodicTask):
     """Finishes, from time to time, what nobody else does. Several may run: a row settles once."""
 
     every_s = 10.0
@@ -43,13 +43,13 @@ class Finisher(Chore):
         self._network = network
         self._patience_s = patience_s
 
-    def do(self) -> int:
+    def run_once(self) -> int:
         """Finish what has waited long enough; how many there were."""
         finished = 0
         with self._database.read() as connection:
-            waiting = list(_waiting(connection, clock.now_s(), self._patience_s))
+            waiting = list(_find_waiting(connection, clock.now_s(), self._patience_s))
         for row, finish in waiting:
-            if self.ends.is_set():
+            if self.stopping.is_set():
                 break
             try:
                 finish(self._database, self._network, row)
@@ -64,7 +64,7 @@ class Finisher(Chore):
         return finished
 
 
-def _waiting(
+def _find_waiting(
     connection: Connection, now: int, patience_s: float
 ) -> Iterator[tuple[Row[Any], Finish]]:
     def long_ago(since: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
@@ -84,27 +84,31 @@ def _waiting(
     refunding = sa.select(refund_rows).where(
         refund.status == "pending", long_ago(refund.created), ~ends_with_its_charge
     )
-    for query, finish in ((pending, _charge), (settling, _settle), (refunding, _refund)):
+    for query, finish in (
+        (pending, _finish_charge),
+        (settling, _finish_settling),
+        (refunding, _finish_refund),
+    ):
         for row in connection.execute(query.limit(ROWS_MAX)):
             yield row, finish
 
 
-def _charge(database: Database, network: Network, row: Row[Any]) -> None:
+def _finish_charge(database: Database, network: Network, row: Row[Any]) -> None:
     said = orders.authorise(network, orders.of_charge(row._mapping))
     with database.begin() as connection:
-        settlement.authorised(connection, row.tenant, row.id, said, None)
+        settlement.record_authorisation(connection, row.tenant, row.id, said, None)
 
 
-def _settle(database: Database, network: Network, row: Row[Any]) -> None:
+def _finish_settling(database: Database, network: Network, row: Row[Any]) -> None:
     order = orders.of_settling(row)
     done = orders.settle(network, order) is None
     with database.begin() as connection:
-        settlement.settled(connection, row.tenant, order, done, None)
+        settlement.record_settlement(connection, row.tenant, order, done, None)
 
 
-def _refund(database: Database, network: Network, row: Row[Any]) -> None:
+def _finish_refund(database: Database, network: Network, row: Row[Any]) -> None:
     with database.read() as connection:
         charge = rows.get(connection, charge_rows, row.tenant, row.charge)
     given = orders.give_back(network, orders.of_refund(row._mapping, charge.authorisation))
     with database.begin() as connection:
-        settlement.refunded(connection, row.tenant, row.id, given, None)
+        settlement.record_refund(connection, row.tenant, row.id, given, None)

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from payments import clock
-from payments.money.unfinished import Finisher
+from payments.money.finisher import Finisher
 from tests.payments.api_client import Api
 
 pytestmark = pytest.mark.slow
@@ -23,8 +23,8 @@ def test_a_charge_is_finished_without_its_client(fresh: Api, finisher: Finisher)
     assert fresh.post("charges", said, "lost").status_code == 503
     [pending] = fresh.get("charges").json()["data"]
     assert pending["status"] == "pending"
-    assert finisher.do() == 1
-    assert finisher.do() == 0
+    assert finisher.run_once() == 1
+    assert finisher.run_once() == 0
     assert fresh.get(f"charges/{pending['id']}").json()["status"] == "succeeded"
     late = fresh.post("charges", said, "lost")
     assert (late.status_code, late.json()["id"]) == (200, pending["id"])
@@ -44,17 +44,17 @@ def test_what_began_while_the_clock_was_ahead_is_finished(
         ahead.setattr(clock, "now_s", lambda: later)
         said = {"amount": 1234, "currency": "eur", "source": "tok_visa"}
         assert fresh.post("charges", said, "lost").status_code == 503
-    assert finisher.do() == 1
+    assert finisher.run_once() == 1
     fresh.network.down = 1
     assert fresh.post("charges", said, "recent").status_code == 503
-    assert finisher.do() == 0  # it may be left to its client
+    assert finisher.run_once() == 0  # it may be left to its client
 
 
 def test_a_decline_is_finished_too(fresh: Api, finisher: Finisher) -> None:
     said = {"amount": 900, "currency": "usd", "payment_method": "pm_card_chargeDeclined"}
     fresh.network.down = 1
     assert fresh.post("payment_intents", said | {"confirm": "true"}, "lost").status_code == 503
-    assert finisher.do() == 1
+    assert finisher.run_once() == 1
     [intent] = fresh.get("payment_intents").json()["data"]
     assert intent["status"] == "requires_payment_method"
     assert intent["last_payment_error"]["code"] == "card_declined"
@@ -72,8 +72,8 @@ def test_captures_voids_and_refunds_are_finished(fresh: Api, finisher: Finisher)
     assert fresh.post(f"charges/{captured}/capture", {"amount": 1900}).status_code == 503
     assert fresh.post(f"payment_intents/{voided}/cancel").status_code == 503
     assert fresh.post("refunds", {"charge": refunded}).status_code == 503
-    assert finisher.do() == 4
-    assert finisher.do() == 0
+    assert finisher.run_once() == 4
+    assert finisher.run_once() == 0
     [let_go] = fresh.get("refunds", charge=released).json()["data"]
     assert (let_go["status"], let_go["amount"]) == ("succeeded", 800)
     assert fresh.network.rows("void")[0] == (released, 800)
@@ -90,9 +90,9 @@ def test_a_network_that_is_still_down_is_not_asked_for_the_others(
         said = {"amount": 900, "currency": "eur", "source": "tok_visa"}
         assert fresh.post("charges", said, key).status_code == 503
     fresh.network.down = 1
-    assert finisher.do() == 0
+    assert finisher.run_once() == 0
     assert fresh.network.down == 0
-    assert finisher.do() == 2
+    assert finisher.run_once() == 2
 
 
 def test_p11_a_database_that_takes_nothing_is_not_asked_for_the_others(
@@ -113,9 +113,9 @@ def test_p11_a_database_that_takes_nothing_is_not_asked_for_the_others(
         raise sa.exc.ProgrammingError("UPDATE charges", {}, Exception("permission denied"))
 
     with monkeypatch.context() as denied:
-        denied.setattr("payments.money.settlement.authorised", refuse)
+        denied.setattr("payments.money.settlement.record_authorisation", refuse)
         with pytest.raises(sa.exc.ProgrammingError):
-            finisher.do()
+            finisher.run_once()
     assert len(asked) == 1
     assert "is still unfinished" not in caplog.text
-    assert finisher.do() == 3
+    assert finisher.run_once() == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from payments.settings import Settings
-from payments.storage import estimates
+from payments.storage import sqlite_statistics
 from payments.storage.database import Database
 from payments.storage.tables import charges, metadata
 
@@ -30,7 +30,7 @@ def test_every_index_of_what_accounts_have_is_told_and_stays(tmp_path: Path) -> 
             driver = connection.connection.driver_connection
             assert driver is not None
             before = driver.total_changes
-            estimates.tell(connection)
+            sqlite_statistics.tell(connection)
             assert driver.total_changes == before
 
 

@@ -1,6 +1,6 @@
 """The courier that the tests kill: it delivers what is due, and ends.
 
-python -m tests.payments.courier_child DATA DATABASE_URL LEASE_S POINT COUNT
+python -m tests.payments.delivery_worker_process DATA DATABASE_URL LEASE_S POINT COUNT
 
 It dies when it passes POINT, `before_send` or `after_send`, for the COUNTth time.
 """
@@ -18,7 +18,7 @@ from oncekey.webhooks import LOOPBACK, Destinations, Sender, Sent
 from payments.settings import Settings
 from payments.storage.database import Database
 from payments.webhooks.senders import Senders
-from payments.webhooks.worker import Courier, Pace
+from payments.webhooks.worker import DeliveryWorker, WorkerSettings
 
 
 class Deadly(Sender):
@@ -53,10 +53,10 @@ class DeadlySenders(Senders):
 def main(data: str, url: str, lease_s: str, point: str, count: str) -> None:
     settings = Settings(data=Path(data), database_url=url, webhook_networks=LOOPBACK)
     database = Database(settings)
-    courier = Courier(
+    courier = DeliveryWorker(
         database,
         DeadlySenders(settings, point, int(count)),
-        pace=Pace(lease_s=float(lease_s), concurrency_max=4, poll_s=0.02),
+        pace=WorkerSettings(lease_s=float(lease_s), concurrency_max=4, poll_s=0.02),
     )
     courier.drain()
     database.close()

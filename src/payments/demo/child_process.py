@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 
-class Child:
+class ChildProcess:
     """One program in a process of its own.
 
     Start it from the main thread: where the system has `setpriv`, as Linux has, the kernel ends a
@@ -46,7 +46,7 @@ class Child:
         return self._process.pid
 
     @property
-    def ended(self) -> int | None:
+    def exit_status(self) -> int | None:
         """The exit status, negative for a signal; None while it runs."""
         return self._process.poll()
 

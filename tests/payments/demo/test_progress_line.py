@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from payments.demo.progress import Ticker
+from payments.demo.supervisor import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_one_line_that_changes() -> None:
     screen = Terminal()
-    ticker = Ticker(screen)
+    ticker = ProgressLine(screen)
     for now, text in enumerate(("one", "two")):
         ticker.show(text, now)
     ticker.say("something happened")
@@ -25,13 +25,13 @@ def test_a_terminal_shows_one_line_that_changes() -> None:
 def test_a_line_that_is_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "8")
     screen = Terminal()
-    Ticker(screen).show("0123456789", 0.0)
+    ProgressLine(screen).show("0123456789", 0.0)
     assert screen.getvalue() == "\r\x1b[K0123456"
 
 
 def test_a_file_gets_a_line_every_few_seconds() -> None:
     file = io.StringIO()
-    ticker = Ticker(file, every_s=5.0)
+    ticker = ProgressLine(file, every_s=5.0)
     for now in (0.0, 1.0, 4.9, 5.0, 9.0):
         ticker.show(f"at {now}", now)
     ticker.say("the end")

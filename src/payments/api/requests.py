@@ -24,7 +24,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _DEPTH_MAX = 10
 
 
-def tenant(request: Request) -> str:
+def tenant_of(request: Request) -> str:
     """Whose request this is: `acct_…/test`."""
     return account_of(request.scope).tenant
 
@@ -33,7 +33,9 @@ def body_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
     """A dependency: the parameters in the body."""
 
     async def read(request: Request) -> P:
-        return check(model, values(request.headers.get("content-type", ""), await request.body()))
+        return check(
+            model, parse_body(request.headers.get("content-type", ""), await request.body())
+        )
 
     return read
 
@@ -47,7 +49,7 @@ def query_as(model: type[P]) -> Callable[[Request], Awaitable[P]]:
     return read
 
 
-Looking = Annotated[Nothing, Depends(query_as(Nothing))]
+NoQuery = Annotated[Nothing, Depends(query_as(Nothing))]
 """The parameters of a request that only looks at one object."""
 
 
@@ -58,7 +60,7 @@ def refuse_query(encoded: bytes) -> None:
         raise invalid("Parameters of a POST belong into its body, not into the URL.", name)
 
 
-def values(content_type: str, body: bytes) -> dict[str, Any]:
+def parse_body(content_type: str, body: bytes) -> dict[str, Any]:
     """What a body says."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind in ("application/x-www-form-urlencoded", "") or not body:
@@ -75,7 +77,7 @@ def values(content_type: str, body: bytes) -> dict[str, Any]:
 def _form(encoded: bytes) -> dict[str, Any]:
     try:
         said = form.parse(encoded)
-    except form.Malformed as error:
+    except form.FormError as error:
         raise invalid(str(error), error.param) from None
     _refuse_unstorable(said, None, 0)
     return said
@@ -83,7 +85,7 @@ def _form(encoded: bytes) -> dict[str, Any]:
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body, parse_constant=_no_number)
+        said = json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         raise invalid("Invalid JSON: the body cannot be read.", None) from None
     if not isinstance(said, dict):
@@ -92,7 +94,7 @@ def _json(body: bytes) -> dict[str, Any]:
     return said
 
 
-def _no_number(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
@@ -117,7 +119,7 @@ def check(model: type[P], said: dict[str, Any]) -> P:
         return model.model_validate(said)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=True, include_input=False)
-        raise _explained(found, said) from None
+        raise _error_for(found, said) from None
 
 
 _CODES = {
@@ -130,11 +132,11 @@ _CODES = {
 _LIMITS = {"greater_than_equal": "amount_too_small", "less_than_equal": "amount_too_large"}
 
 
-def _explained(found: list[Any], said: dict[str, Any]) -> StripeError:
+def _error_for(found: list[Any], said: dict[str, Any]) -> StripeError:
     """The first thing that is wrong; of alternatives, what is wrong with the one that was meant."""
-    first = max(found, key=lambda each: (_follows(each["loc"], said), not _of_kind(each)))
+    first = max(found, key=lambda each: (_match_depth(each["loc"], said), not _of_kind(each)))
     kind = first["type"]
-    param = _param(first["loc"], said, missing=kind == "missing")
+    param = _param(first["loc"], said, is_missing=kind == "missing")
     if kind == "extra_forbidden":
         message = f"Received unknown parameter: {param}"
     elif kind == "missing":
@@ -145,11 +147,11 @@ def _explained(found: list[Any], said: dict[str, Any]) -> StripeError:
     return invalid(message[:500], param, codes.get(kind, "parameter_invalid"))
 
 
-def _follows(location: tuple[Any, ...], said: Any) -> int:
+def _match_depth(location: tuple[Any, ...], said: Any) -> int:
     """How far a place of an error can be followed into what was said."""
     followed = 0
     for part in location:
-        if _holds(said, part):
+        if _has(said, part):
             said, followed = said[part], followed + 1
     return followed
 
@@ -159,19 +161,19 @@ def _of_kind(found: Any) -> bool:
     return found["type"] in ("string_type", "model_type", "dict_type")
 
 
-def _holds(said: Any, part: Any) -> bool:
+def _has(said: Any, part: Any) -> bool:
     if isinstance(said, list):
         return isinstance(part, int) and part < len(said)
     return isinstance(said, dict) and part in said
 
 
-def _param(location: tuple[Any, ...], said: Any, *, missing: bool) -> str | None:
+def _param(location: tuple[Any, ...], said: Any, *, is_missing: bool) -> str | None:
     """The name of a place in bracket notation, without the names of alternatives in between."""
     parts = []
     for place, part in enumerate(location):
-        if _holds(said, part):
+        if _has(said, part):
             said = said[part]
             parts.append(str(part))
-        elif missing and place == len(location) - 1:
+        elif is_missing and place == len(location) - 1:
             parts.append(str(part))
     return parts[0] + "".join(f"[{part}]" for part in parts[1:]) if parts else None
