@@ -10,8 +10,10 @@ import pytest
 
 from oncekey import Runtime, once
 from oncekey._core.key import record_id
+from oncekey._core.op import Op
 from oncekey._core.record import Record
 from oncekey._core.verbs import Find
+from oncekey._engine.session import Session
 from oncekey._system.clock import FakeClock
 from oncekey.stores.memory import MemoryStore
 
@@ -43,12 +45,15 @@ class World:
     def death(self) -> Iterator[None]:
         """Whoever is called within dies before the function runs, and its lease runs out."""
 
-        def die() -> None:
+        opened = Session.open
+
+        def die(session: Session) -> Op[Any]:
+            yield from opened(session)
+            session.close()
             raise Death
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.runtime, "ports", die)
-            patch.setattr(self.runtime, "ports_sync", die)
+            patch.setattr(Session, "open", die)
             with pytest.raises(Death):
                 yield
         self.clock.advance(31)

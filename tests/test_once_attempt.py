@@ -96,7 +96,7 @@ def test_p6_a_signal_before_it_began_leaves_nobody_who_renews_it(
         add(attempt)
         raise KeyboardInterrupt
 
-    pay = world.once(lambda x: x)
+    pay = world.once(lambda x: x, policy=Policy(in_flight="wait", wait_s=30))
     with monkeypatch.context() as patch:
         patch.setattr(world.runtime.heartbeat, "add", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -56,7 +56,12 @@ class World:
         heartbeat = Heartbeat(self.store, self.guard, self.clock)
         ask_sync: Callable[[Any], Any] = pytest.fail
         decision.attempt.ports = Ports(
-            self.guard, self.store, heartbeat, ask=self.ask, ask_sync=ask_sync
+            self.guard,
+            self.store,
+            heartbeat,
+            ask=self.ask,
+            ask_sync=ask_sync,
+            forget=lambda claim: pytest.fail(repr(claim)),
         )
         return decision.attempt
 

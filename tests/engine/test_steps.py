@@ -46,6 +46,7 @@ class World:
             Heartbeat(self.store, self.guard, self.clock),
             ask=in_thread(self.ask),
             ask_sync=self.ask,
+            forget=lambda claim: pytest.fail(repr(claim)),
         )
 
     def ask(self, question: Any) -> Any:

@@ -194,8 +194,8 @@ _ENDS = (
     ),
     Mutant(
         "what was cut off is renewed",
-        "web/_asgi_run.py",
-        "            self._edge.heartbeat.drop(attempt)\n",
+        "_engine/session.py",
+        "            self._ports.heartbeat.drop(self._attempt)\n",
         "            pass\n",
         "tests/web/test_asgi_kept.py",
         "test_under_block_a_handler_that_was_cut_off_is_not_run_again",

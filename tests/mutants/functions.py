@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 OPERATION = "_engine/operation.py"
+SESSION = "_engine/session.py"
 INBOX = "messaging/_inbox.py"
 ONCE_TESTS = "tests/test_once.py"
 ONCE_ATTEMPT_TESTS = "tests/test_once_attempt.py"
@@ -15,8 +16,8 @@ JOINED_TESTS = "tests/messaging/test_inbox_joined.py"
 _MUTANTS = (
     Mutant(
         "a cancelled begin forgets nothing",
-        OPERATION,
-        "            runtime.background.forget(claim)\n            raise\n",
+        SESSION,
+        "            self._forget()\n            raise\n",
         "            raise\n",
         ONCE_LEFT_TESTS,
         "test_p7_a_call_cancelled_while_it_begins_forgets_its_claim",
@@ -24,8 +25,8 @@ _MUTANTS = (
     Mutant(
         "cancelling the caller stops the work",
         OPERATION,
-        "return await runtime.background.apart(self._execute(attempt, call, work))",
-        "return await self._execute(attempt, call, work)",
+        "return await runtime.background.apart(self._execute(session, work))",
+        "return await self._execute(session, work)",
         ONCE_LEFT_TESTS,
         "test_cancelling_the_caller_does_not_stop_the_work",
     ),
@@ -40,7 +41,7 @@ _MUTANTS = (
     Mutant(
         "a result that cannot be kept lets it run again",
         OPERATION,
-        "ended = yield from guard.conclude(attempt, end, Answer(200, (), None), call)\n",
+        "ended = yield from session.answered(end, Answer(200, (), None))\n",
         "ended = Given()\n",
         ONCE_ATTEMPT_TESTS,
         "test_a_result_that_cannot_be_kept_does_not_make_it_run_again",
@@ -55,12 +56,11 @@ _MUTANTS = (
     ),
     Mutant(
         "an interrupted function is left to lapse",
-        OPERATION,
-        "            if attempt.finished:\n",
-        "            if attempt.finished or not isinstance(error, Exception):\n",
+        SESSION,
+        "        if self.attempt.finished:\n",
+        "        if self.attempt.finished or not isinstance(error, Exception):\n",
         ONCE_ATTEMPT_TESTS,
         "test_of_a_function_that_is_interrupted_nobody_knows_what_it_did",
-        times=2,
     ),
     Mutant(
         "the application is not asked",

@@ -243,7 +243,7 @@ STORES = (
     ),
 )
 
-_CONCLUDE = "await self._record(*self._edge.judged(self._attempt, self._capture))\n"
+_CONCLUDE = "await self._record(*self._edge.judged(self._session.attempt, self._capture))\n"
 
 ENGINE = (
     Mutant(

@@ -88,7 +88,7 @@ async def test_p11_what_releases_lost_claims_is_bounded(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(world.app.edge.guard, "forget", forget)
     for claim in range(5):
-        world.app.forget(claim)  # type: ignore[arg-type]
+        world.app.edge.runtime.background.forget(claim)  # type: ignore[arg-type]
     await world.app.drain()
     assert forgotten == [0, 1]
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey._core.op import Op, arun, run
 from oncekey._core.profiles import PROFILES, Profile
+from oncekey._core.record import Claim
 from oncekey.errors import Misuse
 
 if TYPE_CHECKING:
+    from oncekey._engine.attempt import Attempt
     from oncekey._engine.guard import Guard
     from oncekey._engine.heartbeat import Heartbeat
     from oncekey.stores.base import Store
@@ -34,6 +36,7 @@ class Ports:
         *,
         ask: Callable[[Any], Awaitable[Any]],
         ask_sync: Callable[[Any], Any],
+        forget: Callable[[Claim], None],
         loop: asyncio.AbstractEventLoop | None = None,
         profile: Profile = PROFILES["oncekey"],
     ) -> None:
@@ -42,10 +45,16 @@ class Ports:
         self.heartbeat = heartbeat
         self.profile = profile
         """Whose headers are the edge's to write, and not kept."""
+        self.forget = forget
+        """Releases, in the background, a claim that may have been granted unheard."""
         self._ask = ask
         self._ask_sync = ask_sync
         self._loop = loop
         """Where the store is asked, None for threads."""
+
+    def still_running(self, attempt: Attempt) -> bool:
+        """Whether a thread still runs for an attempt whose handler has ended."""
+        return attempt.still_running()
 
     # Checked before anything is asked: the first question comes only after a step's effect.
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable
 
 from oncekey._core.reasons import LossKind
-from oncekey._core.verbs import Done, Refused
+from oncekey._core.verbs import Done, Refused, Swap
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import LEASE_MARGIN, Guard
 from oncekey._system.clock import Clock, SystemClock
@@ -281,25 +281,34 @@ class Heartbeat:
         """Give back what no thread runs for any more. What cannot be told now is told later, or
         lapses.
         """
-        if self._clock.monotonic() < self._gives_back_at:
-            return
-        with self._condition:  # more are added meanwhile
-            waiting = list(self._lingering)
-        for attempt in waiting:
-            if attempt.still_running():
-                continue
-            lingering, outcome = attempt.lingering, None
-            if lingering is not None and lingering.swap is not None and not attempt.lost:
+        for attempt, swap in self._left_alone():
+            outcome = None
+            if swap is not None:
                 try:
-                    [outcome] = line.perform([lingering.swap])
+                    [outcome] = line.perform([swap])
                 except Exception as error:
                     self._outage.record_failure(error)
                     now, pause_s = self._clock.monotonic(), self._outage.pause_s(RETRY_S)
                     self._gives_back_at = now + pause_s
                     continue
                 self._outage.record_success()
-            self._let_go(attempt)
-            self._guard.let_go(attempt, outcome)
+            self._give_back(attempt, outcome)
+
+    def _left_alone(self) -> list[tuple[Attempt, Swap | None]]:
+        """Attempts whose last thread has ended, and what the store is to be told of each."""
+        if self._clock.monotonic() < self._gives_back_at:
+            return []
+        with self._condition:  # more are added meanwhile
+            waiting = list(self._lingering)
+        return [
+            (attempt, None if attempt.lingering is None or attempt.lost else attempt.lingering.swap)
+            for attempt in waiting
+            if attempt.ports is not None and not attempt.ports.still_running(attempt)
+        ]
+
+    def _give_back(self, attempt: Attempt, outcome: object) -> None:
+        self._let_go(attempt)
+        self._guard.let_go(attempt, outcome)
 
     def _let_go(self, attempt: Attempt) -> None:
         with self._condition:

@@ -130,13 +130,21 @@ class Plain:
     rule as one with a key, and no record. For units that are `plain`.
     """
 
-    def begin(self, operation: str, policy: Policy) -> Op[Decision]:
-        claim = _claim(operation, policy)
+    def claim(self, call: Call, policy: Policy) -> Claim:
+        return _claim(call.operation, policy)
+
+    def begin(self, call: Call, policy: Policy, claim: Claim) -> Op[Decision]:
         try:
             yield Insert(claim)
         except StoreUnavailable:
             return Refuse(refusals.store_unavailable())
-        return Execute(_unprotected(operation, policy, claim))
+        return Execute(_unprotected(call.operation, policy, claim))
+
+    def take_up(self, *_: object) -> Op[Execute | None]:
+        raise AssertionError("nobody takes up a request that has no record")
+
+    def learned(self, *_: object) -> Op[Finished | None]:
+        raise AssertionError("nobody is asked about a request that has no record")
 
     def conclude(
         self, attempt: Attempt, end: End, answer: Answer | None, call: Call

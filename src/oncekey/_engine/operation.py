@@ -5,7 +5,6 @@ The edge of everything that has no HTTP around it. Its answer is the result of a
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import inspect
 import json
@@ -22,14 +21,13 @@ from oncekey._core.op import Op
 from oncekey._core.policy import INHERIT, Policy, Verdict, as_policy
 from oncekey._core.record import Answer
 from oncekey._core.validation import OPERATION_CHARS_MAX, is_storable
-from oncekey._engine import ask_policy
 from oncekey._engine import attempt as attempts
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Bypass, Call, Execute, Given, GivenUp, Refuse, Replay, Stored
-from oncekey._engine.guard import Guard
 from oncekey._engine.outcomes import Declined, Outcome, Ran, committable, outcome_of, replayed
 from oncekey._engine.registry import Orphan
 from oncekey._engine.runtime import Runtime
+from oncekey._engine.session import Session
 from oncekey._engine.unawaited import not_awaitable
 from oncekey._system.probes import probe
 from oncekey._system.warn_once import warn
@@ -106,21 +104,14 @@ class Operation:
         It runs in a task of its own: cancelling the caller does not stop it.
         """
         self._begin_using()
-        runtime, guard = self.runtime, self.runtime.guard
-        claim = guard.claim(call, self.policy)
-        try:
-            decision = await runtime.drive(guard.begin(call, self.policy, claim))
-        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            runtime.background.forget(claim)
-            raise
-        match decision:
-            case Execute(attempt):
-                return await runtime.background.apart(self._execute(attempt, call, work))
+        runtime = self.runtime
+        session = Session(runtime.guard, call, self.policy, runtime.ports())
+        match await runtime.drive(session.open()):
+            case Execute():
+                return await runtime.background.apart(self._execute(session, work))
             case Replay(answer):
                 return replayed(answer)
             case Refuse(problem, lost_claim):
-                if lost_claim is not None:
-                    runtime.background.forget(lost_claim)
                 return Declined(problem, sent=lost_claim is not None, of=self._name(call))
             case Bypass():
                 return self._unprotected(await _awaited(work()), call)
@@ -128,74 +119,60 @@ class Operation:
     def run_sync(self, call: Call, work: Callable[[], Any]) -> Outcome:
         """`run` for callers that block; `work` runs in their thread."""
         self._begin_using()
-        runtime, guard = self.runtime, self.runtime.guard
-        claim = guard.claim(call, self.policy)
-        try:
-            decision = runtime.drive_sync(guard.begin(call, self.policy, claim))
-        except BaseException:  # a signal's: the insert may have happened, and nobody would own it
-            runtime.background.forget_sync(claim)
-            raise
-        match decision:
-            case Execute(attempt):
-                return self._execute_sync(attempt, call, work)
-            case Replay(answer):
-                return replayed(answer)
-            case Refuse(problem, lost_claim):
-                if lost_claim is not None:
-                    runtime.background.forget_sync(lost_claim)
-                return Declined(problem, sent=lost_claim is not None, of=self._name(call))
-            case Bypass():
-                return self._unprotected(not_awaitable(work()), call)
-
-    async def _execute(self, attempt: Attempt, call: Call, work: Callable[[], Any]) -> Outcome:
         runtime = self.runtime
-        attempt.ports = runtime.ports()
+        session = Session(runtime.guard, call, self.policy, runtime.ports_sync())
         try:
-            runtime.heartbeat.add(attempt)
+            match runtime.drive_sync(session.open()):
+                case Execute():
+                    return self._execute_sync(session, work)
+                case Replay(answer):
+                    return replayed(answer)
+                case Refuse(problem, lost_claim):
+                    return Declined(problem, sent=lost_claim is not None, of=self._name(call))
+                case Bypass():
+                    return self._unprotected(not_awaitable(work()), call)
+        finally:
+            session.close()
+
+    async def _execute(self, session: Session, work: Callable[[], Any]) -> Outcome:
+        drive, attempt, name = self.runtime.drive, session.attempt, self._name(session.call)
+        try:
             with attempts.within(attempt):
                 if attempt.asks:
-                    learned = await ask_policy.ask(attempt)
-                    settled = await runtime.drive(runtime.guard.learned(attempt, learned, call))
+                    learned = await session.ask()
+                    settled = await drive(session.learned(learned))
                     if settled is not None:
-                        return outcome_of(settled, learned, self._name(call))
+                        return outcome_of(settled, learned, name)
                 result = await _awaited(work())
             probe("after_handler")
-            return await runtime.drive(self._end(attempt, call, result))
+            return await drive(self._end(session, result))
         except BaseException as error:
-            if attempt.finished:
-                raise
-            ended = await runtime.drive(self._end_failed(attempt, error, call))
+            ended = await drive(self._end_failed(session, error))
             if ended is None:
                 raise
             _log.exception("%r failed after its outcome was decided", attempt)
             return ended
         finally:
-            runtime.heartbeat.drop(attempt)
+            session.close()
 
-    def _execute_sync(self, attempt: Attempt, call: Call, work: Callable[[], Any]) -> Outcome:
-        runtime = self.runtime
-        attempt.ports = runtime.ports_sync()
+    def _execute_sync(self, session: Session, work: Callable[[], Any]) -> Outcome:
+        drive, attempt, name = self.runtime.drive_sync, session.attempt, self._name(session.call)
         try:
-            runtime.heartbeat.add(attempt)  # a signal may come at once, and must end it too
             with attempts.within(attempt):
                 if attempt.asks:
-                    learned = ask_policy.ask_sync(attempt)
-                    settled = runtime.drive_sync(runtime.guard.learned(attempt, learned, call))
+                    learned = session.ask_sync()
+                    settled = drive(session.learned(learned))
                     if settled is not None:
-                        return outcome_of(settled, learned, self._name(call))
+                        return outcome_of(settled, learned, name)
                 result = not_awaitable(work())
             probe("after_handler")
-            return runtime.drive_sync(self._end(attempt, call, result))
+            return drive(self._end(session, result))
         except BaseException as error:
-            if attempt.finished:
-                raise
-            ended = runtime.drive_sync(self._end_failed(attempt, error, call))
+            ended = drive(self._end_failed(session, error))
             if ended is None:
                 raise
             _log.exception("%r failed after its outcome was decided", attempt)
             return ended
-        finally:
-            runtime.heartbeat.drop(attempt)
 
     # ------------------------------------------------------------------ the caller's transaction
 
@@ -203,33 +180,33 @@ class Operation:
         """Run `work`, and record that in a transaction of the caller's: it counts if and only if
         the caller commits. Whatever must not be committed is raised.
         """
-        guard, policy = self._joining()
-        ask = self.runtime.async_gatherer.ask
+        session = self._join(call)
+        ask, policy = self.runtime.async_gatherer.ask, session.policy
         unit = AsyncUnit(AsyncCallers(transaction), self.runtime.store, policy.atomic_s_max, ask)
-        decision = await unit.drive(guard.begin(call, policy))
+        decision = await unit.drive(session.open())
         if not isinstance(decision, Execute):
             return outcome_of(decision, None, self._name(call))
-        with attempts.within(decision.attempt):
+        with attempts.within(session.attempt):
             result = await _awaited(work())
-        answer = self._answer_in(decision.attempt, result, call)
-        ended = await unit.drive(guard.conclude(decision.attempt, End.KEPT, answer, call))
+        answer = self._answer_in(session.attempt, result, call)
+        ended = await unit.drive(session.answered(End.KEPT, answer))
         return committable(ended, answer, self._name(call))
 
     def run_in_sync(self, transaction: Any, call: Call, work: Callable[[], Any]) -> Outcome:
         """`run_in` for callers that block."""
-        guard, policy = self._joining()
-        ask = self.runtime.gatherer.ask
+        session = self._join(call)
+        ask, policy = self.runtime.gatherer.ask, session.policy
         unit = Unit(Callers(transaction), self.runtime.store, policy.atomic_s_max, ask)
-        decision = unit.drive_sync(guard.begin(call, policy))
+        decision = unit.drive_sync(session.open())
         if not isinstance(decision, Execute):
             return outcome_of(decision, None, self._name(call))
-        with attempts.within(decision.attempt):
+        with attempts.within(session.attempt):
             result = not_awaitable(work())
-        answer = self._answer_in(decision.attempt, result, call)
-        ended = unit.drive_sync(guard.conclude(decision.attempt, End.KEPT, answer, call))
+        answer = self._answer_in(session.attempt, result, call)
+        ended = unit.drive_sync(session.answered(End.KEPT, answer))
         return committable(ended, answer, self._name(call))
 
-    def _joining(self) -> tuple[Guard, Policy]:
+    def _join(self, call: Call) -> Session:
         if self.policy.recovery == "ask":
             raise Misuse(
                 f"{self.name}: Policy(recovery='ask') is for what can be left half done; a "
@@ -238,7 +215,8 @@ class Operation:
         if self.runtime.start():
             atexit.register(self.runtime.close)
         # Nobody waits with a transaction open.
-        return self.runtime.guard, replace(self.policy, in_flight="refuse")
+        policy = replace(self.policy, in_flight="refuse")
+        return Session(self.runtime.guard, call, policy, ports=None)
 
     def _answer_in(self, attempt: Attempt, result: Any, call: Call) -> Answer:
         probe("after_handler")
@@ -261,52 +239,55 @@ class Operation:
                 "there, or in a process of its own (`oncekey recover`)"
             )
         self._begin_using()
-        taken = await runtime.drive(self._taking_up(orphan, call))
-        if taken is None:
+        session = Session(runtime.guard, call, self.policy, runtime.ports())
+        if await runtime.drive(session.take_up(orphan.record, orphan.looked_at)) is None:
             return False
-        await runtime.background.apart(self._execute(taken.attempt, call, work))
+        await runtime.background.apart(self._execute(session, work))
         return True
 
     def take_up_sync(self, orphan: Orphan, call: Call, work: Callable[[], Any]) -> bool:
         """`take_up` for work that blocks."""
         self._begin_using()
-        taken = self.runtime.drive_sync(self._taking_up(orphan, call))
-        if taken is None:
-            return False
-        self._execute_sync(taken.attempt, call, work)
-        return True
-
-    def _taking_up(self, orphan: Orphan, call: Call) -> Op[Execute | None]:
-        return self.runtime.guard.take_up(orphan.record, call, self.policy, orphan.looked_at)
+        runtime = self.runtime
+        session = Session(runtime.guard, call, self.policy, runtime.ports_sync())
+        try:
+            op = session.take_up(orphan.record, orphan.looked_at)
+            if runtime.drive_sync(op) is None:
+                return False
+            self._execute_sync(session, work)
+            return True
+        finally:
+            session.close()
 
     # ----------------------------------------------------------------------------- how it ends
 
-    def _end(self, attempt: Attempt, call: Call, result: Any) -> Op[Outcome]:
+    def _end(self, session: Session, result: Any) -> Op[Outcome]:
         """Record what `work` gave."""
+        attempt, call = session.attempt, session.call
         end = endings.end_of_verdict(attempt.verdict or Verdict.KEEP)
-        guard = self.runtime.guard
         try:
             answer = Answer(200, _JSON, self._encode(result, call))
         except Misuse:  # it was done all the same: a retry must not do it again
-            ended = yield from guard.conclude(attempt, end, Answer(200, (), None), call)
+            ended = yield from session.answered(end, Answer(200, (), None))
             if isinstance(ended, Stored) and ended.answer is not None:
                 # What `complete_in` wrote is the result.
                 return outcome_of(ended, None, self._name(call))
             raise
-        ended = yield from guard.conclude(attempt, end, answer, call)
+        ended = yield from session.answered(end, answer)
         return outcome_of(ended, answer, self._name(call))
 
-    def _end_failed(self, attempt: Attempt, error: BaseException, call: Call) -> Op[Outcome | None]:
+    def _end_failed(self, session: Session, error: BaseException) -> Op[Outcome | None]:
         """`work` raised. None: nothing counts but that."""
-        finished = yield from self.runtime.guard.conclude_failed(attempt, error, call)
+        finished, name = (yield from session.failed(error)), self._name(session.call)
         if isinstance(finished, GivenUp):
             error.add_note(
-                f"oncekey: nobody knows what {self._name(call)} did, so it is not run again: later "
-                "tries with this key get Unknown, until an operator has found out (`oncekey list "
-                "--unknown`)"
+                f"oncekey: nobody knows what {name} did, so it is not run again: later tries with "
+                "this key get Unknown, until an operator has found out (`oncekey list --unknown`)"
             )
             return None
-        return None if isinstance(finished, Given) else outcome_of(finished, None, self._name(call))
+        if finished is None or isinstance(finished, Given):
+            return None
+        return outcome_of(finished, None, name)
 
     def _name(self, call: Call) -> str:
         """Which call, for whoever reads an error: keys are not shown."""

@@ -149,7 +149,7 @@ class Holding(Asking):
                 fate = endings.FATES[End.BROKEN, attempt.policy.recovery]
         if fate is Fate.GIVE_UP or (attempt.recovering and fate is Fate.FORGET):
             return (yield from self._give_up(attempt, call))  # refused once, refused for ever
-        if attempt.ports is not None and attempt.still_running():
+        if attempt.ports is not None and attempt.ports.still_running(attempt):
             return self._linger(attempt, attempt.ports, fate)
         if fate is Fate.ASK:
             return (yield from self._lapse(attempt, call))

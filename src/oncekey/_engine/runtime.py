@@ -75,6 +75,7 @@ class Runtime:
             self.heartbeat,
             ask=in_thread(self.gatherer.ask),
             ask_sync=self.gatherer.ask,
+            forget=self.background.forget_sync,
             profile=profile,
         )
         self._profile = profile
@@ -102,6 +103,7 @@ class Runtime:
                 self.heartbeat,
                 ask=ask,
                 ask_sync=through(loop, ask),
+                forget=self.background.forget,
                 loop=loop,
                 profile=self._profile,
             )

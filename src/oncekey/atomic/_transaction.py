@@ -139,7 +139,7 @@ class Work:
         if isinstance(decided, Execute) or (decided is None and self._take is not None):
             return decided  # its handler runs now
         yield from self.close()
-        if self._undone is not None:
+        if self._undone is not None and decided is not None:  # else that was said before
             _log.error("%s %s", self._claim.operation, self._undone.why)
             own = isinstance(self._undone.told, Given) and isinstance(decided, GivenUp)
             return decided if own else self._undone.told

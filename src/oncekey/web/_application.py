@@ -7,7 +7,9 @@ an error that names neither.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
+from oncekey._core.policy import Policy
 from oncekey.errors import Misuse
 
 
@@ -23,6 +25,17 @@ def check_wsgi(app: object) -> None:
     if not _takes(app, 2):
         hint = "an ASGI application takes oncekey.web.asgi.IdempotencyMiddleware"
         raise _misuse(app, "WSGI", "(environ, start_response)", hint)
+
+
+def check_ask_blocks(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
+    """Raise `Misuse` where nobody could await what `ask` gives. `named` gives the routes whose
+    policy meets a condition.
+    """
+    if waits := named(lambda policy: inspect.iscoroutinefunction(policy.ask)):
+        raise Misuse(
+            f"Policy(ask=…) of {', '.join(waits)} is async, and a WSGI application is not: "
+            "write it with def"
+        )
 
 
 def _takes(app: object, count: int) -> bool:

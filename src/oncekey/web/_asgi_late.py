@@ -6,7 +6,6 @@ through: nothing was spent. From the claim on it is a `Run` like any other.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from oncekey._core.policy import Verdict
 from oncekey._core.problems import Problem
 from oncekey._core.record import Answer, Claim
 from oncekey._engine import attempt as attempts
-from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Bypass, Decision, Execute, Refuse, Replay
 from oncekey._engine.keyless import passing
 from oncekey.web import _asgi_messages as messages
@@ -44,9 +42,9 @@ class LateRun(Run):
         route: Route,
         body: Body,
     ) -> None:
-        unread: Any = None  # what the request asks of the engine is known at its claim
-        super().__init__(middleware, messages.inner(scope), receive, send, route, unread, body)
-        self._held: Attempt | None = None
+        super().__init__(middleware, messages.inner(scope), receive, send, route, body)
+        self._held = False
+        """The request is claimed: what the application says is held back."""
         self._unprotected = False
 
     async def start(self) -> None:
@@ -69,28 +67,19 @@ class LateRun(Run):
             return call
         if not middleware.lets_recoverer_in:  # who sent it was checked inside: it could not pass
             call = dataclasses.replace(call, request=None)
-        self._call = call
         edge.start()
-        guard, policy = edge.guard, self._route.policy
-        claim = guard.claim(call, policy)
-        try:
-            decision: Decision = await self._drive(guard.begin(call, policy, claim))
-        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            if self._unit is None:
-                middleware.forget(claim)
-            raise
+        session = self._claim(call)
+        decision: Decision = await self._drive(session.open())
         match decision:
-            case Execute(attempt):
-                return await self._own(attempt)
+            case Execute():
+                return await self._own()
             case Replay():
                 return edge.replay(decision, call)
-            case Refuse(problem, lost_claim):
-                if lost_claim is not None:
-                    middleware.forget(lost_claim)
+            case Refuse(problem):
                 return edge.refusal(problem)
             case Bypass():
                 self._unprotected = True
-                self._serve(claim)
+                self._serve(session.claim)
                 return None
 
     def _serve(self, claim: Claim | None) -> None:
@@ -102,36 +91,37 @@ class LateRun(Run):
     async def _own_plain(self) -> Answer | None:
         decision = await self._begin_plain()
         if isinstance(decision, Execute):
-            return await self._own(decision.attempt)
+            return await self._own()
         return self._edge.refusal(decision.problem) if isinstance(decision, Refuse) else None
 
-    async def _own(self, attempt: Attempt) -> Answer | None:
-        self._hold(attempt)
-        self._held = attempt
+    async def _own(self) -> Answer | None:
+        attempt = self._session.attempt
+        self._hold_back()
+        self._held = True
         attempts.enter(attempt)
-        if attempt.asks and await self._settle(attempt):
+        if attempt.asks and await self._settle():
             return _SETTLED
         return None
 
     async def _run_late(self) -> None:
         try:
             await self._middleware.app(self._scope, self._receive, self._captured)
-            if self._held is not None:
-                await self._check_answered(self._held)
+            if self._held:
+                await self._check_answered()
         except BaseException as error:
-            if self._held is None or not await self._survived(self._held, error):
+            if not self._held or not await self._survived(error):
                 raise
         finally:
             self._body.close()
-            if self._held is not None:
-                await self._let_go(self._held)
+            if self._held:
+                await self._let_go()
 
     async def _next_part(self) -> Message:
         """What it says is looked at again, at the claim."""
         return await self._supply.next()
 
     async def _captured(self, message: Message) -> None:
-        if self._held is not None:
+        if self._held:
             await super()._captured(message)
         elif self._unprotected:
             await self._send_unprotected(message)
@@ -157,7 +147,7 @@ class RecoveredRun(Run):
         """What was answered before the endpoint was called is no answer to what it had begun: it is
         tried again, by a release that takes such requests, maybe.
         """
-        keeps = self._attempt.policy.keep(self._capture.status) is Verdict.KEEP
+        keeps = self._session.policy.keep(self._capture.status) is Verdict.KEEP
         if keeps and not self.reached:
-            self._attempt.transient()
+            self._session.attempt.transient()
         await super()._conclude()

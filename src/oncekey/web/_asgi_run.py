@@ -12,10 +12,8 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from oncekey._core.endings import End
-from oncekey._core.record import Answer, Claim
-from oncekey._engine import ask_policy
+from oncekey._core.record import Answer
 from oncekey._engine import attempt as attempts
-from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import (
     Bypass,
     Call,
@@ -32,6 +30,7 @@ from oncekey._engine.guard import (
 )
 from oncekey._engine.keyless import PLAIN, Plain, keyless
 from oncekey._engine.registry import Orphan
+from oncekey._engine.session import Session
 from oncekey._system.probes import probe
 from oncekey.web import _asgi_messages as messages
 from oncekey.web._asgi_messages import Message, Receive, Scope, Send
@@ -50,21 +49,19 @@ class Run:
 
     __slots__ = (
         "_answered",
-        "_attempt",
         "_body",
-        "_call",
         "_caller",
         "_capture",
         "_cut_off",
         "_drive",
         "_edge",
         "_flowing",
-        "_guard",
         "_middleware",
         "_receive_from_client",
         "_route",
         "_scope",
         "_send",
+        "_session",
         "_silenced",
         "_supply",
         "_unit",
@@ -77,19 +74,18 @@ class Run:
         receive: Receive,
         send: Send,
         route: Route,
-        call: Call,
         body: Body,
     ) -> None:
         self._middleware = middleware
         self._edge = middleware.edge
-        self._guard: Guard | Plain = middleware.edge.guard
+        self._session: Session
+        """From the claim on."""
         self._unit = middleware.edge.async_unit(route.policy)
         self._drive = (self._unit or middleware.edge.runtime).drive
         self._scope = scope
         self._receive_from_client = receive
         self._send = send
         self._route = route
-        self._call = call
         self._body = body
         self._supply = messages.Supply(body)
         self._caller: asyncio.Future[None] | None = None
@@ -101,119 +97,121 @@ class Run:
         self._flowing: asyncio.Event | None = None
         self._silenced = False
 
-    async def decide(self) -> None:
+    async def decide(self, call: Call) -> None:
         """Ask the engine, then run, replay or refuse."""
-        guard, policy = self._edge.guard, self._route.policy
-        claim = guard.claim(self._call, policy)
-        check_guarded_once(self._scope.get(GUARDED), self._edge.runtime.registry, claim)
-        try:
-            decision = await self._drive(guard.begin(self._call, policy, claim))
-        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            if self._unit is None:
-                self._middleware.forget(claim)
-            raise
+        session = self._claim(call)
+        around, registry = self._scope.get(GUARDED), self._edge.runtime.registry
+        check_guarded_once(around, registry, session.claim)
+        decision = await self._drive(session.open())
         if isinstance(decision, Execute):
-            await self._execute(decision.attempt)
+            await self._execute()
             return
         try:
-            await self._decline(decision, claim)
+            await self._decline(decision)
         finally:
             self._body.close()
 
-    async def _decline(self, decision: Replay | Refuse | Bypass, claim: Claim) -> None:
+    def _claim(self, call: Call, engine: Guard | Plain | None = None) -> Session:
+        """What this request asks of the engine."""
+        edge = self._edge
+        ports = None if self._unit is not None else edge.runtime.ports()
+        self._session = Session(engine or edge.guard, call, self._route.policy, ports)
+        return self._session
+
+    async def _decline(self, decision: Replay | Refuse | Bypass) -> None:
+        session = self._session
         match decision:
             case Replay():
-                await messages.send(self._send, self._edge.replay(decision, self._call))
-            case Refuse(problem, lost_claim):
-                if lost_claim is not None:
-                    self._middleware.forget(lost_claim)
-                check_refused_once(self._scope.get(GUARDED), claim, problem)
+                await messages.send(self._send, self._edge.replay(decision, session.call))
+            case Refuse(problem):
+                check_refused_once(self._scope.get(GUARDED), session.claim, problem)
                 await messages.send(self._send, self._edge.refusal(problem))
             case Bypass():
                 scope = messages.inner(self._scope)
                 receive = messages.resupply(self._body, self._receive_from_client)
-                await self._middleware.serve(scope, receive, self._send_unprotected, claim)
+                send, claim = self._send_unprotected, session.claim
+                await self._middleware.serve(scope, receive, send, claim)
 
-    async def take_up(self, orphan: Orphan) -> bool:
+    async def take_up(self, call: Call, orphan: Orphan) -> bool:
         """Run what no client comes back for; False if there is nothing to run."""
-        op = self._edge.guard.take_up(
-            orphan.record, self._call, self._route.policy, orphan.looked_at
-        )
-        taken = await self._drive(op)
+        session = self._claim(call)
+        taken = await self._drive(session.take_up(orphan.record, orphan.looked_at))
         if taken is not None:
-            await self._execute(taken.attempt)
+            await self._execute()
         return taken is not None
 
     async def _begin_plain(self) -> Decision:
         """It brought no key, and is atomic all the same: a transaction, and no record."""
         route = self._route
-        self._guard, self._call = PLAIN, keyless(route.operation)
         self._unit = self._edge.async_unit(route.policy, plain=True)
         self._drive = (self._unit or self._edge.runtime).drive
-        decision: Decision = await self._drive(PLAIN.begin(route.operation, route.policy))
+        session = self._claim(keyless(route.operation), PLAIN)
+        decision: Decision = await self._drive(session.open())
         return decision
 
-    def _execute(self, attempt: Attempt) -> asyncio.Future[None]:
+    def _execute(self) -> asyncio.Future[None]:
         """Start the handler. Whoever awaits its end may be cancelled: the handler goes on."""
-        by = self._edge.runtime.registry, attempt.held.id
-        self._scope = messages.inner(self._scope, by)
-        self._hold(attempt)
-        return self._apart(self._run_app(attempt))
+        try:
+            by = self._edge.runtime.registry, self._session.claim.id
+            self._scope = messages.inner(self._scope, by)
+            self._hold_back()
+            return self._apart(self._run_app())
+        except BaseException:
+            self._session.close()
+            raise
 
-    def _hold(self, attempt: Attempt) -> None:
-        """From here on the record is this request's, and what the application says is held back."""
-        self._attempt = attempt
+    def _hold_back(self) -> None:
+        """From here on nothing that the application says goes out before it is recorded."""
         self._capture = Capture(self._route.policy.answer_bytes_max)
-        if self._unit is None:
-            attempt.ports = self._edge.runtime.ports()
-            self._edge.heartbeat.add(attempt)
 
     def _apart(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         self._caller = self._edge.runtime.background.apart(work)
         return self._caller
 
-    async def _run_app(self, attempt: Attempt) -> None:
+    async def _run_app(self) -> None:
+        attempt = self._session.attempt
         attempts.enter(attempt)
         try:
-            if attempt.asks and await self._settle(attempt):
+            if attempt.asks and await self._settle():
                 return
             await self._middleware.app(self._scope, self._receive, self._captured)
-            await self._check_answered(attempt)
+            await self._check_answered()
         except BaseException as error:
-            if not await self._survived(attempt, error):
+            if not await self._survived(error):
                 raise
         finally:
-            await self._let_go(attempt)
+            await self._let_go()
 
-    async def _let_go(self, attempt: Attempt) -> None:
+    async def _let_go(self) -> None:
         """The handler is over, and so is whatever it still holds."""
         self._body.close()
-        if self._unit is None:
-            self._edge.heartbeat.drop(attempt)
-        else:
+        self._session.close()
+        if self._unit is not None:
             await self._unit.close()
 
-    async def _check_answered(self, attempt: Attempt) -> None:
+    async def _check_answered(self) -> None:
         if self._cut_off is not None:
             await self._record(*self._cut_off)
-        elif not self._capture.complete and not attempt.finished:
+        elif not self._capture.complete and not self._session.attempt.finished:
             raise RuntimeError("the application returned without a complete answer")
 
-    async def _survived(self, attempt: Attempt, error: BaseException) -> bool:
+    async def _survived(self, error: BaseException) -> bool:
         """The handler raised. Whether its client was answered all the same."""
-        goes_on = self._cut_off is not None and isinstance(error, Exception)
-        if not goes_on and attempt.finished:
+        if self._cut_off is not None and (
+            isinstance(error, Exception) or not self._session.attempt.finished
+        ):
+            await self._record(*self._cut_off)
+        elif not await self._conclude_failed(error):
             return False
-        if not await self._conclude_failed(attempt, error):
-            return False
-        log.error("%r failed after its outcome was decided", attempt, exc_info=error)
+        log.error("%r failed after its outcome was decided", self._session.attempt, exc_info=error)
         return True
 
-    async def _settle(self, attempt: Attempt) -> bool:
+    async def _settle(self) -> bool:
         """Ask what became of the attempt that died. False: nothing, the handler is to run."""
-        learned = await ask_policy.ask(attempt)
-        kept = self._edge.learned(attempt, learned)
-        finished = await self._drive(self._edge.guard.learned(attempt, kept, self._call))
+        session = self._session
+        learned = await session.ask()
+        kept = self._edge.learned(session.attempt, learned)
+        finished = await self._drive(session.learned(kept))
         if finished is None:
             return False
         if isinstance(learned, Answer):
@@ -221,14 +219,10 @@ class Run:
         await self._answer(finished)
         return True
 
-    async def _conclude_failed(self, attempt: Attempt, error: BaseException) -> bool:
+    async def _conclude_failed(self, error: BaseException) -> bool:
         """The handler raised. Whether there is something to answer all the same."""
-        if self._cut_off is not None:
-            await self._record(*self._cut_off)
-            return True
-        op = self._guard.conclude_failed(attempt, error, self._call)
-        finished = await self._drive(op)
-        if isinstance(finished, Given):
+        finished = await self._drive(self._session.failed(error))
+        if finished is None or isinstance(finished, Given):
             return False
         if isinstance(finished, GivenUp):  # its client hears of it here, whoever logs it by raising
             if not _is_being_cancelled():
@@ -258,7 +252,7 @@ class Run:
     async def _captured(self, message: Message) -> None:
         """Stands where the application believes the client to be."""
         capture = self._capture
-        if self._cut_off is not None or (self._attempt.finished and not capture.flowing):
+        if self._cut_off is not None or (self._session.attempt.finished and not capture.flowing):
             return  # what was answered is not this
         if message["type"] == "http.response.start":
             if capture.flowing:  # as servers say: a beginning was sent
@@ -277,15 +271,14 @@ class Run:
         probe("after_handler")
         self._capture.matched = messages.matched(self._scope)
         self._capture.has_static_route = messages.has_static_route(self._scope)
-        await self._record(*self._edge.judged(self._attempt, self._capture))
+        await self._record(*self._edge.judged(self._session.attempt, self._capture))
 
     async def _record(self, end: End, kept: Answer | None) -> None:
         """Repeated, where the application cut it off by a limit on time of its own: what was
         answered within that limit counts, however slow the store is. A transaction is over by then.
         """
-        op = self._guard.conclude(self._attempt, end, kept, self._call)
         try:
-            finished = await self._drive(op)
+            finished = await self._drive(self._session.answered(end, kept))
         except asyncio.CancelledError:
             self._cut_off = None if self._unit else (end, kept)
             raise
@@ -299,7 +292,7 @@ class Run:
             case Stored(_, recorded):
                 if recorded is not None:
                     capture.replace(recorded)
-                await self._release(edge.first(capture, self._call.key, finished))
+                await self._release(edge.first(capture, self._session.call.key, finished))
             case Given():
                 await self._release(capture.headers)
             case GivenUp():
@@ -307,7 +300,7 @@ class Run:
             case Unstored():
                 await self._release([*capture.headers, UNSTORED])
             case Replay():
-                await self._answer_instead(edge.replayed(finished, self._call.key))
+                await self._answer_instead(edge.replayed(finished, self._session.call.key))
             case Refuse(problem):
                 await self._answer_instead(edge.refusal(problem))
 
@@ -386,11 +379,11 @@ class PlainRun(Run):
 
     __slots__ = ()
 
-    async def decide(self) -> None:
+    async def serve(self) -> None:
         decision = await self._begin_plain()
         if isinstance(decision, Execute):
-            self._hold(decision.attempt)
-            await self._apart(self._run_app(decision.attempt))
+            self._hold_back()
+            await self._apart(self._run_app())
         elif isinstance(decision, Refuse):
             await messages.send(self._send, self._edge.refusal(decision.problem))
 

@@ -169,7 +169,7 @@ class _Runner(AsgiRunner):
         guard, kept = self._guard, found.kept
         _, app, scope = self._find(kept, found.headers) or (None, None, {})
         replace_in(app, guard, guard.recover_as or {})
-        enter, given = entrance(app), (left, nobody, found.route, found.call, Body(kept.body))
+        enter, given = entrance(app), (left, nobody, found.route, Body(kept.body))
         run = RecoveredRun(guard, scope, *given)
 
         async def entered(scope: Scope, receive: Receive, send: Send) -> None:

@@ -125,11 +125,11 @@ class AsgiRunner(_Runner):
                 "(`oncekey recover`)"
             )
         self._edge.start()
-        return await self._run(found).take_up(orphan)
+        return await self._run(found).take_up(found.call, orphan)
 
     def _run(self, found: Reread) -> Run:
         scope = scope_of(found.kept, found.headers, self._middleware.lifespan)
-        given = scope, left, nobody, found.route, found.call, Body(found.kept.body)
+        given = scope, left, nobody, found.route, Body(found.kept.body)
         return Run(self._middleware, *given)
 
 

@@ -6,7 +6,6 @@ then has spent nothing. The pairs here are one thing each, blocking and awaited.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import dataclasses
 import inspect
@@ -21,8 +20,7 @@ from oncekey._core.policy import INHERIT, Policy
 from oncekey._core.problems import Problem
 from oncekey._core.profiles import Profile
 from oncekey._core.quota import Quota
-from oncekey._core.record import Answer, Claim
-from oncekey._engine import ask_policy
+from oncekey._core.record import Answer
 from oncekey._engine import attempt as attempts
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import (
@@ -36,8 +34,8 @@ from oncekey._engine.decisions import (
     Refuse,
     Replay,
 )
-from oncekey._engine.guard import Guard
-from oncekey._engine.keyless import PLAIN, Plain, keyless, passing
+from oncekey._engine.keyless import PLAIN, keyless, passing
+from oncekey._engine.session import Session
 from oncekey._system.probes import probe
 from oncekey._system.warn_once import warn
 from oncekey.atomic import Adapter, Unit, check_thread
@@ -59,21 +57,17 @@ _VARIABLE = re.compile(r"<(?:[^:<>]+:)?([^<>]+)>")
 class Visit:
     """A view that is to run, and whose answer is then recorded."""
 
-    __slots__ = ("attempt", "call", "capture", "given_up", "guard", "outer", "policy", "unit")
+    __slots__ = ("attempt", "capture", "given_up", "outer", "session", "unit")
 
-    def __init__(
-        self, call: Call, route: Route, guard: Guard | Plain, unit: Unit | None = None
-    ) -> None:
+    def __init__(self, session: Session, unit: Unit | None = None) -> None:
+        self.session = session
         self.attempt: Attempt | None = None
         """None: the store is down, and the policy lets it run unprotected."""
-        self.call = call
-        self.policy = route.policy
         self.unit = unit
         """In atomic mode: its transaction."""
-        self.guard: Guard | Plain = guard
         self.outer = attempts.position()
         """Where this request came from: a handler may have sent it itself."""
-        self.capture = Capture(route.policy.answer_bytes_max)
+        self.capture = Capture(session.policy.answer_bytes_max)
         self.capture.matched = True
         self.given_up = False
         """It raised, and nobody knows what it did: what its framework answers is to say so."""
@@ -217,28 +211,18 @@ class Views:
         call = self._call(route, looked_into_sync(request, body, read))
         if isinstance(call, Answer):
             return call
-        guard, background = self.runtime.guard, self.runtime.background
         unit = self.edge.unit(route.policy)
         drive = (unit or self.runtime).drive_sync
-        claim = guard.claim(call, route.policy)
-        try:
-            decision: Decision = drive(guard.begin(call, route.policy, claim))
-        except BaseException:  # a signal's: the insert may have happened, and nobody would own it
-            if unit is None:
-                background.forget_sync(claim)
-            raise
-        if isinstance(decision, Refuse) and decision.lost_claim is not None:
-            background.forget_sync(decision.lost_claim)
-        begun = self._begun(decision, Visit(call, route, guard, unit), claim)
-        if isinstance(begun, Visit) and begun.attempt is not None:
-            if unit is None:
-                begun.attempt.ports = self.runtime.ports_sync()
-            if begun.attempt.asks:
-                with self._leaving(begun):
-                    learned = ask_policy.ask_sync(begun.attempt)
-                    kept = self.edge.learned(begun.attempt, learned)
-                    finished = drive(guard.learned(begun.attempt, kept, call))
-                return self._learned(begun, learned, finished)
+        ports = None if unit is not None else self.runtime.ports_sync()
+        session = Session(self.runtime.guard, call, route.policy, ports)
+        visit = Visit(session, unit)
+        with self._leaving(visit):
+            decision: Decision = drive(session.open())
+            begun = self._begun(decision, visit)
+            if visit.attempt is not None and visit.attempt.asks:
+                learned = session.ask_sync()
+                finished = drive(session.learned(self.edge.learned(visit.attempt, learned)))
+                return self._learned(visit, learned, finished)
         return begun
 
     def begin_keyless(self, route: Route) -> Begun:
@@ -246,10 +230,11 @@ class Views:
         unit = self.edge.unit(route.policy, plain=True)
         if unit is None:
             return None
-        decision: Decision = unit.drive_sync(PLAIN.begin(route.operation, route.policy))
+        session = Session(PLAIN, keyless(route.operation), route.policy, ports=None)
+        decision: Decision = unit.drive_sync(session.open())
         if isinstance(decision, Refuse):
             return self.edge.refusal(decision.problem)
-        visit = Visit(keyless(route.operation), route, PLAIN, unit)
+        visit = Visit(session, unit)
         if isinstance(decision, Execute):
             visit.attempt = decision.attempt
             attempts.enter(decision.attempt)
@@ -269,24 +254,17 @@ class Views:
         call = self._call(route, await looked_into(request, body, read))
         if isinstance(call, Answer):
             return call
-        guard, background = self.runtime.guard, self.runtime.background
-        claim = guard.claim(call, route.policy)
-        try:
-            decision = await self.runtime.drive(guard.begin(call, route.policy, claim))
-        except asyncio.CancelledError:  # the insert may be under way, and nobody would own it
-            background.forget(claim)
-            raise
-        if isinstance(decision, Refuse) and decision.lost_claim is not None:
-            background.forget(decision.lost_claim)
-        begun = self._begun(decision, Visit(call, route, guard), claim)
-        if isinstance(begun, Visit) and begun.attempt is not None:
-            begun.attempt.ports = self.runtime.ports()
-            if begun.attempt.asks:
-                with self._leaving(begun):
-                    learned = await ask_policy.ask(begun.attempt)
-                    kept = self.edge.learned(begun.attempt, learned)
-                    finished = await self.runtime.drive(guard.learned(begun.attempt, kept, call))
-                return self._learned(begun, learned, finished)
+        runtime = self.runtime
+        session = Session(runtime.guard, call, route.policy, runtime.ports())
+        visit = Visit(session)
+        with self._leaving(visit):
+            decision = await runtime.drive(session.open())
+            begun = self._begun(decision, visit)
+            if visit.attempt is not None and visit.attempt.asks:
+                learned = await session.ask()
+                kept = self.edge.learned(visit.attempt, learned)
+                finished = await runtime.drive(session.learned(kept))
+                return self._learned(visit, learned, finished)
         return begun
 
     def _key(
@@ -314,22 +292,20 @@ class Views:
         # Who sent it was checked before, outside: no recoverer could pass there without the client.
         return dataclasses.replace(call, request=None)
 
-    def _begun(self, decision: Decision, visit: Visit, claim: Claim) -> Visit | Answer:
+    def _begun(self, decision: Decision, visit: Visit) -> Visit | Answer:
+        session = visit.session
         match decision:
             case Execute(attempt):
                 visit.attempt = attempt
-                if visit.unit is None:
-                    self.edge.heartbeat.add(attempt)
                 attempts.enter(attempt)
                 return visit
             case Replay():
-                return self.edge.replay(decision, visit.call)
+                return self.edge.replay(decision, session.call)
             case Refuse(problem):
                 return self.edge.refusal(problem)
             case Bypass():
-                attempts.serve(
-                    passing(lambda: (visit.call.operation, visit.policy), self.edge.store, claim)
-                )
+                applies = session.call.operation, session.policy
+                attempts.serve(passing(lambda: applies, self.edge.store, session.claim))
                 return visit
 
     def _learned(self, visit: Visit, learned: object, finished: Finished | None) -> Visit | Answer:
@@ -339,7 +315,7 @@ class Views:
         if finished is None:
             return visit
         self.leave(visit)
-        return self.edge.settled(finished, learned, visit.capture, visit.call.key)
+        return self.edge.settled(finished, learned, visit.capture, visit.session.call.key)
 
     # -------------------------------------------------------------------- after the view
 
@@ -350,14 +326,14 @@ class Views:
         if (op := self._conclusion(visit)) is None:
             return None
         finished: Finished = (visit.unit or self.runtime).drive_sync(op)
-        return self.edge.answer(finished, visit.capture, visit.call.key)
+        return self.edge.answer(finished, visit.capture, visit.session.call.key)
 
     async def end(self, visit: Visit) -> Answer | None:
         """`end_sync`, awaited."""
         if (op := self._conclusion(visit)) is None:
             return None
         finished = await self.runtime.drive(op)
-        return self.edge.answer(finished, visit.capture, visit.call.key)
+        return self.edge.answer(finished, visit.capture, visit.session.call.key)
 
     def _conclusion(self, visit: Visit) -> Op[Finished] | None:
         attempt, capture, edge = visit.attempt, visit.capture, self.edge
@@ -366,33 +342,30 @@ class Views:
             return None
         probe("after_handler")
         verdict, kept = edge.judged(attempt, capture)
-        return visit.guard.conclude(attempt, verdict, kept, visit.call)
+        return visit.session.answered(verdict, kept)
 
     def fail_sync(self, visit: Visit, error: BaseException) -> Answer | None:
         """The view raised. What is to be answered all the same, if there is something."""
-        if (op := self._failure(visit, error)) is None:
+        if visit.attempt is None:
             return None
-        finished: Finished = (visit.unit or self.runtime).drive_sync(op)
-        return self._survived(visit, error, finished)
+        drive = (visit.unit or self.runtime).drive_sync
+        return self._survived(visit, error, drive(visit.session.failed(error)))
 
     async def fail(self, visit: Visit, error: BaseException) -> Answer | None:
         """`fail_sync`, awaited."""
-        if (op := self._failure(visit, error)) is None:
+        if visit.attempt is None:
             return None
-        return self._survived(visit, error, await self.runtime.drive(op))
+        finished = await self.runtime.drive(visit.session.failed(error))
+        return self._survived(visit, error, finished)
 
-    def _failure(self, visit: Visit, error: BaseException) -> Op[Finished] | None:
-        attempt = visit.attempt
-        if attempt is None or attempt.finished:
-            return None
-        return visit.guard.conclude_failed(attempt, error, visit.call)
-
-    def _survived(self, visit: Visit, error: BaseException, finished: Finished) -> Answer | None:
+    def _survived(
+        self, visit: Visit, error: BaseException, finished: Finished | None
+    ) -> Answer | None:
         visit.given_up = isinstance(finished, GivenUp)
-        if isinstance(finished, Given | GivenUp):
+        if finished is None or isinstance(finished, Given | GivenUp):
             return None
         log.error("%r failed after its outcome was decided", visit.attempt, exc_info=error)
-        return self.edge.answer(finished, visit.capture, visit.call.key)
+        return self.edge.answer(finished, visit.capture, visit.session.call.key)
 
     @contextmanager
     def _leaving(self, visit: Visit) -> Iterator[None]:
@@ -405,8 +378,7 @@ class Views:
 
     def leave(self, visit: Visit) -> None:
         """The view has ended, however it did."""
-        if visit.attempt is not None and visit.unit is None:
-            self.edge.heartbeat.drop(visit.attempt)
-        elif visit.unit is not None:
+        visit.session.close()
+        if visit.unit is not None:
             visit.unit.close()
         attempts.leave(visit.outer)

@@ -158,8 +158,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
     ) -> None:
         """It brings no key and needs none."""
         if route.policy.atomic and self.edge.adapter is not None:
-            unread: Any = None
-            await PlainRun(self, scope, receive, send, route, unread, Body()).decide()
+            await PlainRun(self, scope, receive, send, route, Body()).serve()
         else:
             await self.serve(scope, receive, send)
 
@@ -223,8 +222,7 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
             await self._serve_keyless(scope, messages.resupply(body, receive), send, route)
         else:
             edge.start()
-            run = Run(self, scope, receive, send, route, call, body)
-            await run.decide()
+            await Run(self, scope, receive, send, route, body).decide(call)
 
     async def call(
         self, request: Request, route: Route, key: str | None, body: Body
@@ -272,10 +270,6 @@ class IdempotencyMiddleware(metaclass=BuiltLate):
     async def ask(self, op: Op[Any]) -> Any:
         """Drive an operation of the engine."""
         return await arun(op, self.gatherer.ask)
-
-    def forget(self, claim: Claim) -> None:
-        """Release, in the background, an insert that may have happened unheard."""
-        self.edge.runtime.background.forget(claim)
 
     # ------------------------------------------------------------------------ start and end
 

@@ -32,7 +32,6 @@ from oncekey._core.problems import Problem
 from oncekey._core.profiles import Profile
 from oncekey._core.quota import Quota
 from oncekey._core.record import Answer
-from oncekey._engine import ask_policy
 from oncekey._engine import attempt as attempts
 from oncekey._engine.keyless import Parts, passing
 from oncekey.atomic import Adapter
@@ -42,6 +41,7 @@ from oncekey.stores.base import Store
 from oncekey.web import _decorators as marks
 from oncekey.web import _wsgi_environ as environs
 from oncekey.web._app_checks import tell_unfound
+from oncekey.web._application import check_ask_blocks
 from oncekey.web._decorators import Mark, mark_of, mark_on, not_idempotent
 from oncekey.web._hidden_headers import hide
 from oncekey.web._middleware_order import BOTH, layers, warn_of_views
@@ -99,7 +99,7 @@ class Oncekey(metaclass=Checked):
             atomic=atomic,
             quota=quota,
         )
-        ask_policy.check_sync(self.views.edge.routes.named)
+        check_ask_blocks(self.views.edge.routes.named)
         if app is not None:
             self.init_app(app)
 
@@ -266,7 +266,7 @@ def idempotent(policy: Any = None) -> Any:
     if callable(policy) and not isinstance(policy, Policy):
         return idempotent()(policy)
     rules = marks.rules(policy)
-    ask_policy.check_sync(lambda meets: ["@idempotent"] if meets(rules) else [])
+    check_ask_blocks(lambda meets: ["@idempotent"] if meets(rules) else [])
     mark = Mark(rules, claims=True)
 
     def decorate(view: F) -> F:

@@ -20,9 +20,7 @@ from oncekey._core.problems import Problem
 from oncekey._core.profiles import Profile
 from oncekey._core.quota import Quota
 from oncekey._core.record import Answer, Claim
-from oncekey._engine import ask_policy
 from oncekey._engine import attempt as attempts
-from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import (
     Bypass,
     Call,
@@ -31,19 +29,20 @@ from oncekey._engine.guard import (
     Finished,
     Given,
     GivenUp,
-    Guard,
     Refuse,
     Replay,
 )
-from oncekey._engine.keyless import PLAIN, Parts, Plain, keyless, passing
+from oncekey._engine.handler_calls import Ports
+from oncekey._engine.keyless import PLAIN, Parts, keyless, passing
 from oncekey._engine.registry import Orphan
+from oncekey._engine.session import Session
 from oncekey._system.probes import probe
 from oncekey.atomic import Adapter, Unit, check_thread
 from oncekey.errors import Misuse
 from oncekey.events import Hook
 from oncekey.stores.base import Store
 from oncekey.web import _wsgi_environ as environs
-from oncekey.web._application import check_wsgi
+from oncekey.web._application import check_ask_blocks, check_wsgi
 from oncekey.web._body import Body
 from oncekey.web._capture import Capture
 from oncekey.web._content import looked_into_sync
@@ -117,7 +116,7 @@ class IdempotencyMiddleware(metaclass=Checked):
         self._key_variable = None if header is None else environs.variable(header)
         self._always = self.edge.reads_all or self.edge.adapter is not None
         self.edge.routes.spelled = spelled_by(app)
-        ask_policy.check_sync(self.edge.routes.named)
+        check_ask_blocks(self.edge.routes.named)
         self.edge.runtime.registry.add(WsgiRunner(self))
         atexit.register(self.close)
 
@@ -191,11 +190,11 @@ class IdempotencyMiddleware(metaclass=Checked):
         unit = self.edge.unit(route.policy, plain=True)
         if unit is None:
             return self._serve(environ, start_response)
-        decision = unit.drive_sync(PLAIN.begin(route.operation, route.policy))
+        session = Session(PLAIN, keyless(route.operation), route.policy, ports=None)
+        decision = unit.drive_sync(session.open())
         if isinstance(decision, Refuse):
             return _respond(start_response, self.edge.refusal(decision.problem))
-        call, attempt = keyless(route.operation), decision.attempt
-        return self._execute(environ, start_response, route, call, attempt, unit, PLAIN)
+        return self._execute(environ, start_response, session, unit)
 
     def _applies(self, environ: Environ) -> tuple[str, Policy]:
         request = environs.request(environ)
@@ -225,66 +224,59 @@ class IdempotencyMiddleware(metaclass=Checked):
     def _decide(
         self, environ: Environ, start_response: StartResponse, route: Route, call: Call
     ) -> Iterable[bytes]:
-        guard, unit = self.edge.guard, self.edge.unit(route.policy)
-        claim, registry = guard.claim(call, route.policy), self.edge.runtime.registry
-        around = environ.get(GUARDED)
-        check_guarded_once(around, registry, claim)
-        environ = environs.inner(environ, (registry, claim.id))
+        edge, unit, around = self.edge, self.edge.unit(route.policy), environ.get(GUARDED)
+        registry = edge.runtime.registry
+        session = Session(edge.guard, call, route.policy, self._ports(unit))
+        check_guarded_once(around, registry, session.claim)
+        environ = environs.inner(environ, (registry, session.claim.id))
         try:
-            drive = (unit or self.edge.runtime).drive_sync
-            decision: Decision = drive(guard.begin(call, route.policy, claim))
-        except BaseException:  # a signal's: the insert may have happened, and nobody would own it
-            if unit is None:
-                self.edge.runtime.background.forget_sync(claim)
-            raise
+            drive = (unit or edge.runtime).drive_sync
+            decision: Decision = drive(session.open())
+            if isinstance(decision, Execute):
+                return self._execute(environ, start_response, session, unit)
+        finally:
+            session.close()
         match decision:
-            case Execute(attempt):
-                return self._execute(environ, start_response, route, call, attempt, unit)
             case Replay() as replay:
-                return _respond(start_response, self.edge.replay(replay, call))
-            case Refuse(problem, lost_claim):
-                if lost_claim is not None:
-                    self.edge.runtime.background.forget_sync(lost_claim)
-                check_refused_once(around, claim, problem)
-                return _respond(start_response, self.edge.refusal(problem))
+                return _respond(start_response, edge.replay(replay, call))
+            case Refuse(problem):
+                check_refused_once(around, session.claim, problem)
+                return _respond(start_response, edge.refusal(problem))
             case Bypass():
-                return self._serve(environ, _marking(start_response), claim)
+                return self._serve(environ, _marking(start_response), session.claim)
+
+    def _ports(self, unit: Unit | None) -> Ports | None:
+        return None if unit is not None else self.edge.runtime.ports_sync()
 
     def take_up(self, environ: Environ, route: Route, call: Call, orphan: Orphan) -> bool:
         """Run what no client comes back for; False if there is nothing to run."""
-        op = self.edge.guard.take_up(orphan.record, call, route.policy, orphan.looked_at)
-        taken: Execute | None = self.ask(op)
-        if taken is None:
-            return False
-        rest = self._execute(environs.inner(environ), _nobody, route, call, taken.attempt)
-        if isinstance(rest, _Rest):
-            rest.close()
-        return True
+        session = Session(self.edge.guard, call, route.policy, self._ports(None))
+        try:
+            if self.ask(session.take_up(orphan.record, orphan.looked_at)) is None:
+                return False
+            rest = self._execute(environs.inner(environ), _nobody, session)
+            if isinstance(rest, _Rest):
+                rest.close()
+            return True
+        finally:
+            session.close()
 
     def _execute(
         self,
         environ: Environ,
         start_response: StartResponse,
-        route: Route,
-        call: Call,
-        attempt: Attempt,
+        session: Session,
         unit: Unit | None = None,
-        guard: Guard | Plain | None = None,
     ) -> Iterable[bytes]:
         """Run the handler and record its answer; what is left of that to be sent."""
-        capture = Capture(route.policy.answer_bytes_max)
+        attempt, capture = session.attempt, Capture(session.policy.answer_bytes_max)
         drive = (unit or self.edge.runtime).drive_sync
-        guard = guard or self.edge.guard
-        if unit is None:
-            self.edge.heartbeat.add(attempt)
-            attempt.ports = self.edge.runtime.ports_sync()
-        conclude = partial(self._conclude, capture, call, attempt, drive, guard)
-        outlet = _Outlet(capture, start_response, conclude)
+        outlet = _Outlet(capture, start_response, partial(self._conclude, session, capture, drive))
         outer, rest = attempts.position(), None
         attempts.enter(attempt)
         try:
             if attempt.asks:
-                settled = self._settle(capture, call, attempt, drive)
+                settled = self._settle(session, capture, drive)
                 if settled is not None:
                     return _respond(start_response, settled)
             rest = _collect(self.app, environ, capture, outlet.write)
@@ -292,16 +284,12 @@ class IdempotencyMiddleware(metaclass=Checked):
         except BaseException as error:
             if rest is not None:
                 rest.close()
-            if attempt.finished:
-                raise
-            decided = self._conclude_failed(capture, call, attempt, drive, guard, error)
+            decided = self._conclude_failed(session, capture, drive, error)
             if decided is None:
                 raise
             return _respond(start_response, decided)
         finally:
-            if unit is None:
-                self.edge.heartbeat.drop(attempt)
-            else:
+            if unit is not None:
                 unit.close()
             attempts.leave(outer)
         if outlet.instead is not None:
@@ -309,49 +297,32 @@ class IdempotencyMiddleware(metaclass=Checked):
             return [outlet.instead.body or b""]
         return rest
 
-    def _conclude(
-        self,
-        capture: Capture,
-        call: Call,
-        attempt: Attempt,
-        drive: Drive,
-        guard: Guard | Plain,
-    ) -> Answer | None:
+    def _conclude(self, session: Session, capture: Capture, drive: Drive) -> Answer | None:
         """Record the answer. None: send the application's own; else: send this one instead."""
-        edge = self.edge
-        verdict, kept = edge.judged(attempt, capture)
-        finished: Finished = drive(guard.conclude(attempt, verdict, kept, call))
-        return edge.answer(finished, capture, call.key)
+        end, kept = self.edge.judged(session.attempt, capture)
+        finished: Finished = drive(session.answered(end, kept))
+        return self.edge.answer(finished, capture, session.call.key)
 
-    def _settle(
-        self, capture: Capture, call: Call, attempt: Attempt, drive: Drive
-    ) -> Answer | None:
+    def _settle(self, session: Session, capture: Capture, drive: Drive) -> Answer | None:
         """Ask what became of the attempt that died; the answer, None if the handler is to run."""
-        learned = ask_policy.ask_sync(attempt)
-        kept = self.edge.learned(attempt, learned)
-        finished = drive(self.edge.guard.learned(attempt, kept, call))
-        return finished and self.edge.settled(finished, learned, capture, call.key)
+        learned = session.ask_sync()
+        finished = drive(session.learned(self.edge.learned(session.attempt, learned)))
+        return finished and self.edge.settled(finished, learned, capture, session.call.key)
 
     def _conclude_failed(
-        self,
-        capture: Capture,
-        call: Call,
-        attempt: Attempt,
-        drive: Drive,
-        guard: Guard | Plain,
-        error: BaseException,
+        self, session: Session, capture: Capture, drive: Drive, error: BaseException
     ) -> Answer | None:
         """The handler raised. What is to be answered all the same, if there is something."""
-        finished: Finished = drive(guard.conclude_failed(attempt, error, call))
-        if isinstance(finished, Given):
+        finished: Finished | None = drive(session.failed(error))
+        if finished is None or isinstance(finished, Given):
             return None
         if isinstance(finished, GivenUp):
             if not isinstance(error, Exception):
                 return None
-            log.error("%r failed, and nobody knows what it did", attempt, exc_info=error)
+            log.error("%r failed, and nobody knows what it did", session.attempt, exc_info=error)
             return self.edge.broken()
-        log.error("%r failed after its outcome was decided", attempt, exc_info=error)
-        return self.edge.answer(finished, capture, call.key)
+        log.error("%r failed after its outcome was decided", session.attempt, exc_info=error)
+        return self.edge.answer(finished, capture, session.call.key)
 
     def _tell_status(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         request = environs.request(environ)
