@@ -22,7 +22,7 @@ from simulator.faults import Fault
 from simulator.ghost import Note
 from simulator.statements import Look, is_look
 from simulator.task import Task
-from simulator.transaction import Asked, Session, Transaction, Write
+from simulator.transaction import Asked, Connection, Transaction, Write
 from simulator.violation import Violation
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ class Database:
                 self._begin(task)
             case Rollback():
                 self._roll_back(task)
-            case Flush():  # there is no session that holds anything back
+            case Flush():  # there is no connection that holds anything back
                 self._kernel.post(0.0, task.worker, task.worker.resume, task, None)
             case Commit():
-                session, task.session = task.session, None
-                task.commit = None if session is None else session.transaction
-                self._send(task, session, question)
+                connection, task.connection = task.connection, None
+                task.commit = None if connection is None else connection.transaction
+                self._send(task, connection, question)
             case Question() | Asked() | Write():
-                self._send(task, task.session, question)
+                self._send(task, task.connection, question)
             case _:
                 return question
         return None
@@ -86,50 +86,52 @@ class Database:
             return
         transaction = Transaction(task)
         self.open.append(transaction)
-        task.session = Session(transaction)
+        task.connection = Connection(transaction)
         task.worker.resume(task, True)
 
-    def _send(self, task: Task, session: Session | None, question: Any) -> None:
-        if session is None:
+    def _send(self, task: Task, connection: Connection | None, question: Any) -> None:
+        if connection is None:
             raise Violation("P2", f"{task} asks {type(question).__name__} without a transaction")
         kernel, faults = self._kernel, self._faults
         task.asks += 1
-        fault = None if session.broken else faults.of_message(kernel.now)
-        if session.broken:
-            self._no_reply(session)
+        fault = None if connection.broken else faults.of_message(kernel.now)
+        if connection.broken:
+            self._no_reply(connection)
             return
         after_s = faults.latency_s()
         if fault is None or fault is Fault.DUPLICATE:
-            self._post(session, after_s, question, answered=True)
+            self._post(connection, after_s, question, answered=True)
             return
         if fault is Fault.DELAY:
             after_s = faults.delay_s()
         faults.note(fault, kernel.now + after_s)
         self._world.timeline.says(task, f"!! {fault.name.lower().replace('_', ' ')}")
         if fault is Fault.LOST_REQUEST:
-            self.lose(session, question)
+            self.lose(connection, question)
         else:
-            self.orphan(session)
-            self._post(session, after_s, question, answered=False)
+            self.orphan(connection)
+            self._post(connection, after_s, question, answered=False)
 
-    def lose(self, session: Session, question: Any) -> None:
+    def lose(self, connection: Connection, question: Any) -> None:
         """The connection breaks before this has arrived."""
         self.marks["its commit is lost"] += type(question) is Commit
-        self._break(session)
-        self.orphan(session)
+        self._break(connection)
+        self.orphan(connection)
 
-    def orphan(self, session: Session) -> None:
+    def orphan(self, connection: Connection) -> None:
         """The connection breaks, but what is on its way goes on."""
-        session.broken = True
-        self._no_reply(session)
+        connection.broken = True
+        self._no_reply(connection)
 
-    def _post(self, session: Session, after_s: float, question: Any, *, answered: bool) -> None:
-        session.arrives_at = self._kernel.now + after_s
+    def _post(
+        self, connection: Connection, after_s: float, question: Any, *, answered: bool
+    ) -> None:
+        connection.arrives_at = self._kernel.now + after_s
         server = self._world.wire.server
-        self._kernel.post(after_s, server, self._arrive, session, question, answered)
+        self._kernel.post(after_s, server, self._arrive, connection, question, answered)
 
-    def _no_reply(self, session: Session) -> None:
-        task = session.transaction.task
+    def _no_reply(self, connection: Connection) -> None:
+        task = connection.transaction.task
         error = StoreUnavailable("the connection is lost", sent=True)
         if task.life == task.worker.life:
             self._kernel.post(self._faults.timeout_s(), task.worker, task.worker.fail, task, error)
@@ -137,99 +139,101 @@ class Database:
     def _roll_back(self, task: Task) -> None:
         """Never fails: whoever cannot say it hangs up."""
         kernel, faults, worker = self._kernel, self._faults, task.worker
-        session, task.session = task.session, None
+        connection, task.connection = task.connection, None
         after_s = faults.latency_s()
-        if session is not None and not session.broken:
+        if connection is not None and not connection.broken:
             fault = faults.of_message(kernel.now)
             if fault is Fault.DELAY:
                 after_s = faults.delay_s()
                 faults.note(fault, kernel.now + after_s)
-            self._hang_up(session, after_s)
+            self._hang_up(connection, after_s)
             if fault is Fault.DELAY:
                 kernel.post(faults.timeout_s(), worker, worker.resume, task, None)
                 return
         kernel.post(after_s + faults.latency_s(), worker, worker.resume, task, None)
 
-    def _hang_up(self, session: Session, after_s: float) -> None:
+    def _hang_up(self, connection: Connection, after_s: float) -> None:
         """The server hears of it after whatever is still on its way to it."""
-        after_s = max(after_s, session.arrives_at - self._kernel.now)
-        transaction = session.transaction
+        after_s = max(after_s, connection.arrives_at - self._kernel.now)
+        transaction = connection.transaction
         self._kernel.post(after_s, self._world.wire.server, self.end, transaction)
 
-    def _break(self, session: Session) -> None:
+    def _break(self, connection: Connection) -> None:
         """Nobody says good-bye: the server may hold on to the transaction for long."""
         faults = self._faults
         after_s = faults.latency_s() if faults.brief() else faults.delay_s()
         faults.lasts(self._kernel.now + after_s)
-        self._hang_up(session, after_s)
+        self._hang_up(connection, after_s)
 
     def lost(self, worker: Worker) -> None:
         """A process died: the kernel closes its connections."""
         for transaction in self.open:
             task = transaction.task
-            if task.worker is worker and task.session is not None and not task.session.broken:
-                self._break(task.session)
+            if task.worker is worker and task.connection is not None and not task.connection.broken:
+                self._break(task.connection)
 
     def cancelled(self, task: Task) -> None:
         """A request was given up while it was decided."""
-        if task.session is not None and not task.session.broken:
-            self._hang_up(task.session, self._faults.latency_s())
-        task.session = None
+        if task.connection is not None and not task.connection.broken:
+            self._hang_up(task.connection, self._faults.latency_s())
+        task.connection = None
 
     # ---------------------------------------------------------------------------- the server
 
-    def _arrive(self, session: Session, question: Any, answered: bool) -> None:
-        wire, transaction = self._world.wire, session.transaction
+    def _arrive(self, connection: Connection, question: Any, answered: bool) -> None:
+        wire, transaction = self._world.wire, connection.transaction
         wire.strike()
         if wire.down or not transaction.open:
-            session.broken = True
+            connection.broken = True
             if answered:
-                self._no_reply(session)
+                self._no_reply(connection)
             return
         if is_look(question):
             looked = self._statements.look(transaction, question)
             if self._faults.slow_look():
                 after_s = self._faults.latency_s()
-                session.arrives_at = max(session.arrives_at, self._kernel.now + after_s)
+                connection.arrives_at = max(connection.arrives_at, self._kernel.now + after_s)
                 server = wire.server
-                self._kernel.post(after_s, server, self._lock, session, looked, answered)
+                self._kernel.post(after_s, server, self._lock, connection, looked, answered)
                 return
-            self._lock(session, looked, answered)
+            self._lock(connection, looked, answered)
             return
-        self._carry_out(session, question, answered)
+        self._carry_out(connection, question, answered)
 
-    def _lock(self, session: Session, looked: Look, answered: bool) -> None:
-        if not session.transaction.open:  # the server went down meanwhile
-            session.broken = True
+    def _lock(self, connection: Connection, looked: Look, answered: bool) -> None:
+        if not connection.transaction.open:  # the server went down meanwhile
+            connection.broken = True
             if answered:
-                self._no_reply(session)
+                self._no_reply(connection)
             return
-        answer, note = self._statements.lock(session.transaction, looked, self.open)
-        self._reply(session, answer, note, answered)
+        answer, note = self._statements.lock(connection.transaction, looked, self.open)
+        self._reply(connection, answer, note, answered)
 
-    def _carry_out(self, session: Session, question: Any, answered: bool) -> None:
-        transaction = session.transaction
+    def _carry_out(self, connection: Connection, question: Any, answered: bool) -> None:
+        transaction = connection.transaction
         if type(question) is Commit:
             self._statements.commit(transaction)
             self._world.timeline.says(transaction.task, "its transaction is committed")
             self.marks["committed" if answered else "committed unheard"] += 1
             self._close(transaction)
-            self._reply(session, None, None, answered)
+            self._reply(connection, None, None, answered)
             return
         answer = self._statements.answer(transaction, question, self.open)
-        self._reply(session, answer, self._statements.seen(transaction, question), answered)
+        self._reply(connection, answer, self._statements.seen(transaction, question), answered)
 
-    def _reply(self, session: Session, answer: Any, note: Note | None, answered: bool) -> None:
+    def _reply(
+        self, connection: Connection, answer: Any, note: Note | None, answered: bool
+    ) -> None:
         if not answered:
-            self.end(session.transaction)
+            self.end(connection.transaction)
             return
-        task = session.transaction.task
+        task = connection.transaction.task
         if task.life == task.worker.life:
             after_s = self._faults.latency_s()
-            self._kernel.post(after_s, task.worker, self._hear, session, answer, note)
+            self._kernel.post(after_s, task.worker, self._hear, connection, answer, note)
 
-    def _hear(self, session: Session, answer: Any, note: Note | None) -> None:
-        task = session.transaction.task
+    def _hear(self, connection: Connection, answer: Any, note: Note | None) -> None:
+        task = connection.transaction.task
         if note is not None:
             task.heard(note, not task.peeking)
         task.worker.resume(task, answer)

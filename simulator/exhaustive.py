@@ -28,7 +28,7 @@ from simulator.plans import GOOD, Plan
 from simulator.scenario import LEASE_S, Errand, Intent, Recovery, Scenario, policy_of
 from simulator.store_link import Message
 from simulator.task import Task
-from simulator.transaction import Session
+from simulator.transaction import Connection
 from simulator.upgrade import CURRENT
 from simulator.worker import Worker
 from simulator.world import Played, World, outcome, playing
@@ -122,7 +122,7 @@ class Calm(Faults):
 class _Arrival:
     """A message on its way to the store."""
 
-    message: Message | Session
+    message: Message | Connection
     act: Callable[..., None]
     args: tuple[Any, ...]
     arrives_by: float = float("inf")
@@ -130,7 +130,7 @@ class _Arrival:
     @property
     def late(self) -> bool:
         message = self.message
-        return message.broken if isinstance(message, Session) else message.late
+        return message.broken if isinstance(message, Connection) else message.late
 
 
 class Explorer(Kernel):
@@ -147,7 +147,9 @@ class Explorer(Kernel):
     def post(self, delay_s: float, process: Process, act: Callable[..., None], *args: Any) -> None:
         if delay_s >= _LONG_S or (delay_s > 0.0 and _looks_for_its_commit(args)):
             self.at(self.now + delay_s, process, act, *args)
-        elif args and isinstance(args[0], Message | Session) and process is self.world.wire.server:
+        elif (
+            args and isinstance(args[0], Message | Connection) and process is self.world.wire.server
+        ):
             self._arrivals.append(_Arrival(args[0], act, args[1:]))
         else:
             self._steps.append((process, process.life, act, args))
@@ -222,7 +224,7 @@ class Explorer(Kernel):
         self._arrivals.remove(arrival)
         message = arrival.message
         self._tell(Fault.LOST_REQUEST, message)
-        if isinstance(message, Session):
+        if isinstance(message, Connection):
             self.world.database.lose(message, *arrival.args[:1])
         else:
             self.world.wire.lose(message)
@@ -232,7 +234,7 @@ class Explorer(Kernel):
         self._spend(Fault.DELAY)
         message = arrival.message
         self._tell(Fault.DELAY, message)
-        if isinstance(message, Session):
+        if isinstance(message, Connection):
             self._arrivals.remove(arrival)
             unanswered = (*arrival.args[:-1], False)
             by = self.now + _POSTPONED_S
@@ -246,9 +248,9 @@ class Explorer(Kernel):
         self._tell(Fault.DUPLICATE, message)
         self._arrivals.append(_Arrival(self.world.wire.copy(message), arrival.act, ()))
 
-    def _tell(self, fault: Fault, message: Message | Session) -> None:
+    def _tell(self, fault: Fault, message: Message | Connection) -> None:
         timeline = self.world.timeline
-        if isinstance(message, Session):
+        if isinstance(message, Connection):
             timeline.says(message.transaction.task, f"!! {fault.name.lower()}")
         else:
             timeline.fault(fault, message.worker, message.tickets)

@@ -28,6 +28,13 @@ class Heart(Heartbeat):
         alive = self._renewable(self._schedule.take(now), now)
         return [(attempt, self._guard.renewal(attempt)) for attempt in alive]
 
+    def left_alone(self) -> list[tuple[Attempt, Swap | None]]:
+        """Whose last thread has ended, with the verb that gives the record back."""
+        return self._left_alone()
+
+    def give_back(self, attempt: Attempt, outcome: object) -> None:
+        self._give_back(attempt, outcome)
+
     def beaten(self, attempts: list[Attempt], outcomes: list[Any], asked_at: float) -> None:
         self._settle(zip(attempts, outcomes, strict=True), asked_at)
 

@@ -128,8 +128,8 @@ class Judge:
         """A handler starts within a transaction: it has the id, and nobody else runs it in another
         one that could still commit.
         """
-        session = task.session
-        if session is None or not session.transaction.locked:
+        connection = task.connection
+        if connection is None or not connection.transaction.locked:
             raise Violation("P1", f"{task} runs {task.ghost}, and does not have it")
         if task.ran:
             raise Violation("P1", f"{task} runs twice under one claim")
@@ -138,11 +138,11 @@ class Judge:
         if same and "ask" in (ghost.recovery, task.policy.recovery) and not task.asked:
             raise Violation("P6", f"{task} runs {ghost} again, and nobody was asked")
         # Where the server has ended its transaction, nothing that it does can count.
-        for other in begun if session.transaction.open else ():
+        for other in begun if connection.transaction.open else ():
             if other.task.ghost is ghost and other.runs:
                 raise Violation("P1", f"{task} runs {ghost} while {other.task} does")
         task.runs_at = self._kernel.now
-        task.ran = session.transaction.runs = True
+        task.ran = connection.transaction.runs = True
 
     def ended(self, task: Task, attempt: Attempt) -> None:
         """A handler ends. Was it told in time, and not without reason, that its record is lost?"""
@@ -269,7 +269,7 @@ class Judge:
             return
         if kind is Kind.TOO_OLD:
             known = task.note is not None and task.note.situation not in _FREE
-            expiry.told_too_old(task, known=known)
+            expiry.told_too_old(task, known=known and not self._oracle.was_clock_set)
             return
         note = self._note(task)
         situation = note.situation
@@ -415,7 +415,8 @@ class Judge:
         heard = task.failures == task.ended_failures
         if task.due == "unknown" or (task.due == "stored" and task.work is None):
             raise Violation("P6", f"{task} is told that a retry may run; {task.due} is due")
-        if task.due == "ask" and task.wrote != "lapse" and heard:
+        left = task.leftover_until > self._kernel.now  # it is given back when that has ended
+        if task.due == "ask" and task.wrote != "lapse" and heard and not left:
             raise Violation("P6", f"{task} failed, and leaves its lease of {ghost} to run out")
         kept = ghost.state is COMPLETED and ghost.token == task.claim.token
         if task.work is not None and kept and ghost.expires > self._oracle.store_clock.boot():

@@ -78,7 +78,8 @@ class Oracle:
         self._watchers = Process("oracle")
         self.ghosts: dict[tuple[str, ...], Ghost] = {}
         self.trace = bytearray()
-        self._clock_was_set = False
+        self.was_clock_set = False
+        """Ages that the store tells are of no use then."""
 
     def ghost(self, intent: Intent, policy: Policy) -> Ghost:
         """The record that this request is about."""
@@ -94,12 +95,12 @@ class Oracle:
         """
         ghost = task.ghost
         owner = ghost.state is RUNNING and ghost.token == task.claim.token
-        if not owner or self._clock_was_set:
+        if not owner or self.was_clock_set:
             return None
         return ghost.lease_until - self.store_clock.boot()
 
     def clock_was_set(self) -> None:
-        self._clock_was_set = True
+        self.was_clock_set = True
 
     def sent(self, tickets: list[Ticket[Task]]) -> None:
         """A batch leaves its process."""
@@ -251,7 +252,8 @@ class Oracle:
         if task.ran and ran_s > task.policy.run_s_max + RENEWAL_S_MAX and not late:
             raise Violation("P11", f"{task} is renewed, though it has hung for {ran_s:.1f} s")
         since_s = self._kernel.now - ghost.renewed_at
-        calm = self._faults.last_at < task.started_at
+        # Whose handler leaves a thread behind is renewed at once.
+        calm = self._faults.last_at < task.started_at and not task.leftover_until
         if ghost.renewed_at and since_s < ghost.lease_s / 5 and calm:
             raise Violation("P11", f"{task} is renewed again after {since_s:.3f} s")
         ghost.renewed_at = self._kernel.now
@@ -265,6 +267,7 @@ class Oracle:
 
     def _lapse(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
+        self._left_nothing(task)
         if task.due != "ask":
             raise Violation("P6", f"{task}: ended its lease of {ghost}, {_is_due(task)}")
         ghost.lease_until = now
@@ -274,6 +277,11 @@ class Oracle:
     def _extend(ghost: Ghost, now: float) -> None:
         ghost.lease_until = now + ghost.lease_s
         ghost.expires = ghost.lease_until + ghost.retention_s
+
+    def _left_nothing(self, task: Task) -> None:
+        """Nobody is given a record beside a thread that still works for it."""
+        if task.leftover_until > self._kernel.now and task.life == task.worker.life:
+            raise Violation("P1", f"{task} gives {task.ghost} back, and a thread of it still runs")
 
     def _complete(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
@@ -291,7 +299,7 @@ class Oracle:
             left_s += ghost.first_use - (now - since_s)
             too_long = retention_s > max(left_s + 0.001, 1.0)
             too_short = retention_s < left_s - ghost.lease_s and self._faults.last_at < 0.0
-            wrong = not self._clock_was_set and (too_long or too_short)
+            wrong = not self.was_clock_set and (too_long or too_short)
         if wrong:
             raise Violation("P3", f"{task}: kept for {retention_s} s, not {left_s} s")
         task.recorded = True
@@ -299,6 +307,7 @@ class Oracle:
 
     def _release(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         ghost = task.ghost
+        self._left_nothing(task)
         if task.ran and task.due not in ("free", "retry"):
             raise Violation("P6", f"{task}: released {ghost}, {_is_due(task)}")
         if task.must_ask:
@@ -389,12 +398,12 @@ class Oracle:
         self._grant(task, outcome.fence, now, late)
 
     def _begin_anew(self, ghost: Ghost, now: float) -> None:
-        remembered = self._scenario.dated and not self._clock_was_set
+        remembered = self._scenario.dated and not self.was_clock_set
         ghost.begin_anew(now, self._kernel.now, remembered=remembered)
 
     def _fade(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:
         self._raises(task.ghost, task, outcome.fence)
-        expiry.faded(task, verb, outcome.fence, now, clock_was_set=self._clock_was_set)
+        expiry.faded(task, verb, outcome.fence, now, clock_was_set=self.was_clock_set)
         task.ghost.fence_high = outcome.fence
 
     def _run_anew(self, task: Task, verb: Swap, outcome: Done, now: float, late: bool) -> None:

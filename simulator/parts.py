@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from oncekey._engine.guard import Guard
+from oncekey._engine.session import Session
 from oncekey.atomic._transaction import Work
 from oncekey.stores.batching import Queue
 from oncekey.stores.memory import MemoryStore
-from simulator.edge import Edge
 from simulator.heartbeat import Heart
 from simulator.statements import Statements
 from simulator.task import Task
@@ -28,7 +28,7 @@ class Parts:
     guard: type[Guard] = Guard
     queue: type[Queue[Task]] = Queue
     heart: type[Heart] = Heart
-    edge: type[Edge] = Edge
+    session: type[Session] = Session
     work: type[Work] = Work
     statements: type[Statements] = Statements
     with_path: bool = True

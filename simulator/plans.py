@@ -38,6 +38,10 @@ class Plan(NamedTuple):
     """What the step does that must not be repeated, where there is one. One that is caught is the
     last; then the handler answers.
     """
+    breaks_after: bool = False
+    """It raises once it has answered."""
+    leaves_s: float = 0.0
+    """A thread of it goes on for so long after it was cut off."""
     large: bool = False
     careful: bool = False
     """It asks whether it still owns its record before it does anything."""
@@ -61,6 +65,8 @@ _PLANS = (
     GOOD._replace(status=500, said=Verdict.KEEP),
     GOOD._replace(raises="error"),
     GOOD._replace(raises="cut off"),
+    GOOD._replace(raises="cut off", leaves_s=8.0),
+    GOOD._replace(breaks_after=True),
     GOOD._replace(raises="error", said=Verdict.UNKNOWN),
     GOOD._replace(raises="error", said=Verdict.KEEP),
     _IDLE._replace(raises="error", said=Verdict.NO_EFFECT),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from oncekey._core.op import Op
 from oncekey._core.verbs import Due, Find, Requested
-from oncekey._engine.guard import Execute
 from simulator.ghost import RUNNING, Ghost
 from simulator.scenario import HORIZON_S, STILL_AFTER_S, request_of
 from simulator.task import Task
@@ -70,11 +69,7 @@ class Recovering:
         request = yield Requested(task.claim.id)
         if orphan is None or request is None:
             return
-        guard = worker.guard
-        op = guard.take_up(orphan, task.call, task.policy, looked_at, task.claim)
-        taken = yield from worker.edge.drive(task, op)
-        if isinstance(taken, Execute):
-            yield from worker.edge.run(task, taken.attempt)
+        yield from worker.application.take_up(task, orphan, looked_at)
 
     def check(self) -> None:
         """At the end nothing is left that it should have found. What has expired counts as gone."""

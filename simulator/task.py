@@ -8,6 +8,7 @@ from oncekey._core.op import Op
 from oncekey._core.policy import Policy
 from oncekey._core.record import Answer, Claim
 from oncekey._engine.guard import Call
+from oncekey._engine.session import Session
 from oncekey.atomic._transaction import Work
 from simulator.plans import Plan
 from simulator.scenario import Intent
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from simulator.clients import Client
     from simulator.endings import Due
     from simulator.ghost import Book, Ghost, Note
-    from simulator.transaction import Session, Transaction
+    from simulator.transaction import Connection, Transaction
     from simulator.worker import Worker
 
 
@@ -50,6 +51,7 @@ class Task:
         "claim",
         "client",
         "commit",
+        "connection",
         "due",
         "earlier",
         "effects",
@@ -64,6 +66,7 @@ class Task:
         "intent",
         "lapses",
         "late_failures",
+        "leftover_until",
         "life",
         "must_ask",
         "name",
@@ -93,6 +96,8 @@ class Task:
     op: Op[None]
     claim: Claim
     plan: Plan
+    session: Session
+    """The real one: it carries a request through, or an abandoned record."""
 
     def __init__(
         self,
@@ -121,7 +126,7 @@ class Task:
         self.book: Book = ghost.book
         self.work: Work | None = None
         """In atomic mode: what carries it through."""
-        self.session: Session | None = None
+        self.connection: Connection | None = None
         """Its transaction."""
         self.commit: Transaction | None = None
         """The one that it asked to be committed."""
@@ -171,6 +176,8 @@ class Task:
         self.steps = StepsSeen()
         self.orphan = False
         """No client waits: a recoverer took it up."""
+        self.leftover_until = 0.0
+        """Until when a thread runs that its handler has left behind."""
         self.peeking = False
         """It waits for the record to change."""
         self.peeked_at = -1.0

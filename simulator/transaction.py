@@ -62,7 +62,7 @@ class Transaction:
         self.business_rows = 0
 
 
-class Session:
+class Connection:
     """A connection as its client knows it."""
 
     __slots__ = ("arrives_at", "broken", "transaction")

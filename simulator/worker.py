@@ -12,14 +12,17 @@ from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.retention import answer_left_s
 from oncekey._core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
 from oncekey._engine.attempt import Attempt
+from oncekey._engine.heartbeat import RETRY_S
 from oncekey._engine.sweeper import SWEEP_ROWS_MAX
 from oncekey.atomic._transaction import Work
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
 from oncekey.stores.batching import ALONE, Ticket
+from simulator.application import Application
 from simulator.faults import Fault
 from simulator.ghost import Ghost, Note
 from simulator.kernel import Kernel, Process
+from simulator.ports import TaskPorts
 from simulator.scenario import Intent
 from simulator.store_link import Reply
 from simulator.task import Task
@@ -29,6 +32,10 @@ from simulator.upgrade import CURRENT
 if TYPE_CHECKING:
     from simulator.clients import Client
     from simulator.world import World
+
+
+DRAIN_S_MAX = 12.0
+"""How long a process that is to stop gives to the requests at hand."""
 
 
 class ProcessClock:
@@ -129,9 +136,10 @@ class Worker(Process):
         "_beats_at",
         "_lanes",
         "ahead_s",
+        "application",
         "clock",
+        "draining",
         "earlier",
-        "edge",
         "guard",
         "heart",
         "index",
@@ -172,9 +180,10 @@ class Worker(Process):
             chance=world.chance,
         )
         self.heart = parts.heart(world.store, self.guard, clock)
-        self.edge = parts.edge(self)
+        self.application = Application(self)
         self.tasks: set[Task] = set()
         self.up = True
+        self.draining = False
         self._lanes: dict[Hashable, Lane] = {}
         self._beats: dict[Attempt, Task] = {}
         self._beats_at = float("inf")
@@ -186,11 +195,17 @@ class Worker(Process):
         """A request arrives."""
         intent = client.errand.intent
         task = self.task_about(name, intent, self.world.oracle.ghost(intent, self.policy), client)
-        task.claim = self.guard.claim(task.call, self.policy)
-        task.work = self._work()
+        self._open_session(task)
         self.world.recovering.knows(task)
-        task.op = self.edge.serve(task)
+        task.op = self.application.serve(task)
         return task
+
+    def _open_session(self, task: Task) -> None:
+        """What carries it through; in atomic mode within a transaction."""
+        task.work = self._work()
+        ports: Any = None if task.work is not None else TaskPorts(task)
+        task.session = self.world.parts.session(self.guard, task.call, task.policy, ports)
+        task.claim = task.session.claim
 
     def task_about(
         self, name: str, intent: Intent, ghost: Ghost, client: Client | None = None
@@ -230,9 +245,8 @@ class Worker(Process):
         if ghost.intent is None:
             raise AssertionError(f"{ghost} is due, though nobody ever asked for it")
         task = self.task_about("orphan", ghost.intent, ghost)
-        task.claim = self.guard.claim(task.call, task.policy)
+        self._open_session(task)
         task.orphan = True
-        task.work = self._work()
         task.op = work(self, task)
         self.kernel.at(self.kernel.now, self, self.begin, task)
 
@@ -318,7 +332,10 @@ class Worker(Process):
         """
         task.op.close()
         self._end(task)
-        self.edge.cancelled(task)
+        if task.work is None:
+            self.world.oracle.watch_orphan(task)
+        else:  # what is not committed is gone
+            self.world.database.cancelled(task)
 
     # -------------------------------------------------------------------------------- faults
 
@@ -362,7 +379,22 @@ class Worker(Process):
         """Its process is stopped, and comes back as one of the current release."""
         self.version, self.earlier = CURRENT, False
         self.world.timeline.process(self, "is of the current release from its next start on")
-        if self.up:
+        if self.up and self.world.chance() < 0.5:
+            self.drain()
+        elif self.up:
+            self.crash()
+
+    def drain(self) -> None:
+        """As by SIGTERM: take no more requests, and end when those at hand have, or were given
+        time.
+        """
+        self.up, self.draining = False, True
+        self.world.timeline.process(self, "takes no more requests")
+        in_s = DRAIN_S_MAX * self.world.chance()
+        self.kernel.at(self.kernel.now + in_s, self, self._exit, self.life)
+
+    def _exit(self, life: int) -> None:
+        if self.life == life:  # else it was killed meanwhile
             self.crash()
 
     def _restart(self) -> None:
@@ -377,8 +409,33 @@ class Worker(Process):
         self._beats[attempt] = task
         self._wake()
 
-    def drop_beat(self, attempt: Attempt) -> None:
-        self.heart.drop(attempt)
+    def linger(self, task: Task, attempt: Attempt) -> None:
+        """Its handler has ended, and a thread of it has not."""
+        self.heart.linger(attempt)
+        self._beats[attempt] = task
+        self._wake()
+        self.kernel.at(max(task.leftover_until, self.kernel.now), self, self._give_back, task)
+
+    def _give_back(self, task: Task) -> None:
+        """The last thread has ended: its record is given back, unless it was lost meanwhile."""
+        for attempt, swap in self.heart.left_alone():
+            if self._beats[attempt] is not task:
+                continue
+            if swap is None:
+                self.heart.give_back(attempt, None)
+            else:
+                ticket = Ticket(swap, task)
+
+                def settle(
+                    tickets: list[Ticket[Task]], reply: Reply, attempt: Attempt = attempt
+                ) -> None:
+                    if isinstance(reply, StoreUnavailable):
+                        at = self.kernel.now + RETRY_S
+                        self.kernel.at(at, self, self._give_back, task)
+                    else:
+                        self.heart.give_back(attempt, reply[0][0])
+
+                self.world.wire.send(self, [ticket], settle)
 
     def _wake(self) -> None:
         at = self.heart.next_at()

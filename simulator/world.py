@@ -106,6 +106,8 @@ class World:
         self.recovering = Recovering(self)
         self.graveyard: list[Any] = []
         """Dead generators: kept until the end, so that no `finally` of them runs."""
+        self.over = False
+        """What the dead leave behind does nothing any more."""
         self._tokens = 0
         self._answers = 0
         choices = zip(self.scenario.policies, self.scenario.versions, strict=True)
@@ -241,6 +243,8 @@ class World:
         plan = plans.draw(self.chance, self.scenario.slow, calm=self.calm)
         if task.earlier and plan.said is Verdict.UNKNOWN:  # that release does not have it
             plan = plan._replace(said=None)
+        if task.earlier:  # nor does it look at threads
+            plan = plan._replace(leaves_s=0.0)
         self.oracle.trace.append(plan.status & 0xFF)
         task.plan = plan
         return plan
@@ -422,6 +426,7 @@ def outcome(world: World, seed: int) -> Played:
         world.run()
     except Violation as broken:
         violation = str(broken)
+    world.over = True
     injected, marks = world.faults.injected, world.marks
     for fault in Fault:
         if injected[fault]:

@@ -7,7 +7,17 @@ is broken, and its silence about the real parts is worth nothing.
 The docstring of each tells what goes wrong for the user of a library that has it.
 """
 
-from simulator.bugs import answers, atomic, bounds, endings, expiry, owners, steps, versions
+from simulator.bugs import (
+    answers,
+    atomic,
+    bounds,
+    endings,
+    expiry,
+    owners,
+    sessions,
+    steps,
+    versions,
+)
 from simulator.bugs.planting import BUGS, Bug
 
 __all__ = [
@@ -19,6 +29,7 @@ __all__ = [
     "endings",
     "expiry",
     "owners",
+    "sessions",
     "steps",
     "versions",
 ]

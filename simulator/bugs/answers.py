@@ -6,20 +6,20 @@ import dataclasses
 from typing import Any
 
 from oncekey._core import lifecycle
+from oncekey._core.endings import End
 from oncekey._core.fingerprint import Comparison
 from oncekey._core.key import record_id
 from oncekey._core.lifecycle import Action, Situation
 from oncekey._core.op import Op
 from oncekey._core.policy import Policy
-from oncekey._core.record import Claim, Record, State
+from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.verbs import AppendStep, Done, Found, Insert, Refused, Swap, When
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Finished, Guard, Stored
+from oncekey._engine.session import Session
 from oncekey.errors import StoreUnavailable
 from simulator.bugs.planting import Pliable, as_found, changing, deciding, planted
-from simulator.edge import Edge
 from simulator.parts import Parts
-from simulator.task import Task
 
 # ------------------------------------------------------------- same answer, durable (P3, P4)
 
@@ -53,13 +53,15 @@ def lost_ack_means_failure() -> Parts:
 def answer_before_commit() -> Parts:
     """The client has its answer before it is recorded; the process dies; the retry runs again."""
 
-    class Hasty(Edge):
-        def _end(self, task: Task, op: Op[Finished]) -> Op[None]:
-            if task.answer is not None:
-                self._judge.sends(task)
-            yield from super()._end(task, op)
+    class Hasty(Session):
+        def answered(self, end: End, answer: Answer | None) -> Op[Finished]:
+            if end is End.KEPT and self._ports is not None:
+                self.attempt.finished = True
+                yield from ()
+                return Stored(self.policy.retention_s)
+            return (yield from super().answered(end, answer))
 
-    return Parts(edge=Hasty)
+    return Parts(session=Hasty)
 
 
 @planted(seeds=500)

@@ -16,11 +16,10 @@ from oncekey._core.record import Claim, Record, State
 from oncekey._core.verbs import Find, Found, Insert, Sweep
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Execute, Guard, Refuse
+from oncekey._engine.session import Session
 from simulator.bugs.planting import Pliable, deciding, planted, swapping
-from simulator.edge import Edge
 from simulator.heartbeat import Heart
 from simulator.parts import Parts
-from simulator.task import Task
 
 # ------------------------------------------------------------------------ never wedged (P6)
 
@@ -89,11 +88,11 @@ def refusal_binds_the_key() -> Parts:
 def lost_claim_stays() -> Parts:
     """The store did not answer the claim, the client was told so, and then the key is in flight."""
 
-    class Forgetful(Edge):
-        def forget(self, task: Task, claim: Claim) -> None:
+    class Forgetful(Session):
+        def _forget(self) -> None:
             pass
 
-    return Parts(edge=Forgetful)
+    return Parts(session=Forgetful)
 
 
 @planted(seeds=5000)

@@ -1,7 +1,7 @@
-"""The edge of a simulated worker: what the middlewares do with the engine, without HTTP.
+"""The application in a simulated worker: handlers that follow a plan, and what clients are told.
 
-The order of things is that of `oncekey.web`: decide, run under a heartbeat, record, and only then
-send.
+The life of each attempt is the real `Session`; this only does what a form does around it: run the
+handler, and send what the session lets out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from oncekey._core import endings
 from oncekey._core.endings import End
 from oncekey._core.op import Apart, Op, Pause
 from oncekey._core.policy import Verdict
-from oncekey._core.record import Claim
+from oncekey._core.record import Record
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import (
     Execute,
@@ -31,6 +31,7 @@ from simulator.plans import ERRORS, Broke, Plan
 from simulator.steps import take_steps
 from simulator.task import Task
 from simulator.transaction import Write
+from simulator.violation import Violation
 
 if TYPE_CHECKING:
     from simulator.worker import Worker
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Edge:
+class Application:
     """How a worker serves a request."""
 
     def __init__(self, worker: Worker) -> None:
@@ -48,36 +49,39 @@ class Edge:
 
     def serve(self, task: Task) -> Op[None]:
         """One request, from decision to the last byte."""
-        guard = self._worker.guard
-        decision = yield from self.drive(task, guard.begin(task.call, task.policy, task.claim))
+        session = task.session
+        decision = yield from self.drive(task, session.open())
         self._judge.decided(task, decision)
         if isinstance(decision, Execute):
-            yield from self.run(task, decision.attempt)
+            yield from self._run(task)
         elif isinstance(decision, Replay):
             self._worker.tell(task, "replayed")
         elif isinstance(decision, Refuse):
             self._worker.tell(task, decision.problem.kind.value)
-            if decision.lost_claim is not None:
-                self.forget(task, decision.lost_claim)
         else:
             plan = self._worker.world.plan(task)
             yield Pause(plan.seconds)
             self._worker.tell(task, "unprotected")
 
-    def run(self, task: Task, attempt: Attempt) -> Op[None]:
+    def take_up(self, task: Task, abandoned: Record, looked_at: float) -> Op[None]:
+        """A record that no client comes back for."""
+        taken = yield from self.drive(task, task.session.take_up(abandoned, looked_at))
+        if taken is not None:
+            yield from self._run(task)
+
+    def _run(self, task: Task) -> Op[None]:
         """The handler, from its start to what becomes of its answer."""
-        worker = self._worker
-        if task.work is None:
-            worker.add_beat(task, attempt)
-        if attempt.asks and (yield from self._settle(task, attempt)):
-            pass
-        elif task.work is None:
-            yield from self._run_leased(task, attempt)
-        else:
-            yield from self._run_atomic(task, attempt)
-        if task.work is None:
-            worker.drop_beat(attempt)
-        elif task.session is not None:
+        attempt = task.session.attempt
+        try:
+            if attempt.asks and (yield from self._settle(task, attempt)):
+                pass
+            elif task.work is None:
+                yield from self._run_leased(task, attempt)
+            else:
+                yield from self._run_atomic(task, attempt)
+        finally:
+            task.session.close()
+        if task.connection is not None:
             yield Rollback()
 
     def _settle(self, task: Task, attempt: Attempt) -> Op[bool]:
@@ -91,8 +95,7 @@ class Edge:
         learned = worker.world.find_out(task)
         worker.world.timeline.says(task, f"asked the application: {learned!r}")
         self._judge.learns(task, attempt, learned)
-        op = worker.guard.learned(attempt, learned, task.call)
-        finished = yield from self.drive(task, op)
+        finished = yield from self.drive(task, task.session.learned(learned))
         if finished is not None:
             self._judge.settled(task, attempt, finished)
             self._tell(task, finished)
@@ -118,11 +121,19 @@ class Edge:
             task.plan = plan._replace(said=None, raises="")
             yield from self._fail(task, attempt, stopped)
         elif plan.raises:
+            if plan.leaves_s and not stepping:
+                self._leave_thread(task, plan.leaves_s)
             yield from self._fail(task, attempt, ERRORS[plan.raises]())
         else:
             if plan.effect and not plan.effect_first and not stepping:
                 world.effect(task)
             yield from self._conclude(task, attempt)
+
+    def _leave_thread(self, task: Task, seconds: float) -> None:
+        """The handler was cut off, and a thread of it goes on."""
+        worker = self._worker
+        task.leftover_until = worker.kernel.now + seconds
+        worker.world.timeline.says(task, "leaves a thread behind")
 
     def _run_atomic(self, task: Task, attempt: Attempt) -> Op[None]:
         """The handler of an atomic operation: it writes its row into the transaction."""
@@ -187,14 +198,21 @@ class Edge:
             end = endings.end_of_status(policy.keep(plan.status), plan.status, policy)
         if end is End.KEPT:
             task.answer = self._worker.world.answer(task)
-        op = self._worker.guard.conclude(attempt, end, task.answer, task.call)
-        yield from self._end(task, op)
+        yield from self._end(task, task.session.answered(end, task.answer))
+        if plan.breaks_after:
+            yield from self._break_after(task)
+
+    def _break_after(self, task: Task) -> Op[None]:
+        """It raises when it has answered, as in code that runs behind a response."""
+        finished = yield from self.drive(task, task.session.failed(Broke()))
+        if finished is not None:
+            raise Violation("P2", f"{task} had ended, and ends again: {finished}")
 
     def _fail(self, task: Task, attempt: Attempt, error: BaseException) -> Op[None]:
         """The handler has raised, or was cut off."""
         _say(attempt, task.plan)
         task.due = due(task, raised=True)
-        yield from self._end(task, self._worker.guard.conclude_failed(attempt, error, task.call))
+        yield from self._end(task, task.session.failed(error))
 
     def _take_steps(self, task: Task, attempt: Attempt) -> Op[BaseException | None]:
         """What stopped the handler before its last step, if something did."""
@@ -207,8 +225,10 @@ class Edge:
             return error
         return None
 
-    def _end(self, task: Task, op: Op[Finished]) -> Op[None]:
+    def _end(self, task: Task, op: Op[Finished | None]) -> Op[None]:
         finished = yield from self.drive(task, op)
+        if finished is None:
+            raise Violation("P6", f"{task} failed, and its session had ended before")
         if isinstance(finished, Given):
             self._judge.given(task)
         elif isinstance(finished, GivenUp):
@@ -233,17 +253,6 @@ class Edge:
                 worker.tell(task, "replayed")
             case Refuse(problem):
                 worker.tell(task, problem.kind.value)
-
-    def cancelled(self, task: Task) -> None:
-        """The server gave the request up while the engine was still deciding."""
-        if task.work is None:
-            self.forget(task, task.claim)
-        else:  # what is not committed is gone
-            self._worker.world.database.cancelled(task)
-
-    def forget(self, task: Task, claim: Claim) -> None:
-        """Release, in the background, a claim that may have been granted unheard."""
-        self._worker.spawn_aside("forget", task, claim, self._worker.guard.forget(claim))
 
 
 def _say(attempt: Attempt, plan: Plan) -> None:
