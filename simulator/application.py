@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncekey._core import endings
 from oncekey._core.endings import End
-from oncekey._core.op import Apart, Op, Pause
+from oncekey._core.op import Offload, Op, Pause
 from oncekey._core.policy import Verdict
 from oncekey._core.record import Record
 from oncekey._engine.attempt import Attempt
@@ -172,7 +172,7 @@ class Application:
         try:
             verb = next(op)
             while True:
-                if type(verb) not in (Pause, Apart):
+                if type(verb) not in (Pause, Offload):
                     self._worker.looks(task, verb)
                 try:
                     answer = yield verb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncekey._core.op import Apart, Pause
+from oncekey._core.op import Offload, Pause
 from oncekey._core.record import Glimpse, Record
 from oncekey._core.verbs import Done, Found, Insert, Inserted, Refused, Swap, Verb, When
 from oncekey.atomic._transaction import Outside
@@ -64,7 +64,7 @@ class Written(Timeline):
     def asked(self, task: Task, question: Any) -> None:
         if isinstance(question, Pause):
             self._write(task, f"waits {question.seconds:.3f} s")
-        elif isinstance(question, Apart):
+        elif isinstance(question, Offload):
             self._write(task, "looks at its request by earlier rules")
         else:
             self._write(task, f"asks {_verb(question)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from oncekey._core import lifecycle
-from oncekey._core.op import Apart, Op, Pause
+from oncekey._core.op import Offload, Op, Pause
 from oncekey._core.policy import Policy
 from oncekey._core.record import Answer, Claim, Record, State
 from oncekey._core.retention import answer_left_s
@@ -301,7 +301,7 @@ class Worker(Process):
         if type(question) is Pause:
             self.kernel.post(question.seconds, self, self.resume, task, None)
             return
-        if type(question) is Apart:
+        if type(question) is Offload:
             self.kernel.post(0.0, self, self.resume, task, question.work())
             return
         if task.work is None:  # else it was seen before it was answered in another way

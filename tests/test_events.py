@@ -23,12 +23,12 @@ async def awaited(event: Event) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (LoggingHook(), "takes a list of functions, such as .* a LoggingHook"),
-        ("shop.hooks.tell", "takes a list of functions, such as .* a str"),
-        (None, "takes a list of functions, such as .* a NoneType"),
+        (LoggingHook(), "takes a list of functions, such as .* not a LoggingHook"),
+        ("shop.hooks.tell", "takes a list of functions, such as .* not a str"),
+        (None, "takes a list of functions, such as .* not a NoneType"),
         ([LoggingHook], r"LoggingHook is a class; make one, LoggingHook\(\)"),
         (["shop.hooks.tell"], "a str cannot be called"),
-        ([awaited], "awaited at .* is async, and nobody awaits a hook: write it with def"),
+        ([awaited], "awaited at .* is async, and hooks are not awaited: write it with def"),
     ],
 )
 def test_hooks_that_would_tell_nobody_are_refused_at_the_start(given: Any, said: str) -> None:

@@ -4,19 +4,19 @@
     ├── Misuse               the program is wrong: a bad setting, a call in the wrong place
     ├── StoreError
     │   ├── StoreUnavailable the store did not answer; `sent` says whether it may have acted
-    │   ├── StoreUnfit       the store answers, but must not be used as it is
-    │   │   └── TooLong      what is to be kept is more than it takes
+    │   ├── StoreUnfit       the store answers, but is not safe to use as it is
+    │   │   └── TooLong      a value is longer than the store accepts
     │   └── CorruptRecord    what the store returned cannot be read
     ├── StepsChanged         a later attempt takes other steps than the one it continues
-    ├── OutcomeUnknown       a step that must not be repeated was begun, and nobody knows its end
-    ├── LeaseLost            raised in a handler that does not own its record any more
-    └── Refusal              a call of a guarded function was refused, and did not run
-        ├── InFlight         the first call with this key still runs
+    ├── OutcomeUnknown       an `at_most_once` step was begun, and nobody knows how it ended
+    ├── LeaseLost            raised in a handler that no longer owns its record
+    └── Refusal              a call of a guarded function was refused and did not run
+        ├── InFlight         the first call with this key is still running
         ├── Mismatch         the key belongs to a call with other arguments
         ├── Unknown          an earlier call began, and nobody knows how it ended
-        └── NotKept          it was done, but its result cannot be given back
+        └── NotKept          it was done, but its result cannot be returned again
 
-Within the engine and over HTTP refusals are not exceptions but values: see `_core.problems`.
+In the engine and over HTTP, refusals are values, not exceptions: see `_core.problems`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 
 class OncekeyError(Exception):
-    """The base of everything below, so that one `except` can catch it."""
+    """The base of all exceptions of oncekey."""
 
 
 class Misuse(OncekeyError):
@@ -33,15 +33,15 @@ class Misuse(OncekeyError):
 
 
 class StoreError(OncekeyError):
-    """Something about the store."""
+    """A problem of the store."""
 
 
 class StoreUnavailable(StoreError):
     """The store did not answer.
 
-    `sent` is False only when the question provably never left this process. A question that may
-    have been sent may also have been carried out: repeat it with the same token, never assume that
-    it failed.
+    `sent` is False only if the query provably never left this process. A query that may have been
+    sent may also have been carried out: repeat it with the same token, and never assume that it
+    failed.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -50,39 +50,33 @@ class StoreUnavailable(StoreError):
 
 
 class StoreUnfit(StoreError):
-    """The store works but would not keep the promises; the message names the setting or command
-    that helps.
-    """
+    """The store works but is not safe to use; the message says what helps."""
 
 
 class TooLong(StoreUnfit):
-    """What is to be kept is more than the store takes, now and later. Nothing was sent."""
+    """A value is longer than the store ever accepts. Nothing was sent."""
 
 
 class CorruptRecord(StoreError):
-    """A stored record could not be decoded; it is never guessed at."""
+    """A stored record cannot be decoded."""
 
 
 class StepsChanged(OncekeyError):
-    """A later attempt takes other steps than the one it continues: the program was changed in
-    between.
-    """
+    """A later attempt takes other steps than the one it continues: the code changed in between."""
 
 
 class OutcomeUnknown(OncekeyError):
-    """A step that must not be repeated was begun by an earlier attempt, and nobody knows how it
-    ended.
-    """
+    """An earlier attempt began an `at_most_once` step, and nobody knows how that ended."""
 
 
 class LeaseLost(OncekeyError):
-    """This attempt does not own its record any more: what it writes will be refused."""
+    """This attempt no longer owns its record: its writes will be refused."""
 
 
 class Refusal(OncekeyError):
-    """A call of a guarded function was refused, and did not run. `problem` says why.
+    """A call of a guarded function was refused and did not run. `problem` says why.
 
-    `problem` is an `oncekey._core.problems.Problem`; None where the exception came from another
+    `problem` is an `oncekey._core.problems.Problem`; None if the exception came from another
     process as a name and a text, as task queues pass it on.
     """
 
@@ -92,18 +86,18 @@ class Refusal(OncekeyError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed later, without anybody changing anything."""
+        """Whether the same call may succeed later if nothing changes."""
         return self.problem is not None and bool(self.problem.retryable)
 
     @property
     def retry_after_s(self) -> float | None:
-        """When to call again, where that helps."""
+        """After how many seconds to call again, if that helps."""
         wait_s: float | None = self.problem and self.problem.retry_after_s
         return wait_s
 
 
 class InFlight(Refusal):
-    """The first call with this key still runs: call again after `retry_after_s`."""
+    """The first call with this key is still running: call again after `retry_after_s`."""
 
 
 class Mismatch(Refusal):
@@ -111,10 +105,10 @@ class Mismatch(Refusal):
 
 
 class Unknown(Refusal):
-    """An earlier call with this key began, and nobody knows how it ended: an operator must look."""
+    """An earlier call with this key began, and nobody knows how it ended: find out first."""
 
 
 class NotKept(Refusal):
-    """The call with this key was done, but its result was not kept, or not in a form that this
+    """The call with this key was done, but its result was not stored, or not in a form that this
     release reads. It will not run again.
     """

@@ -1,7 +1,7 @@
-"""What happened, as frozen values, and the one protocol by which anybody can listen.
+"""Events, and the protocol of the hooks that receive them.
 
-Events carry no key and no content, only the key's short hash. A hook that raises is reported once
-and otherwise ignored: watching must not change what is watched.
+Events carry no key and no content, only the key's short hash. If a hook raises, the error is logged
+once and otherwise ignored: hooks must not change what they observe.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _log = logging.getLogger("oncekey")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Where it happened."""
+    """The base of all events: where it happened."""
 
     operation: str
     key_hash: str
-    """Empty where a request was refused before its key was looked up."""
+    """Empty if a request was refused before its key was looked up."""
     named: bool = field(default=True, kw_only=True, compare=False)
-    """Whether the operation is one that the application knows: by a template, a rule of its
-    framework, a decorator. Else its name is a path, which any client can choose.
+    """Whether the application names the operation: by a route template, a rule of its framework, a
+    decorator. Otherwise its name is a path, which any client can choose.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
-    """A handler starts: the first attempt, or a later one."""
+    """A handler starts: the first attempt or a later one."""
 
     attempt: int
     fence: int
@@ -41,7 +41,7 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class TakenOver(Event):
-    """An attempt whose lease was over lost its record to a new one."""
+    """A new attempt took the record of one whose lease was over."""
 
     attempt: int
     lapses: int
@@ -49,20 +49,20 @@ class TakenOver(Event):
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """An answer is recorded."""
+    """A response is recorded."""
 
     status: int
     attempt: int
     run_s: float
-    """From claim to record."""
+    """From the claim until now."""
     first_attempt_age_s: float
-    """From the first attempt of all to this answer: how long the client waited in the end."""
+    """From the first attempt to this response: how long the client waited in the end."""
     body_kept: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The record was given back; a retry may run."""
+    """The record was released; a retry may run."""
 
     no_effect: bool
     attempt: int
@@ -70,14 +70,14 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True)
 class Replayed(Event):
-    """A retry got the kept answer."""
+    """A retry got the stored response."""
 
     status: int
     first_attempt_age_s: float
-    """From the first attempt to this retry's answer."""
+    """From the first attempt to this retry's response."""
     attempt: int
     earlier_replays: int
-    """As far as they were counted: how often this key was retried."""
+    """How often this key was replayed before, as far as that was counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class LeaseWasLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown(Event):
-    """Nobody knows how it ended: an operator must look."""
+    """Nobody knows how a request ended: an operator must find out."""
 
     attempt: int
     lapses: int
@@ -107,10 +107,10 @@ class OutcomeUnknown(Event):
 
 @dataclass(frozen=True, slots=True)
 class Resolved(Event):
-    """An operator found out how an unknown outcome ended, and said so."""
+    """An operator resolved an unknown outcome."""
 
     to: str
-    """completed, or released so that a retry runs."""
+    """`completed`, or `released` so that a retry runs."""
     status: int | None
     by: str
     reason: str
@@ -118,18 +118,18 @@ class Resolved(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unprotected(Event):
-    """A client got an answer that no record keeps, because the store did not answer."""
+    """A client got a response that is not stored, because the store did not answer."""
 
     ran: bool
-    """True: its handler ran without a claim (`store_down="run"`). False: it ran under one, but its
-    answer could not be recorded (`recovery="block"`).
+    """True: the handler ran without a claim (`store_down="run"`). False: it ran with one, but its
+    response could not be recorded (`recovery="block"`).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class NotAtomic(Event):
     """The handler of an atomic operation did not use its transaction: what it wrote, if anything,
-    did not commit with its answer. Told once for each operation and process.
+    did not commit with its response. Emitted once per operation and process.
     """
 
     status: int
@@ -137,7 +137,7 @@ class NotAtomic(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreAsked(Event):
-    """A verb went to the store and came back."""
+    """A store query ended."""
 
     verb: str
     seconds: float
@@ -147,43 +147,43 @@ class StoreAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class Attempted(Event):
-    """A client's: one attempt at delivering a request ended. `operation` is the method and the
-    host: paths and queries may name people.
+    """A client's attempt to deliver a request ended. `operation` is the method and the host: paths
+    and queries may name people.
     """
 
     attempt: int
     """Counted from 1."""
     status: int | None
-    """None where no whole answer came."""
+    """None if no complete response came."""
     error: str | None
     """The kind of network error."""
     seconds: float
     replayed: bool
-    """The server said that this is the kept answer of an earlier attempt."""
+    """The server said that this is the stored response of an earlier attempt."""
     mismatch: bool
     retry_in_s: float | None
-    """None where this was the last attempt."""
+    """None if this was the last attempt."""
     gave_up: str | None
     """In words: why there is no further attempt, where a retry was in order."""
     gave_up_kind: GiveUpKind | None = field(default=None, kw_only=True)
 
 
 class Hook(Protocol):
-    """Called with every event, on the request path: be quick, hand slow work elsewhere."""
+    """Called with every event, on the request path: be quick, and do slow work elsewhere."""
 
     def __call__(self, event: Event, /) -> None: ...
 
 
 def as_hooks(given: Any) -> tuple[Hook, ...]:
-    """What was given as hooks. Raises `Misuse` for what could not be told, or would not tell."""
+    """Check the hooks of an application. Raises `Misuse` for hooks that would never be called."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise Misuse(
-            "hooks=… takes a list of functions, such as [LoggingHook()]; it was given a "
+            "hooks=… takes a list of functions, such as [LoggingHook()], not a "
             f"{type(given).__name__}"
         )
     hooks = tuple(given)
     for hook in hooks:
-        if isinstance(hook, type):  # calling it with an event makes one, and tells nobody
+        if isinstance(hook, type):  # calling it would only make an instance
             raise Misuse(f"hooks=…: {hook.__name__} is a class; make one, {hook.__name__}()")
         if not callable(hook):
             raise Misuse(
@@ -191,28 +191,32 @@ def as_hooks(given: Any) -> tuple[Hook, ...]:
                 "takes an event"
             )
         if any(map(inspect.iscoroutinefunction, (hook, getattr(hook, "__call__", None)))):  # noqa: B004
-            raise Misuse(f"hooks=…: {hook!r} is async, and nobody awaits a hook: write it with def")
+            raise Misuse(
+                f"hooks=…: {hook!r} is async, and hooks are not awaited: write it with def"
+            )
     return hooks
 
 
 class Hooks:
-    """Several hooks as one. Falsy when there are none, so that nobody builds events for nobody;
-    `otherwise` is then for what somebody must act on.
+    """Several hooks as one. False if there are none, so that callers build no events in vain; then
+    `otherwise` gets the events that somebody must act on.
     """
 
     def __init__(self, hooks: Iterable[Hook] = (), *, otherwise: Hook | None = None) -> None:
         self._hooks = as_hooks(hooks)
-        self._told = self._hooks if self._hooks or otherwise is None else (otherwise,)
+        self._listeners = self._hooks if self._hooks or otherwise is None else (otherwise,)
         self._broken: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
     def __call__(self, event: Event) -> None:
-        for hook in self._told:
+        for hook in self._listeners:
             try:
                 hook(event)
-            except (Exception, SystemExit):  # what it would end may serve everybody: the heartbeat
+            except (Exception, SystemExit):  # it could end a shared thread, such as the heartbeat
                 if id(hook) not in self._broken:
                     self._broken.add(id(hook))
-                    _log.exception("the hook %r failed; its further failures are not logged", hook)
+                    _log.exception(
+                        "the hook %r failed; further failures of it are not logged", hook
+                    )

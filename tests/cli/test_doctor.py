@@ -92,9 +92,7 @@ def test_what_waits_for_somebody_is_told(doctor: Doctor, seed: Seed, hour_ago: S
 
     assert found["sweep"]["level"] == "advice"
     assert "since 59 min" in found["sweep"]["seen"]
-    assert found["abandoned"]["seen"].startswith(
-        "2 lapsed, 1 waiting for a recoverer, the longest"
-    )
+    assert found["abandoned"]["seen"].startswith("2 lapsed, 1 waiting for a recoverer, the longest")
     assert "oncekey recover" in found["abandoned"]["do"]
     assert (found["unknown"]["seen"], found["unknown"]["level"]) == ("1", "advice")
     assert found["clock jumps"]["level"] == "fine"

@@ -7,11 +7,11 @@ import os
 import threading
 import time
 
-from oncekey._system.offload import Apart
+from oncekey._system.offload import OffloadThread
 
 
 async def test_the_event_loop_goes_on_meanwhile() -> None:
-    apart, leave, entered = Apart("oncekey-computes"), threading.Event(), threading.Event()
+    apart, leave, entered = OffloadThread("oncekey-computes"), threading.Event(), threading.Event()
 
     def work() -> str:
         entered.set()
@@ -25,13 +25,13 @@ async def test_the_event_loop_goes_on_meanwhile() -> None:
 
 
 async def test_p11_one_thread_does_all_of_it() -> None:
-    apart = Apart("oncekey-computes")
+    apart = OffloadThread("oncekey-computes")
     threads = await asyncio.gather(*(apart.run(threading.get_ident) for _ in range(20)))
     assert len(set(threads)) == 1 != threading.get_ident()
 
 
 async def test_what_it_raises_is_raised_here() -> None:
-    apart = Apart("oncekey-computes")
+    apart = OffloadThread("oncekey-computes")
     try:
         await apart.run(lambda: 1 // 0)
     except ZeroDivisionError:
@@ -40,7 +40,7 @@ async def test_what_it_raises_is_raised_here() -> None:
 
 
 def test_p11_threads_that_block_anyway_do_it_one_at_a_time() -> None:
-    apart = Apart("oncekey-computes")
+    apart = OffloadThread("oncekey-computes")
     inside, most = 0, 0
 
     def work() -> None:
@@ -59,7 +59,7 @@ def test_p11_threads_that_block_anyway_do_it_one_at_a_time() -> None:
 
 
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
-    apart = Apart("oncekey-computes")
+    apart = OffloadThread("oncekey-computes")
     assert asyncio.run(_in_child(apart)) == os.getpid()
     read, write = os.pipe()
     child = os.fork()
@@ -77,5 +77,5 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
     os.close(write)
 
 
-async def _in_child(apart: Apart) -> int:
+async def _in_child(apart: OffloadThread) -> int:
     return await asyncio.wait_for(apart.run(os.getpid), 5)

@@ -1,9 +1,8 @@
-"""Operations as generators: they yield what they want to ask and are sent the answer.
+"""Operations as generators: they yield questions and receive the answers.
 
-An operation knows nothing of threads or event loops. `run` and `arun` drive the same generator; the
-difference between sync and async is only in the `ask` they are given. A question that fails is
-thrown back into the operation at its `yield`, so that it can judge the failure like any other
-answer.
+An operation knows nothing of threads or event loops. `run` and `arun` drive the same generator;
+sync and async differ only in the `ask` that you pass. If a question fails, its exception is thrown
+into the operation at the `yield`, which can handle it like any other answer.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ Op = Generator[Any, Any, T]
 
 @value
 class Pause:
-    """A question whose answer is only that time has passed."""
+    """Wait; the answer is None."""
 
     seconds: float
 
 
 @value
-class Apart:
-    """A question whose answer is what this work gives; it is done where it holds up nobody."""
+class Offload:
+    """Run `work` where it blocks no event loop; the answer is its result."""
 
     work: Callable[[], Any]
     writes: bool = False
-    """Whether it writes a file, rather than computes."""
+    """True if it writes a file, False if it computes."""
 
 
 @value
 class Undoable:
-    """A question to whoever drives an operation within a transaction: whether a rollback surely
-    undoes all that was written there.
+    """Ask the driver of an operation in a transaction: does a rollback surely undo all that was
+    written there?
     """
 
     error: BaseException | None = None
-    """With which its handler ended."""
+    """The error with which its handler ended."""
 
 
-def relay(op: Op[T], turn: Callable[[Any], Any]) -> Op[T]:
-    """The same operation, each of its questions turned into another."""
+def relay(op: Op[T], translate: Callable[[Any], Any]) -> Op[T]:
+    """Drive an operation within another one, with each of its questions translated."""
     try:
         question = next(op)
         while True:
             try:
-                answer = yield turn(question)
+                answer = yield translate(question)
             except Exception as error:
                 question = op.throw(error)
             else:

@@ -1,7 +1,7 @@
-"""Values: dataclasses that never change once they are made.
+"""Values: dataclasses that never change.
 
 The type checker refuses every assignment to a field, as for a frozen dataclass. At run time they
-are not frozen, because a frozen dataclass takes three times as long to make, and a request makes a
+are not frozen, because making a frozen dataclass takes three times as long, and a request makes a
 dozen.
 """
 
@@ -15,5 +15,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A class decorator: `@value` instead of `@dataclass(frozen=True, slots=True)`."""
+    """Make a class a value: write `@value` instead of `@dataclass(frozen=True, slots=True)`."""
     return dataclass(slots=True, unsafe_hash=True)(cls)

@@ -19,7 +19,7 @@ from oncekey._core import lifecycle, refusals
 from oncekey._core.backoff import full_jitter
 from oncekey._core.key import record_id
 from oncekey._core.lifecycle import Action
-from oncekey._core.op import Apart, Op, Pause
+from oncekey._core.op import Offload, Op, Pause
 from oncekey._core.policy import Policy
 from oncekey._core.quota import Quota
 from oncekey._core.reasons import LossKind
@@ -393,7 +393,7 @@ class Guard(Admission):
             return still_running
         try:
             if call.put_away is not None:
-                yield Apart(call.put_away, writes=True)
+                yield Offload(call.put_away, writes=True)
             poll = 0
             while (left := until - self._clock.monotonic()) > 0:
                 delay = full_jitter(poll, POLL_S_MIN, POLL_S_MAX, self._chance())

@@ -16,7 +16,7 @@ from oncekey._core import endings, lifecycle, refusals
 from oncekey._core import fingerprint as fingerprints
 from oncekey._core.endings import End, Fate, end_of_error
 from oncekey._core.lifecycle import Action
-from oncekey._core.op import Apart, Op, Pause, Undoable
+from oncekey._core.op import Offload, Op, Pause, Undoable
 from oncekey._core.policy import Learned, Policy
 from oncekey._core.printable import printable
 from oncekey._core.quota import Quota
@@ -493,7 +493,7 @@ def compared(record: Record, call: Call) -> Op[fingerprints.Comparison]:
     """Whether the record is of this request: by the rules of the release that wrote it."""
     now = call.fingerprint
     if record.fingerprint_version < now.version and now.earlier is not None:
-        earlier: Collection[bytes] = yield Apart(now.earlier)
+        earlier: Collection[bytes] = yield Offload(now.earlier)
         return fingerprints.compare_earlier(record.fingerprint, earlier)
     return fingerprints.compare(record.fingerprint_version, record.fingerprint, now)
 

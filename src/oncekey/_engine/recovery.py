@@ -35,7 +35,7 @@ from oncekey._engine.ownership import unknown_retention_s
 from oncekey._engine.registry import Orphan, Runner, registry_of
 from oncekey._system.chance import chance
 from oncekey._system.clock import Clock, SystemClock
-from oncekey._system.offload import computing
+from oncekey._system.offload import cpu_thread
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit, TooLong
 from oncekey.stores.base import Store
 from oncekey.stores.batching import AsyncGatherer
@@ -313,7 +313,7 @@ class Recoverer:
             return await self._declare(orphan, "its process died, and it must not be repeated")
         request: bytes | None = await self._gatherer.ask(Requested(record_id))
         orphan = Orphan(record, request, looked_at)
-        runner = await computing.run(partial(self._registry.owner, orphan))
+        runner = await cpu_thread.run(partial(self._registry.owner, orphan))
         if runner is not None:
             return await self._with(runner, orphan)
         if request is None:

@@ -1,9 +1,10 @@
 """The only place that reads time.
 
 Three clocks, for three questions. *Monotonic* measures how long something took in this process.
-*Boot* measures leases between processes of one machine. Neither jumps when somebody sets the wall
-clock, and both go on while the machine sleeps, as the leases in a store do: who wakes must know
-that his is over. *Wall* gives dates to people and measures retention, which must survive a reboot.
+*Boot* measures leases between processes of one machine. Neither jumps when the wall clock is set,
+and both go on while the machine sleeps, as the leases in a store do: a process that wakes up must
+know that its lease is over. *Wall* gives dates to people and measures retention, which must survive
+a reboot.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from typing import Protocol
 
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
-# Where the system has no clock that counts sleep, its monotonic clock is the nearest: a lease then
-# lasts longer over a suspend, which delays a take-over but never allows one too early.
-_sleepless: Callable[[], float] = time.monotonic
+# Without a clock that counts sleep, the monotonic clock is the nearest: a lease then lasts longer
+# over a suspend, which delays a take-over but never allows one too early.
+_boot_clock: Callable[[], float] = time.monotonic
 if hasattr(time, "CLOCK_BOOTTIME"):
-    _sleepless = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    _boot_clock = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 
 
-# In a time namespace, which a container may have, this clock is set off. The file says by how much,
-# in that of children, which is the one of this process too since it was forked or executed.
+# In a time namespace, which a container may have, this clock has an offset. The file has the offset
+# for children, which is that of this process too since it was forked or executed.
 _OFFSETS_FILE = Path("/proc/self/timens_offsets")
 
 
 @functools.cache
-def _set_off_s() -> float:
-    """By how much the boot clock of this process is ahead of the machine's."""
+def _boot_offset_s() -> float:
+    """Return how far the boot clock of this process is ahead of the machine's."""
     try:
         lines = _OFFSETS_FILE.read_text().splitlines()
-    except OSError:  # a system that has no such namespaces
+    except OSError:  # a system without time namespaces
         return 0.0
     offsets = {name: (int(seconds), int(nanos)) for name, seconds, nanos in map(str.split, lines)}
     seconds, nanos = offsets.get("boottime", (0, 0))
@@ -42,18 +43,18 @@ def _set_off_s() -> float:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_set_off_s.cache_clear)
+    os.register_at_fork(after_in_child=_boot_offset_s.cache_clear)
 
 
 class Clock(Protocol):
-    """What the engine and the embedded stores ask of time."""
+    """The clock that the engine and the embedded stores need."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start, sleep included; never goes back in one process."""
+        """Seconds from an arbitrary start, including sleep; never goes back in one process."""
 
     def boot(self) -> float:
-        """Seconds since the machine booted, the same for all its processes, whatever container they
-        are in; sleep included.
+        """Seconds since the machine booted, including sleep; the same for all its processes, in
+        whatever container.
         """
 
     def boot_id(self) -> str:
@@ -66,12 +67,12 @@ class Clock(Protocol):
 class SystemClock:
     """The real clocks of this machine."""
 
-    monotonic = staticmethod(_sleepless)
+    monotonic = staticmethod(_boot_clock)
     wall = staticmethod(time.time)
 
     @staticmethod
     def boot() -> float:
-        return _sleepless() - _set_off_s()
+        return _boot_clock() - _boot_offset_s()
 
     @staticmethod
     @functools.cache
@@ -79,13 +80,13 @@ class SystemClock:
         try:
             return _BOOT_ID_FILE.read_text().strip()
         except OSError:
-            # No id to be had. One that never changes is safe: after a reboot the old deadlines lie
+            # There is no id. One that never changes is safe: after a reboot the old deadlines lie
             # far ahead of the new clock, and a deadline further away than one lease counts as one.
             return "unknown"
 
 
 class FakeClock:
-    """A clock for tests: it moves only when told to."""
+    """A clock for tests: it moves only when you move it."""
 
     def __init__(self, start: float = 1_000_000.0) -> None:
         self._now = start

@@ -1,8 +1,8 @@
-"""Work apart: what would hold up an event loop, in a thread of its own.
+"""Run in a thread what would block an event loop.
 
-One thread computes and another one writes files, for the whole process. More would not be quicker,
-since the interpreter runs one thread at a time; but each more would make everybody else wait longer
-for their turn. Whoever blocks a thread anyway computes in it, one at a time.
+One thread computes and another one writes files, for the whole process. More would not be faster,
+since the interpreter runs one thread at a time, and each would make all others wait longer for
+their turn. Blocking callers compute in their own thread, one at a time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Apart:
-    """One thread, which is started when there is something to do."""
+class OffloadThread:
+    """One thread, started when there is something to do."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,9 +33,7 @@ class Apart:
         self._gevent: Any = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Have it done while the event loop goes on. What was begun is not stopped by a caller that
-        is cancelled.
-        """
+        """Run `work` while the event loop goes on. Cancelling the caller does not stop it."""
         with self._mutex:
             if self._thread is None:
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
@@ -43,8 +41,8 @@ class Apart:
         return await asyncio.get_running_loop().run_in_executor(thread, work)
 
     def run_sync(self, work: Callable[[], T]) -> T:
-        """Do it in this thread, when no other one does; under gevent, where threads are turns in an
-        event loop, in a real one.
+        """Run `work` in this thread, one caller at a time; under gevent, whose threads share an
+        event loop, in a real thread.
         """
         if not _under_gevent():
             with self._turn:
@@ -60,4 +58,4 @@ def _under_gevent() -> bool:
     return patched is not None and bool(patched.is_module_patched("threading"))
 
 
-computing, writing = Apart("oncekey-computes"), Apart("oncekey-writes")
+cpu_thread, file_thread = OffloadThread("oncekey-computes"), OffloadThread("oncekey-writes")

@@ -1,4 +1,4 @@
-"""Warnings: each is given once per process, by a logger that can be silenced alone.
+"""Warn once per process, by a logger that can be silenced alone.
 
 logging.getLogger("oncekey.recovery").setLevel(logging.ERROR)
 """
@@ -11,8 +11,9 @@ _given: set[tuple[str, str]] = set()
 
 
 def warn(topic: str, text: str, *, subject: str = "") -> None:
-    """Warn by the logger `oncekey.TOPIC`, unless this was said before in this process, or in the
-    one that it was forked from. `subject` says what it is about, where the text alone does not.
+    """Warn with the logger `oncekey.TOPIC`, once in this process and those forked from it.
+
+    `subject` tells warnings apart if the text alone does not.
     """
     about = (topic, subject or text)
     if about in _given:
@@ -25,11 +26,11 @@ def warn(topic: str, text: str, *, subject: str = "") -> None:
 
 
 def listed(names: list[str], most: int = 5) -> str:
-    """Some names, in a text that stays short."""
+    """Join names in a text that stays short."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def forget() -> None:
-    """Warn of everything anew: for tests."""
+    """Allow every warning again: for tests."""
     _given.clear()

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from oncekey._core import refusals
-from oncekey._core.op import Apart, Op, Pause, Undoable
+from oncekey._core.op import Offload, Op, Pause, Undoable
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.record import Answer, Claim, Glimpse, Record, State
 from oncekey._core.values import value
@@ -71,7 +71,7 @@ class Rollback:
 class Outside:
     """Ask on the store's own connections, apart from the transaction."""
 
-    question: Verb | Pause | Apart
+    question: Verb | Pause | Offload
 
 
 class Denied(StoreUnavailable):
@@ -206,7 +206,7 @@ class Work:
             case Find() if self._held:  # the store's notice, by who is about to run: it holds on
                 [found] = yield from self._store.perform([verb])
                 return found
-            case Apart():
+            case Offload():
                 return (yield Outside(verb))
             case Undoable(error):
                 if self._undoable is None:

@@ -1,10 +1,10 @@
-"""Hooks that tell the outside what happened: as log lines, to Prometheus, to OpenTelemetry.
+"""Hooks that report events: as log lines, to Prometheus, to OpenTelemetry.
 
     metrics = PrometheusHook()
     IdempotencyMiddleware(app, ..., hooks=[LoggingHook(), metrics])
     retrying(transport, hooks=[metrics])
 
-What is measured stands in `oncekey.metrics._catalogue`; docs/metrics.md explains it.
+`oncekey.metrics._catalogue` has all metrics; docs/metrics.md explains them.
 """
 
 from oncekey.metrics._logs import LoggingHook

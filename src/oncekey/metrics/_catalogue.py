@@ -1,6 +1,6 @@
-"""Every metric, in one literal table: what it counts, in which unit, by which labels.
+"""Every metric in one literal table: what it counts, in which unit, by which labels.
 
-Names are chosen so that Prometheus shows the same ones whether `PrometheusHook` serves them or an
+The names are such that Prometheus shows the same ones whether `PrometheusHook` serves them or an
 OpenTelemetry exporter translates them: one set of dashboards and alerts fits both.
 """
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity: they are dictionary keys
 class Metric:
-    """A counter; or, where it has buckets, a histogram."""
+    """A counter; with buckets, a histogram."""
 
     name: str
     meaning: str
     labels: tuple[str, ...]
     unit: str = "1"
-    """As OpenTelemetry writes it: "s", or "1" for plain numbers."""
+    """In OpenTelemetry's spelling: "s", or "1" for plain numbers."""
     buckets: tuple[float, ...] = ()
 
     @property
@@ -37,20 +37,20 @@ _TIMES = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
 ATTEMPTS = Metric(
     "attempts",
-    "Handlers that started; order is first for a key's first run, later for every other.",
+    "Handlers that started; order is first for a key's first run, later for every other run.",
     ("operation", "order"),
 )
 COMPLETIONS = Metric(
     "completions",
-    "Answers recorded, by class of status (2xx, 4xx, ...) and by whether the body was kept.",
+    "Responses recorded, by class of status (2xx, 4xx, ...) and by whether the body was kept.",
     ("operation", "status", "body"),
 )
 RELEASES = Metric(
     "releases",
-    "Records given back so that a retry may run; reason is failure or no-effect.",
+    "Records released so that a retry may run; reason is failure or no-effect.",
     ("operation", "reason"),
 )
-REPLAYS = Metric("replays", "Retries that got the kept answer.", ("operation",))
+REPLAYS = Metric("replays", "Retries that got the stored response.", ("operation",))
 REFUSALS = Metric(
     "refusals",
     "Requests refused, by reason: in-flight is a conflict, mismatch another request.",
@@ -76,7 +76,7 @@ RESOLUTIONS = Metric(
 )
 UNPROTECTED = Metric(
     "unprotected",
-    "Answers that no record keeps, because the store was down; how is ran-unclaimed or unrecorded.",
+    "Responses not stored because the store was down; how is ran-unclaimed or unrecorded.",
     ("operation", "how"),
 )
 NOT_ATOMIC = Metric(
@@ -86,33 +86,33 @@ NOT_ATOMIC = Metric(
 )
 STORE_ERRORS = Metric(
     "store_errors",
-    "Questions that the store did not answer; error is lost if it may have acted, else not-sent.",
+    "Store queries that failed; error is lost if the store may have acted, else not-sent.",
     ("verb", "error"),
 )
 STORE_DURATION = Metric(
     "store_duration",
-    "How long the store took, answered or not.",
+    "How long a store query took, answered or not.",
     ("verb",),
     unit="s",
     buckets=_QUICK_S,
 )
 RUN_DURATION = Metric(
     "run_duration",
-    "From the claim to the recorded answer: the handler's run time.",
+    "From the claim to the recorded response: the handler's run time.",
     ("operation",),
     unit="s",
     buckets=_RUN_S,
 )
 RETRY_WAIT = Metric(
     "retry_wait",
-    "From a key's first attempt to the answer that a retry got; how is replayed or ran.",
+    "From a key's first attempt to the response that a retry got; how is replayed or ran.",
     ("operation", "how"),
     unit="s",
     buckets=_WAIT_S,
 )
 RETRIES_PER_KEY = Metric(
     "retries_per_key",
-    "At every replay: the how-many-th replay of its key it was, as far as they were counted.",
+    "At every replay: its number among the replays of its key, as far as they were counted.",
     ("operation",),
     buckets=_TIMES,
 )
@@ -120,17 +120,17 @@ RETRIES_PER_KEY = Metric(
 CLIENT_ATTEMPTS = Metric(
     "client_attempts",
     "Requests that left this process; order is first, or later for a retry; status is the class of "
-    "the answer (2xx, 5xx, ...), or none.",
+    "the response (2xx, 5xx, ...), or none.",
     ("operation", "order", "status"),
 )
 CLIENT_REPLAYS = Metric(
     "client_replays",
-    "Requests of this process whose answer was a kept one: an earlier attempt had arrived.",
+    "Requests of this process that got a stored response: an earlier attempt had arrived.",
     ("operation",),
 )
 CLIENT_MISMATCHES = Metric(
     "client_mismatches",
-    "Requests of this process that a server refused because their key belongs to another one.",
+    "Requests of this process that a server refused: their key belongs to another request.",
     ("operation",),
 )
 CLIENT_GIVEN_UP = Metric(

@@ -1,8 +1,8 @@
-"""What happened, as log lines by the standard library.
+"""Write events as log lines, with the standard library.
 
-Levels for whoever is woken up: ERROR needs a person, WARNING says that something died, hung or did
-not answer, INFO tells of retries, DEBUG of everything else. Keys appear only as short hashes; the
-event itself travels along as `record.oncekey`, for formatters that write fields.
+ERROR needs a person. WARNING: something died, hung or did not answer. INFO: retries. DEBUG:
+everything else. Keys appear only as short hashes; the event itself is `record.oncekey`, for
+formatters that write fields.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoggingHook:
 
 
 def level_of(event: events.Event) -> int:
-    """How urgent it is."""
+    """Return how urgent an event is."""
     match event:
         case events.OutcomeUnknown():
             return ERROR
@@ -53,7 +53,7 @@ def level_of(event: events.Event) -> int:
 
 
 def text_of(event: events.Event) -> str:
-    """What it means, and where somebody has to act, what to do."""
+    """Say what an event means, and what to do if somebody has to act."""
     match event:
         case events.Started():
             return f"attempt {event.attempt} starts (fence {event.fence})"
@@ -70,7 +70,7 @@ def text_of(event: events.Event) -> str:
             )
         case events.Released():
             why = "without effect" if event.no_effect else "after a failure"
-            return f"attempt {event.attempt} gave the record back {why}; a retry may run"
+            return f"attempt {event.attempt} released the record {why}; a retry may run"
         case events.Replayed():
             return (
                 f"replayed status {event.status}, {event.first_attempt_age_s:.3f} s after the "
@@ -80,14 +80,14 @@ def text_of(event: events.Event) -> str:
             return f"refused: {printable(event.reason)}"
         case events.LeaseWasLost():
             return (
-                f"attempt {event.attempt} lost its lease ({printable(event.reason)}): what it "
-                "still writes is refused; the record answers its client"
+                f"attempt {event.attempt} lost its lease ({printable(event.reason)}): its writes "
+                "are refused from now on; its client gets what the record says"
             )
         case events.OutcomeUnknown():
             return (
-                f"nobody knows how attempt {event.attempt} ended (lapse {event.lapses}); its "
-                "retries are refused until somebody finds out. `oncekey list --unknown` "
-                "shows the record, `oncekey resolve` ends it"
+                f"nobody knows how attempt {event.attempt} ended (lapse {event.lapses}); retries "
+                "are refused until you find out. `oncekey list --unknown` shows the record, "
+                "`oncekey resolve` ends it"
             )
         case events.Resolved():
             as_what = event.to if event.status is None else f"{event.to} with {event.status}"
@@ -96,7 +96,7 @@ def text_of(event: events.Event) -> str:
                 f"{printable(event.reason) or 'no reason given'}"
             )
         case events.Unprotected():
-            how = "ran without a claim" if event.ran else "ran, but its answer is not recorded"
+            how = "ran without a claim" if event.ran else "ran, but its response is not recorded"
             return f"the store does not answer: the request {how}; its client was told"
         case events.NotAtomic():
             return f"answered {event.status} without using its transaction (see the warning)"
@@ -112,10 +112,10 @@ def _store_text(event: events.StoreAsked) -> str:
     if event.error is None:
         return f"the store answered {event.verb} in {event.seconds:.4f} s"
     if event.error == StoreFailure.NOT_SENT:
-        return f"the store could not be asked ({event.verb}); tried for {event.seconds:.3f} s"
+        return f"could not reach the store ({event.verb}); tried for {event.seconds:.3f} s"
     return (
         f"the store did not answer {event.verb} within {event.seconds:.3f} s and may have acted; "
-        "asking again is safe"
+        "repeating the query is safe"
     )
 
 

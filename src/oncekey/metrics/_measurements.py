@@ -1,4 +1,4 @@
-"""From events to measurements. Knows nothing of who collects them."""
+"""Turn events into measurements, whatever collects them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REASONS = frozenset(Kind)
 
 
 class Measurement(NamedTuple):
-    """What to add to a metric, with the values of its labels in its order."""
+    """What to add to a metric, with the values of its labels in order."""
 
     metric: Metric
     value: float
@@ -29,21 +29,21 @@ class Measurement(NamedTuple):
 
 
 class Measure:
-    """Called with an event, gives its measurements.
+    """Call it with an event to get its measurements.
 
-    Every label has a bounded number of values. Operations that have no name are called by their
-    paths, which any client can choose: all of them are "other". Of those that have one, and by
-    themselves of a client's methods and hosts, `operations_max` get a label, and the rest "other".
+    Every label has a bounded number of values. An operation without a name is its path, which any
+    client can choose: all of these are "other". Of named operations `operations_max` get a label of
+    their own, the rest are "other"; a client's methods and hosts are counted separately.
 
-    What an alert watches for its first rise is measured as 0 when its operation or verb is first
-    seen: a counter that appears with 1 has never risen, as far as Prometheus can tell.
+    Counters whose first rise an alert watches are measured as 0 when their operation or verb is
+    first seen: to Prometheus a counter that appears with 1 has never risen.
     """
 
     def __init__(self, operations_max: int = OPERATIONS_MAX) -> None:
         must_be_limits("Hook", {"operations_max": operations_max})
-        self._served = _Seen(operations_max, _zeros_of_operation)
-        self._sent = _Seen(operations_max, _zeros_of_client)
-        self._verbs = _Seen(OPERATIONS_MAX, _zeros_of_verb)
+        self._served = _LabelValues(operations_max, _zeros_of_operation)
+        self._sent = _LabelValues(operations_max, _zeros_of_client)
+        self._verbs = _LabelValues(OPERATIONS_MAX, _zeros_of_verb)
 
     def __call__(self, event: events.Event) -> list[Measurement]:
         found = _MEASURES.get(type(event))
@@ -56,15 +56,15 @@ class Measure:
                 label, zeros = self._sent.label(event.operation)
             case events.Event(named=False):
                 label, zeros = self._served.label(OTHER)
-            case events.Declined(key_hash=""):  # which anybody can send, to any path
-                label, zeros = self._served.known(event.operation), ()
+            case events.Declined(key_hash=""):  # anybody can send these, to any path
+                label, zeros = self._served.existing_label(event.operation), ()
             case _:
                 label, zeros = self._served.label(event.operation)
         return [*zeros, *found(event, label)]
 
 
-class _Seen:
-    """The values of one label; at most so many, and "other"."""
+class _LabelValues:
+    """The values of one label: at most `values_max`, and "other"."""
 
     def __init__(self, values_max: int, zeros: Callable[[str], Iterator[Measurement]]) -> None:
         self._values_max = values_max
@@ -72,12 +72,12 @@ class _Seen:
         self._values: set[str] = set()
         self._mutex = threading.Lock()
 
-    def known(self, value: str) -> str:
-        """The label for this value, where it has one; it gets none by this."""
+    def existing_label(self, value: str) -> str:
+        """Return the label of this value, "other" if it has none. Adds none."""
         return value if value in self._values else OTHER
 
     def label(self, value: str) -> tuple[str, Iterable[Measurement]]:
-        """The label for this value; and, where it is a new one, what is to be 0 from now on."""
+        """Return the label of this value; if it is new, also what is 0 from now on."""
         if value in self._values:
             return value, ()
         with self._mutex:
@@ -109,17 +109,17 @@ def _zeros_of_verb(verb: str) -> Iterator[Measurement]:
 # ------------------------------------------------------------------------ one per kind of event
 
 
-def _started(event: events.Started, operation: str) -> Iterator[Measurement]:
+def _measure_started(event: events.Started, operation: str) -> Iterator[Measurement]:
     order = "first" if event.attempt == 1 else "later"
     yield Measurement(catalogue.ATTEMPTS, 1, (operation, order))
 
 
-def _taken_over(event: events.TakenOver, operation: str) -> Iterator[Measurement]:
+def _measure_taken_over(event: events.TakenOver, operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.TAKE_OVERS, 1, (operation,))
 
 
-def _completed(event: events.Completed, operation: str) -> Iterator[Measurement]:
-    status = _class_of(event.status)
+def _measure_completed(event: events.Completed, operation: str) -> Iterator[Measurement]:
+    status = _status_class(event.status)
     body = "kept" if event.body_kept else "left-out"
     yield Measurement(catalogue.COMPLETIONS, 1, (operation, status, body))
     yield Measurement(catalogue.RUN_DURATION, event.run_s, (operation,))
@@ -127,52 +127,52 @@ def _completed(event: events.Completed, operation: str) -> Iterator[Measurement]
         yield Measurement(catalogue.RETRY_WAIT, event.first_attempt_age_s, (operation, "ran"))
 
 
-def _released(event: events.Released, operation: str) -> Iterator[Measurement]:
+def _measure_released(event: events.Released, operation: str) -> Iterator[Measurement]:
     reason = "no-effect" if event.no_effect else "failure"
     yield Measurement(catalogue.RELEASES, 1, (operation, reason))
 
 
-def _replayed(event: events.Replayed, operation: str) -> Iterator[Measurement]:
+def _measure_replayed(event: events.Replayed, operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.REPLAYS, 1, (operation,))
     yield Measurement(catalogue.RETRY_WAIT, event.first_attempt_age_s, (operation, "replayed"))
     yield Measurement(catalogue.RETRIES_PER_KEY, event.earlier_replays + 1, (operation,))
 
 
-def _declined(event: events.Declined, operation: str) -> Iterator[Measurement]:
+def _measure_declined(event: events.Declined, operation: str) -> Iterator[Measurement]:
     reason = event.reason if event.reason in _REASONS else OTHER
     yield Measurement(catalogue.REFUSALS, 1, (operation, reason))
 
 
-def _lease_was_lost(event: events.LeaseWasLost, operation: str) -> Iterator[Measurement]:
+def _measure_lease_was_lost(event: events.LeaseWasLost, operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.LEASE_LOSSES, 1, (operation, event.kind or OTHER))
 
 
-def _outcome_unknown(event: events.OutcomeUnknown, operation: str) -> Iterator[Measurement]:
+def _measure_outcome_unknown(event: events.OutcomeUnknown, operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.UNKNOWN_OUTCOMES, 1, (operation,))
 
 
-def _resolved(event: events.Resolved, operation: str) -> Iterator[Measurement]:
+def _measure_resolved(event: events.Resolved, operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.RESOLUTIONS, 1, (operation, event.to))
 
 
-def _unprotected(event: events.Unprotected, operation: str) -> Iterator[Measurement]:
+def _measure_unprotected(event: events.Unprotected, operation: str) -> Iterator[Measurement]:
     how = "ran-unclaimed" if event.ran else "unrecorded"
     yield Measurement(catalogue.UNPROTECTED, 1, (operation, how))
 
 
-def _not_atomic(event: events.NotAtomic, operation: str) -> Iterator[Measurement]:
+def _measure_not_atomic(event: events.NotAtomic, operation: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.NOT_ATOMIC, 1, (operation,))
 
 
-def _store_asked(event: events.StoreAsked, verb: str) -> Iterator[Measurement]:
+def _measure_store_asked(event: events.StoreAsked, verb: str) -> Iterator[Measurement]:
     yield Measurement(catalogue.STORE_DURATION, event.seconds, (verb,))
     if event.error is not None:
         yield Measurement(catalogue.STORE_ERRORS, 1, (verb, _STORE_ERRORS.get(event.error, OTHER)))
 
 
-def _attempted(event: events.Attempted, operation: str) -> Iterator[Measurement]:
+def _measure_attempted(event: events.Attempted, operation: str) -> Iterator[Measurement]:
     order = "first" if event.attempt == 1 else "later"
-    status = "none" if event.status is None else _class_of(event.status)
+    status = "none" if event.status is None else _status_class(event.status)
     yield Measurement(catalogue.CLIENT_ATTEMPTS, 1, (operation, order, status))
     yield Measurement(catalogue.CLIENT_ATTEMPT_DURATION, event.seconds, (operation,))
     if event.replayed and event.retry_in_s is None:
@@ -183,22 +183,22 @@ def _attempted(event: events.Attempted, operation: str) -> Iterator[Measurement]
         yield Measurement(catalogue.CLIENT_GIVEN_UP, 1, (operation, event.gave_up_kind or OTHER))
 
 
-def _class_of(status: int) -> str:
+def _status_class(status: int) -> str:
     return f"{status // 100}xx" if 100 <= status < 600 else OTHER
 
 
 _MEASURES: dict[type[events.Event], Callable[[Any, str], Iterator[Measurement]]] = {
-    events.Started: _started,
-    events.TakenOver: _taken_over,
-    events.Completed: _completed,
-    events.Released: _released,
-    events.Replayed: _replayed,
-    events.Declined: _declined,
-    events.LeaseWasLost: _lease_was_lost,
-    events.OutcomeUnknown: _outcome_unknown,
-    events.Resolved: _resolved,
-    events.Unprotected: _unprotected,
-    events.NotAtomic: _not_atomic,
-    events.StoreAsked: _store_asked,
-    events.Attempted: _attempted,
+    events.Started: _measure_started,
+    events.TakenOver: _measure_taken_over,
+    events.Completed: _measure_completed,
+    events.Released: _measure_released,
+    events.Replayed: _measure_replayed,
+    events.Declined: _measure_declined,
+    events.LeaseWasLost: _measure_lease_was_lost,
+    events.OutcomeUnknown: _measure_outcome_unknown,
+    events.Resolved: _measure_resolved,
+    events.Unprotected: _measure_unprotected,
+    events.NotAtomic: _measure_not_atomic,
+    events.StoreAsked: _measure_store_asked,
+    events.Attempted: _measure_attempted,
 }

@@ -1,6 +1,6 @@
 """Metrics and span events for OpenTelemetry, by its API: `pip install 'oncekey[opentelemetry]'`.
 
-Where they go is decided by the SDK that the application sets up; without one they go nowhere.
+The SDK that the application sets up decides where they go; without one they go nowhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _INNER_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class OpenTelemetryHook:
-    """Measures events with `meter`, by default that of the global provider; and, unless told not
-    to, adds what happened as events to the span that is current at the time.
+    """Measures events with `meter`, by default that of the global provider, and adds them to the
+    current span unless `span_events` is False.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class OpenTelemetryHook:
         operations_max: int = OPERATIONS_MAX,
     ) -> None:
         try:
-            from opentelemetry import metrics, trace  # here, so that all else works without it
+            from opentelemetry import (
+                metrics,
+                trace,
+            )  # imported here: everything else works without it
         except ModuleNotFoundError as error:
             raise Misuse(
                 "OpenTelemetryHook needs the OpenTelemetry API: "
@@ -51,7 +54,7 @@ class OpenTelemetryHook:
         for metric, value, labels in self._measure(event):
             self._adders[metric](value, dict(zip(metric.labels, labels, strict=True)))
         if self._current_span is None or isinstance(event, StoreAsked):
-            return  # the store's driver, where it is instrumented, has spans of its own
+            return  # an instrumented driver has its own spans
         span = self._current_span()
         if span.is_recording():
             span.add_event(_name(event), _attributes(event))
@@ -68,7 +71,7 @@ def _adder(meter: Meter, metric: Metric) -> Callable[[float, Mapping[str, str]],
 
 
 def _name(event: Event) -> str:
-    """`LeaseWasLost` as `oncekey.lease_was_lost`."""
+    """Write `LeaseWasLost` as `oncekey.lease_was_lost`."""
     return f"oncekey.{_INNER_CAPITAL.sub('_', type(event).__name__).lower()}"
 
 

@@ -18,7 +18,7 @@ Add = Callable[[float], None]
 
 
 class PrometheusHook:
-    """Counts events in `registry`, by default the process's own. Make one, and give it to every
+    """Counts events in `registry`, by default the global one. Make one hook and pass it to every
     middleware and every client.
     """
 
@@ -26,7 +26,7 @@ class PrometheusHook:
         self, registry: CollectorRegistry | None = None, *, operations_max: int = OPERATIONS_MAX
     ) -> None:
         try:
-            import prometheus_client as client  # here, so that everything else works without it
+            import prometheus_client as client  # imported here: everything else works without it
         except ModuleNotFoundError as error:
             raise Misuse(
                 "PrometheusHook needs prometheus_client: pip install 'oncekey[prometheus]'"
@@ -41,13 +41,13 @@ class PrometheusHook:
         except ValueError as error:
             raise Misuse(
                 f"{metric.prometheus_name} is already in this registry: make one PrometheusHook "
-                "and give it to every middleware and client, or give each a registry of its own"
+                "and pass it to every middleware and client, or give each its own registry"
             ) from error
 
     def __call__(self, event: Event) -> None:
         for metric, value, labels in self._measure(event):
             add = self._adds.get((metric, labels))
-            if add is None:  # looked up once: the client's own look-up takes longer
+            if add is None:  # cached: the library's own look-up takes longer
                 add = self._adds[metric, labels] = self._series[metric](labels)
             add(value)
 
@@ -55,7 +55,7 @@ class PrometheusHook:
 def _series(
     client: ModuleType, metric: Metric, registry: CollectorRegistry
 ) -> Callable[[tuple[str, ...]], Add]:
-    """What gives, for the values of a metric's labels, the function that adds to that series."""
+    """Return a function from the values of a metric's labels to what adds to that series."""
     name, meaning, labels = metric.prometheus_name, metric.meaning, metric.labels
     if not metric.buckets:
         counter = client.Counter(name, meaning, labels, registry=registry)

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Awaitable, Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
-from oncekey._core.op import Apart, Pause
+from oncekey._core.op import Offload, Pause
 from oncekey._core.verbs import AppendStep, Insert, Swap, Verb
-from oncekey._system.offload import computing, writing
+from oncekey._system.offload import cpu_thread, file_thread
 from oncekey.errors import Misuse, StoreUnavailable, StoreUnfit
 from oncekey.stores.base import AGAIN, Store
 from oncekey.stores.connection import AsyncStoreConnection, Outage, StoreConnection
@@ -243,8 +243,8 @@ class AsyncGatherer:
         """
         if type(question) is Pause:
             return asyncio.sleep(question.seconds)
-        if type(question) is Apart:
-            return (writing if question.writes else computing).run(question.work)
+        if type(question) is Offload:
+            return (file_thread if question.writes else cpu_thread).run(question.work)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -426,8 +426,8 @@ class Gatherer:
         """The outcome of a verb; or, for a `Pause`, that time has passed; or what was worked out
         apart.
         """
-        if type(question) is Apart:
-            return (writing if question.writes else computing).run_sync(question.work)
+        if type(question) is Offload:
+            return (file_thread if question.writes else cpu_thread).run_sync(question.work)
         if type(question) is Pause:
             threading.Event().wait(question.seconds)
             return None

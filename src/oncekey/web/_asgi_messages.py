@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 from oncekey._core.policy import Policy
 from oncekey._core.problems import Kind, Problem
 from oncekey._core.record import Answer
-from oncekey._system.offload import writing
+from oncekey._system.offload import file_thread
 from oncekey.web._body import Body, too_large
 from oncekey.web._hidden_headers import shown
 from oncekey.web._request import GUARDED, Headers, Request
@@ -94,7 +94,7 @@ async def read(receive: Receive, request: Request, policy: Policy) -> Body | Pro
         refused = body.add(message.get("body", b""), policy)
         more = message.get("more_body", False)
         if refused is None and body.overflows_at(whole=not more):
-            refused = await writing.run(partial(body.spill, whole=not more))
+            refused = await file_thread.run(partial(body.spill, whole=not more))
         if refused is not None:
             return refused
         if not more:
@@ -128,7 +128,7 @@ class Supply:
         """The next part of it. What lies in memory is one part."""
         body = self._body
         if body.is_spooled:
-            part = await writing.run(partial(body.part, self._at))
+            part = await file_thread.run(partial(body.part, self._at))
         else:
             part = body.content()
         self._at += len(part)

@@ -12,7 +12,7 @@ from oncekey._core.canonical import SHORT_BYTES_MAX, essence
 from oncekey._core.content_coding import decode, is_readable
 from oncekey._core.fingerprint import LOOKED_INTO_BYTES_MAX, BadBody, Fingerprint
 from oncekey._core.profiles import BodyField, Profile, QueryParameter
-from oncekey._system.offload import computing
+from oncekey._system.offload import cpu_thread
 from oncekey.web._body import Body
 from oncekey.web._request import Request
 
@@ -96,9 +96,9 @@ def takes_long(request: Request, body: Body) -> bool:
 
 def looked_into_sync(request: Request, body: Body, work: Callable[[], T]) -> T:
     """Do what looks into a body; if that takes long, when nobody else does."""
-    return computing.run_sync(work) if takes_long(request, body) else work()
+    return cpu_thread.run_sync(work) if takes_long(request, body) else work()
 
 
 async def looked_into(request: Request, body: Body, work: Callable[[], T]) -> T:
     """The same in an event loop; if it takes long, in a thread."""
-    return await computing.run(work) if takes_long(request, body) else work()
+    return await cpu_thread.run(work) if takes_long(request, body) else work()

@@ -21,7 +21,7 @@ from oncekey._core.record import Record
 from oncekey._core.values import value
 from oncekey._engine.guard import Call
 from oncekey._engine.registry import Orphan
-from oncekey._system.offload import computing
+from oncekey._system.offload import cpu_thread
 from oncekey.errors import CorruptRecord, Misuse
 from oncekey.web._asgi_messages import Message, Scope
 from oncekey.web._asgi_run import Run
@@ -115,7 +115,7 @@ class AsgiRunner(_Runner):
         self._middleware = middleware
 
     async def recover(self, orphan: Orphan) -> bool:
-        found = await computing.run(partial(self._reread, orphan))
+        found = await cpu_thread.run(partial(self._reread, orphan))
         if found is None:
             return False
         if self._edge.runtime.belongs_elsewhere():
@@ -176,7 +176,7 @@ class WsgiRunner(_Runner):
         self._middleware = middleware
 
     async def recover(self, orphan: Orphan) -> bool:
-        found = await computing.run(partial(self._reread, orphan))
+        found = await cpu_thread.run(partial(self._reread, orphan))
         if found is None:
             return False
         self._edge.start()

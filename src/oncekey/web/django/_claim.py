@@ -17,7 +17,7 @@ from oncekey._core.record import Answer
 from oncekey._engine import attempt as attempts
 from oncekey._engine.attempt import Passing
 from oncekey._engine.keyless import passing
-from oncekey._system.offload import writing
+from oncekey._system.offload import file_thread
 from oncekey.errors import Misuse
 from oncekey.web import _wsgi_environ as environs
 from oncekey.web._body import Body, too_large
@@ -97,7 +97,7 @@ async def prepare_async(request: HttpRequest) -> State | HttpResponse | None:
     length = request.META.get("CONTENT_LENGTH") or ""
     if length and environs.is_length(length) and int(length) <= SHORT_BYTES_MAX:
         return prepare(request, awaited=True)
-    return await writing.run(functools.partial(prepare, request, awaited=True))
+    return await file_thread.run(functools.partial(prepare, request, awaited=True))
 
 
 def check_method(request: HttpRequest) -> None:
