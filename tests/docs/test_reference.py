@@ -17,7 +17,7 @@ from oncekey._core.response_headers import first_headers, replay_headers
 from oncekey._engine.attempt import Attempt
 from oncekey._system.probes import PROBES
 from oncekey.stores.dynamodb import store
-from oncekey.stores.postgres import address
+from oncekey.stores.postgres import connection as postgres_connection
 from oncekey.stores.redis import store as redis_store
 from oncekey.stores.urls import KINDS
 from tests.docs.pages import ROOT, TEXTS, blocks, headings, rows
@@ -111,7 +111,13 @@ def test_every_store_is_documented(scheme: str) -> None:
     assert f"`{scheme}://" in TEXTS["docs/stores.md"]
 
 
-OPTIONS = {"timeout_s", "synchronous", *address._OWN, *redis_store._OPTIONS, *store._OPTIONS}
+OPTIONS = {
+    "timeout_s",
+    "synchronous",
+    *postgres_connection._OWN,
+    *redis_store._OPTIONS,
+    *store._OPTIONS,
+}
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

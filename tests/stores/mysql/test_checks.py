@@ -21,8 +21,8 @@ from oncekey.errors import Misuse, StoreError, StoreUnavailable, StoreUnfit
 from oncekey.stores import connection as line
 from oncekey.stores.checks import Finding, Level, Risk, insist
 from oncekey.stores.connection import AsyncStoreConnection, StoreConnection
-from oncekey.stores.mysql.address import read
 from oncekey.stores.mysql.checks import PACKET_BYTES, PACKET_BYTES_MIN, Server, statements
+from oncekey.stores.mysql.connection import parse_url
 from oncekey.stores.mysql.statements import FOR_EVER_US, Question, literal, micros, table
 from oncekey.stores.mysql.store import DURABILITY, UNSAFE_DURABILITY, open_url
 from oncekey.stores.sql import migrations
@@ -291,7 +291,7 @@ def test_a_user_that_may_have_two_connections_is_refused(
 
 
 def test_an_address_is_taken_apart_and_its_password_is_not_shown() -> None:
-    address, options = read("mysql://us%40er:p%2Fw@db.example:3307/keys?timeout_s=2&tls=true")
+    address, options = parse_url("mysql://us%40er:p%2Fw@db.example:3307/keys?timeout_s=2&tls=true")
     assert options == {"timeout_s": 2.0}
     assert address.shown == "mysql://us%40er:***@db.example:3307/keys"
     driver = address.driver()
@@ -307,7 +307,7 @@ def test_an_address_is_taken_apart_and_its_password_is_not_shown() -> None:
 
 
 def test_an_address_may_be_a_socket(tmp_path: Path) -> None:
-    address, _ = read(f"mariadb://user@localhost/keys?unix_socket={tmp_path}/socket")
+    address, _ = parse_url(f"mariadb://user@localhost/keys?unix_socket={tmp_path}/socket")
     assert address.driver()["unix_socket"] == f"{tmp_path}/socket"
 
 

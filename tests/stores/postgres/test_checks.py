@@ -323,7 +323,7 @@ class DriverError(Exception):
     ],
 )
 def test_errors_are_told_in_the_words_of_the_contract(sqlstate: str, kind: type) -> None:
-    translated = PostgresStore("postgresql://host/keys").translated(DriverError(sqlstate))
+    translated = PostgresStore("postgresql://host/keys").driver.translate(DriverError(sqlstate))
     assert type(translated) is kind
     if isinstance(translated, StoreUnavailable):
         assert translated.sent
@@ -332,7 +332,7 @@ def test_errors_are_told_in_the_words_of_the_contract(sqlstate: str, kind: type)
 def test_whatever_prevents_a_connection_has_sent_nothing() -> None:
     store = PostgresStore("postgresql://host/keys")
     for sqlstate in ("28P01", "3D000", "53300", None):
-        translated = store.translated(DriverError(sqlstate), sent=False)
+        translated = store.driver.translate(DriverError(sqlstate), sent=False)
         assert isinstance(translated, StoreUnavailable)
         assert not translated.sent
 

@@ -18,6 +18,7 @@ from oncekey._core.op import arun, run
 from oncekey._core.record import State, Step
 from oncekey._core.verbs import AppendStep, Count, Done, Find, Insert, Refused
 from oncekey.errors import StoreUnavailable
+from oncekey.stores.postgres import connection as module
 from oncekey.stores.postgres.store import open_url
 from oncekey.testing.contract import Case, Subject
 from oncekey.testing.contract.subject import ANSWER, FACES
@@ -213,7 +214,7 @@ def test_a_thread_that_is_interrupted_does_not_cancel_its_statement(
         with psycopg.connect(postgres_url) as holder:
             holder.execute("SELECT FROM oncekey_claims FOR UPDATE")
             with monkeypatch.context() as patch:
-                patch.setattr("oncekey.stores.postgres.store._Bounded._until_deadline", interrupted)
+                patch.setattr(module._Bounded, "_until_deadline", interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     run(postgres.store.perform([case.complete(record)]), connection.ask)
         until(db, "FROM oncekey_claims WHERE state = 'completed'")

@@ -368,5 +368,5 @@ TRANSACTIONS = SqlTransactions(
     callers_verbs=TransactionVerbs(
         partial(_hold, callers=True), is_ours, _insert_completed_in, undoes
     ),
-    shows_early=lambda store: bool(store.shows_early),
+    shows_early=lambda store: bool(store.driver.shows_early),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncekey.errors import Misuse
-from oncekey.stores.postgres.address import Address, named, split
+from oncekey.stores.postgres.connection import Address, split, with_application_name
 
 URL = "postgresql://user:p%40ss@one:5432,two/keys"
 
@@ -39,9 +39,10 @@ def test_what_is_not_understood_is_told(parameter: str) -> None:
 
 
 def test_connections_have_a_name_for_whoever_looks_at_the_server() -> None:
-    assert named(URL) == f"{URL}?application_name=oncekey"
-    assert named(f"{URL}?sslmode=require") == f"{URL}?sslmode=require&application_name=oncekey"
-    assert named(f"{URL}?application_name=shop") == f"{URL}?application_name=shop"
+    assert with_application_name(URL) == f"{URL}?application_name=oncekey"
+    required = f"{URL}?sslmode=require"
+    assert with_application_name(required) == f"{required}&application_name=oncekey"
+    assert with_application_name(f"{URL}?application_name=shop") == f"{URL}?application_name=shop"
 
 
 def test_asyncpg_is_not_given_what_only_libpq_knows() -> None:
