@@ -66,7 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, obj: object
 ) -> list[pytest.Item] | None:
-    """Make no tests of what is left out as a whole: making them takes longer than to leave them out.
+    """Make no tests of what is left out as a whole: making tens of thousands takes seconds.
 
     Whoever names a test is told that it was left out, rather than that there is none.
     """
@@ -83,7 +83,8 @@ def pytest_pycollect_makeitem(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted, unwanted = [], []
+    wanted: list[pytest.Item] = []
+    unwanted: list[pytest.Item] = []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         (wanted if _is_wanted(config, marks) else unwanted).append(item)
