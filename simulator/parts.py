@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oncekey._engine.guard import Guard
 from oncekey._engine.session import Session
-from oncekey.atomic._transaction import Work
+from oncekey.atomic._transaction import AtomicOperation
 from oncekey.stores.batching import Queue
 from oncekey.stores.memory import MemoryStore
 from simulator.heartbeat import Heart
@@ -29,7 +29,7 @@ class Parts:
     queue: type[Queue[Task]] = Queue
     heart: type[Heart] = Heart
     session: type[Session] = Session
-    work: type[Work] = Work
+    work: type[AtomicOperation] = AtomicOperation
     statements: type[Statements] = Statements
     with_path: bool = True
     """Whether fingerprints cover the concrete path."""

@@ -9,7 +9,7 @@ from oncekey._core.policy import Policy
 from oncekey._core.record import Answer, Claim
 from oncekey._engine.guard import Call
 from oncekey._engine.session import Session
-from oncekey.atomic._transaction import Work
+from oncekey.atomic._transaction import AtomicOperation
 from simulator.plans import Plan
 from simulator.scenario import Intent
 
@@ -124,7 +124,7 @@ class Task:
         """It runs in a process of the release before."""
         self.started_at = worker.kernel.now
         self.book: Book = ghost.book
-        self.work: Work | None = None
+        self.work: AtomicOperation | None = None
         """In atomic mode: what carries it through."""
         self.connection: Connection | None = None
         """Its transaction."""

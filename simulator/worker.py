@@ -14,7 +14,7 @@ from oncekey._core.verbs import Find, Insert, Peek, Refused, Sweep, Tally, Verb
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.heartbeat import RETRY_S
 from oncekey._engine.sweeper import SWEEP_ROWS_MAX
-from oncekey.atomic._transaction import Work
+from oncekey.atomic._transaction import AtomicOperation
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.base import AGAIN
 from oncekey.stores.batching import ALONE, Ticket
@@ -250,7 +250,7 @@ class Worker(Process):
         task.op = work(self, task)
         self.kernel.at(self.kernel.now, self, self.begin, task)
 
-    def _work(self) -> Work | None:
+    def _work(self) -> AtomicOperation | None:
         """What carries a request of an atomic operation through."""
         policy = self.policy
         return self.world.parts.work(JOINED, policy.atomic_s_max) if policy.atomic else None

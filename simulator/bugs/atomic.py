@@ -7,7 +7,7 @@ from typing import Any
 from oncekey._core.op import Op, Pause
 from oncekey._core.record import Claim, State
 from oncekey._core.verbs import Done, Find, Found, Inserted, Refused, Swap
-from oncekey.atomic._transaction import Commit, Outside, Work
+from oncekey.atomic._transaction import AtomicOperation, Commit, Outside
 from simulator.bugs.planting import planted
 from simulator.parts import Parts
 from simulator.statements import Statements
@@ -20,7 +20,7 @@ from simulator.transaction import Transaction
 def atomic_answer_before_commit() -> Parts:
     """The client has its answer, then the commit fails: it was told of rows that do not exist."""
 
-    class Hasty(Work):
+    class Hasty(AtomicOperation):
         def _end(self, swap: Swap) -> Op[Done | Refused]:
             if swap.to is not State.COMPLETED:
                 return (yield from super()._end(swap))
@@ -35,7 +35,7 @@ def atomic_answer_before_commit() -> Parts:
 def failure_commits_its_rows() -> Parts:
     """A handler that failed half-way leaves the rows of the first half."""
 
-    class Careless(Work):
+    class Careless(AtomicOperation):
         def _end(self, swap: Swap) -> Op[Done | Refused]:
             if swap.to is State.RELEASED and self._open:
                 self._open = False
@@ -50,7 +50,7 @@ def failure_commits_its_rows() -> Parts:
 def answer_without_its_rows() -> Parts:
     """A lost connection is replaced by another: the answer is kept, the rows went with the old."""
 
-    class Renewed(Work):
+    class Renewed(AtomicOperation):
         def _write(self, swap: Swap) -> Op[int | None]:
             yield from self._hold()
             return (yield from super()._write(swap))
@@ -65,10 +65,10 @@ def answer_without_its_rows() -> Parts:
 def lost_commit_means_failure() -> Parts:
     """No reply to a commit is taken for a failure: the client is told that nothing happened."""
 
-    class Rash(Work):
+    class Rash(AtomicOperation):
         def _look_up(self) -> Op[Done | Refused]:
             self._undo("its commit failed")
-            return (yield from self._refused())
+            return (yield from self._refusal())
 
     return Parts(work=Rash)
 
@@ -77,7 +77,7 @@ def lost_commit_means_failure() -> Parts:
 def lost_commit_looked_up_too_early() -> Parts:
     """Whether a commit happened is asked while it is under way, and nobody waits for its end."""
 
-    class Quick(Work):
+    class Quick(AtomicOperation):
         def _look_up(self) -> Op[Done | Refused]:
             found = yield Outside(Find(self._claim.id))
             if found is not None and found.token == self._claim.token:
@@ -135,7 +135,7 @@ def look_before_lock_is_trusted() -> Parts:
 def duplicate_waits() -> Parts:
     """A duplicate waits for as long as the other transaction runs, and holds its connection."""
 
-    class Patient(Work):
+    class Patient(AtomicOperation):
         def _insert(self) -> Op[Inserted | Found]:
             outcome = yield from super()._insert()
             if isinstance(outcome, Inserted) or outcome.record.token:

@@ -17,7 +17,7 @@ from oncekey._core.verbs import Done, Refused, Swap
 from oncekey._engine.attempt import Attempt
 from oncekey._engine.decisions import Call, Execute, Finished, Given, Refuse, Replay
 from oncekey._engine.guard import Guard
-from oncekey.atomic._transaction import Commit, Work
+from oncekey.atomic._transaction import AtomicOperation, Commit
 from oncekey.errors import StoreUnavailable
 from simulator.bugs.planting import changing, planted
 from simulator.parts import Parts
@@ -254,12 +254,12 @@ def a_lost_take_over_frees_what_must_be_asked_about() -> Parts:
 def rows_of_what_nobody_knows_are_committed() -> Parts:
     """An atomic handler cannot tell what it did; its rows stay, and the next run writes more."""
 
-    class Careless(Work):
+    class Careless(AtomicOperation):
         def _end_without_rows(self, swap: Swap) -> Op[Done | Refused]:
             if swap.to is State.UNKNOWN:
                 return (yield from super()._end_without_rows(swap))
             if not self._open:
-                return (yield from self._refused())
+                return (yield from self._refusal())
             fence = yield from self._write(swap)
             self._open = False
             yield Commit()

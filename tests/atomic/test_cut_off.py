@@ -54,7 +54,7 @@ async def shop(
 ) -> AsyncIterator[Shop]:
     """A shop whose next request gets the connection that the last one had, if it goes back."""
     monkeypatch.setattr(Pools, "size", 1)
-    monkeypatch.setattr("oncekey.atomic._loans_psycopg.LEAVE_S_MAX", 10.0)
+    monkeypatch.setattr("oncekey.atomic.postgres.LEAVE_S_MAX", 10.0)
     async with opener(request.param) as shop:
         yield shop
 
@@ -182,8 +182,8 @@ async def test_p5_a_thread_in_a_statement_is_cut_off_with_its_transaction(
 ) -> None:
     """One that says it worked is undone: nobody knows what its thread would still have done."""
     if status == 201:
-        for name in ("mysql", "psycopg", "sqlite"):
-            monkeypatch.setattr(f"oncekey.atomic._loans_{name}.LEAVE_S_MAX", 0.2)
+        for name in ("mysql", "postgres", "sqlite"):
+            monkeypatch.setattr(f"oncekey.atomic.{name}.LEAVE_S_MAX", 0.2)
     write, threads, key = shop.write, list[Thread](), new_key()
 
     def leave(lent: Any) -> None:
@@ -201,7 +201,7 @@ async def test_p5_a_thread_in_a_statement_is_cut_off_with_its_transaction(
     assert shop.look(key) is None
     assert await again(shop, key) == 201
     if status == 201:
-        assert loan.STAYED in caplog.text
+        assert loan.STILL_IN_USE in caplog.text
 
 
 # ----------------------------------------------------------------------------------- tasks
@@ -225,7 +225,7 @@ async def test_p5_a_task_in_a_statement_is_cut_off_with_its_transaction(
     shop: Shop, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if status == 201:
-        for name in ("_loans_mysql", "_loans_psycopg", "_loans_sqlalchemy"):
+        for name in ("mysql", "postgres", "_loans_sqlalchemy"):
             monkeypatch.setattr(f"oncekey.atomic.{name}.LEAVE_S_MAX", 0.2)
     write, tasks, key = shop.write, list[asyncio.Task[None]](), new_key()
     engine = engine_of(shop.kind)
@@ -258,7 +258,7 @@ async def test_p6_who_cannot_be_waited_for_closes_the_connection_when_it_leaves(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a function of Python that SQL calls: no interrupt ends it."""
-    monkeypatch.setattr("oncekey.atomic._loans_sqlite.LEAVE_S_MAX", 0.05)
+    monkeypatch.setattr("oncekey.atomic.sqlite.LEAVE_S_MAX", 0.05)
     inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     write, key = shop.write, new_key()
 

@@ -16,7 +16,7 @@ import pytest
 import oncekey
 from oncekey import atomic
 from oncekey._engine.notices import Notices
-from oncekey.atomic._connections import AsyncLent
+from oncekey.atomic._connections import AsyncDriverTransaction
 from oncekey.atomic._loans import twin_of
 from oncekey.stores import connection
 from tests.atomic.shop import (
@@ -411,7 +411,7 @@ async def test_a_handler_that_lets_an_error_pass_may_say_that_it_failed_but_not_
 
     shop.write = write_and_fail_async if shop.kind == "asyncpg" else write_and_fail
     assert (await shop.order(key, status=status)).status == told
-    assert "went on after a statement of its own had failed" in caplog.text
+    assert "went on after one of its statements had failed" in caplog.text
     assert "does not answer" not in caplog.text
     assert shop.look(key) is None
     assert shop.orders() == 0
@@ -464,7 +464,7 @@ class _Stuck:
 
 async def test_p6_who_is_cancelled_while_it_rolls_back_gives_its_connection_back() -> None:
     stuck = _Stuck()
-    transaction = AsyncLent(stuck, stuck.ask, stuck.release, twin_of)
+    transaction = AsyncDriverTransaction(stuck, stuck.ask, stuck.release, twin_of)
     ending = asyncio.create_task(transaction.rollback())
     await stuck.asked.wait()
     ending.cancel()

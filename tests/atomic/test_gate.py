@@ -31,7 +31,7 @@ def test_who_comes_after_it_was_shut_is_refused_and_does_not_wait() -> None:
     staying.start()
     assert inside.wait(20)
     assert not gate.shut()
-    with pytest.raises(Misuse, match="must open one of its own"), gate:
+    with pytest.raises(Misuse, match="must open its own"), gate:
         pass
     assert not gate.wait(0.01)
     leaves.set()
@@ -47,10 +47,10 @@ def test_what_is_left_to_do_is_done_by_who_leaves_last_and_once() -> None:
 
     with gate, gate:
         gate.shut()
-        gate.when_left(note)
+        gate.when_free(note)
         assert done == []
     assert done == [threading.get_ident()]
-    gate.when_left(note)  # nobody is inside
+    gate.when_free(note)  # nobody is inside
     assert len(done) == 2
     with pytest.raises(Misuse), gate:
         pass

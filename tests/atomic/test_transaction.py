@@ -17,7 +17,15 @@ from oncekey._engine.attempt import Attempt
 from oncekey._engine.guard import Call, Execute, Given, GivenUp, Guard, Refuse, Replay, Stored
 from oncekey._engine.notices import LOOK, LOOK_EVERY_S, Notices
 from oncekey._system.clock import FakeClock
-from oncekey.atomic._transaction import Begin, Commit, Flush, Outside, Rollback, Work, _in_flight
+from oncekey.atomic._transaction import (
+    AtomicOperation,
+    Begin,
+    Commit,
+    Flush,
+    Outside,
+    Rollback,
+    _in_flight,
+)
 from oncekey.errors import StoreUnavailable
 from oncekey.stores.postgres import transactions
 from oncekey.stores.postgres.verbs import Question
@@ -36,7 +44,7 @@ class Script:
     def __init__(self) -> None:
         self.guard = Guard(clock=FakeClock(), token=lambda: b"t" * 16)
         self.claim = self.guard.claim(CALL, POLICY)
-        self.work = Work(JOINED, 5.0)
+        self.work = AtomicOperation(JOINED, 5.0)
         self.asked: list[Any] = []
         self._replies: Iterator[Any] = iter(())
 

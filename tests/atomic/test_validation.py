@@ -33,7 +33,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 REFUSED: dict[str, tuple[Any, Any, Policy, str]] = {
     "no adapter": ("sqlite:///{}/k.db", None, Policy(atomic=True), r"add atomic=oncekey\.atomic"),
     "no policy": ("sqlite:///{}/k.db", atomic.Sqlite(), Policy(), r"no policy says Policy\(atom"),
-    "a class": ("sqlite:///{}/k.db", atomic.Sqlite, Policy(atomic=True), "given the class Sqlite"),
+    "a class": ("sqlite:///{}/k.db", atomic.Sqlite, Policy(atomic=True), "not the class Sqlite"),
     "a name": ("sqlite:///{}/k.db", "default", Policy(atomic=True), "takes an adapter, .* str"),
     "memory": (MemoryStore(), atomic.Sqlite(), Policy(atomic=True), "records in memory cannot"),
     "redis": ("redis://h", atomic.Asyncpg(None), Policy(atomic=True), "records in redis cannot"),
@@ -110,7 +110,7 @@ def test_an_engine_of_the_other_kind_or_a_session_is_refused() -> None:
 
 
 async def test_an_async_adapter_is_refused_under_wsgi(postgres_url: str) -> None:
-    with pytest.raises(Misuse, match="is for event loops"):
+    with pytest.raises(Misuse, match="needs an event loop"):
         wsgi.IdempotencyMiddleware(
             lambda environ, start: [],
             store=postgres_url,

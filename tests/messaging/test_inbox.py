@@ -226,7 +226,7 @@ def test_an_account_that_is_none_is_misuse(world: World, tenant: Any) -> None:
 
 @pytest.mark.parametrize("payload", ["order-17", {"order": 17}, None])
 def test_a_payload_that_was_decoded_is_misuse(world: World, payload: Any) -> None:
-    with pytest.raises(Misuse, match=r"payload= is the message's bytes as they came, not a \w+"):
+    with pytest.raises(Misuse, match=r"payload= must be the message's raw bytes, not a \w+"):
         world.inbox().handle_sync("m1", world.ship, payload=payload)
     assert world.runs == []
 

@@ -311,7 +311,7 @@ def test_a_broker_that_is_back_is_told_once(
     [
         ({"concurrency_max": 0}, "concurrency_max=0"),
         ({"publish_s_max": 0}, "publish_s_max=0"),
-        ({"publish_s_max": 11.0}, "may be begun by another worker too"),
+        ({"publish_s_max": 11.0}, "another worker may start it too"),
         ({"poll_s": "3"}, "poll_s='3'"),
         ({"publish": "amqp://"}, "a function of one message"),
         ({"limits": 3}, "takes a Limits"),

@@ -32,7 +32,7 @@ from oncekey._engine.unawaited import not_awaitable
 from oncekey._system.probes import probe
 from oncekey._system.warn_once import warn
 from oncekey.atomic import AsyncUnit, Unit
-from oncekey.atomic._caller_transaction import AsyncCallers, Callers
+from oncekey.atomic._caller_transaction import AsyncCallerAdapter, CallerAdapter
 from oncekey.errors import (
     Misuse,
 )
@@ -182,7 +182,8 @@ class Operation:
         """
         session = self._join(call)
         ask, policy = self.runtime.async_gatherer.ask, session.policy
-        unit = AsyncUnit(AsyncCallers(transaction), self.runtime.store, policy.atomic_s_max, ask)
+        adapter = AsyncCallerAdapter(transaction)
+        unit = AsyncUnit(adapter, self.runtime.store, policy.atomic_s_max, ask)
         decision = await unit.drive(session.open())
         if not isinstance(decision, Execute):
             return outcome_of(decision, None, self._name(call))
@@ -196,7 +197,7 @@ class Operation:
         """`run_in` for callers that block."""
         session = self._join(call)
         ask, policy = self.runtime.gatherer.ask, session.policy
-        unit = Unit(Callers(transaction), self.runtime.store, policy.atomic_s_max, ask)
+        unit = Unit(CallerAdapter(transaction), self.runtime.store, policy.atomic_s_max, ask)
         decision = unit.drive_sync(session.open())
         if not isinstance(decision, Execute):
             return outcome_of(decision, None, self._name(call))

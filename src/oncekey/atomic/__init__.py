@@ -1,9 +1,9 @@
-"""Atomic mode: claim, business rows and kept answer commit in one transaction.
+"""Atomic mode: the claim, your rows and the stored response commit in one transaction.
 
     IdempotencyMiddleware(app, store=url, tenant=account_of, policy=Policy(atomic=True),
                           atomic=oncekey.atomic.Asyncpg(pool))
 
-The handler finds its connection as `oncekey.current().connection` and writes its rows there.
+The handler gets its connection from `oncekey.current().connection` and writes its rows there.
 """
 
 from oncekey.atomic._unit_of_work import Adapter, AsyncUnit, Transaction, Unit

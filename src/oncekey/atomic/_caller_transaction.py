@@ -1,7 +1,7 @@
-"""The caller's own transaction, for those who open, commit and roll back themselves.
+"""Adapters for a transaction that the caller opens, commits and rolls back.
 
-The other adapters own their transactions. This one only stands in one: its commit and its rollback
-are the caller's to do, so whatever is not to count must reach the caller as an exception.
+The other adapters own their transactions. These only use one: the caller commits or rolls back, so
+whatever must not count has to reach the caller as an exception.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from oncekey.stores import transactions
 from oncekey.stores.base import Store
 
 
-class Callers:
-    """A transaction that a caller has open, on a connection that blocks."""
+class CallerAdapter:
+    """A caller's open transaction, on a blocking connection."""
 
     engine = CALLERS
     awaited = False
@@ -23,10 +23,10 @@ class Callers:
         self._connection = connection
 
     def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        return _Callers(self._connection, transactions.join(store, self._connection))
+        return _CallerTransaction(self._connection, transactions.join(store, self._connection))
 
 
-class _Callers:
+class _CallerTransaction:
     def __init__(self, connection: Any, ask: transactions.Ask) -> None:
         self._connection = connection
         self.ask = ask
@@ -35,23 +35,23 @@ class _Callers:
         return self._connection
 
     def taint(self) -> None:
-        """The connection is the caller's."""
+        """Nothing: the connection is the caller's."""
 
     def recall(self) -> bool:
         return True
 
     def flush(self) -> None:
-        """The caller's commit does."""
+        """Nothing: the caller's commit flushes."""
 
     def commit(self) -> None:
-        """The caller does."""
+        """Nothing: the caller does it."""
 
     def rollback(self) -> None:
-        """The caller does."""
+        """Nothing: the caller does it."""
 
 
-class AsyncCallers:
-    """The same on an async connection or session; a blocking one will do too."""
+class AsyncCallerAdapter:
+    """A caller's open transaction on an async connection or session, or on a blocking one."""
 
     engine = CALLERS
     awaited = True
@@ -60,10 +60,12 @@ class AsyncCallers:
         self._connection = connection
 
     async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        return _AsyncCallers(self._connection, await transactions.ajoin(store, self._connection))
+        return _AsyncCallerTransaction(
+            self._connection, await transactions.ajoin(store, self._connection)
+        )
 
 
-class _AsyncCallers:
+class _AsyncCallerTransaction:
     def __init__(self, connection: Any, ask: transactions.AsyncAsk) -> None:
         self._connection = connection
         self.ask = ask
@@ -72,16 +74,16 @@ class _AsyncCallers:
         return self._connection
 
     def taint(self) -> None:
-        """The connection is the caller's."""
+        """Nothing: the connection is the caller's."""
 
     async def recall(self) -> bool:
         return True
 
     async def flush(self) -> None:
-        """The caller's commit does."""
+        """Nothing: the caller's commit flushes."""
 
     async def commit(self) -> None:
-        """The caller does."""
+        """Nothing: the caller does it."""
 
     async def rollback(self) -> None:
-        """The caller does."""
+        """Nothing: the caller does it."""

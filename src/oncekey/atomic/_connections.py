@@ -1,7 +1,7 @@
-"""A connection that is lent to a handler for one transaction, and given back however that ends.
+"""A transaction on a driver's connection, which is returned to its pool however it ends.
 
-`Lent` blocks and `AsyncLent` awaits. Drivers differ in how a connection is taken, lent and given
-back, hardly in how a transaction on it ends.
+`DriverTransaction` blocks, `AsyncDriverTransaction` awaits. Drivers differ in how they open, lend
+and return a connection, hardly in how a transaction ends.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from oncekey.errors import Misuse
 from oncekey.stores import transactions
 
 ACQUIRE_S_MAX = 5.0
-"""How long to wait for a connection of a pool."""
+"""How long to wait for a connection from a pool."""
 
 
-def must_open(source: object, takes: str) -> None:
-    """Raise `Misuse` for a text, which is not shown: it may be a URL, with a password."""
+def must_not_be_url(source: object, takes: str) -> None:
+    """Raise `Misuse` for a text, without showing it: it may be a URL with a password."""
     if isinstance(source, str):
-        raise Misuse(f"{takes}, not a text; store=… is where a URL is given")
+        raise Misuse(f"{takes}, not a text; URLs go into store=…")
 
 
-class Lent:
-    """`lend` makes the loan (`loan.py`). `give_back` takes the connection in whatever state it is,
-    and is told whether it is tainted: then it must be closed.
+class DriverTransaction:
+    """A blocking transaction. `lend` makes the loan of the connection. `give_back` takes the
+    connection in any state; its argument says whether it is tainted and must be closed.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Lent:
 
     def lend(self) -> Any:
         self._loan = self._lend(self.connection)
-        return self._loan.lent
+        return self._loan.stand_in
 
     def ask(self, question: Any) -> Any:
-        if self._loan is not None and self._loan.ended:
+        if self._loan is not None and self._loan.is_ended:
             raise Ended
         return self._ask(question)
 
     def flush(self) -> None:
-        """There is no session."""
+        """Nothing to flush: there is no session."""
 
     def recall(self) -> bool:
         return self._loan is None or bool(self._loan.recall(cut=False))
@@ -65,22 +65,23 @@ class Lent:
         try:
             self.connection.commit()
         finally:
-            self._end()
+            self._return_connection()
 
     def rollback(self) -> None:
         try:
             if self._loan is None or self._loan.recall(cut=True):
-                with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
+                with contextlib.suppress(Exception):  # a broken one is rolled back by the server
                     self.connection.rollback()
         finally:
-            self._end()
+            self._return_connection()
 
-    def _end(self) -> None:
-        self._give_back(self._is_tainted or (self._loan is not None and self._loan.tainted))
+    def _return_connection(self) -> None:
+        is_tainted = self._loan is not None and self._loan.is_tainted
+        self._give_back(self._is_tainted or is_tainted)
 
 
-class AsyncLent:
-    """As `Lent`, for an event loop."""
+class AsyncDriverTransaction:
+    """An async transaction, with the same parameters."""
 
     def __init__(
         self,
@@ -98,15 +99,15 @@ class AsyncLent:
 
     def lend(self) -> Any:
         self._loan = self._lend(self.connection)
-        return self._loan.lent
+        return self._loan.stand_in
 
     async def ask(self, question: Any) -> Any:
-        if self._loan is not None and self._loan.ended:
+        if self._loan is not None and self._loan.is_ended:
             raise Ended
         return await self._ask(question)
 
     async def flush(self) -> None:
-        """There is no session."""
+        """Nothing to flush: there is no session."""
 
     async def recall(self) -> bool:
         return self._loan is None or bool(await self._loan.recall(cut=False))
@@ -118,15 +119,17 @@ class AsyncLent:
         try:
             await self.connection.commit()
         finally:
-            await self._end()
+            await self._return_connection()
 
     async def rollback(self) -> None:
         try:
             if self._loan is None or await self._loan.recall(cut=True):
-                with contextlib.suppress(Exception):  # a broken one has nothing left to roll back
+                with contextlib.suppress(Exception):  # a broken one is rolled back by the server
                     await self.connection.rollback()
         finally:
-            await self._end()
+            await self._return_connection()
 
-    async def _end(self) -> None:
-        await self._give_back(self._is_tainted or (self._loan is not None and self._loan.tainted))
+    async def _return_connection(self) -> None:
+        await self._give_back(
+            self._is_tainted or (self._loan is not None and self._loan.is_tainted)
+        )

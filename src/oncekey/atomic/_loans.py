@@ -1,10 +1,9 @@
-"""What a handler is lent, and how it is taken back.
+"""Lend a handler its connection, and revoke it when the transaction ends.
 
-A handler can leave something running behind it: a thread, a background task, a stream. If that
-still held the connection, it would work in the transaction of whoever gets the connection next. So
-handlers are never given the connection of a pool, but a stand-in that is revoked when their
-transaction ends. What is still in the middle of a statement then is cut off, and its connection is
-closed instead of going back to the pool.
+A handler can leave a thread, background task or stream running. If that still held the connection,
+it would work in the transaction of whoever gets the connection next. So handlers get a stand-in for
+the pool's connection, revoked when their transaction ends. A statement still running then is cut
+off, and its connection is closed instead of returning to the pool.
 """
 
 from __future__ import annotations
@@ -17,70 +16,69 @@ from typing import Any, Protocol
 from oncekey.errors import Misuse
 
 LEAVE_S_MAX = 1.0
-"""How long to wait for whoever is still in the middle of a statement."""
-OVER = (
-    "the transaction of this atomic handler has ended, and its connection or session with it: what "
-    "runs on after the answer, such as a thread, a background task or a stream, must open one of "
-    "its own"
+"""How long to wait for a statement that is still running."""
+HAS_ENDED = (
+    "the transaction of this atomic handler has ended, and its connection or session with it: code "
+    "that runs after the response, such as a thread, a background task or a stream, must open its "
+    "own"
 )
-STAYED = (
-    "the handler has answered, but a thread or task that it started is still using its connection: "
-    "wait for it before answering"
+STILL_IN_USE = (
+    "the handler has returned, but a thread or task that it started still uses its connection: "
+    "wait for it before you return"
 )
 
 
 class Loan:
-    """What `oncekey.current().connection` gives, until the transaction ends."""
+    """Provides `oncekey.current().connection` until the transaction ends."""
 
-    __slots__ = ("_lent", "_used", "adapter")
+    __slots__ = ("_stand_in", "_was_used", "adapter")
 
-    def __init__(self, lent: Any, adapter: Any) -> None:
-        self._lent = lent
+    def __init__(self, stand_in: Any, adapter: Any) -> None:
+        self._stand_in = stand_in
         self.adapter = adapter
-        self._used = False
+        self._was_used = False
 
     @property
     def connection(self) -> Any:
-        """What is lent. Raises `Misuse` once the transaction has ended."""
-        if self._lent is None:
-            raise Misuse(OVER)
-        self._used = True
-        return self._lent
+        """The lent connection. Raises `Misuse` after the transaction has ended."""
+        if self._stand_in is None:
+            raise Misuse(HAS_ENDED)
+        self._was_used = True
+        return self._stand_in
 
     @property
-    def used(self) -> bool:
-        """Whether anybody asked for it."""
-        return self._used
+    def was_used(self) -> bool:
+        """Whether the handler took the connection."""
+        return self._was_used
 
     def end(self) -> None:
-        self._lent = None
+        self._stand_in = None
 
 
 class DriverLoan(Protocol):
-    """The loan of a driver's connection that blocks."""
+    """The loan of a blocking driver connection."""
 
-    lent: Any
+    stand_in: Any
     """The stand-in."""
-    tainted: bool
-    """Somebody was in the middle of a statement, or may come back to one: close the connection
-    instead of giving it back.
+    is_tainted: bool
+    """A statement was running or may continue: close the connection instead of returning it to the
+    pool.
     """
 
     @property
-    def ended(self) -> bool:
-        """The handler has committed, as far as that could be seen, or closed it. A connection that
-        broke is not meant, nor what the server has undone.
+    def is_ended(self) -> bool:
+        """Whether the handler committed (as far as can be seen) or closed the connection. Not
+        true for a broken connection or a transaction that the server rolled back.
         """
 
     def recall(self, *, cut: bool) -> bool:
-        """Revoke the stand-in. Whoever is in a statement may end it for `LEAVE_S_MAX`, or is `cut`
-        off at once. False: somebody is still in there. The connection must not be touched then, and
-        is closed by itself.
+        """Revoke the stand-in. A running statement gets `LEAVE_S_MAX` to end, or is `cut` off at
+        once. Return False if it still runs: then do not touch the connection, it closes itself.
         """
 
 
-async def left(lock: asyncio.Lock, s_max: float) -> bool:
-    """Wait until nobody holds it. Whether that is so."""
+async def wait_until_free(lock: asyncio.Lock, s_max: float) -> bool:
+    """Wait until a lock is free. Return whether it is."""
     try:
         async with asyncio.timeout(s_max):
             await lock.acquire()
@@ -96,10 +94,10 @@ _REVOKED = "__oncekey_revoked__"
 
 
 def twin_of(connection: Any, kind: Any = None) -> Any:
-    """Another object of the connection's class, with the same state: both have one `__dict__`.
+    """Make another object of the connection's class that shares its `__dict__`.
 
-    So it passes for the connection everywhere, also in checks of its class, and what is made from
-    it (cursors, transactions) holds the twin. For classes that are written in Python.
+    It passes for the connection everywhere, including class checks, and what is made from it
+    (cursors, transactions) holds the twin. For classes written in Python.
     """
     twin = object.__new__(kind or type(connection))
     twin.__dict__ = connection.__dict__
@@ -107,16 +105,16 @@ def twin_of(connection: Any, kind: Any = None) -> Any:
 
 
 def revoke(stand_in: Any) -> None:
-    """Make every further use of it raise `Misuse`; only closing it does nothing."""
+    """Make every further use raise `Misuse`; only closing does nothing."""
     if _REVOKED in type(stand_in).__dict__:
         return
-    stand_in.__class__ = _revoked(stand_in.__class__)
+    stand_in.__class__ = _revoked_class(stand_in.__class__)
     if stand_in.__class__.__dictoffset__:
         object.__setattr__(stand_in, "__dict__", {})
 
 
 @functools.cache
-def _revoked(kind: Any) -> Any:
+def _revoked_class(kind: Any) -> Any:
     awaited = inspect.iscoroutinefunction(getattr(kind, "close", None))
     return type(
         kind.__name__,
@@ -138,15 +136,15 @@ def _revoked(kind: Any) -> Any:
 def _get(self: Any, name: str) -> Any:
     if name in ("close", "closed") or (name.startswith("__") and name.endswith("__")):
         return object.__getattribute__(self, name)
-    raise Misuse(OVER)
+    raise Misuse(HAS_ENDED)
 
 
 def _set(self: Any, name: str, value: Any) -> None:
-    raise Misuse(OVER)
+    raise Misuse(HAS_ENDED)
 
 
 def _drop(self: Any) -> None:
-    """The connection is not its own to warn of, or to close."""
+    """Do nothing: the connection is not its own to close or to warn about."""
 
 
 def _show(self: Any) -> str:
@@ -154,8 +152,8 @@ def _show(self: Any) -> str:
 
 
 def _close(self: Any) -> None:
-    """It is over, as was asked for."""
+    """Do nothing: it has ended already."""
 
 
 async def _close_async(self: Any) -> None:
-    """It is over, as was asked for."""
+    """Do nothing: it has ended already."""

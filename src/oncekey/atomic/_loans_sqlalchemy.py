@@ -1,8 +1,8 @@
-"""Lending what SQLAlchemy's connections stand on: the driver's own connection.
+"""Lend the driver's connection below SQLAlchemy's.
 
-Sessions, connections and results can be closed; but a server-side cursor, or the driver's
-connection itself, would survive that and work on whatever the pool does with the connection next.
-So while a handler has it, SQLAlchemy works on a stand-in.
+Sessions, connections and results can be closed, but a server-side cursor or the driver's connection
+itself would survive that and work in the connection's next transaction. So while a handler has it,
+SQLAlchemy works on a stand-in.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from oncekey.atomic._loan_choice import lend, lend_awaited
-from oncekey.atomic._loans import LEAVE_S_MAX, OVER, left, revoke
-from oncekey.atomic._loans_sqlite import SqliteLoan
+from oncekey.atomic._driver_loans import lend, lend_async
+from oncekey.atomic._loans import HAS_ENDED, LEAVE_S_MAX, revoke, wait_until_free
+from oncekey.atomic.sqlite import SqliteLoan
 from oncekey.errors import Misuse
 
-LENT = "oncekey_lent"
-"""Where a connection's own notes tell of its loan."""
+LOAN = "oncekey_lent"
+"""The key in a connection's `info` under which its loan is found."""
 
 
-class _Ours:
-    """The driver's connection, for one thread or task alone."""
+class _OwnedConnection:
+    """The driver's connection, usable only by one thread or task."""
 
     __slots__ = ("_oncekey",)
 
@@ -32,16 +32,16 @@ class _Ours:
         object.__setattr__(self, "_oncekey", (real, who, who()))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_checked(self), name)
+        return getattr(_check_owner(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_checked(self), name, value)
+        setattr(_check_owner(self), name, value)
 
 
-def _checked(ours: _Ours) -> Any:
+def _check_owner(ours: _OwnedConnection) -> Any:
     real, who, owner = ours._oncekey
     if who() != owner:
-        raise Misuse(OVER)
+        raise Misuse(HAS_ENDED)
     return real
 
 
@@ -49,143 +49,141 @@ def _nobody() -> object:
     return object()
 
 
-class _Swap:
-    """The driver's connection of one of SQLAlchemy's, and what stands in for it."""
+class _SwappedConnection:
+    """Swaps the driver's connection of a SQLAlchemy connection for a stand-in."""
 
     _who: Callable[[], Any]
-    """Tells threads apart, or tasks."""
+    """Identifies the current thread or task."""
 
-    def __init__(self, connection: Any, stand_in: Any, driver_told_by: Any = None) -> None:
-        """`driver_told_by` is asked for the driver's connection, if somebody wants that one."""
+    def __init__(self, connection: Any, stand_in: Any, for_pool: Any = None) -> None:
+        """`for_pool` is what the pool sees in place of the stand-in, if that must differ."""
         self._fairy = connection.connection
         self._record = self._fairy._connection_record
         self._real = self._fairy.dbapi_connection
-        self._stand_in = stand_in if driver_told_by is None else driver_told_by
+        self._stand_in = stand_in if for_pool is None else for_pool
         self._fairy.dbapi_connection = stand_in
         self._record.dbapi_connection = self._stand_in
-        self._record.info[LENT] = self
-        self._ours: _Ours | None = None
+        self._record.info[LOAN] = self
+        self._ours: _OwnedConnection | None = None
         self.is_back = False
-        """It is its pool's again."""
+        """Whether its pool has it again."""
         self._had_ended: bool | None = None
-        """Whether the handler had ended it when SQLAlchemy closed it, as after an error."""
+        """Whether the handler had ended it when SQLAlchemy closed it, such as after an error."""
 
-    def end(self) -> None:
-        """Let SQLAlchemy work on the connection itself again, to end the transaction; but only for
-        who calls this. A thread of the handler's that still has something of SQLAlchemy's would get
-        hold of the connection otherwise, for as long as a commit takes, and could keep it.
+    def take_back(self) -> None:
+        """Put the real connection back under SQLAlchemy, to end the transaction, but usable only by
+        the caller. Otherwise a thread of the handler that still has a SQLAlchemy object could get
+        the connection during the commit, and keep it.
         """
         if self._record.dbapi_connection is self._stand_in:
-            self._ours = _Ours(self._real, self._who)
+            self._ours = _OwnedConnection(self._real, self._who)
             self._fairy.dbapi_connection = self._record.dbapi_connection = self._ours
 
-    def undo(self) -> None:
-        """Give its pool the connection itself again, unless SQLAlchemy has closed it."""
+    def restore(self) -> None:
+        """Give the real connection back to its pool, unless SQLAlchemy has closed it."""
         if self._record.dbapi_connection in (self._stand_in, self._ours):
             self._record.dbapi_connection = self._real
 
-    def lose(self) -> None:
-        """SQLAlchemy closes it: the connection itself, and not what stands in."""
-        self._had_ended = self.ended
-        self.undo()
+    def on_close(self) -> None:
+        """SQLAlchemy closes the connection: let it close the real one, not the stand-in."""
+        self._had_ended = self.is_ended
+        self.restore()
         self.is_back = True
 
     @property
-    def ended(self) -> bool:
-        """The handler has closed its session, or ended what the driver began."""
+    def is_ended(self) -> bool:
+        """Whether the handler has closed its session or ended the driver's transaction."""
         if self._had_ended is not None:
             return self._had_ended
-        return self.is_back or self._driver_ended()
+        return self.is_back or self._is_driver_ended()
 
-    def _driver_ended(self) -> bool:
+    def _is_driver_ended(self) -> bool:
         raise NotImplementedError
 
-    def forget(self) -> None:
-        """The transaction has ended, and whoever ended it needs the connection no more."""
+    def release(self) -> None:
+        """Make the real connection unusable after the transaction has ended."""
         if self._ours is not None:
             object.__setattr__(self._ours, "_oncekey", (None, _nobody, None))
 
 
-class ConnectionLoan(_Swap):
-    """Of a `Connection` that blocks."""
+class ConnectionLoan(_SwappedConnection):
+    """The loan of a blocking `Connection`."""
 
     _who = staticmethod(threading.get_ident)
 
     def __init__(self, connection: Any) -> None:
         self.driver = lend(connection.connection.dbapi_connection)
-        super().__init__(connection, self.driver.lent)
+        super().__init__(connection, self.driver.stand_in)
         self._is_stuck = False
 
-    def _driver_ended(self) -> bool:
-        return self.driver.ended
+    def _is_driver_ended(self) -> bool:
+        return self.driver.is_ended
 
     def taint(self) -> None:
-        self.driver.tainted = True
+        self.driver.is_tainted = True
 
     def recall(self, *, cut: bool) -> bool:
-        """As `DriverLoan.recall`."""
+        """Like `DriverLoan.recall`."""
         if self.is_back:
             return not self._is_stuck
         whole = self.driver.recall(cut=cut)
         self._is_stuck = cut and not whole
         return whole
 
-    def come_back(self) -> None:
-        """The handler has closed its session: the pool takes the connection back."""
-        if self.recall(cut=True):  # else somebody is in there: it is closed by itself
-            self.undo()
+    def on_checkin(self) -> None:
+        """The handler closed its session: the pool takes the connection back."""
+        if self.recall(cut=True):  # else a statement is still running, and it closes itself
+            self.restore()
         self.is_back = True
-        if self.driver.tainted:
+        if self.driver.is_tainted:
             self._record.invalidate()
 
-    def close_when_left(self, then: Callable[[], None]) -> None:
-        """For a connection that was not left in time: it is closed, after `then`, by whoever leaves
-        it last.
-        """
+    def close_when_free(self, then: Callable[[], None]) -> None:
+        """Call `then` and close the connection when the last thread leaves it."""
         if isinstance(self.driver, SqliteLoan):
 
             def leave() -> None:
                 then()
                 self._real.close()
 
-            self.driver.when_left(leave)
+            self.driver.when_free(leave)
 
 
-class AsyncConnectionLoan(_Swap):
-    """Of a `Connection` that an `AsyncConnection` stands on. SQLAlchemy adapts the connection of
-    the driver: what stands in is a copy of that adapter, on a stand-in of the driver's connection
-    where there can be one.
+class AsyncConnectionLoan(_SwappedConnection):
+    """The loan of the `Connection` inside an `AsyncConnection`. SQLAlchemy wraps the driver's
+    connection in an adapter; the stand-in is a copy of that adapter, on a stand-in of the driver's
+    connection if there is one.
     """
 
     _who = staticmethod(asyncio.current_task)
 
     def __init__(self, connection: Any) -> None:
         self._adapter = connection.connection.dbapi_connection
-        self._driver = lend_awaited(self._adapter.driver_connection)
+        self._driver = lend_async(self._adapter.driver_connection)
         self._copy = _copy_of(self._adapter)
-        teller = None
+        for_pool = None
         if self._driver is not None:
-            self._copy._connection = self._driver.lent
+            self._copy._connection = self._driver.stand_in
         else:
-            teller = _Teller(self._copy)
-        super().__init__(connection, self._copy, teller)
-        self.tainted = False
+            for_pool = _AdapterForPool(self._copy)
+        super().__init__(connection, self._copy, for_pool)
+        self.is_tainted = False
         self._is_revoked = False
 
-    def _driver_ended(self) -> bool:
+    def _is_driver_ended(self) -> bool:
         if self._driver is not None:
-            return self._driver.ended
+            return self._driver.is_ended
         return bool(object.__getattribute__(self._copy, "oncekey_ended"))
 
     async def recall(self, *, cut: bool) -> bool:
-        """As `DriverLoan.recall`."""
+        """Like `DriverLoan.recall`."""
         if self.is_back:
             return True
         if self._driver is not None:
             whole = await self._driver.recall(cut=cut)
         else:
-            self.tainted = self.tainted or self._adapter._execute_mutex.locked()
-            whole = cut or await left(self._adapter._execute_mutex, LEAVE_S_MAX)
+            self.is_tainted = self.is_tainted or self._adapter._execute_mutex.locked()
+            whole = cut or await wait_until_free(self._adapter._execute_mutex, LEAVE_S_MAX)
         self._revoke()
         return whole
 
@@ -196,46 +194,46 @@ class AsyncConnectionLoan(_Swap):
         for name in _slots(self._adapter.__class__):
             if name != "_connection" and hasattr(self._copy, name):
                 setattr(self._adapter, name, getattr(self._copy, name))
-        # Of asyncpg's own, a statement or cursor that was made of it would go on.
-        kept = self._driver.tainted if self._driver is not None else self._copy.oncekey_kept
-        self.tainted = self.tainted or kept
+        # A statement or cursor made from asyncpg's own connection would still work.
+        kept = self._driver.is_tainted if self._driver is not None else self._copy.oncekey_kept
+        self.is_tainted = self.is_tainted or kept
         revoke(self._copy)
 
-    def come_back(self) -> None:
-        """The handler has closed its session: the pool takes the connection back."""
+    def on_checkin(self) -> None:
+        """The handler closed its session: the pool takes the connection back."""
         if self._driver is not None:
             self._driver.revoke()
         self._revoke()
-        self.undo()
+        self.restore()
         self.is_back = True
-        if self.tainted:
+        if self.is_tainted:
             self._record.invalidate()
 
 
-def watch(engine: Any) -> None:
-    """Look after the connections of this engine that are lent."""
+def watch_pool(engine: Any) -> None:
+    """Handle lent connections of this engine when its pool gets or closes them."""
     event = importlib.import_module("sqlalchemy.event")
-    event.listen(engine, "checkin", _come_back)
-    event.listen(engine, "close", _close)
+    event.listen(engine, "checkin", _on_checkin)
+    event.listen(engine, "close", _on_close)
 
 
-def _come_back(_: Any, record: Any) -> None:
-    loan = record.info.pop(LENT, None)
+def _on_checkin(_: Any, record: Any) -> None:
+    loan = record.info.pop(LOAN, None)
     if loan is not None:
-        loan.come_back()
+        loan.on_checkin()
 
 
-def _close(_: Any, record: Any) -> None:
-    loan = record.info.pop(LENT, None)
+def _on_close(_: Any, record: Any) -> None:
+    loan = record.info.pop(LOAN, None)
     if loan is not None:
-        loan.lose()
+        loan.on_close()
 
 
 # ----------------------------------------------------------------------- copies of adapters
 
 
 def _copy_of(adapter: Any) -> Any:
-    copy = object.__new__(_noting(adapter.__class__))
+    copy = object.__new__(_watched_adapter_class(adapter.__class__))
     for name in _slots(adapter.__class__):
         if hasattr(adapter, name):
             setattr(copy, name, getattr(adapter, name))
@@ -251,8 +249,10 @@ def _slots(kind: Any) -> tuple[str, ...]:
 
 
 @functools.cache
-def _noting(kind: Any) -> Any:
-    """An adapter that notes a commit, and whether something was made of it that stays."""
+def _watched_adapter_class(kind: Any) -> Any:
+    """Make an adapter class that records commits, and whether the handler took something from it
+    that cannot be revoked.
+    """
 
     def driver_connection(self: Any) -> Any:
         self.oncekey_kept = True
@@ -285,8 +285,8 @@ def _noting(kind: Any) -> Any:
     )
 
 
-class _Teller:
-    """For the pool, which tells the driver's connection by looking into the adapter."""
+class _AdapterForPool:
+    """For the pool, which finds the driver's connection inside the adapter."""
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter

@@ -1,16 +1,15 @@
-"""One atomic operation: claim, business rows and kept answer commit in one transaction.
+"""One atomic operation: the claim, your rows and the stored response commit in one transaction.
 
-It is the engine's own `begin` and `conclude`, with another way to answer the verbs that they ask.
-An `Insert` becomes: take the id for as long as this transaction lasts, and look. A take-over is
-remembered. The completion carries all of it out at once, and commits; a release rolls back, and
-nothing was ever there. So until the end nothing of ours stands in the tables that others could find
-or wait for, a crash leaves nothing, and no lease is needed.
+It runs the engine's own `begin` and `conclude`, but answers their store verbs differently. `Insert`
+locks the id for the length of this transaction and reads the record. A take-over is remembered. The
+completion writes everything at once and commits; a release rolls back. So until the end there is no
+row of ours that others could find or wait for, a crash leaves nothing, and no lease is needed.
 
-A commit whose acknowledgement was lost is looked up (P9): whoever holds the id again after it can
-be sure that its transaction is over, and the record says by its token which way.
+If the acknowledgement of a commit is lost, the record is looked up (P9): once we hold the id again,
+that transaction is over, and the record's token shows whether it committed.
 
-Like all of the engine this is made of generators. What they yield is a `Begin`, `Flush`, `Commit`,
-`Rollback` or `Outside`; anything else is a question to the store, asked within the transaction.
+Like the rest of the engine this is made of generators. They yield `Begin`, `Flush`, `Commit`,
+`Rollback` or `Outside`; anything else is a store query, run inside the transaction.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ T = TypeVar("T")
 
 @value
 class Begin:
-    """Open a transaction on a connection of its own. → whether the id may be had at all"""
+    """Open a transaction on a connection of its own. → whether the id can be locked at all"""
 
     id: bytes
     seconds_max: float
@@ -54,52 +53,52 @@ class Begin:
 
 @value
 class Flush:
-    """Write what the handler's session still holds back."""
+    """Write what the handler's session has not written yet."""
 
 
 @value
 class Commit:
-    """Commit, and give the connection back."""
+    """Commit, and return the connection."""
 
 
 @value
 class Rollback:
-    """Roll back, and give the connection back. Never fails: what is not committed is gone."""
+    """Roll back, and return the connection. Never fails: what is not committed is gone."""
 
 
 @value
 class Outside:
-    """Ask on the store's own connections, apart from the transaction."""
+    """Run a query on the store's own connections, outside the transaction."""
 
     question: Verb | Pause | Offload
 
 
 class Denied(StoreUnavailable):
-    """The handler tried to end the transaction, and was not let."""
+    """The handler tried to end the transaction, which was prevented."""
 
     def __init__(self) -> None:
         super().__init__(
             "the handler tried to end its transaction, or closed its session: leave both to "
-            "oncekey, and use a savepoint to undo a part",
+            "oncekey, and use a savepoint to roll back a part",
             sent=True,
         )
 
 
 @value
-class Undone:
-    """Why it is not recorded, and what its client is told."""
+class NotRecorded:
+    """Why the operation is not recorded, and the response to its client."""
 
-    why: str
-    told: Given | Refuse
+    reason: str
+    response: Given | Refuse
 
 
-class Work:
+class AtomicOperation:
     """One request in atomic mode."""
 
     def __init__(
         self, store: Store, seconds_max: float, *, callers: bool = False, plain: bool = False
     ) -> None:
-        """`callers`: its transactions are a caller's own. `plain`: nothing is recorded in it."""
+        """`callers`: the transaction is a caller's own. `plain`: nothing is recorded in it."""
         self._store = store
         self._plain = plain
         self._callers = callers
@@ -112,67 +111,67 @@ class Work:
         self._seconds_max = seconds_max
         self._claim: Claim
         self._token = b""
-        """The claim's, once there is one."""
+        """The claim's token, once there is a claim."""
         self._open = False
-        """A transaction is begun, and not ended by us."""
+        """A transaction is open, as far as we know."""
         self._held = False
-        """It has the id, so nobody else can be about to run it."""
-        self._take: Swap | None = None
-        """The take-over that goes before the completion, where a record was there."""
+        """The transaction holds the id, so no other attempt can run."""
+        self._take_over: Swap | None = None
+        """The take-over to write before the completion, if there was a record."""
         self._in_doubt = False
-        """Its commit was not acknowledged."""
-        self._undone: Undone | None = None
+        """The commit was not acknowledged."""
+        self._not_recorded: NotRecorded | None = None
         self._undoable: bool | None = None
-        """Whether a rollback surely undoes it all, once that was asked."""
+        """Whether a rollback certainly undoes everything, once that was checked."""
         self._final: Exception | None = None
-        """What the engine must not repeat."""
+        """An error after which the engine must not retry."""
         self.status = 0
-        """Of the answer that it commits."""
+        """The status of the response that is committed."""
 
     def drive(self, op: Op[T]) -> Op[T | Finished]:
-        """Drive an operation of the engine, with its verbs answered by the transaction.
+        """Run an operation of the engine, with its verbs answered by the transaction.
 
-        What it decides stands, but for three things: a handler cannot run without a transaction,
-        nothing is left to forget, and what was undone is not said to have happened.
+        Its decision stands, with three exceptions: a handler cannot run without a transaction,
+        nothing is left to forget, and a rolled back operation is not reported as done.
         """
-        decided = yield from self._through(op)
-        if isinstance(decided, Execute) or (decided is None and self._take is not None):
-            return decided  # its handler runs now
+        decision = yield from self._drive(op)
+        if isinstance(decision, Execute) or (decision is None and self._take_over is not None):
+            return decision  # its handler runs now
         yield from self.close()
-        if self._undone is not None and decided is not None:  # else that was said before
-            _log.error("%s %s", self._claim.operation, self._undone.why)
-            own = isinstance(self._undone.told, Given) and isinstance(decided, GivenUp)
-            return decided if own else self._undone.told
-        if isinstance(decided, Bypass):
+        if self._not_recorded is not None and decision is not None:  # else it was logged before
+            _log.error("%s %s", self._claim.operation, self._not_recorded.reason)
+            own = isinstance(self._not_recorded.response, Given) and isinstance(decision, GivenUp)
+            return decision if own else self._not_recorded.response
+        if isinstance(decision, Bypass):
             return Refuse(refusals.store_unavailable())
-        if isinstance(decided, Unstored):
+        if isinstance(decision, Unstored):
             return Refuse(refusals.answer_not_recorded(1.0))
-        if isinstance(decided, Refuse) and decided.lost_claim is not None:
-            return Refuse(decided.problem)
-        return decided
+        if isinstance(decision, Refuse) and decision.lost_claim is not None:
+            return Refuse(decision.problem)
+        return decision
 
     def close(self) -> Op[None]:
         """Roll back whatever is open."""
         if self._open:
             self._open = self._held = False
-            why = yield Rollback()
-            if why is not None:
-                self._undo(why)
+            reason = yield Rollback()
+            if reason is not None:
+                self._undo(reason)
 
-    def _undo(self, why: str | Exception, answer: Answer | None = None) -> None:
-        """Nothing of it happened, unless its handler ended the transaction. One that says itself
-        that it failed is heard, but not kept.
+    def _undo(self, reason: str | Exception, answer: Answer | None = None) -> None:
+        """Note that nothing happened, unless the handler ended the transaction. A response that
+        reports a failure itself is sent, but not stored.
         """
         failed = answer is not None and answer.status >= 400
-        told = Given() if failed else Refuse(_problem(why, self._claim.recovery))
-        # Who ended the transaction may have committed it.
-        became = "is not recorded" if isinstance(why, Ended) else "was undone"
-        self._undone = Undone(f"{became}: {why}", told)
+        response = Given() if failed else Refuse(_problem(reason, self._claim.recovery))
+        # A handler that ended the transaction may have committed it.
+        became = "is not recorded" if isinstance(reason, Ended) else "was undone"
+        self._not_recorded = NotRecorded(f"{became}: {reason}", response)
 
     # -------------------------------------------------------------- another way to answer verbs
 
-    def _through(self, op: Op[T]) -> Op[T]:
-        """What `op` comes to, with its questions answered by `_answer`."""
+    def _drive(self, op: Op[T]) -> Op[T]:
+        """Run `op` with its questions answered by `_answer`."""
         try:
             question = next(op)
             while True:
@@ -187,7 +186,7 @@ class Work:
         except StopIteration as stop:
             value: T = stop.value
             return value
-        finally:  # whoever is cancelled gives up its place among those who wait
+        finally:  # a cancelled operation leaves the queue of waiters
             op.close()
 
     def _answer(self, verb: Any) -> Op[Any]:
@@ -195,15 +194,15 @@ class Work:
             case Insert(claim):
                 self._claim, self._token = claim, claim.token
                 return (yield from self._insert())
-            case Peek() if self._token:  # else it looks at what it was not allowed to claim
+            case Peek() if self._token:  # else it looks at a key it may not claim
                 return (yield from self._peek())
-            # Also an orphan's, which nobody inserted.
+            # Also for an orphaned record, which has no insert before.
             case Swap(claim=Claim() as claim, to=State.RUNNING):
                 self._claim, self._token = claim, claim.token
                 return (yield from self._remember(verb))
             case Swap(token=token) if token == self._token:
                 return (yield from self._end(verb))
-            case Find() if self._held:  # the store's notice, by who is about to run: it holds on
+            case Find() if self._held:  # the store's notice, read by the attempt about to run
                 [found] = yield from self._store.perform([verb])
                 return found
             case Offload():
@@ -212,17 +211,17 @@ class Work:
                 if self._undoable is None:
                     self._undoable = yield from self._is_undoable(error)
                 return self._undoable
-        yield from self.close()  # whoever needs two connections at once may wait for ever
+        yield from self.close()  # holding two connections at once could deadlock the pool
         return (yield Outside(verb))
 
     def _insert(self) -> Op[Inserted | Found]:
-        self._take = None
-        if self._verbs is None:  # replays need not wait for whoever writes
+        self._take_over = None
+        if self._verbs is None:  # so that replays need not wait for the writer
             found: Record | None = yield Outside(Find(self._claim.id))
             if found is not None:
                 return Found(found)
         held = yield from self._hold()
-        if held.record is None or _free(held.record):
+        if held.record is None or _is_free(held.record):
             if not held.ours:
                 yield from self.close()
                 return Found(_in_flight(self._claim))
@@ -231,24 +230,24 @@ class Work:
         return Found(held.record)
 
     def _hold(self) -> Op[Hold]:
-        """Begin, and take the id. What fails in a transaction of a caller's may have undone all of
-        it: repeated, it would go on in another one, without the rows that the caller had written.
+        """Begin, and lock the id. A failure in a caller's transaction may have rolled it back: a
+        retry would run in a new one, without the rows that the caller wrote before.
         """
         try:
             held = yield from self._begin_and_hold()
         except StoreUnavailable as error:
             self._final = error if self._callers else None
             raise
-        if held.record is None or not self._shown_early(held.record):
+        if held.record is None or not self._may_not_be_durable(held.record):
             return held
-        return Hold(False, (yield from self._on_disk(held.record)))
+        return Hold(False, (yield from self._read_durable(held.record)))
 
-    def _shown_early(self, found: Record) -> bool:
-        """Whether it would be answered from what may not be on disk yet."""
+    def _may_not_be_durable(self, found: Record) -> bool:
+        """Whether this finished record may not be on disk yet."""
         return _has_ended(found) and self._sql is not None and self._sql.shows_early(self._store)
 
-    def _on_disk(self, found: Record) -> Op[Record]:
-        """It again, by the store's own connections: what these say is on disk."""
+    def _read_durable(self, found: Record) -> Op[Record]:
+        """Read the record again on the store's own connections, which see only what is durable."""
         yield from self.close()
         again: Record | None = yield Outside(Find(found.id))
         return again or found
@@ -267,25 +266,25 @@ class Work:
         return held
 
     def _peek(self) -> Op[Glimpse | None]:
-        """For those who wait: what holds the id is a transaction, or a record that says so."""
+        """Look for a waiting request whether a transaction or a record holds the id."""
         held = yield from self._hold()
         yield from self.close()
-        if held.record is not None and (held.ours or not _free(held.record)):
+        if held.record is not None and (held.ours or not _is_free(held.record)):
             return Glimpse(held.record.state, held.record.fence, held.record.lease_left_s)
         return None if held.ours else Glimpse(State.RUNNING, 0, self._claim.lease_s)
 
     def _remember(self, take: Swap) -> Op[Done | Refused]:
-        """Whether it may be taken over is for the end to say: nobody's record is locked so long."""
+        """Remember a take-over. It is decided at the end, so that no record is locked meanwhile."""
         if not self._held:
             held = yield from self._hold()
             found = held.record
-            if not held.ours:  # whoever holds the id is about to have what seems free
+            if not held.ours:  # another transaction holds the id and is about to take it
                 yield from self.close()
-                free = found is None or _free(found)
+                free = found is None or _is_free(found)
                 return Refused(_in_flight(self._claim) if free else found)
             if found is None or (found.fence, found.token) != (take.fence, take.token):
                 return Refused(found)
-        self._take = take
+        self._take_over = take
         return Done(take.fence)
 
     # ------------------------------------------------------------------------------- the end
@@ -298,21 +297,21 @@ class Work:
             return Done(swap.fence)
         if swap.to is not State.COMPLETED:
             return (yield from self._end_without_rows(swap))
-        if not self._open:  # it was refused before, and by what was not heard
-            return (yield from self._refused())
+        if not self._open:  # it was refused before, but the reply was lost
+            return (yield from self._refusal())
         yield from self._flush()
         self.status = 0 if swap.answer is None else swap.answer.status
         try:
             fence = yield from self._write(swap)
         except (StoreError, Misuse) as error:
-            if isinstance(error, TooLong) and self._take is None:  # less of it may be kept
+            if isinstance(error, TooLong) and self._take_over is None:  # a shorter one may fit
                 raise
             self._undo(error, swap.answer)
             if isinstance(error, Ended) and not self._may_repeat:
                 raise
             fence = None
         if fence is None:
-            return (yield from self._refused())
+            return (yield from self._refusal())
         probe("before_commit")
         self._open = False
         try:
@@ -324,7 +323,7 @@ class Work:
         return Done(fence)
 
     def _flush(self) -> Op[None]:
-        """What fails here is the handler's own, which has failed with it."""
+        """Flush the session. A failure here is the handler's own."""
         try:
             yield Flush()
         except Exception as error:
@@ -333,35 +332,35 @@ class Work:
 
     @property
     def _may_repeat(self) -> bool:
-        """Whether it may run again though it may have had its effect. In a transaction of a
-        caller's all of that is the caller's to undo.
+        """Whether it may run again although it may have taken effect. In a caller's transaction the
+        caller rolls all of that back.
         """
         return self._callers or self._claim.recovery not in ("ask", "block")
 
     def _is_undoable(self, error: BaseException | None) -> Op[bool]:
-        """False where the handler has ended the transaction, and may have committed. One that
-        cannot be asked any more has failed as it was, or broken.
+        """Return False if the handler ended the transaction and may have committed. A transaction
+        that no longer answers has failed or lost its connection.
         """
-        if self._may_repeat or self._verbs is None or not self._open:  # SQLite lets nobody end it
+        if self._may_repeat or self._verbs is None or not self._open:  # SQLite prevents ending it
             return True
         try:
             yield Flush()
             ours = yield from self._verbs.is_ours(self._claim)
             ours = ours or (error is not None and self._verbs.undoes(error))
-        except Ended:  # it was seen to commit
+        except Ended:  # a commit was seen
             ours = False
         except Exception:
             return True
         if not ours:
-            _log.error("%s may have had its effect: %s", self._claim.operation, Ended())
+            _log.error("%s may have taken effect: %s", self._claim.operation, Ended())
         return ours
 
     def _end_without_rows(self, swap: Swap) -> Op[Done | Refused]:
-        """Nobody knows the outcome, or the application is to be asked: what was written here does
-        not go with that.
+        """End with an unknown outcome, or one to ask the application about: roll back the rows
+        written here, and write the record outside.
         """
         yield from self.close()
-        taken = yield Outside(self._take or Insert(self._claim))
+        taken = yield Outside(self._take_over or Insert(self._claim))
         found = None if isinstance(taken, Done | Inserted) else taken.record
         if found is not None and found.token == self._token:
             taken = Done(found.fence)
@@ -371,10 +370,10 @@ class Work:
         return ended
 
     def _write(self, swap: Swap) -> Op[int | None]:
-        """The record's fence, None if it is another's by now."""
+        """Write the record. Return its fence, or None if another attempt has it by now."""
         claim, perform = self._claim, self._store.perform
         if self._verbs is not None:
-            new = self._take is None and swap.to is State.COMPLETED
+            new = self._take_over is None and swap.to is State.COMPLETED
             if new and not self._plain and (yield from self._verbs.insert_completed(claim, swap)):
                 return swap.fence
             if not (yield from self._verbs.is_ours(claim)):
@@ -382,43 +381,43 @@ class Work:
             if new and not self._plain:
                 return None
         if self._plain:
-            if self._verbs is None:  # only who asks is told that there is nothing left to commit
+            if self._verbs is None:  # a query shows if there is still something to commit
                 yield from perform([Find(claim.id)])
             return swap.fence
-        [taken] = yield from perform([self._take or Insert(claim)])
+        [taken] = yield from perform([self._take_over or Insert(claim)])
         if not isinstance(taken, Done | Inserted):
             return None
         [done] = yield from perform([replace(swap, fence=taken.fence)])
         return done.fence if isinstance(done, Done) else None
 
-    def _refused(self) -> Op[Refused]:
-        """Nothing is committed; what stands there instead, unless that is nothing."""
+    def _refusal(self) -> Op[Refused]:
+        """Roll back, and return the record that is there instead, if any."""
         yield from self.close()
-        if self._undone is not None:
+        if self._not_recorded is not None:
             return Refused(None)
         found = yield Outside(Find(self._claim.id))
         return Refused(found)
 
     def _look_up(self) -> Op[Done | Refused]:
-        """What became of a commit that nobody acknowledged."""
+        """Find out whether an unacknowledged commit succeeded."""
         held = yield from self._hold()
         found = held.record
-        if held.ours and self._verbs is not None:  # look again: it looked before it held the id
+        if held.ours and self._verbs is not None:  # read again: the first read was before the lock
             [found] = yield from self._store.perform([Find(self._claim.id)])
         yield from self.close()
-        if found is not None and self._shown_early(found):
-            found = yield from self._on_disk(found)
+        if found is not None and self._may_not_be_durable(found):
+            found = yield from self._read_durable(found)
         if found is not None and found.token == self._claim.token:
             return Done(found.fence)
-        if not held.ours and (found is None or _free(found)):
-            raise StoreUnavailable("a commit is not known to be over")
-        if found is None or _free(found):
+        if not held.ours and (found is None or _is_free(found)):
+            raise StoreUnavailable("a commit may still be in progress")
+        if found is None or _is_free(found):
             self._undo("its commit failed")
         return Refused(found)
 
 
-def _free(record: Record) -> bool:
-    """Whether somebody could run it: then it matters who has the id."""
+def _is_free(record: Record) -> bool:
+    """Whether an attempt could run: then it matters which one holds the id."""
     return not _has_ended(record) and not (record.state is State.RUNNING and not record.lapsed)
 
 
@@ -427,7 +426,7 @@ def _has_ended(record: Record) -> bool:
 
 
 def _in_flight(claim: Claim) -> Record:
-    """What can be said of whoever holds the id: that it is under way. Which request it is will be
+    """Make a record for the transaction that holds the id: running. Which request it is becomes
     known when it commits.
     """
     return Record(
@@ -463,9 +462,9 @@ _AFTERWARDS = {
 }
 
 
-def _problem(why: str | Exception, recovery: str) -> Problem:
-    """What its client is told."""
-    if isinstance(why, Ended):
+def _problem(reason: str | Exception, recovery: str) -> Problem:
+    """Make the problem for the client."""
+    if isinstance(reason, Ended):
         afterwards = _AFTERWARDS.get(recovery, "A retry runs it again.")
         return Problem(
             Kind.TRANSACTION_ENDED,
@@ -473,7 +472,7 @@ def _problem(why: str | Exception, recovery: str) -> Problem:
             "or went on after a deadlock had. What it committed by itself stands, all else is "
             f"undone. {afterwards}",
         )
-    if isinstance(why, Denied):
+    if isinstance(reason, Denied):
         return Problem(
             Kind.TRANSACTION_ENDED,
             "The request was undone before it was answered: its handler tried to end the "

@@ -1,8 +1,7 @@
-"""Driving one atomic operation: its transaction on one side, the store's own connections on the
-other.
+"""Run one atomic operation between its transaction and the store's own connections.
 
-`Unit` blocks and `AsyncUnit` awaits; which of them an adapter is for, it says by its `awaited`. A
-blocking adapter serves an event loop too, in threads.
+`Unit` blocks and `AsyncUnit` awaits. An adapter's `awaited` says whether it is async; a blocking
+adapter serves an event loop too, in threads.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from oncekey._core.op import Op, arun, run
 from oncekey._engine.decisions import Execute
-from oncekey.atomic._loans import STAYED, Loan
-from oncekey.atomic._transaction import Begin, Commit, Flush, Outside, Rollback, Work
+from oncekey.atomic._loans import STILL_IN_USE, Loan
+from oncekey.atomic._transaction import AtomicOperation, Begin, Commit, Flush, Outside, Rollback
 from oncekey.errors import OncekeyError, StoreUnavailable
 from oncekey.stores import transactions
 from oncekey.stores.base import Store
@@ -31,92 +30,89 @@ if TYPE_CHECKING:
     from oncekey._engine.attempt import Attempt
 
 CALLERS = "any"
-"""The engine of adapters that stand in a transaction of a caller's."""
+"""The engine of adapters for a caller's transaction."""
 THREADS_MAX = 32
-"""For blocking adapters in an event loop: most transactions that are begun at once, and most
-statements under way.
+"""For blocking adapters in an event loop: the most transactions being begun, and the most
+statements running, at once.
 """
 
 _FAILED_BEFORE = "25P02"
 _WENT_ON = (
-    "the handler went on after a statement of its own had failed, which undoes the whole "
+    "the handler went on after one of its statements had failed, which rolls back the whole "
     "transaction on PostgreSQL: raise its error, or put what may fail into a savepoint"
 )
 
 
 class Transaction(Protocol):
-    """An open transaction. Each method but `lend` and `taint` awaits or blocks, as its adapter
-    does.
-    """
+    """An open transaction. All methods but `lend` and `taint` are async if the adapter is."""
 
     def lend(self) -> Any:
-        """What the handler gets. It is of no use any more once it was recalled."""
+        """Return what the handler gets. It stops working when it is recalled."""
 
     def taint(self) -> None:
-        """The handler was cut off: the connection is to be closed instead of given back."""
+        """Note that the handler was cut off: close the connection instead of returning it."""
 
     def recall(self) -> Any:
-        """Take back what was lent. False: somebody stays in the middle of a statement."""
+        """Take back what was lent. Return False if a statement is still running."""
 
     def ask(self, question: Any) -> Any:
-        """Ask a question of the store's, within it."""
+        """Run a store query inside the transaction."""
 
     def flush(self) -> Any:
-        """Write what a session still holds back."""
+        """Write what a session has not written yet."""
 
     def commit(self) -> Any:
-        """Commit, and give the connection back, whatever happens."""
+        """Commit, and return the connection in any case."""
 
     def rollback(self) -> Any:
-        """Recall what was lent, cutting off whoever is in a statement; roll back, and give the
-        connection back. Why it had ended before, if it had.
+        """Recall what was lent, cutting off running statements; roll back, and return the
+        connection. Return why the transaction had ended before, if it had.
         """
 
 
 class Adapter(Protocol):
-    """Opens transactions where the application has its rows."""
+    """Opens transactions in the application's database."""
 
     @property
     def engine(self) -> str:
-        """The name of the store whose records can be there too."""
+        """The name of the store whose records can be in the same database."""
 
     @property
     def awaited(self) -> bool:
-        """Whether it is for an event loop."""
+        """Whether it is async."""
 
     def begin(self, store: Store, record_id: bytes, seconds_max: float) -> Any:
-        """A `Transaction`, or None where somebody else has the id."""
+        """Open a `Transaction`; None if another one holds the id."""
 
 
 _proven: WeakSet[Any] = WeakSet()
-"""Adapters whose database was seen to be the store's."""
+"""Adapters whose database is known to be the store's."""
 
 
 _outages: WeakKeyDictionary[Any, Outage] = WeakKeyDictionary()
 
 
 def _outage(adapter: Adapter) -> Outage:
-    """Of an adapter's connections; those of the store may be well meanwhile."""
+    """Track outages of an adapter's connections, separate from the store's own."""
     if adapter not in _outages:
         _outages[adapter] = Outage(f"the database of atomic={type(adapter).__name__}(…)")
     return _outages[adapter]
 
 
-def _unproven(adapter: Adapter, store: Store) -> bool:
-    """Whether its database is still to be compared; files are, whenever one is opened."""
+def _must_prove(adapter: Adapter, store: Store) -> bool:
+    """Whether to check that both are one database. SQLite compares files at each open."""
     if adapter in _proven:
         return False
     sql = transactions.sql_transactions(store)
     return sql is not None and sql.identity is not None and adapter.engine == sql.engine
 
 
-Told = Callable[[Any, int], None]
-"""Is told of an attempt that was committed, with its status, though it did not use its transaction.
-"""
+UnusedCallback = Callable[[Any, int], None]
+"""Called with an attempt and its status if it committed without using its transaction."""
 
 
-class _Lender:
-    """What both kinds of units know of the transaction and of who has borrowed it."""
+class _UnitBase:
+    """The state of a unit: its transaction and loan."""
 
     def __init__(
         self,
@@ -124,20 +120,22 @@ class _Lender:
         store: Store,
         seconds_max: float,
         ask: Callable[[Any], Any],
-        unused: Told | None = None,
+        on_unused: UnusedCallback | None = None,
         *,
         plain: bool = False,
     ) -> None:
         self._adapter = adapter
         self._store = store
         self._outside = ask
-        self._unused = unused
-        self._work = Work(store, seconds_max, callers=adapter.engine == CALLERS, plain=plain)
+        self._on_unused = on_unused
+        self._work = AtomicOperation(
+            store, seconds_max, callers=adapter.engine == CALLERS, plain=plain
+        )
         self._transaction: Transaction | None = None
         self._borrower: Attempt | None = None
         self._loan: Loan | None = None
         self._is_clear = True
-        """Nobody stays in the middle of a statement."""
+        """No statement is left running."""
 
     def _lend(self, decided: Any) -> Any:
         if isinstance(decided, Execute) and self._transaction is not None:
@@ -150,29 +148,29 @@ class _Lender:
 
     def _check_clear(self) -> None:
         if not self._is_clear:
-            raise StoreUnavailable(STAYED, sent=True)
+            raise StoreUnavailable(STILL_IN_USE, sent=True)
 
     def _end_loan(self, transaction: Transaction | None) -> None:
         if self._loan is not None:
             self._loan.end()
-        # Who was cancelled, or interrupted, may have been in the middle of anything.
+        # A cancelled or interrupted handler may have left the connection in any state.
         error = sys.exception()
         if transaction is not None and error is not None and not isinstance(error, Exception):
             transaction.taint()
 
-    def _committed(self, transaction: Transaction) -> None:
+    def _record_commit(self, transaction: Transaction) -> None:
         _outage(self._adapter).record_success()
-        if self._loan is None or self._unused is None or self._loan.used:
+        if self._loan is None or self._on_unused is None or self._loan.was_used:
             return
         if not getattr(transaction, "used", False):
-            self._unused(self._borrower, self._work.status)
+            self._on_unused(self._borrower, self._work.status)
 
 
-class Unit(_Lender):
-    """One atomic operation, for callers that block."""
+class Unit(_UnitBase):
+    """One atomic operation, blocking."""
 
     def drive_sync(self, op: Op[Any]) -> Any:
-        """Drive an operation of the engine within the transaction."""
+        """Run an operation of the engine inside the transaction."""
         try:
             decided = run(self._work.drive(op), self._answer)
         except BaseException:
@@ -199,22 +197,22 @@ class Unit(_Lender):
             if kind is Flush:
                 return self._flush(transaction)
             if kind is Cached and not question.needed:
-                return None  # what has the id looks into no cache
+                return None  # with the id locked, no cache is needed
             self._check_clear()
             return transaction and transaction.ask(question)
         except Exception as error:
-            raise _judged(error, question, self._adapter) from error
+            raise _as_store_error(error, question, self._adapter) from error
 
     def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
-        # Before it begins: a pool may have no second connection for whoever holds one.
-        own = transactions.database_of(store) if _unproven(adapter, store) else None
+        # Before it begins: the pool may have no second connection.
+        own = transactions.database_of(store) if _must_prove(adapter, store) else None
         self._transaction = adapter.begin(store, record_id, seconds_max)
         if self._transaction is None:
             return False
         try:
             self._open_up(self._transaction, own)
-        except BaseException:  # it may be begun again, and nobody would give this one back
+        except BaseException:  # a retry would begin another one and lose this one
             self._roll_back()
             raise
         return True
@@ -235,19 +233,19 @@ class Unit(_Lender):
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
             transaction.commit()
-            self._committed(transaction)
+            self._record_commit(transaction)
 
     def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
         self._end_loan(transaction)
         try:
             return transaction and transaction.rollback()
-        except Exception as error:  # its connection broke: what is not committed is gone
-            _judged(error, Rollback(), self._adapter)
+        except Exception as error:  # the connection broke: what is not committed is gone
+            _as_store_error(error, Rollback(), self._adapter)
 
 
-class AsyncUnit(_Lender):
-    """One atomic operation, for an event loop."""
+class AsyncUnit(_UnitBase):
+    """One atomic operation, async."""
 
     def __init__(
         self,
@@ -255,15 +253,15 @@ class AsyncUnit(_Lender):
         store: Store,
         seconds_max: float,
         ask: Callable[[Any], Awaitable[Any]],
-        unused: Told | None = None,
+        on_unused: UnusedCallback | None = None,
         *,
         plain: bool = False,
     ) -> None:
-        super().__init__(adapter, store, seconds_max, ask, unused, plain=plain)
+        super().__init__(adapter, store, seconds_max, ask, on_unused, plain=plain)
         self._threaded = not adapter.awaited
 
     async def drive(self, op: Op[Any]) -> Any:
-        """Drive an operation of the engine within the transaction."""
+        """Run an operation of the engine inside the transaction."""
         try:
             decided = await arun(self._work.drive(op), self._answer)
         except BaseException:
@@ -292,49 +290,49 @@ class AsyncUnit(_Lender):
             if kind is Cached and not question.needed:
                 return None
             self._check_clear()
-            return transaction and await self._do(transaction.ask, question)
+            return transaction and await self._call(transaction.ask, question)
         except Exception as error:
-            raise _judged(error, question, self._adapter) from error
+            raise _as_store_error(error, question, self._adapter) from error
 
     async def _begin(self, record_id: bytes, seconds_max: float) -> bool:
         adapter, store = self._adapter, self._store
         own = None
-        if _unproven(adapter, store):
+        if _must_prove(adapter, store):
             own = await asyncio.to_thread(transactions.database_of, store)
-        self._transaction = await self._begun(record_id, seconds_max)
+        self._transaction = await self._open_transaction(record_id, seconds_max)
         if self._transaction is None:
             return False
         try:
             await self._open_up(self._transaction, own)
-        except BaseException:  # it may be begun again, and nobody would give this one back
+        except BaseException:  # a retry would begin another one and lose this one
             await self._roll_back()
             raise
         return True
 
-    async def _begun(self, record_id: bytes, seconds_max: float) -> Transaction | None:
-        begin, asked = self._adapter.begin, (self._store, record_id, seconds_max)
+    async def _open_transaction(self, record_id: bytes, seconds_max: float) -> Transaction | None:
+        begin, arguments = self._adapter.begin, (self._store, record_id, seconds_max)
         if not self._threaded:
-            transaction: Transaction | None = await begin(*asked)
+            transaction: Transaction | None = await begin(*arguments)
             return transaction
-        begun = _in_thread(begin, *asked, waits=True)
+        opening = _in_thread(begin, *arguments, waits=True)
         try:
-            return await asyncio.shield(begun)
-        except asyncio.CancelledError:  # which no thread notices: what it begins would be nobody's
-            begun.add_done_callback(_undo)
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:  # the thread goes on: roll back what it opens
+            opening.add_done_callback(_roll_back_later)
             raise
 
     async def _open_up(self, transaction: Transaction, own: Any) -> None:
         if (first := self._work.first_question) is not None:
-            await self._do(transaction.ask, first)
+            await self._call(transaction.ask, first)
         if own is not None:
             if self._threaded:
-                await self._do(run, transactions.must_fit(self._store, own), transaction.ask)
+                await self._call(run, transactions.must_fit(self._store, own), transaction.ask)
             else:
                 await arun(transactions.must_fit(self._store, own), transaction.ask)
             _proven.add(self._adapter)
 
     async def prove(self) -> None:
-        """Begin once, to see that the database is the store's and fit for it."""
+        """Begin once, to check that the database is the store's and suitable."""
         try:
             await self._answer(Begin(bytes(32), 1.0))
         finally:
@@ -344,7 +342,7 @@ class AsyncUnit(_Lender):
         if transaction is None:
             return
         if self._threaded:
-            self._is_clear = await self._do(_flush_and_recall, transaction)
+            self._is_clear = await self._call(_flush_and_recall, transaction)
         else:
             await transaction.flush()
             self._is_clear = await transaction.recall()
@@ -353,21 +351,21 @@ class AsyncUnit(_Lender):
     async def _commit(self) -> Any:
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
-            await self._do(transaction.commit)
-            self._committed(transaction)
+            await self._call(transaction.commit)
+            self._record_commit(transaction)
 
     async def _roll_back(self) -> Any:
         transaction, self._transaction = self._transaction, None
         self._end_loan(transaction)
         try:
-            return transaction and await self._do(transaction.rollback)
-        except Exception as error:  # its connection broke: what is not committed is gone
-            _judged(error, Rollback(), self._adapter)
+            return transaction and await self._call(transaction.rollback)
+        except Exception as error:  # the connection broke: what is not committed is gone
+            _as_store_error(error, Rollback(), self._adapter)
 
-    def _do(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    def _call(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]:
         if self._threaded:
-            # Whoever is cancelled does not wait for it, but it is done: a commit that never came to
-            # its turn would leave its transaction open, and nobody knows of it any more.
+            # A cancelled caller does not wait, but the thread finishes: a commit that never ran
+            # would leave its transaction open, with nothing to close it.
             return asyncio.shield(_in_thread(function, *args))
         awaited: Awaitable[Any] = function(*args)
         return awaited
@@ -382,29 +380,29 @@ def _in_thread(
     function: Callable[..., Any], *args: Any, waits: bool = False
 ) -> asyncio.Future[Any]:
     pool, loop = _threads(os.getpid(), waits), asyncio.get_running_loop()
-    # The context knows of the request's session.
+    # The context holds the request's session.
     return loop.run_in_executor(pool, contextvars.copy_context().run, function, *args)
 
 
-def _undo(begun: asyncio.Future[Transaction | None]) -> None:
-    """Roll back what was begun for somebody who has left."""
-    transaction = None if begun.cancelled() or begun.exception() else begun.result()
+def _roll_back_later(opening: asyncio.Future[Transaction | None]) -> None:
+    """Roll back a transaction whose caller was cancelled."""
+    transaction = None if opening.cancelled() or opening.exception() else opening.result()
     if transaction is not None:
         _in_thread(transaction.rollback)
 
 
 @functools.cache
 def _threads(pid: int, waits: bool) -> ThreadPoolExecutor:
-    """Whoever waits for a connection, or for its turn to write, has threads apart: it must not keep
-    those from going on that it waits for.
+    """Use separate threads to wait for a connection or for the write lock: waiters must not block
+    the transactions they wait for.
     """
     return ThreadPoolExecutor(THREADS_MAX, f"oncekey-atomic-{'begin' if waits else 'do'}")
 
 
-def _judged(error: Exception, question: Any, adapter: Adapter) -> Exception:
-    """A driver's failure at our statements is the database's; at a flush it is the handler's.
+def _as_store_error(error: Exception, question: Any, adapter: Adapter) -> Exception:
+    """Convert a driver's error to `StoreUnavailable`, except at a flush, where it is the handler's.
 
-    Its reason is for the log: a client is told only that there was no answer.
+    The reason is for the log; clients see only that the store is unavailable.
     """
     if isinstance(error, OncekeyError) or isinstance(question, Flush):
         return error

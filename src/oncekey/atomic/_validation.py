@@ -1,4 +1,4 @@
-"""Combinations that cannot work are refused when the program starts, with what to write instead."""
+"""Refuse atomic settings that cannot work at startup, with what to write instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncekey.stores.transactions import sql_transactions
 
 UNUSED = "atomic=… is given, but no policy says Policy(atomic=True)"
 LEASE_SHARE = 3
-"""On SQLite others renew their leases only when no atomic handler runs: a few must fit into one."""
+"""On SQLite leases are renewed only while no atomic handler runs: a few must fit into a lease."""
 
 
 def check(
@@ -20,7 +20,9 @@ def check(
     store: Store,
     named: Callable[[Callable[[Policy], bool]], list[str]],
 ) -> None:
-    """`named` gives the routes whose policy meets a condition."""
+    """Check the adapter against the store and the policies. `named` returns the routes whose policy
+    meets a condition.
+    """
     _must_be_adapter(adapter)
     routes = ", ".join(named(lambda policy: policy.atomic))
     if not routes:
@@ -52,8 +54,8 @@ def _must_be_adapter(given: object) -> None:
     if given is not None and (isinstance(given, type) or not hasattr(given, "begin")):
         what = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
         raise Misuse(
-            "atomic=… takes an adapter, such as oncekey.atomic.Sqlite() or Asyncpg(pool); it was "
-            f"given {what}"
+            "atomic=… takes an adapter, such as oncekey.atomic.Sqlite() or Asyncpg(pool), not "
+            f"{what}"
         )
 
 
@@ -62,12 +64,12 @@ def _check_time(named: Callable[[Callable[[Policy], bool]], list[str]]) -> None:
     if late:
         raise Misuse(
             f"Policy(atomic_s_max=…) of {', '.join(late)} must be less than a third of lease_s: "
-            "on SQLite nobody else writes while an atomic handler runs, renewals of leases neither"
+            "on SQLite an atomic handler blocks all other writers, including lease renewals"
         )
 
 
 def check_loop(adapter: Adapter | None) -> None:
-    """What an event loop cannot use."""
+    """Refuse adapters that an event loop cannot use."""
     _must_be_adapter(adapter)
     if getattr(adapter, "bound_to_thread", False):
         raise Misuse(
@@ -77,22 +79,22 @@ def check_loop(adapter: Adapter | None) -> None:
 
 
 def check_blocking(adapter: Adapter | None, handler: str) -> None:
-    """What a handler cannot use that an event loop calls in a thread: it would await nothing, write
-    no row, and be answered.
+    """Refuse async adapters for a blocking handler, which an event loop calls in a thread: it could
+    await nothing, would write no row, and still succeed.
     """
     if adapter is not None and adapter.awaited:
         raise Misuse(
-            f"{handler} is written with def and runs in a thread, where nobody can await the "
-            f"connections of {type(adapter).__name__}: write async def, or take an adapter that "
-            "blocks; or leave its route out of atomic mode, Policy(atomic=False)"
+            f"{handler} is written with def and runs in a thread, where it cannot await the "
+            f"connections of {type(adapter).__name__}: use async def, a blocking adapter, or "
+            "Policy(atomic=False) for its route"
         )
 
 
 def check_thread(adapter: Adapter | None) -> None:
-    """What a thread without a loop cannot use."""
+    """Refuse adapters that a thread without an event loop cannot use."""
     _must_be_adapter(adapter)
     if adapter is not None and adapter.awaited:
         raise Misuse(
-            f"{type(adapter).__name__} is for event loops, and a WSGI application has none: use "
+            f"{type(adapter).__name__} needs an event loop, and a WSGI application has none: use "
             "Psycopg(pool), PyMySQL(connect), SQLAlchemy(engine), Django() or Sqlite()"
         )

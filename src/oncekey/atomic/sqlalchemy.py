@@ -1,8 +1,8 @@
-"""The adapter for SQLAlchemy 2 that blocks: the handler gets a Session where a session factory is
-given, and a Connection where it is an engine.
+"""The blocking adapter for SQLAlchemy 2: the handler gets a Session if you pass a session factory,
+a Connection if you pass an engine.
 
-On SQLite the connection is the application's, but while it is lent to a handler it has the settings
-of the store's own: those of a file in which nothing that was acknowledged may be lost.
+On SQLite, while the application's connection is lent to a handler, it has the store's own settings:
+those of a file that loses nothing that was acknowledged.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any
 
 from oncekey._engine.decisions import Ended
 from oncekey.atomic._loans import revoke
-from oncekey.atomic._loans_sqlalchemy import LENT, ConnectionLoan, watch
-from oncekey.atomic._session_offer import Offer, borrowed, find_offer, offered
+from oncekey.atomic._loans_sqlalchemy import LOAN, ConnectionLoan, watch_pool
 from oncekey.atomic._sqlalchemy_sessions import (
-    check_offers,
-    commit_what_was_begun,
+    Offer,
+    commit_earlier_work,
+    current_session,
     end_unused,
     engine_of,
+    find_offer,
+    must_be_session_factory,
     name_of,
+    offer_session,
     session_of,
     take_over,
 )
@@ -33,12 +36,12 @@ from oncekey.stores.sqlite.write_lock import Byte, Exclusive, Overdue
 
 _TAKES = "SQLAlchemy(…) takes an engine, a sessionmaker, or a scoped_session such as db.session"
 _WATCHED = "oncekey"
-"""Where a connection's own notes tell who watches over it."""
+"""The key in a connection's `info` under which its watcher is found."""
 
 
 class SQLAlchemy:
-    """Transactions of an `Engine`, of a `sessionmaker`, or of a `scoped_session`, as Flask's
-    `db.session` is one: then the transaction begins on the session of the request.
+    """Transactions of an `Engine`, a `sessionmaker`, or a `scoped_session` such as Flask's
+    `db.session`; with that the transaction begins on the request's session.
     """
 
     awaited = False
@@ -50,28 +53,29 @@ class SQLAlchemy:
         self.is_scoped = hasattr(source, "session_factory")
         self.bound_to_thread = self.is_scoped
         self.engine = name_of(engine)
-        watch(engine)
+        watch_pool(engine)
         if engine.dialect.name == "sqlite":
             importlib.import_module("sqlalchemy.event").listen(engine, "close", _before_close)
 
     async def session(self) -> AsyncIterator[Any]:
-        """The session of a request, as a dependency of FastAPI: `Depends(rows.session)`. In an
-        atomic handler it is the one of its transaction; elsewhere an ordinary one, which is yours
-        to commit.
+        """A FastAPI dependency that yields the request's session: `Depends(rows.session)`. In an
+        atomic handler it is the transaction's; elsewhere an ordinary one, which you commit.
         """
-        check_offers(self._source, "SQLAlchemy")
-        if (lent := borrowed(self)) is not None:
-            yield lent
+        must_be_session_factory(self._source, "SQLAlchemy")
+        if (session := current_session(self)) is not None:
+            yield session
             return
         session = self._open()
-        with offered(self, session) as offer:
+        with offer_session(self, session) as offer:
             try:
                 yield session
             finally:
                 if not offer.is_lent:
                     await asyncio.to_thread(session.close)
 
-    def begin(self, store: Any, record_id: bytes, seconds_max: float) -> _SQLAlchemy | None:
+    def begin(
+        self, store: Any, record_id: bytes, seconds_max: float
+    ) -> _SQLAlchemyTransaction | None:
         one_writer = store.traits.one_writer
         byte = Byte.take(store.place.path, record_id) if one_writer else None
         if one_writer and byte is None:
@@ -83,13 +87,15 @@ class SQLAlchemy:
             session = session_of(self._source) if self.is_scoped else self._open()
         is_shared = offer is not None or self.is_scoped
         try:
-            commit_what_was_begun(session)
+            commit_earlier_work(session)
             session.begin()
             connection = session if hasattr(session, "exec_driver_sql") else session.connection()
             db = self._become_writer(store, connection)
             ask = transactions.join(store, connection)
-            exclusive = None if db is None else Exclusive(db, seconds_max)  # the last that may fail
-            return _SQLAlchemy(self, session, connection, byte, exclusive, ask, is_shared, offer)
+            exclusive = None if db is None else Exclusive(db, seconds_max)  # last, as it may fail
+            return _SQLAlchemyTransaction(
+                self, session, connection, byte, exclusive, ask, is_shared, offer
+            )
         except BaseException:
             with contextlib.suppress(Exception):
                 session.close()
@@ -98,7 +104,7 @@ class SQLAlchemy:
             raise
 
     def forget(self, session: Any) -> None:
-        """Whoever asks for the request's session from here on gets another one."""
+        """Remove the session from its scope, so that later code gets another one."""
         if self.is_scoped and self._source.registry.has() and self._source.registry() is session:
             self._source.registry.clear()
 
@@ -107,7 +113,7 @@ class SQLAlchemy:
             return None
         db = connection.connection.driver_connection
         must_be_same_file(store, db.execute)
-        if db.in_transaction:  # by an event of the application's, and empty
+        if db.in_transaction:  # begun by one of the application's events, and empty
             db.execute("ROLLBACK")
         store.place.set_up(db)
         db.execute("BEGIN IMMEDIATE")
@@ -119,7 +125,7 @@ def _before_close(_: object, record: Any) -> None:
         record.info[_WATCHED].leave()
 
 
-class _SQLAlchemy:
+class _SQLAlchemyTransaction:
     def __init__(
         self,
         adapter: SQLAlchemy,
@@ -134,33 +140,33 @@ class _SQLAlchemy:
         self._adapter = adapter
         self._session = session
         self._is_shared = is_shared
-        """Others of the request have it too."""
+        """Whether other code of the request has the session too."""
         self._offer = offer
         self._connection = connection
-        """What the session was given: it may have lost it."""
-        self._begun = connection.get_transaction()
-        self._notes = connection.info
+        """The session's connection at the start; the session may have lost it since."""
+        self._driver_transaction = connection.get_transaction()
+        self._info = connection.info
         if exclusive is not None:
-            self._notes[_WATCHED] = exclusive
+            self._info[_WATCHED] = exclusive
         self._byte = byte
         self._exclusive = exclusive
         self._ask = ask
         self._loan: ConnectionLoan | None = None
-        self._is_ours = False
-        self.used = False
-        """Whether a statement was sent by the handler, or for it."""
+        self._is_taken_over = False
+        self.was_used = False
+        """Whether a statement was sent by or for the handler."""
 
     def lend(self) -> Any:
         self._loan = ConnectionLoan(self._connection)
         if self._offer is not None:
             self._offer.is_lent = True
-        if self._is_shared:  # whoever has it need not ask for it
+        if self._is_shared:  # code that has it does not take it from the loan
             event = importlib.import_module("sqlalchemy.event")
-            event.listen(self._connection, "before_cursor_execute", self._note)
+            event.listen(self._connection, "before_cursor_execute", self._note_use)
         return self._session
 
-    def _note(self, *_: Any) -> None:
-        self.used = True
+    def _note_use(self, *_: Any) -> None:
+        self.was_used = True
 
     def taint(self) -> None:
         if self._loan is not None:
@@ -171,18 +177,20 @@ class _SQLAlchemy:
         return self._loan is None or self._loan.recall(cut=False)
 
     def _take_over(self) -> None:
-        """From here on the session is nobody's but ours."""
-        if self._loan is not None and not self._is_ours:
-            self._is_ours = True
+        """Take the session over, so that only this code can use it."""
+        if self._loan is not None and not self._is_taken_over:
+            self._is_taken_over = True
             self._adapter.forget(self._session)
             self._session = take_over(self._session)
 
     def ask(self, question: Any) -> Any:
         if self._exclusive is not None:
             self._exclusive.check()
-            if not self._begun.is_active:  # SQLite was not let end it: a commit would do nothing
+            if (
+                not self._driver_transaction.is_active
+            ):  # SQLite was not let end it: a commit would do nothing
                 raise Denied
-        if self._loan is not None and self._loan.ended:
+        if self._loan is not None and self._loan.is_ended:
             raise Ended
         return self._ask(question)
 
@@ -192,7 +200,7 @@ class _SQLAlchemy:
 
     def commit(self) -> None:
         try:
-            with self._ending():
+            with self._end_exclusive():
                 self._session.commit()
         finally:
             self._give_back()
@@ -204,7 +212,7 @@ class _SQLAlchemy:
             self._abandon(loan)
             return None
         try:
-            with self._ending(), contextlib.suppress(Exception):
+            with self._end_exclusive(), contextlib.suppress(Exception):
                 if self._is_kept:
                     end_unused(self._session)
                 else:
@@ -217,48 +225,48 @@ class _SQLAlchemy:
 
     @property
     def _is_kept(self) -> bool:
-        """Whether the request has this session still, since no handler had it."""
+        """Whether the request keeps this session, because no handler had it."""
         return self._is_shared and self._loan is None
 
     @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
+    def _end_exclusive(self) -> Iterator[None]:
         ends = contextlib.nullcontext() if self._exclusive is None else self._exclusive.ending()
         with ends:
-            self._notes.pop(_WATCHED, None)  # it may be closed as soon as its pool has it
+            self._info.pop(_WATCHED, None)  # the pool may close it at once
             if self._loan is not None:
-                self._loan.end()
+                self._loan.take_back()
             yield
 
     def _give_back(self) -> None:
         if self._exclusive is not None:
             self._exclusive.free()
-            self._notes.pop(_WATCHED, None)
+            self._info.pop(_WATCHED, None)
         if not self._is_kept:
             self._close()
         if self._loan is not None:
-            self._loan.forget()
+            self._loan.release()
         if self._byte is not None:
             self._byte.close()
 
     def _close(self) -> None:
         for each in (self._session, self._connection):
-            with contextlib.suppress(Exception):  # what was not committed is gone
+            with contextlib.suppress(Exception):  # what is not committed is gone
                 each.close()
         revoke(self._session)
 
     def _abandon(self, loan: ConnectionLoan) -> None:
-        """Somebody is in the connection, and cannot be waited for: it is left to them to close it,
-        and the pool is given a stand-in, which it throws away.
+        """A statement is still running: let the thread that runs it close the connection, and give
+        the pool a stand-in, which it drops.
         """
-        self._notes.pop(_WATCHED, None)
-        self._notes.pop(LENT, None)
+        self._info.pop(_WATCHED, None)
+        self._info.pop(LOAN, None)
         with contextlib.suppress(Exception):
             self._connection.invalidate()
         self._close()
-        loan.close_when_left(self._leave)
+        loan.close_when_free(self._leave)
 
     def _leave(self) -> None:
-        """For the thread that leaves the connection."""
+        """Release the locks, in the thread that used the connection last."""
         if self._exclusive is not None:
             self._exclusive.leave()
             self._exclusive.free()

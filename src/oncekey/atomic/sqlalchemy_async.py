@@ -1,5 +1,5 @@
-"""The adapter for SQLAlchemy 2 in an event loop: the handler gets an AsyncSession where a session
-factory is given, and an AsyncConnection where it is an engine.
+"""The async adapter for SQLAlchemy 2: the handler gets an AsyncSession if you pass a session
+factory, an AsyncConnection if you pass an engine.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from typing import Any
 
 from oncekey._engine.decisions import Ended
 from oncekey.atomic._loans import revoke, twin_of
-from oncekey.atomic._loans_sqlalchemy import LENT, AsyncConnectionLoan, watch
-from oncekey.atomic._session_offer import Offer, borrowed, find_offer, offered
+from oncekey.atomic._loans_sqlalchemy import LOAN, AsyncConnectionLoan, watch_pool
 from oncekey.atomic._sqlalchemy_sessions import (
-    check_offers,
-    commit_what_was_begun_async,
+    Offer,
+    commit_earlier_work_async,
+    current_session,
     end_unused,
     engine_of,
+    find_offer,
+    must_be_session_factory,
     name_of,
+    offer_session,
 )
 from oncekey.errors import Misuse
 from oncekey.stores import transactions
@@ -28,7 +31,7 @@ _TAKES = "AsyncSQLAlchemy(…) takes an async engine, or an async_sessionmaker"
 
 
 class AsyncSQLAlchemy:
-    """Transactions of an `AsyncEngine`, or of an `async_sessionmaker`; on database servers."""
+    """Transactions of an `AsyncEngine` or an `async_sessionmaker`; not on SQLite."""
 
     awaited = True
 
@@ -42,30 +45,31 @@ class AsyncSQLAlchemy:
                 "AsyncSQLAlchemy cannot bound a transaction of aiosqlite: use SQLAlchemy(engine) "
                 "with sqlite:///…, which serves async applications too"
             )
-        watch(engine.sync_engine)
+        watch_pool(engine.sync_engine)
 
     async def session(self) -> AsyncIterator[Any]:
-        """The session of a request, as a dependency of FastAPI: `Depends(rows.session)`. In an
-        atomic handler it is the one of its transaction; elsewhere an ordinary one, which is yours
-        to commit.
+        """A FastAPI dependency that yields the request's session: `Depends(rows.session)`. In an
+        atomic handler it is the transaction's; elsewhere an ordinary one, which you commit.
         """
-        check_offers(self._source, "AsyncSQLAlchemy")
-        if (lent := borrowed(self)) is not None:
-            yield lent
+        must_be_session_factory(self._source, "AsyncSQLAlchemy")
+        if (session := current_session(self)) is not None:
+            yield session
             return
         session = self._open()
-        with offered(self, session) as offer:
+        with offer_session(self, session) as offer:
             try:
                 yield session
             finally:
                 if not offer.is_lent:
                     await session.close()
 
-    async def begin(self, store: Store, record_id: bytes, seconds_max: float) -> _AsyncSQLAlchemy:
+    async def begin(
+        self, store: Store, record_id: bytes, seconds_max: float
+    ) -> _AsyncSQLAlchemyTransaction:
         offer = find_offer(self)
         session = self._open() if offer is None else offer.session
         try:
-            await commit_what_was_begun_async(session)
+            await commit_earlier_work_async(session)
             if hasattr(session, "exec_driver_sql"):
                 await session.start()
             await session.begin()
@@ -73,56 +77,56 @@ class AsyncSQLAlchemy:
             connection = session
             if hasattr(session, "sync_session"):
                 connection = await session.connection()
-            return _AsyncSQLAlchemy(session, connection.sync_connection, ask, offer)
+            return _AsyncSQLAlchemyTransaction(session, connection.sync_connection, ask, offer)
         except BaseException:
             await session.close()
             raise
 
 
-class _AsyncSQLAlchemy:
+class _AsyncSQLAlchemyTransaction:
     def __init__(
         self, session: Any, connection: Any, ask: transactions.AsyncAsk, offer: Offer | None
     ) -> None:
         self._session = session
         self._connection = connection
-        """What blocks, within the session's."""
-        self._notes = connection.info
+        """The blocking connection inside the session's."""
+        self._info = connection.info
         self._offer = offer
         self._ask = ask
         self._loan: AsyncConnectionLoan | None = None
-        self._is_ours = False
-        self.used = False
-        """Whether a statement was sent by the handler, or for it."""
+        self._is_taken_over = False
+        self.was_used = False
+        """Whether a statement was sent by or for the handler."""
 
     def lend(self) -> Any:
         self._loan = AsyncConnectionLoan(self._connection)
-        if self._offer is not None:  # whoever has it need not ask for it
+        if self._offer is not None:  # code that has it does not take it from the loan
             self._offer.is_lent = True
             event = importlib.import_module("sqlalchemy.event")
-            event.listen(self._connection, "before_cursor_execute", self._note)
+            event.listen(self._connection, "before_cursor_execute", self._note_use)
         return self._session
 
-    def _note(self, *_: Any) -> None:
-        self.used = True
+    def _note_use(self, *_: Any) -> None:
+        self.was_used = True
 
     def taint(self) -> None:
         if self._loan is not None:
-            self._loan.tainted = True
+            self._loan.is_tainted = True
 
     async def recall(self) -> bool:
         self._take_over()
         return self._loan is None or await self._loan.recall(cut=False)
 
     def _take_over(self) -> None:
-        """From here on the session is nobody's but ours."""
-        lent = self._session
-        if self._loan is not None and not self._is_ours and hasattr(lent, "sync_session"):
-            self._session = twin_of(lent)
-            revoke(lent)
-        self._is_ours = True
+        """Take the session over, so that only this code can use it."""
+        session = self._session
+        if self._loan is not None and not self._is_taken_over and hasattr(session, "sync_session"):
+            self._session = twin_of(session)
+            revoke(session)
+        self._is_taken_over = True
 
     async def ask(self, question: Any) -> Any:
-        if self._loan is not None and self._loan.ended:
+        if self._loan is not None and self._loan.is_ended:
             raise Ended
         return await self._ask(question)
 
@@ -133,14 +137,14 @@ class _AsyncSQLAlchemy:
     async def commit(self) -> None:
         try:
             if self._loan is not None:
-                self._loan.end()
+                self._loan.take_back()
             await self._session.commit()
         finally:
             await self._give_back()
 
     async def rollback(self) -> None:
         try:
-            with contextlib.suppress(Exception):  # what was not committed is gone
+            with contextlib.suppress(Exception):  # what is not committed is gone
                 await self._undo()
         finally:
             await self._give_back()
@@ -149,9 +153,9 @@ class _AsyncSQLAlchemy:
         self._take_over()
         if self._loan is not None:
             if await self._loan.recall(cut=True):
-                self._loan.end()
-            else:  # it is left to whoever is in there, and its pool throws the stand-in away
-                self._notes.pop(LENT, None)
+                self._loan.take_back()
+            else:  # its user closes it, and the pool drops the stand-in
+                self._info.pop(LOAN, None)
                 self._connection.invalidate()
             await self._session.rollback()
         elif self._offer is not None:
@@ -161,12 +165,12 @@ class _AsyncSQLAlchemy:
 
     async def _give_back(self) -> None:
         if self._offer is not None and self._loan is None:
-            return  # the request has this session still
+            return  # the request keeps this session
         session = self._session
         with contextlib.suppress(Exception):
             await session.close()
         if self._loan is not None:
-            self._loan.forget()
+            self._loan.release()
         if hasattr(session, "sync_session"):
             revoke(session.sync_session)
         revoke(session)

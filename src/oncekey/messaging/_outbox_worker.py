@@ -123,7 +123,7 @@ class TopicHealth:
         self._blamed: set[str] = set()
 
     @property
-    def unreached(self) -> Set[str]:
+    def unreached_topics(self) -> Set[str]:
         """Topics that could not be reached, with no other topic reached since."""
         return self._unreached
 
@@ -217,7 +217,7 @@ class Drain:
         due = [head for head in heads if head.due]
         if not self._outages:
             return due
-        untried = [head for head in due if head.topic not in self._topics.unreached]
+        untried = [head for head in due if head.topic not in self._topics.unreached_topics]
         if untried or not due or not is_full:
             return untried or due
         return [due[int(self._chance() * len(due))]]

@@ -179,13 +179,13 @@ class Sender:
         return attempt.call_within(self._limits.connect_s, resolve)
 
     def _connect_to(self, address: str, target: Target, attempt: _Attempt) -> socket.socket:
-        limit_s = attempt.left(self._limits.connect_s)
+        limit_s = attempt.seconds_left(self._limits.connect_s)
         connection = socket.create_connection((address, target.port), timeout=limit_s)
         if not target.is_tls:
             return connection
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(connection.close)
-            connection.settimeout(attempt.left(self._limits.connect_s))
+            connection.settimeout(attempt.seconds_left(self._limits.connect_s))
             # By the URL's name, not by the address: that is what the certificate is for.
             tls = self._tls or _usual_tls()
             wrapped = tls.wrap_socket(connection, server_hostname=target.host)
@@ -221,7 +221,7 @@ class _Attempt:
     def seconds(self) -> float:
         return self._clock.monotonic() - self._began
 
-    def left(self, at_most_s: float = float("inf")) -> float:
+    def seconds_left(self, at_most_s: float = float("inf")) -> float:
         left_s = self._until - self._clock.monotonic()
         if left_s <= 0:
             raise TimeoutError("the attempt's time was over")
@@ -231,7 +231,7 @@ class _Attempt:
         """Like `sendall`, whose timeout starts again with every piece a TLS socket sends."""
         view = memoryview(data)
         while view:
-            connection.settimeout(self.left())
+            connection.settimeout(self.seconds_left())
             view = view[connection.send(view[:SEND_BYTES]) :]
 
     def call_within(self, limit_s: float, ask: Callable[[], T]) -> T:
@@ -250,7 +250,7 @@ class _Attempt:
 
         thread = threading.Thread(target=work, daemon=True, name="oncekey-lookup")
         thread.start()
-        thread.join(self.left(limit_s))
+        thread.join(self.seconds_left(limit_s))
         if errors:
             raise errors[0]
         if not results:
@@ -277,7 +277,7 @@ class _Incoming(io.RawIOBase):
         view = memoryview(buffer)[: self._left]
         if not view:
             raise http.client.HTTPException("larger than the limit")
-        self._connection.settimeout(self._attempt.left())
+        self._connection.settimeout(self._attempt.seconds_left())
         count = self._connection.recv_into(view)
         self._left -= count
         return count
